@@ -1,0 +1,39 @@
+"""The group of all commands. Imports nothing but click: ``dask`` loads it for every command of its own."""
+
+from __future__ import annotations
+
+import click
+
+from dkrr._version import __version__
+from dkrr.cli.data import ingest_command, init_command
+from dkrr.cli.errors import CommandGroup
+from dkrr.cli.inspect import doctor_command, gc_command, info_command
+from dkrr.cli.run import evaluate_command, fit_command, plan_command, predict_command
+
+__all__ = ["main"]
+
+
+@click.group(name="krr", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dkrr")
+def main() -> None:
+    """Exact kernel ridge regression, out of core, on Dask and Zarr.
+
+    Start with `dkrr init DATA > job.toml`, look at it with `dkrr plan job.toml`, run it with `dkrr fit job.toml`.
+
+    Exit codes: 0 done, 2 usage or job file, 3 plan refused, 4 bad data, 5 numerical, 6 cluster, 8 locked, 75
+    interrupted and resumable.
+    """
+
+
+for command in (
+    init_command,
+    ingest_command,
+    plan_command,
+    fit_command,
+    predict_command,
+    evaluate_command,
+    info_command,
+    doctor_command,
+    gc_command,
+):
+    main.add_command(command)

@@ -1,0 +1,93 @@
+"""Commands before there is a job: ``init`` writes its file, ``ingest`` brings rows into a data set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dkrr.cli.errors import Command
+from dkrr.cli.output import print_facts
+
+if TYPE_CHECKING:
+    from dkrr.dataset import Dataset
+
+__all__ = ["ingest_command", "init_command"]
+
+
+def column(text: str) -> str | int:
+    """A column as typed: a whole number is a position, everything else a name."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
+
+
+@click.command("init", cls=Command)
+@click.argument("data")
+@click.option("--target", multiple=True, metavar="NAME", help="Target column: a name or a number (-1 is the last).")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, instead of stdout.")
+def init_command(data: str, target: tuple[str, ...], output: Path | None) -> None:
+    """Print a commented job file for DATA, with whitening and a gamma from the median distance of its rows."""
+    from dkrr.errors import JobFileError
+    from dkrr.jobs.init import init_job
+
+    if output is not None and output.exists():
+        raise JobFileError(f"{output} exists", hint="choose another name or remove it")
+    base = None if output is None else output.parent
+    text = init_job(data, [column(name) for name in target] or None, base=base)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {output}", err=True)
+
+
+@click.command("ingest", cls=Command)
+@click.argument("source")
+@click.argument("dest")
+@click.option("--target", multiple=True, metavar="NAME", help="Target column: a name or a number; may be repeated.")
+@click.option("--features", multiple=True, metavar="NAME", help="Feature column, instead of all others; repeatable.")
+@click.option("--weight", metavar="NAME", help="Column of sample weights.")
+@click.option("--header/--no-header", default=None, help="Whether a CSV file has a header; found out by default.")
+@click.option("--delimiter", metavar="CHAR", help="What separates the fields of a CSV file.")
+@click.option("--one-hot", is_flag=True, help="Turn the classes of the target into one column each.")
+@click.option("--append", is_flag=True, help="Add the rows to the data set that DEST holds.")
+def ingest_command(
+    source: str,
+    dest: str,
+    target: tuple[str, ...],
+    features: tuple[str, ...],
+    weight: str | None,
+    header: bool | None,
+    delimiter: str | None,
+    one_hot: bool,
+    append: bool,
+) -> None:
+    """Bring the rows of SOURCE into the data set DEST.
+
+    SOURCE is a .csv, .csv.gz, .parquet, .npy, .npz or .zarr, or sklearn:digits, or generate:friedman?n=20480&d=10.
+    """
+    from dkrr.dataset import ingest
+
+    dataset = ingest(
+        source,
+        dest,
+        target=[column(name) for name in target] or None,
+        features=[column(name) for name in features] or None,
+        weight=None if weight is None else column(weight),
+        header="auto" if header is None else header,
+        delimiter=delimiter,
+        one_hot=one_hot,
+        append=append,
+    )
+    print_facts(dataset_facts(dataset))
+
+
+def dataset_facts(dataset: Dataset) -> list[tuple[str, object]]:
+    """What a data set is, for people."""
+    return [
+        ("data set", dataset.path),
+        ("rows", f"{dataset.num_rows:,}"),
+        ("features", dataset.num_features),
+        ("targets", ", ".join(dataset.target_names) or "none"),
+    ]

@@ -1,0 +1,119 @@
+"""How a command ends: one line and a hint on stderr, an exit code, and a traceback only with ``--verbose``."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import click
+
+from dkrr.errors import DkrrError, InterruptedRunError
+
+__all__ = ["Command", "CommandGroup", "resumable"]
+
+_VERBOSE = "dkrr.verbose"
+
+
+def _set_verbose(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_VERBOSE] = True  # shared by a command and the groups above it
+        _show_log(logging.DEBUG)
+
+
+def _show_log(level: int) -> None:
+    logger = logging.getLogger("dkrr")
+    logger.setLevel(level)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+def _verbose_option() -> click.Option:
+    return click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_set_verbose,
+        help="Show the log, and the traceback of an error.",
+    )
+
+
+class Command(click.Command):
+    """A command that knows ``--verbose``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_verbose_option())
+
+
+class CommandGroup(click.Group):
+    """A group whose commands end with the exit code of their error.
+
+    The errors are met here and not in ``main()``: below ``dask krr`` another program's ``main()`` runs.
+    """
+
+    command_class = Command
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_verbose_option())
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except DkrrError as exc:
+            _end(ctx, exc, exc.message, exc.hint, exc.exit_code)
+        except Exception as exc:
+            if isinstance(exc, OSError) and exc.errno == errno.EPIPE:
+                raise  # the reader of our output left; click ends quietly
+            if isinstance(exc, OSError) and exc.strerror:
+                place = f" ({exc.filename})" if exc.filename else ""
+                _end(ctx, exc, f"{exc.strerror}{place}", "", 1)
+            lines = str(exc).splitlines() or [""]
+            hint = "this is a defect of dkrr; --verbose shows the traceback"
+            _end(ctx, exc, f"{type(exc).__name__}: {lines[0]}", hint, 1)
+
+
+def _end(ctx: click.Context, error: BaseException, message: str, hint: str, code: int) -> NoReturn:
+    if ctx.meta.get(_VERBOSE):
+        traceback.print_exception(error, file=sys.stderr)
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    ctx.exit(code)
+
+
+@contextlib.contextmanager
+def resumable() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into :class:`~dkrr.errors.InterruptedRunError` (exit code 75), after the clean-up.
+
+    Batch systems announce the end with SIGTERM, whose default would leave worker processes no time to be closed.
+    """
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before: Any = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread, where a signal never arrives
+        before = None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            "interrupted", hint="start the same command again; it continues with what is finished"
+        ) from None
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,126 @@
+"""Commands that look at what is there: ``info``, ``doctor`` and ``gc``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dkrr.cli.errors import Command
+from dkrr.cli.output import format_bytes, print_facts, print_json
+
+if TYPE_CHECKING:
+    from dkrr.engine.doctor import MachineReport
+
+__all__ = ["doctor_command", "gc_command", "info_command"]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+
+
+@click.command("info", cls=Command)
+@click.argument("path")
+@click.option("--verify", "whole", is_flag=True, help="Read everything and compare it with its checksums.")
+@json_option
+def info_command(path: str, whole: bool, as_json: bool) -> None:
+    """Say what PATH is (data set, model, Gram matrix, factor); with --verify, whether it is whole."""
+    from dkrr.errors import StoreError
+    from dkrr.jobs.inspection import describe, verify
+
+    found = describe(path)
+    problems = verify(path) if whole else []
+    if as_json:
+        document = {"kind": found.kind, "path": found.path, **found.facts}
+        print_json({**document, "problems": problems} if whole else document)
+    else:
+        print_facts(found.facts.items(), title=f"{found.kind} {found.path}")
+        for problem in problems:
+            click.echo(f"  problem: {problem}")
+        if whole and not problems:
+            click.echo("  verified: everything is there and unchanged")
+    if problems:
+        raise StoreError(
+            f"{found.path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
+            hint="delete what is damaged and start the job again, or restore it",
+        )
+
+
+@click.command("gc", cls=Command)
+@click.argument("path", default="runs")
+@click.option("--runs", multiple=True, help="Another folder with runs or models that use the store; repeatable.")
+@click.option("--older-than", default=3600.0, metavar="SECONDS", help="Leave what changed later alone (default 3600).")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
+def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -> None:
+    """List, then delete, what no run and no model needs.
+
+    PATH is a store, the folder that holds it, or a job file; the default is "runs".
+    """
+    from dkrr.jobs.garbage import delete_garbage, find_garbage
+
+    items = find_garbage(_store(path), runs, kept_seconds=older_than)
+    for item in items:
+        click.echo(f"{format_bytes(item.num_bytes):>10}  {item.path}  ({item.reason})")
+    total = sum(item.num_bytes for item in items)
+    if not items:
+        click.echo("nothing to delete")
+    elif yes or (sys.stdin.isatty() and click.confirm(f"delete {format_bytes(total)}?", err=True)):
+        click.echo(f"deleted {format_bytes(delete_garbage(items))}")
+    else:
+        click.echo(f"{format_bytes(total)} can be deleted with --yes")
+
+
+def _store(path: str) -> Path:
+    """The store that a path means."""
+    if path.endswith(".toml"):
+        from dkrr.jobs.spec import JobSpec
+
+        return Path(JobSpec.load(path).output.store_directory(""))
+    inside = Path(path, "store")
+    return inside if inside.is_dir() else Path(path)
+
+
+@click.command("doctor", cls=Command)
+@click.option("--env", is_flag=True, help="Print only what to export for workers that others start.")
+@click.option("--folder", default=".", type=click.Path(exists=True, file_okay=False), help="Where to measure the disk.")
+@json_option
+def doctor_command(env: bool, folder: str, as_json: bool) -> None:
+    """Show CPU, BLAS, speed of arithmetic and disk, free memory and disk, and versions on this machine."""
+    if env:
+        from dkrr.engine.environment import environment_lines
+
+        click.echo("\n".join(environment_lines()))
+        return
+    from dkrr.engine.doctor import machine_report
+    from dkrr.errors import NumericalError
+
+    report = machine_report(folder)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_facts(_machine_facts(report))
+    if report.self_test_failures:
+        raise NumericalError(
+            f"BLAS computes wrong numbers here: {'; '.join(report.self_test_failures)}",
+            hint="install another build of NumPy and SciPy, or unset OPENBLAS_CORETYPE",
+        )
+
+
+def _machine_facts(report: MachineReport) -> Iterator[tuple[str, object]]:
+    yield "CPU", f"{report.cpu}, {report.num_cpus} usable, AVX-512 {'yes' if report.has_avx512 else 'no'}"
+    for library in report.blas:
+        kernel, threads = library.get("architecture") or "unknown", library.get("num_threads")
+        yield "BLAS", f"{library['internal_api']} {library.get('version')}, kernel {kernel}, {threads} threads here"
+    yield "self-test", "passed" if not report.self_test_failures else "FAILED"
+    yield "workers get", " ".join(f"{name}={value}" for name, value in sorted(report.worker_environment.items()))
+    speed = report.speed
+    double, single = speed.gemm_flops_per_second_float64 / 1e9, speed.gemm_flops_per_second_float32 / 1e9
+    yield "gemm, one thread", f"{double:.1f} GF/s float64, {single:.1f} GF/s float32"
+    yield "rbf, one thread", f"{speed.kernel_entry_seconds * 1e9:.2f} ns an entry (10 features)"
+    free, total = format_bytes(report.free_memory_bytes), format_bytes(report.total_memory_bytes)
+    yield "memory", f"{free} free of {total}"
+    yield "disk", f"{format_bytes(report.free_disk_bytes)} free in {report.folder}"
+    write, read = format_bytes(speed.disk_write_bytes_per_second), format_bytes(speed.disk_read_bytes_per_second)
+    yield "disk speed", f"write {write}/s, read {read}/s"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())

@@ -1,0 +1,89 @@
+"""Commands that work on a job or on its model: ``plan``, ``fit``, ``predict``, ``evaluate``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from dkrr.cli.errors import Command, resumable
+from dkrr.cli.output import print_facts, print_json, print_table
+from dkrr.cli.progress import ProgressDisplay
+
+__all__ = ["evaluate_command", "fit_command", "plan_command", "predict_command"]
+
+job_argument = click.argument("job", type=click.Path(path_type=Path))
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+
+
+def model_location(text: str) -> str:
+    """The model that a path means: itself, or the model inside a run's directory."""
+    inside = os.path.join(text, "model.zarr")
+    return inside if os.path.isdir(inside) else text
+
+
+@click.command("plan", cls=Command)
+@job_argument
+@json_option
+def plan_command(job: Path, as_json: bool) -> None:
+    """Say what JOB needs (memory, disk, tasks, time), and refuse (exit code 3) what cannot fit."""
+    from dkrr.jobs.spec import JobSpec
+
+    spec = JobSpec.load(job)  # before the slow imports: most mistakes are in the file
+    from dkrr.jobs.plan import plan
+
+    result = plan(spec)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_table(result.table())
+    result.check()
+
+
+@click.command("fit", cls=Command)
+@job_argument
+@json_option
+def fit_command(job: Path, as_json: bool) -> None:
+    """Run JOB. Interrupted and started again, it continues with what is finished."""
+    from dkrr.jobs.spec import JobSpec
+
+    spec = JobSpec.load(job)
+    from dkrr.jobs.run import fit_job
+
+    with resumable(), ProgressDisplay() as progress:
+        summary = fit_job(spec, progress=progress)
+    if as_json:
+        print_json(summary.to_dict())
+    else:
+        print_table(summary.table())
+
+
+@click.command("predict", cls=Command)
+@click.argument("model")
+@click.argument("data")
+@click.option("-o", "--output", required=True, help="File to write: .zarr, .npy, .parquet or .csv.")
+def predict_command(model: str, data: str, output: str) -> None:
+    """Predict the rows of DATA with MODEL (a model.zarr, or the directory of a run)."""
+    from dkrr.jobs.run import predict_job
+
+    with resumable(), ProgressDisplay() as progress:
+        num_rows = predict_job(model_location(model), data, output, progress=progress)
+    print_facts([("predictions", output), ("rows", f"{num_rows:,}")])
+
+
+@click.command("evaluate", cls=Command)
+@click.argument("model")
+@click.argument("data")
+@click.option("--metric", type=click.Choice(["rmse", "r2", "accuracy"]), help="Only this score.")
+@json_option
+def evaluate_command(model: str, data: str, metric: str | None, as_json: bool) -> None:
+    """Score MODEL on the rows of DATA, whose targets are known."""
+    from dkrr.jobs.run import evaluate_job
+
+    with resumable(), ProgressDisplay() as progress:
+        scores = evaluate_job(model_location(model), data, metric=metric, progress=progress)
+    if as_json:
+        print_json(scores)
+    else:
+        print_facts((name, f"{value:.6g}" if isinstance(value, float) else value) for name, value in scores.items())

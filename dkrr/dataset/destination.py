@@ -1,0 +1,173 @@
+"""Where a data set is written: what is there already, room for it, and leaving nothing behind.
+
+A data set is complete when the attributes of its group say so; they are written last, in one atomic replacement. What
+an interrupted run left is recognised by its unfinished attributes and may be overwritten; anything else is not ours
+and is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from dkrr.chunks import local_root, read_json, write_json
+from dkrr.errors import DkrrError, StorageFullError, StoreError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "State",
+    "check_space",
+    "clear",
+    "inspect",
+    "mark_unfinished",
+    "storage_errors",
+    "write_attributes",
+]
+
+FORMAT = "dataset"
+FORMAT_VERSION = 1
+State = Literal["absent", "empty", "unfinished", "complete"]
+
+_PARTIAL = re.compile(r"zarr\.json\.[0-9a-f]{32}\.partial")
+
+
+def inspect(location: Any) -> State:
+    """What is at ``location``.
+
+    Raises
+    ------
+    StoreError
+        Something that is not a data set of dkrr, a missing parent folder, or no permission.
+    """
+    root = local_root(location)
+    with storage_errors(location):
+        if root is not None:
+            if not root.parent.is_dir():
+                raise StoreError(f"{root.parent} is not a folder, so {root} cannot be written", hint="create it first")
+            if not os.path.lexists(root):
+                return "absent"
+            if not root.is_dir():
+                raise StoreError(f"{root} exists and is not a folder", hint="choose another destination")
+            names = os.listdir(root)
+            if all(_PARTIAL.fullmatch(name) for name in names):  # killed before its first file was complete
+                return "empty"
+        document = read_json(location, "zarr.json")
+        attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
+        if isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT:
+            return "complete" if attributes.get("complete") is True else "unfinished"
+        if root is None and document is None and _is_empty_store(location):
+            return "absent"
+    raise StoreError(f"{location} exists and is not a data set of dkrr", hint="choose another destination")
+
+
+def _is_empty_store(location: Any) -> bool:
+    from zarr.core.sync import sync
+
+    from dkrr.chunks import zarr_store
+
+    return bool(sync(zarr_store(location).is_empty("")))
+
+
+def mark_unfinished(location: Any) -> None:
+    """Claim ``location`` for a data set that is being written."""
+    write_attributes(location, {"complete": False})
+
+
+def write_attributes(location: Any, attributes: dict[str, Any]) -> None:
+    """Replace the attributes of the group, atomically and durably."""
+    document = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {"dkrr_format": FORMAT, "format_version": FORMAT_VERSION, **attributes},
+    }
+    write_json(location, "zarr.json", document)
+    root = local_root(location)
+    if root is not None:
+        for path in (root / "zarr.json", root):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def clear(location: Any, *, keep_folder: bool = False) -> None:
+    """Remove the data set at ``location``, or only what is inside the folder."""
+    root = local_root(location)
+    if root is None:
+        from zarr.core.sync import sync
+
+        from dkrr.chunks import zarr_store
+
+        sync(zarr_store(location).delete_dir(""))
+        return
+    # the marker goes last: an interrupted removal must still be recognised as ours
+    for entry in sorted(root.iterdir(), key=lambda path: path.name == "zarr.json"):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    if not keep_folder:
+        root.rmdir()
+
+
+def check_space(location: Any, num_bytes: int) -> None:
+    """Refuse to start writing ``num_bytes`` where they do not fit.
+
+    Raises
+    ------
+    StorageFullError
+        With ``needed`` and ``free`` in bytes.
+    """
+    root = local_root(location)
+    if root is None:
+        return
+    free = _free_bytes(root)
+    if num_bytes > free:
+        raise StorageFullError(
+            f"{root} needs {num_bytes:,} bytes and {free:,} are free",
+            hint="free some space or choose another disk",
+            needed=num_bytes,
+            free=free,
+            path=str(root),
+        )
+
+
+def _free_bytes(root: Path) -> int:
+    folder = root.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+@contextlib.contextmanager
+def storage_errors(location: Any, needed: int | None = None) -> Iterator[None]:
+    """Turn what the operating system says about ``location`` into a typed error."""
+    try:
+        yield
+    except DkrrError:
+        raise
+    except OSError as exc:
+        root = local_root(location)
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = _free_bytes(root) if root is not None else 0
+            wanted = f"{needed:,} bytes needed, " if needed else ""
+            raise StorageFullError(
+                f"the disk of {location} is full ({wanted}{free:,} bytes free)",
+                hint="free some space or choose another disk",
+                needed=needed,
+                free=free,
+                path=str(location),
+            ) from exc
+        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StoreError(
+                f"no permission to use {exc.filename or location} ({exc.strerror})",
+                hint="change its permissions or choose another place",
+            ) from exc
+        raise StoreError(f"{location} cannot be used ({exc})", hint="check the disk and start again") from exc

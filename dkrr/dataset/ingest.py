@@ -1,0 +1,231 @@
+"""From any source of rows to a data set on disk, in one streamed pass.
+
+Every value is looked at before it is stored, memory stays bounded by a few blocks of 16 MiB, and what fails leaves
+nothing behind. Cost: one read of the source (two of the target column for ``one_hot``) and one write; SHA-256 and
+column statistics are gathered on the way, at about the rate of a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dkrr.dataset import destination
+from dkrr.dataset.checks import FiniteCheck, WeightCheck
+from dkrr.dataset.classes import OneHot
+from dkrr.dataset.columns import Column, Layout, resolve
+from dkrr.dataset.dataset import Dataset, open_dataset
+from dkrr.dataset.rows import Floats
+from dkrr.dataset.sources import Table, open_table
+from dkrr.dataset.sources.text import Header
+from dkrr.dataset.summary import RowSummary
+from dkrr.dataset.writer import DatasetWriter
+from dkrr.errors import DataError, ParameterError, StoreMismatchError
+
+__all__ = ["ingest"]
+
+Rows = tuple[Floats, Floats | None, Floats | None]
+
+
+def ingest(
+    source: Any,
+    dest: Any,
+    *,
+    target: Column | Sequence[Column] | None = None,
+    features: Sequence[Column] | None = None,
+    weight: Column | None = None,
+    header: Header = "auto",
+    delimiter: str | None = None,
+    one_hot: bool = False,
+    append: bool = False,
+    y: Any = None,
+    sample_weight: Any = None,
+    rows_per_chunk: int | None = None,
+) -> Dataset:
+    """Write rows from any source into a data set.
+
+    Parameters
+    ----------
+    source
+        A path (.csv, .csv.gz, .parquet file or folder, .npy, .npz with X, y and weight, Zarr format 3),
+        ``sklearn:NAME``, ``generate:NAME?n=...``, a NumPy array or memory map, a pandas, dask or Zarr object, or a
+        :class:`Dataset`.
+    dest
+        Folder, URL or Zarr store of the data set.
+    target
+        Name or number of the target column, or a list of them; negative numbers count from the end. One column given
+        without a list makes 1-D targets. None: the targets that the source itself has, if any.
+    features
+        Names or numbers; None means all columns that are neither target nor weight.
+    weight
+        Name or number of the column of sample weights.
+    header
+        Whether a CSV file begins with names; "auto" looks.
+    delimiter
+        Of a CSV file; None means a comma.
+    one_hot
+        The target holds classes, numbers or text; it becomes one column of 0 and 1 a class.
+    append
+        Add the rows to the data set at ``dest``, which they must match. Without ``target``, ``features`` and ``weight``
+        its own column names are looked up in the source.
+    y : (n,) or (n, t), optional
+        Targets given apart from the source.
+    sample_weight : (n,), optional
+        Weights given apart from the source.
+    rows_per_chunk
+        None chooses chunks of at most 4 MiB.
+
+    Returns
+    -------
+    dataset
+        A finished data set that is at ``dest`` already is returned when it holds the same rows.
+
+    Raises
+    ------
+    DataError
+        Values that are not finite numbers, with file, line, row and column; or shapes that do not fit.
+    ParameterError
+        Columns that do not exist.
+    StoreError, StoreMismatchError
+        ``source`` cannot be read, or ``dest`` holds something else.
+    StorageFullError
+        The disk is too small.
+    """
+    if rows_per_chunk is not None and (isinstance(rows_per_chunk, bool) or rows_per_chunk < 1):
+        raise ParameterError(f"rows_per_chunk is {rows_per_chunk!r}; at least 1 expected", hint="leave it out")
+    table = open_table(source, header=header, delimiter=delimiter, y=y, sample_weight=sample_weight)
+    existing = open_dataset(dest) if destination.inspect(dest) == "complete" else None
+    base = existing if append else None
+    if base is not None:
+        target, features, weight = _as_before(base, table, target, features, weight)
+        one_hot = one_hot or (base.classes is not None and table.classes is None)
+    layout = resolve(table, target=target, features=features, weight=weight)
+    encoder = None
+    if one_hot:
+        if len(layout.targets) != 1:
+            raise ParameterError(
+                f"one_hot with {len(layout.targets)} target columns; one column of classes expected", hint="set target"
+            )
+        same = base is not None and base.classes is not None
+        encoder = OneHot(base.classes or ()) if base is not None and same else OneHot.of(table, layout.targets[0])
+    fields = _fields(table, layout, encoder)
+    if existing is not None and base is None:
+        return _compare(existing, table, layout, encoder, fields)
+    if base is not None:
+        _check_same_columns(base, table, fields)
+        fields = _fields_of(base)
+    writer = DatasetWriter(dest, rows_per_chunk=rows_per_chunk, num_rows=table.num_rows, base=base, **fields)
+    with writer:
+        for X, Y, weights in _rows(table, layout, encoder):
+            writer.add(X, Y, weights)
+        return writer.commit()
+
+
+def _rows(table: Table, layout: Layout, encoder: OneHot | None) -> Iterator[Rows]:
+    """Checked rows; after the first value that is not finite the rest is only counted, then reported."""
+    label_column = layout.targets[0] if encoder is not None else None
+    targets = () if encoder is not None else layout.targets
+    columns = [*layout.features, *targets, *(() if layout.weight is None else (layout.weight,))]
+    d, end = len(layout.features), len(layout.features) + len(targets)
+    finite = FiniteCheck(table, columns[:end])
+    weights = None if layout.weight is None else WeightCheck(table, table.names[layout.weight])
+    row = 0
+    for values, labels in table.blocks(columns, label_column):
+        is_clean = finite.look(values[:, :end], row)
+        if is_clean:
+            if weights is not None:
+                weights.look(values[:, end:], row)
+            Y = values[:, d:end] if targets else None
+            if encoder is not None and labels is not None:
+                Y = encoder.encode(labels, table, layout.targets[0], row)
+            yield values[:, :d], Y, None if weights is None else values[:, end:]
+        row += len(values)
+    finite.finish()
+    if row == 0:
+        raise DataError(f"{table.label} has no rows", hint="check how it was made")
+    if weights is not None:
+        weights.finish()
+
+
+def _fields(table: Table, layout: Layout, encoder: OneHot | None) -> dict[str, Any]:
+    """What a data set keeps besides its rows."""
+    names = tuple(table.names[j] for j in layout.targets)
+    classes = table.classes if encoder is None else encoder.classes
+    if encoder is not None:
+        names = tuple(f"{names[0]}={label}" for label in encoder.classes)
+    return {
+        "feature_names": tuple(table.names[j] for j in layout.features),
+        "target_names": names,
+        "weight_name": None if layout.weight is None else table.names[layout.weight],
+        "classes": classes,
+        "y_is_1d": layout.y_is_1d and encoder is None,
+    }
+
+
+def _fields_of(dataset: Dataset) -> dict[str, Any]:
+    names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d")
+    return {name: getattr(dataset, name) for name in names}
+
+
+def _as_before(base: Dataset, table: Table, target: Any, features: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Columns of an append that are not given: those of the data set, found by name."""
+    names = set(table.names)
+    if target is None and table.target is None and base.num_targets:
+        wanted = list(base.target_names)
+        if base.classes is not None:
+            wanted = [base.target_names[0].rpartition(f"={base.classes[0]}")[0]]
+        if names.issuperset(wanted):
+            target = wanted[0] if base.y_is_1d else wanted
+    if weight is None and table.weight is None and base.weight_name in names:
+        weight = base.weight_name
+    if features is None and table.is_named and names.issuperset(base.feature_names):
+        features = list(base.feature_names)
+    return target, features, weight
+
+
+def _check_same_columns(base: Dataset, table: Table, fields: dict[str, Any]) -> None:
+    differing = []
+    for name, noun in (("feature_names", "features"), ("target_names", "targets")):
+        old, new = getattr(base, name), fields[name]
+        # arrays have no names of their own, so only their number of columns can be compared
+        if len(old) != len(new) or (table.is_named and name == "feature_names" and old != new):
+            old_text, new_text = (f"{len(names)} ({', '.join(names[:8])})" for names in (old, new))
+            differing.append(f"{noun}: {old_text} there, {new_text} given")
+    if (base.weight is None) != (fields["weight_name"] is None):
+        old_text, new_text = ("without" if w is None else "with" for w in (base.weight_name, fields["weight_name"]))
+        differing.append(f"{old_text} weights there, {new_text} given")
+    if differing:
+        raise DataError(
+            f"{table.label} does not fit {base.path} ({'; '.join(differing)})",
+            hint="append the same columns, chosen by target, features and weight",
+        )
+
+
+def _compare(
+    existing: Dataset, table: Table, layout: Layout, encoder: OneHot | None, fields: dict[str, Any]
+) -> Dataset:
+    """``existing`` if the source holds the same rows; reads the source, writes nothing."""
+    differing = [
+        f"{name}: {getattr(existing, name)!r} there, {value!r} wanted"
+        for name, value in fields.items()
+        if getattr(existing, name) != value
+    ]
+    if not differing:
+        summaries = {name: RowSummary(array.num_columns, moments=False) for name, array in existing.parts().items()}
+        for X, Y, weights in _rows(table, layout, encoder):
+            for name, rows in (("X", X), ("y", Y), ("weight", weights)):
+                if rows is not None:
+                    summaries[name].add(rows)
+        for name, summary in summaries.items():
+            if summary.num_rows != existing.num_rows:
+                differing.append(f"rows: {existing.num_rows} there, {summary.num_rows} wanted")
+                break
+            if summary.digest() != existing.records[name]["digest"]:
+                differing.append(f"digest of {name}: {existing.records[name]['digest'][:12]} there, another wanted")
+    if differing:
+        raise StoreMismatchError(
+            f"{existing.path} exists with other rows ({'; '.join(differing)})",
+            hint="add to it with append=True, remove it, or choose another destination",
+            fields=differing,
+        )
+    return existing

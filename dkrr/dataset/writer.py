@@ -1,0 +1,286 @@
+"""Writing a data set as its rows stream past, in memory for one chunk an array.
+
+Order on disk, for a new data set and for an append alike:
+
+1. full chunks, each one atomic write; of an append only chunks that the finished rows do not use,
+2. the ragged chunk of the finished rows, which gains rows but keeps its old ones,
+3. the shape of each array,
+4. the attributes of the group, which are what counts: a reader takes n from them.
+
+A kill between any two steps leaves the finished rows as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from dkrr.dataset import destination
+from dkrr.dataset.dataset import Dataset, open_dataset
+from dkrr.dataset.digests import DIGEST_ROWS
+from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk
+from dkrr.dataset.summary import RowSummary
+from dkrr.errors import DataError, StoreError
+from dkrr.failpoints import failpoint
+
+__all__ = ["DatasetWriter"]
+
+
+class _RowWriter:
+    """One array of a data set that grows by rows."""
+
+    def __init__(
+        self,
+        store: Any,
+        path: str,
+        num_columns: int,
+        rows_per_chunk: int,
+        base: RowArray | None,
+        record: dict[str, Any] | None,
+    ) -> None:
+        self.array = base or RowArray.unsaved(
+            store, path, num_rows=0, num_columns=num_columns, rows_per_chunk=rows_per_chunk
+        )
+        self.base = base
+        self.num_rows = self.array.num_rows
+        self.summary = RowSummary(num_columns)
+        self._buffer = np.empty((rows_per_chunk, num_columns))
+        self._old: Floats | None = None  # finished rows of the base's ragged chunk
+        self._held: Floats | None = None  # that chunk, full, waiting for commit
+        self._first_chunk = self.num_rows // rows_per_chunk
+        self._next_chunk = self._first_chunk
+        self._ragged_written = False
+        if base is not None and record is not None:
+            tail = self.num_rows // DIGEST_ROWS * DIGEST_ROWS
+            self.summary = RowSummary.resume(record, base.read(tail, self.num_rows))
+            start = self._first_chunk * rows_per_chunk
+            if start < self.num_rows:
+                self._old = base.read(start, self.num_rows)
+                self._buffer[: len(self._old)] = self._old
+        self._fill = self._fed = self.num_rows - self._first_chunk * rows_per_chunk
+
+    @property
+    def has_flushed(self) -> bool:
+        return self._next_chunk > self._first_chunk
+
+    def add(self, rows: Floats) -> None:
+        position = 0
+        while position < len(rows):
+            taken = min(len(self._buffer) - self._fill, len(rows) - position)
+            self._buffer[self._fill : self._fill + taken] = rows[position : position + taken]
+            self._fill += taken
+            position += taken
+            self.num_rows += taken
+            if self._fill == len(self._buffer):
+                self.feed()
+                self._flush()
+
+    def feed(self) -> None:
+        """Bring the summary up to the last row."""
+        self.summary.add(self._buffer[self._fed : self._fill])
+        self._fed = self._fill
+
+    def shrink(self, rows_per_chunk: int) -> None:
+        """Smaller chunks, while none has been written."""
+        self._buffer = self._buffer[:rows_per_chunk]
+        store, path = self.array.array.store, self.array.array.path
+        self.array = RowArray.unsaved(
+            store, path, num_rows=0, num_columns=self.summary.num_columns, rows_per_chunk=rows_per_chunk
+        )
+
+    def finish(self) -> None:
+        """Write what is left, and the shape."""
+        self.feed()
+        if self._fill:
+            self._flush()
+        if self._held is not None:
+            self._ragged_written = True
+            self.array.with_rows(self.num_rows).write_chunk(self._first_chunk, self._held)
+            self._held = None
+        self.array = self.array.with_rows(self.num_rows)
+        stale = self.array.num_chunks  # an append that was killed may have come further than this one
+        while self.array.array.is_valid((stale, 0)):
+            self.array.array.delete((stale, 0))
+            stale += 1
+        self.array.save_shape()
+        self.array.array.sync()
+
+    def undo(self) -> None:
+        """Leave the base as it was (a data set that did not exist before is removed whole instead)."""
+        if self.base is None:
+            return
+        kept = self._first_chunk + (self._old is not None)
+        for i in range(kept, self._next_chunk):
+            self.base.array.delete((i, 0))
+        self.base.save_shape()
+        if self._ragged_written and self._old is not None:
+            self.base.write_chunk(self._first_chunk, self._old)
+
+    def _flush(self) -> None:
+        rows = self._buffer[: self._fill]
+        if self._next_chunk == self._first_chunk and self._old is not None:
+            self._held = rows.copy()
+        else:
+            self.array.with_rows(self.num_rows).write_chunk(self._next_chunk, rows)
+        self._next_chunk += 1
+        self._fill = self._fed = 0
+
+
+class DatasetWriter:
+    """Context manager that writes a data set, or appends to one; leaves nothing behind when its block fails.
+
+    Parameters
+    ----------
+    location
+        Folder, URL or Zarr store.
+    feature_names, target_names, weight_name, classes, y_is_1d
+        As in :class:`~dkrr.dataset.Dataset`.
+    rows_per_chunk
+        None chooses chunks of at most 4 MiB.
+    num_rows
+        Rows to come, where known: then the disk is checked before anything is written.
+    base
+        The data set to append to.
+    origin
+        Stored as it is; plain JSON.
+
+    Raises
+    ------
+    StorageFullError
+        The rows to come do not fit on the disk.
+    StoreError
+        The destination is not ours, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        location: Any,
+        *,
+        feature_names: Sequence[str],
+        target_names: Sequence[str] = (),
+        weight_name: str | None = None,
+        classes: Sequence[Any] | None = None,
+        y_is_1d: bool = False,
+        rows_per_chunk: int | None = None,
+        num_rows: int | None = None,
+        base: Dataset | None = None,
+        origin: dict[str, Any] | None = None,
+    ) -> None:
+        self.location = location
+        self._state = destination.inspect(location)
+        if base is None and self._state == "complete":
+            raise StoreError(f"{location} is a finished data set", hint="append to it, or choose another destination")
+        self._base = base
+        widths = {"X": len(feature_names), "y": len(target_names), "weight": 0 if weight_name is None else 1}
+        self._widths = {name: width for name, width in widths.items() if width}
+        self._is_auto = base is None and rows_per_chunk is None
+        if base is not None:
+            rows = base.X.rows_per_chunk
+        else:
+            rows = rows_per_chunk or default_rows_per_chunk(max(self._widths.values()), num_rows)
+        self._attributes: dict[str, Any] = {
+            "feature_names": list(feature_names),
+            "target_names": list(target_names),
+            "weight_name": weight_name,
+            "classes": None if classes is None else list(classes),
+            "y_is_1d": y_is_1d,
+            "origin": origin,
+        }
+        self._generations = list(base.generations) if base is not None else []
+        self._rows_per_chunk = rows
+        self._needed: int | None = None
+        if num_rows is not None:
+            chunks = -(-num_rows // rows) + 1
+            self._needed = sum(chunks * (8 * rows * width + 4) for width in self._widths.values()) + (64 << 10)
+        self._writers: dict[str, _RowWriter] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows so far, those of the base included."""
+        return self._writers["X"].num_rows
+
+    def __enter__(self) -> DatasetWriter:
+        if self._needed is not None:
+            destination.check_space(self.location, self._needed)
+        try:
+            with destination.storage_errors(self.location, self._needed):
+                if self._base is None:
+                    if self._state == "unfinished":
+                        destination.clear(self.location, keep_folder=True)
+                    destination.mark_unfinished(self.location)
+                for name, width in self._widths.items():
+                    base = self._base.parts()[name] if self._base is not None else None
+                    record = self._base.records[name] if self._base is not None else None
+                    rows = self._rows_per_chunk
+                    self._writers[name] = _RowWriter(self.location, name, width, rows, base, record)
+        except BaseException:
+            self._undo()
+            raise
+        return self
+
+    def add(self, X: Floats, y: Floats | None = None, weight: Floats | None = None) -> None:
+        """Take the next rows: X (m, d), y (m, t), weight (m, 1); finite, as the caller has checked."""
+        with destination.storage_errors(self.location, self._needed):
+            for name, rows in (("X", X), ("y", y), ("weight", weight)):
+                if (rows is not None) != (name in self._writers):
+                    raise ValueError(f"{name} is {'not ' if name in self._writers else ''}expected")
+                if rows is not None:
+                    self._writers[name].add(rows)
+
+    def mark(self) -> None:
+        """Record a generation: the rows so far are a prefix that may have to be proved."""
+        writer = self._writers["X"]
+        writer.feed()
+        if writer.num_rows and (not self._generations or self._generations[-1][0] != writer.num_rows):
+            self._generations.append((writer.num_rows, writer.summary.digest()))
+
+    def commit(self) -> Dataset:
+        """Finish the arrays, then publish them."""
+        with destination.storage_errors(self.location, self._needed):
+            before = self._base.num_rows if self._base is not None else 0
+            if self.num_rows == before:
+                raise DataError("no rows to write", hint="check that the source is not empty")
+            if self._is_auto and not any(writer.has_flushed for writer in self._writers.values()):
+                rows = default_rows_per_chunk(max(self._widths.values()), self.num_rows)
+                for writer in self._writers.values():
+                    writer.shrink(min(rows, self._rows_per_chunk))
+            for writer in self._writers.values():
+                writer.finish()
+            self.mark()
+            self._attributes |= {
+                "complete": True,
+                "num_rows": self.num_rows,
+                "digest_rows": DIGEST_ROWS,
+                "generations": [[n, digest] for n, digest in self._generations],
+                "arrays": {name: writer.summary.to_dict() for name, writer in self._writers.items()},
+            }
+            failpoint("dataset.before_pointer")
+            destination.write_attributes(self.location, self._attributes)
+        self._writers = {}
+        self._state = "complete"
+        failpoint("dataset.after_pointer")
+        return open_dataset(self.location)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._undo()
+
+    def _undo(self) -> None:
+        # the first error is the one to report, also where the disk refuses the removal too: hence the suppressions
+        if self._base is None:
+            if self._state != "complete":
+                with contextlib.suppress(Exception):
+                    destination.clear(self.location, keep_folder=self._state == "empty")
+            return
+        with contextlib.suppress(Exception):
+            if open_dataset(self.location).num_rows != self._base.num_rows:
+                return  # published before the error: the new rows count, taking them back would break the data set
+        for writer in self._writers.values():
+            with contextlib.suppress(Exception):
+                writer.undo()

@@ -1,0 +1,296 @@
+"""Find, start or reach a Dask cluster.
+
+Nothing heavy is imported until a cluster is needed: a process without ``distributed`` has no client to find.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dkrr.engine.environment import cpu_count
+from dkrr.engine.memory import total_memory_bytes
+from dkrr.errors import ClusterError, ParameterError
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.security import Security
+
+    from dkrr.engine.local import LocalProcesses
+
+__all__ = ["connect", "find_client", "local_cluster", "runs_in_process"]
+
+CONNECT_SECONDS = 30.0
+
+
+def local_cluster(
+    workers: int | None = None,
+    threads_per_worker: int = 1,
+    memory_limit: int | str = "auto",
+    *,
+    timeout: float = 60.0,
+    dashboard: str | None = None,
+    silence_logs: int = logging.WARNING,
+) -> LocalProcesses:
+    """Start a Dask cluster of worker processes on this machine, for ``with`` and for ``distributed.Client``.
+
+    The scheduler runs in this process; everything listens on the loopback interface only. Works from a script without
+    an ``if __name__ == "__main__"`` guard, from ``python -`` and from a notebook. Worker processes have one BLAS
+    thread and the best BLAS kernel that passed a self-test, do not spill or pause, are restarted by their nannies when
+    they die, and die with this process.
+
+    Parameters
+    ----------
+    workers
+        Number of worker processes; None means one per usable CPU.
+    threads_per_worker
+        Tasks that a worker runs at once. Processes are faster than threads.
+    memory_limit
+        Memory of each worker: bytes, a string such as "2GiB", or "auto", the machine's memory (or this process'
+        control group's) divided by the number of workers. A worker above 95 % of it is restarted.
+    timeout
+        Seconds within which all workers must be running.
+    dashboard
+        Address of Dask's dashboard, e.g. "127.0.0.1:8787"; needs bokeh. None means none.
+    silence_logs
+        Log level below which the scheduler in this process is silent.
+
+    Returns
+    -------
+    cluster : distributed.deploy.SpecCluster
+        Running, with all its workers. Close it, or use it in a ``with`` statement.
+
+    Raises
+    ------
+    ParameterError
+        A number is not positive or the memory limit cannot be read.
+    ClusterError
+        A worker did not start within ``timeout``.
+
+    Examples
+    --------
+    >>> with local_cluster(workers=2, memory_limit="2GiB") as cluster, Client(cluster) as client:  # doctest: +SKIP
+    ...     client.submit(sum, [1, 2]).result()
+    3
+    """
+    num_workers = cpu_count() if workers is None else _positive("workers", workers)
+    limit = total_memory_bytes() // num_workers if memory_limit == "auto" else _bytes(memory_limit)
+    threads = _positive("threads_per_worker", threads_per_worker)
+
+    from dkrr.engine.local import LocalProcesses
+
+    return LocalProcesses(
+        workers=num_workers,
+        threads_per_worker=threads,
+        memory_limit_bytes=limit,
+        timeout=timeout,
+        dashboard=dashboard,
+        silence_logs=silence_logs,
+    )
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ParameterError(f"{name} is {value!r}", hint="give a whole number of at least 1")
+    return value
+
+
+def _bytes(value: Any) -> int:
+    from dask.utils import parse_bytes
+
+    try:
+        size = int(parse_bytes(value))
+    except (TypeError, ValueError):
+        size = 0
+    if size < 1:
+        raise ParameterError(f"memory_limit is {value!r}", hint='give bytes, a size such as "2GiB", or "auto"')
+    return size
+
+
+def runs_in_process() -> bool:
+    """Whether work belongs into this process: inside a task of a Dask worker, or in a daemonic process.
+
+    A task that waited for tasks on its own cluster could wait for itself, and a daemonic process may have no children.
+    """
+    if multiprocessing.current_process().daemon:
+        return True
+    if "distributed" not in sys.modules:
+        return False
+    from distributed import get_worker
+
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
+
+
+def find_client() -> Client | None:
+    """The client that Dask itself would use here; None when there is none or work :func:`runs_in_process`.
+
+    Raises
+    ------
+    ClusterError
+        The client is asynchronous.
+    """
+    if "distributed" not in sys.modules or runs_in_process():
+        return None
+    from distributed import Client
+
+    try:
+        client = Client.current()
+    except ValueError:
+        return None
+    if client.status in {"closing", "closed"}:
+        return None
+    if client.asynchronous:
+        raise ClusterError(
+            f"the current Dask client {client!r} is asynchronous",
+            hint="create one with Client(address), or call dkrr from another thread",
+        )
+    return client
+
+
+def connect(
+    scheduler: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    timeout: float = CONNECT_SECONDS,
+    security: Security | None = None,
+    insecure: bool = False,
+) -> Client:
+    """Connect to a scheduler that others run, and wait for its workers.
+
+    Parameters
+    ----------
+    scheduler
+        ``tcp://host:port``, ``tls://host:port``, or the path of a scheduler file.
+    workers
+        Number of workers to wait for.
+    timeout
+        Seconds for the whole call; the connection itself must succeed within 30 s.
+    security
+        Certificates; None means those of Dask's configuration (``distributed.comm.tls``).
+    insecure
+        Allow plain tcp to another machine. Whoever reaches an open scheduler runs code on it and on its clients.
+
+    Returns
+    -------
+    client : distributed.Client
+        Not the default client of this process. Close it, or use it in a ``with`` statement.
+
+    Raises
+    ------
+    ClusterError
+        No scheduler answers, it refuses, too few workers appear, a TLS file is missing or wrong, or the connection
+        would be neither encrypted nor local.
+    """
+    address = _address(scheduler)
+    _check_encryption(address, insecure)
+
+    from distributed import Client
+    from distributed.security import Security
+
+    deadline = time.monotonic() + timeout
+    security = Security() if security is None else security
+    _check_certificates(address, security)
+    seconds = min(timeout, CONNECT_SECONDS)
+    try:
+        client = Client(address, timeout=seconds, security=security, set_as_default=False)
+    except (OSError, TimeoutError, ImportError, RuntimeError, TypeError, ValueError) as exc:
+        raise ClusterError(
+            f"no connection to the scheduler at {address} within {seconds:g} s ({exc})",
+            hint="start the scheduler, or correct the address",
+        ) from exc
+    try:
+        client.wait_for_workers(workers, timeout=max(0.1, deadline - time.monotonic()))
+    except BaseException as exc:
+        there = len(client.scheduler_info(n_workers=-1)["workers"])
+        client.close()
+        if not isinstance(exc, TimeoutError):
+            raise
+        raise ClusterError(
+            f"the scheduler at {address} has {there} workers after {timeout:g} s, {workers} expected",
+            hint="start workers, or ask for fewer",
+        ) from exc
+    return client
+
+
+def _address(scheduler: str | os.PathLike[str]) -> str:
+    text = os.fspath(scheduler)
+    if "://" not in text:
+        path = Path(text)
+        try:
+            address = json.loads(path.read_text())["address"]
+        except FileNotFoundError as exc:
+            raise ClusterError(
+                f"the scheduler file {path} does not exist", hint='give "tcp://host:port", "tls://host:port" or a file'
+            ) from exc
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise ClusterError(
+                f"{path} is no scheduler file ({exc!r})", hint="give the file that the scheduler wrote"
+            ) from exc
+        text = str(address)
+    if not text.startswith(("tcp://", "tls://")):
+        raise ParameterError(f"the scheduler address is {text!r}", hint='give "tcp://host:port" or "tls://host:port"')
+    return text
+
+
+def _check_encryption(address: str, insecure: bool) -> None:
+    if insecure or address.startswith("tls://") or _is_loopback(address):
+        return
+    raise ClusterError(
+        f"{address} is plain tcp to another machine: whoever reaches such a scheduler can run code on it",
+        hint="use tls://, or insecure = true on a network you trust",
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    from distributed.comm.addressing import parse_host_port
+
+    try:
+        host = parse_host_port(address.partition("://")[2], 8786)[0]
+    except ValueError as exc:
+        raise ParameterError(f"the scheduler address is {address!r}", hint='give "tcp://host:port"') from exc
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name; it may mean another machine tomorrow
+
+
+def _check_certificates(address: str, security: Any) -> None:
+    """Say which file is missing or wrong, before a connection fails with less to say."""
+    if not address.startswith("tls://"):
+        return
+    files = {
+        "ca-file": security.tls_ca_file,
+        "client.cert": security.tls_client_cert,
+        "client.key": security.tls_client_key,
+    }
+    shown = ", ".join(f"{name} {_shown(value)}" for name, value in files.items())
+    try:
+        context = security.get_connection_args("client")["ssl_context"]
+    except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+        raise ClusterError(
+            f"TLS files for {address} cannot be used ({exc}): {shown}",
+            hint="correct distributed.comm.tls in Dask's configuration",
+        ) from exc
+    if context is None:
+        raise ClusterError(
+            f"{address} needs TLS files: {shown}", hint="set distributed.comm.tls in Dask's configuration"
+        )
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "not set"
+    return "given in memory" if "\n" in value else value

@@ -1,0 +1,336 @@
+"""Run a graph of idempotent tasks: a bounded window of submitted tasks, priorities, retries, progress, a watchdog.
+
+A task is ``function(payload, *key) -> Receipt``: it reads finished chunks, writes one chunk atomically and returns a
+few numbers. Nothing that must survive is kept in the scheduler's or a worker's memory, so any task may run twice, and a
+graph that was interrupted is simply run again: tasks whose chunk is valid return at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import resource
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dkrr.errors import ClusterError, DkrrError, MemoryBudgetError, StorageFullError, WorkerLostError
+
+__all__ = ["DaskExecutor", "Executor", "InProcessExecutor", "Node", "Progress", "Receipt", "RunSummary"]
+
+logger = logging.getLogger("dkrr.engine")
+
+Key = tuple[int, ...]
+Progress = Callable[[str, int, int, float, float], None]
+"""``progress(phase, done, total, flops_done, flops_total)``."""
+
+ENOSPC = 28
+IO_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Node:
+    """One task: its key, the keys it waits for (all earlier in the list), and its flops."""
+
+    key: Key
+    dependencies: tuple[Key, ...] = ()
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a task returns: whether it computed anything, its seconds, a few numbers, its process' peak memory."""
+
+    key: Key
+    computed: bool
+    seconds: float = 0.0
+    values: dict[str, Any] = field(default_factory=dict)
+    worker: str = ""
+    peak_rss_bytes: int = 0
+
+
+@dataclass
+class RunSummary:
+    """What a graph run did."""
+
+    seconds: float = 0.0
+    num_tasks: int = 0
+    num_computed: int = 0
+    flops_computed: float = 0.0
+    busy_seconds: float = 0.0
+    peak_rss_bytes: dict[str, int] = field(default_factory=dict)
+    values: dict[Key, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, receipt: Receipt, node: Node) -> None:
+        self.num_tasks += 1
+        if receipt.computed:
+            self.num_computed += 1
+            self.flops_computed += node.flops
+            self.busy_seconds += receipt.seconds
+        peak = self.peak_rss_bytes.get(receipt.worker, 0)
+        self.peak_rss_bytes[receipt.worker] = max(peak, receipt.peak_rss_bytes)
+        if receipt.values:
+            self.values[receipt.key] = receipt.values
+
+    def merge(self, other: RunSummary) -> None:
+        """Add the figures of another run of the same or another graph."""
+        self.seconds += other.seconds
+        self.num_tasks += other.num_tasks
+        self.num_computed += other.num_computed
+        self.flops_computed += other.flops_computed
+        self.busy_seconds += other.busy_seconds
+        for worker, peak in other.peak_rss_bytes.items():
+            self.peak_rss_bytes[worker] = max(self.peak_rss_bytes.get(worker, 0), peak)
+        self.values.update(other.values)
+
+
+TaskFunction = Callable[..., "tuple[bool, dict[str, Any]] | bool"]
+
+
+class Executor(Protocol):
+    """Runs graphs. ``num_threads`` is the number of tasks that can run at once."""
+
+    @property
+    def num_threads(self) -> int: ...
+
+    def run(
+        self,
+        phase: str,
+        function: TaskFunction,
+        payload: Any,
+        nodes: Sequence[Node],
+        progress: Progress | None = None,
+    ) -> RunSummary: ...
+
+
+def run_task(function: TaskFunction, payload: Any, key: Key, *_waited_for: Any) -> Receipt:
+    """Run one task where it is: retry input and output errors, translate memory errors, fill in the receipt."""
+    started = time.perf_counter()
+    for attempt in itertools.count(1):
+        try:
+            outcome = function(payload, *key)
+            break
+        except DkrrError:
+            raise
+        except OSError as exc:
+            if attempt == IO_ATTEMPTS:
+                if exc.errno == ENOSPC:
+                    raise StorageFullError(
+                        f"no space left on device while task {key} wrote {_needed(payload)}",
+                        hint="free that much and start again; everything finished so far is kept",
+                    ) from exc
+                raise
+            logger.warning("task %s: %s; attempt %d of %d", key, exc, attempt + 1, IO_ATTEMPTS)
+            time.sleep(0.05 * 4**attempt)
+        except MemoryError as exc:
+            tile_size = _tile_size(payload)
+            smaller = max(64, tile_size // 2)
+            raise MemoryBudgetError(
+                f"task {key} ran out of memory with tiles of {tile_size}",
+                hint=f"set tile_size = {smaller} or raise memory_limit",
+                tile_size=tile_size,
+            ) from exc
+    computed, values = outcome if isinstance(outcome, tuple) else (outcome, {})
+    return Receipt(
+        key=key,
+        computed=computed,
+        seconds=time.perf_counter() - started,
+        values=values,
+        worker=_worker_name(),
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _tile_size(payload: Any) -> int:
+    grid = getattr(payload, "grid", None)
+    return int(getattr(grid, "tile_size", 0))
+
+
+def _needed(payload: Any) -> str:
+    remaining = getattr(payload, "remaining_bytes", None)
+    return f"(about {remaining():,} bytes are still to be written)" if callable(remaining) else "its chunk"
+
+
+def _worker_name() -> str:
+    try:
+        from distributed import get_worker
+
+        return str(get_worker().address)
+    except (ImportError, ValueError):
+        return "this process"
+
+
+class InProcessExecutor:
+    """Runs the tasks of a graph one after the other in this process."""
+
+    num_threads = 1
+
+    def run(
+        self,
+        phase: str,
+        function: TaskFunction,
+        payload: Any,
+        nodes: Sequence[Node],
+        progress: Progress | None = None,
+    ) -> RunSummary:
+        summary = RunSummary()
+        reporter = _Reporter(phase, nodes, progress)
+        started = time.perf_counter()
+        for node in nodes:
+            receipt = run_task(function, payload, node.key)
+            summary.add(receipt, node)
+            reporter.finished(node)
+        summary.seconds = time.perf_counter() - started
+        return summary
+
+
+class _Reporter:
+    def __init__(self, phase: str, nodes: Iterable[Node], progress: Progress | None) -> None:
+        self.phase, self.progress = phase, progress
+        self.total, self.done = 0, 0
+        self.flops_total, self.flops_done = 0.0, 0.0
+        for node in nodes:
+            self.total += 1
+            self.flops_total += node.flops
+        self.report()
+
+    def finished(self, node: Node) -> None:
+        self.done += 1
+        self.flops_done += node.flops
+        self.report()
+
+    def report(self) -> None:
+        if self.progress is not None:
+            self.progress(self.phase, self.done, self.total, self.flops_done, self.flops_total)
+
+
+class DaskExecutor:
+    """Runs graphs on the workers of a Dask client.
+
+    Parameters
+    ----------
+    client
+        A connected ``distributed.Client``; never closed here.
+    stall_seconds
+        The watchdog: when no task finishes for this long, the tasks that run are named in a ``ClusterError``.
+    """
+
+    def __init__(self, client: Any, *, stall_seconds: float = 600.0) -> None:
+        self.client = client
+        self.stall_seconds = stall_seconds
+        self.workers: list[Any] = []
+
+    @property
+    def num_threads(self) -> int:
+        return max(1, sum(self.client.nthreads().values()))
+
+    def run(
+        self,
+        phase: str,
+        function: TaskFunction,
+        payload: Any,
+        nodes: Sequence[Node],
+        progress: Progress | None = None,
+    ) -> RunSummary:
+        """Run ``function(payload, *key)`` for every node, dependencies first, in list order of priority.
+
+        At most ``max(32, 4 * num_threads)`` tasks are known to the scheduler at once.
+        """
+        window = max(32, 4 * self.num_threads)
+        token = uuid.uuid4().hex
+        summary = RunSummary()
+        reporter = _Reporter(phase, nodes, progress)
+        waiting_for = Counter(key for node in nodes for key in node.dependencies)
+        finished: queue.SimpleQueue[tuple[Node, Any]] = queue.SimpleQueue()
+        held: dict[Key, Any] = {}
+        running: dict[Key, Any] = {}
+        remaining = enumerate(nodes)
+        started = time.perf_counter()
+        last_progress = time.monotonic()
+        exhausted = False
+        try:
+            while running or not exhausted:
+                while len(running) < window and not exhausted:
+                    rank, node = next(remaining, (0, None))
+                    if node is None:
+                        exhausted = True
+                        break
+                    future = self.client.submit(
+                        run_task,
+                        function,
+                        payload,
+                        node.key,
+                        *(held[key] for key in node.dependencies),
+                        key=(f"{phase}-{token}", *node.key),
+                        priority=-rank,
+                        pure=False,
+                    )
+                    for key in node.dependencies:
+                        waiting_for[key] -= 1
+                        if not waiting_for[key] and key not in running:
+                            del held[key]
+                    held[node.key] = running[node.key] = future
+                    future.add_done_callback(lambda future, node=node: finished.put((node, future)))
+                if not running:
+                    break
+                try:
+                    node, future = finished.get(timeout=1.0)
+                except queue.Empty:
+                    self._check_alive(phase, last_progress, running)
+                    continue
+                last_progress = time.monotonic()
+                summary.add(self._result(node, future, function), node)
+                reporter.finished(node)
+                del running[node.key]
+                if not waiting_for[node.key]:
+                    held.pop(node.key, None)
+        except BaseException:
+            self.client.cancel(list(running.values()), force=True)
+            raise
+        summary.seconds = time.perf_counter() - started
+        return summary
+
+    def _result(self, node: Node, future: Any, function: TaskFunction) -> Receipt:
+        from distributed import KilledWorker
+
+        if future.status == "finished":
+            receipt = future.result()
+            assert isinstance(receipt, Receipt)  # noqa: S101  (narrows the type)
+            return receipt
+        if future.status in ("cancelled", "lost"):
+            raise ClusterError(
+                f"the scheduler dropped task {node.key} ({future.status})",
+                hint="start the same job again; every finished tile is kept",
+            )
+        error = future.exception()
+        if isinstance(error, KilledWorker):
+            raise WorkerLostError(
+                f"task {node.key} was running on workers that died {_attempts(error)} times",
+                hint="usually memory: lower tile_size or raise memory_limit; finished tiles are kept",
+                key=node.key,
+            ) from error
+        raise error
+
+    def _check_alive(self, phase: str, last_progress: float, running: dict[Key, Any]) -> None:
+        if self.client.status != "running":
+            raise ClusterError(
+                f"lost the scheduler {self.client.scheduler.address if self.client.scheduler else ''} in {phase}",
+                hint="start the same job again; every finished tile is kept",
+            )
+        stalled = time.monotonic() - last_progress
+        if stalled > self.stall_seconds:
+            processing = self.client.processing()
+            names = {worker: [str(key) for key in keys][:3] for worker, keys in processing.items() if keys}
+            raise ClusterError(
+                f"no task of {phase} finished for {stalled:.0f} s; running: {names or 'nothing'}, "
+                f"{len(running)} submitted, {len(processing)} workers",
+                hint="look at the workers' logs; start the same job again to continue",
+            )
+
+
+def _attempts(error: Any) -> int:
+    return int(getattr(error, "allowed_failures", 3)) + 1

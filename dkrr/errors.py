@@ -1,0 +1,160 @@
+"""The error tree: what was seen, what was expected, what to do.
+
+Every error that dkrr raises on purpose is a :class:`DkrrError`. It carries one line (``str(error)``), an optional
+hint, and the exit code the command line ends with. Errors cross process borders, so each one pickles whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ClusterError",
+    "ConvergenceError",
+    "DamagedChunkError",
+    "DataError",
+    "DkrrError",
+    "InterruptedRunError",
+    "JobFileError",
+    "LockedError",
+    "MemoryBudgetError",
+    "NotPositiveDefiniteError",
+    "NumericalError",
+    "ParameterError",
+    "PlanRefusedError",
+    "ResidualError",
+    "StorageFullError",
+    "StoreError",
+    "StoreMismatchError",
+    "WorkerLostError",
+]
+
+
+class DkrrError(Exception):
+    """Base of all errors of dkrr.
+
+    Parameters
+    ----------
+    message
+        One line: what was seen and what was expected, with values.
+    hint
+        One line: what to do about it.
+    **details
+        Facts for programs (row numbers, paths, byte counts); they become attributes.
+    """
+
+    exit_code: int = 1
+
+    def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+    def __getattr__(self, name: str) -> Any:
+        details = self.__dict__.get("details", {})
+        if name in details:
+            return details[name]
+        raise AttributeError(name)
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.details))
+
+
+def _rebuild(kind: type[DkrrError], message: str, hint: str, details: dict[str, Any]) -> DkrrError:
+    return kind(message, hint=hint, **details)
+
+
+class ParameterError(DkrrError, ValueError):
+    """Raised when a parameter has a value that is not allowed."""
+
+    exit_code = 2
+
+
+class JobFileError(DkrrError, ValueError):
+    """Raised when a job file cannot be read or holds an unknown or wrong key."""
+
+    exit_code = 2
+
+
+class PlanRefusedError(DkrrError):
+    """Raised when a job cannot fit into the memory or onto the disk it was given."""
+
+    exit_code = 3
+
+
+class StorageFullError(PlanRefusedError, OSError):
+    """Raised when a device is full; names the bytes needed and the bytes free."""
+
+
+class MemoryBudgetError(PlanRefusedError, MemoryError):
+    """Raised when a task ran out of memory; names the tile size and a smaller one."""
+
+
+class DataError(DkrrError, ValueError):
+    """Raised when rows, targets or weights cannot be used; names file, row and column."""
+
+    exit_code = 4
+
+
+class StoreError(DkrrError):
+    """Raised when something on disk is missing, foreign, or cannot be read."""
+
+    exit_code = 4
+
+
+class DamagedChunkError(StoreError):
+    """Raised when one chunk (tile or row chunk) is missing, has a wrong size, or fails its checksum.
+
+    Attributes: ``path`` (of the array), ``index`` (of the chunk), ``reason``.
+    """
+
+
+class StoreMismatchError(StoreError):
+    """Raised when an array exists with other parameters; lists the differing fields."""
+
+
+class LockedError(DkrrError):
+    """Raised when another process owns what this one wants to write."""
+
+    exit_code = 8
+
+
+class NumericalError(DkrrError, ArithmeticError):
+    """Base of errors of the numerics."""
+
+    exit_code = 5
+
+
+class NotPositiveDefiniteError(NumericalError, ValueError):
+    """Raised when K + alpha I is not positive definite.
+
+    Attributes: ``row`` (global), ``pivot``, ``alpha``, ``suggested_alpha``.
+    """
+
+
+class ResidualError(NumericalError):
+    """Raised when a solve ended with a backward error above the bar."""
+
+
+class ConvergenceError(NumericalError):
+    """Raised when an iterative solver did not converge; carries the residual history."""
+
+
+class ClusterError(DkrrError, RuntimeError):
+    """Raised when scheduler or workers cannot be used."""
+
+    exit_code = 6
+
+
+class WorkerLostError(ClusterError):
+    """Raised when workers died again and again on one task."""
+
+
+class InterruptedRunError(DkrrError):
+    """Raised when a run was interrupted; starting it again continues it."""
+
+    exit_code = 75

@@ -1,0 +1,275 @@
+"""Fit out of core: from training rows on disk to dual coefficients on disk.
+
+    gram (optional)  ->  factorise  ->  solve  ->  residual            once per distinct alpha
+
+Everything "auto" is resolved before, once, by :func:`choose_tile_size` and the callers. The phases are resumable: run
+the same fit on the same store again and only what is not valid is computed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from dkrr.chunks import local_root, place, zarr_store
+from dkrr.dataset import Dataset, RowArray
+from dkrr.errors import DamagedChunkError, ParameterError, ResidualError
+from dkrr.kernels import Kernel
+from dkrr.linalg.direct import CholeskySolver, Workspace
+from dkrr.linalg.gram import build_gram, rows_of
+from dkrr.linalg.keys import gram_fields, key_of
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.triangular import BlockColumns
+from dkrr.lock import hold_lock
+from dkrr.tiles import MAX_TILE_SIZE, TileGrid, TileMatrix
+
+__all__ = ["FitSettings", "choose_gram", "choose_tile_size", "fit_rows", "task_bytes"]
+
+# A worker's interpreter with NumPy, SciPy and distributed, measured (peak, before any task): about 150 MB.
+BASELINE_BYTES = 260 * 2**20
+TILES_IN_MEMORY = 5
+
+
+def task_bytes(tile_size: int, num_features: int, itemsize: int = 8) -> int:
+    """Peak memory of a factorisation task: baseline + 5 b^2 itemsize + 3 b d 8.
+
+    One accumulator, two mapped operands, one scratch tile, one padded tile; two row blocks and their copy.
+    """
+    return BASELINE_BYTES + TILES_IN_MEMORY * tile_size**2 * itemsize + 3 * tile_size * num_features * 8
+
+
+def choose_tile_size(n: int, num_features: int, memory_limit_bytes: int | None, itemsize: int = 8) -> int:
+    """b = n / 20 rounded up to 128, at least 256, at most 4,096 and at most what 80 % of a worker's memory holds.
+
+    Twenty tiles a side keep two workers busy to the end (98 % in a simulation of the schedule) while operands are
+    re-read only n / (3 b) times.
+
+    Raises
+    ------
+    ParameterError
+        Not even tiles of 128 rows fit.
+    """
+    b = min(max(256, -(-n // (20 * 128)) * 128), 4096, MAX_TILE_SIZE)
+    limit = None if memory_limit_bytes is None else 0.8 * memory_limit_bytes
+    while limit is not None and b > 128 and task_bytes(b, num_features, itemsize) > limit:
+        b -= 128
+    if limit is not None and task_bytes(b, num_features, itemsize) > limit:
+        raise ParameterError(
+            f"a worker of {memory_limit_bytes:,} bytes cannot hold a task with tiles of {b} rows and "
+            f"{num_features:,} features ({task_bytes(b, num_features, itemsize):,} bytes)",
+            hint="raise memory_limit",
+        )
+    return b
+
+
+def choose_gram(kernel: Kernel | None, num_alphas: int) -> Literal["stored", "on_the_fly"]:
+    """Where "auto" takes Gram tiles from: stored for callables, precomputed matrices, and several alphas."""
+    if kernel is None or num_alphas > 1 or kernel.name in ("callable", "sklearn"):
+        return "stored"
+    return "on_the_fly"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """A fit with nothing left to choose.
+
+    Parameters
+    ----------
+    kernel
+        Resolved kernel; None with a given matrix.
+    alpha
+        One ridge, or one per target.
+    tile_size, precision, gram
+        As resolved.
+    """
+
+    kernel: Kernel | None
+    alpha: tuple[float, ...]
+    tile_size: int
+    precision: Literal["float64", "float32"] = "float64"
+    gram: Literal["stored", "on_the_fly"] = "on_the_fly"
+
+
+@dataclass
+class FitResult:
+    """Where the answer is and how good it is."""
+
+    dual_coef: RowArray
+    solution: Solution
+    operator: RidgeOperator
+    factors: list[str]
+    gram: str | None
+
+
+@contextmanager
+def fit_rows(
+    dataset: Dataset,
+    settings: FitSettings,
+    workspace: Workspace,
+    *,
+    given: TileMatrix | None = None,
+    source_digest: str = "",
+) -> Iterator[FitResult]:
+    """Solve (K + alpha I) dual_coef = Y for the rows of a data set; a context manager.
+
+    The coefficients live in the store while the block runs; right-hand sides and solutions are removed at its end
+    (and kept for the next attempt when the fit is interrupted).
+
+    Parameters
+    ----------
+    dataset
+        Training rows X, targets y, optional weights, as the kernel shall see them.
+    settings, workspace
+        What to compute, and where.
+    given
+        A precomputed matrix in tiles, instead of a kernel.
+    source_digest
+        Digest of ``given``.
+
+    Raises
+    ------
+    NotPositiveDefiniteError, ResidualError
+        See :class:`dkrr.linalg.direct.CholeskySolver`.
+    LockedError
+        Another process does the same fit on the same store.
+    """
+    if dataset.y is None:
+        raise ParameterError(f"{dataset.path} has no target", hint="name one with target=")
+    num_targets = dataset.num_targets
+    if len(settings.alpha) not in (1, num_targets):
+        raise ParameterError(
+            f"{len(settings.alpha)} values of alpha for {num_targets} targets; 1 or {num_targets} expected"
+        )
+    alphas = settings.alpha * (num_targets if len(settings.alpha) == 1 else 1)
+    operator = RidgeOperator(
+        grid=TileGrid(dataset.num_rows, settings.tile_size),
+        alpha=alphas[0],
+        kernel=settings.kernel,
+        rows=rows_of(dataset, settings.kernel),
+        weighted=dataset.weight is not None,
+        gram=given,
+    )
+    solve_key = key_of(
+        {"gram": gram_fields(operator, settings.precision, source_digest), "alpha": list(alphas), "y": dataset.digest_y}
+        | {"weight": dataset.digest_weight, "tile_size": settings.tile_size, "blas": workspace.blas}
+    )
+    solve_store = place(workspace.store, "solves", solve_key + ".zarr")
+    with hold_lock(solve_store):
+        try:
+            yield _solve_all(dataset, settings, operator, workspace, solve_store, alphas, source_digest)
+        except (ResidualError, DamagedChunkError):
+            # a rerun must not find the blocks of a wrong or damaged answer valid
+            remove_array(solve_store)
+            raise
+        remove_array(solve_store)
+
+
+def _solve_all(
+    dataset: Dataset,
+    settings: FitSettings,
+    operator: RidgeOperator,
+    workspace: Workspace,
+    solve_store: Any,
+    alphas: tuple[float, ...],
+    source_digest: str,
+) -> FitResult:
+    solver = CholeskySolver(precision=settings.precision)
+    factored, gram_location = operator, None
+    if settings.gram == "stored" and operator.gram is None:
+        gram = _stored_gram(operator, workspace)
+        gram_location = gram.location
+        factored = replace(operator, gram=gram)
+    solutions: list[tuple[list[int], Solution, BlockColumns]] = []
+    factors = []
+    for number, alpha in enumerate(dict.fromkeys(alphas)):
+        targets = [column for column, value in enumerate(alphas) if value == alpha]
+        factor = solver.prepare(
+            factored.with_alpha(alpha),
+            workspace,
+            weight_digest=dataset.digest_weight,
+            source_digest=source_digest,
+        )
+        factors.append(factor.factor.location)
+        rhs = _right_hand_sides(dataset, operator, targets, place(solve_store, f"alpha-{number}"))
+        u, solution = factor.solve(rhs)
+        solutions.append((targets, solution, u))
+    coefficients = RowArray.create(
+        solve_store,
+        "dual_coef",
+        num_rows=dataset.num_rows,
+        num_columns=dataset.num_targets,
+        rows_per_chunk=settings.tile_size,
+    )
+    for i in range(operator.grid.num_tiles):
+        coefficients.write_chunk(i, _dual_coef_block(operator, solutions, i, dataset.num_targets))
+    return FitResult(
+        dual_coef=coefficients,
+        solution=_combined(solutions, dataset.num_targets, workspace),
+        operator=operator,
+        factors=factors,
+        gram=gram_location,
+    )
+
+
+def _stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
+    fields = gram_fields(operator, "float64")
+    location = place(workspace.store, "grams", key_of(fields) + ".zarr")
+    gram = TileMatrix.create(location, operator.grid, dtype="float64", attributes=fields)
+    workspace.record("gram", build_gram(operator, gram, workspace.executor, workspace.progress))
+    return gram
+
+
+def _right_hand_sides(dataset: Dataset, operator: RidgeOperator, targets: list[int], store: Any) -> BlockColumns:
+    """S Y in blocks; a block that is valid was written by this fit before."""
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets), "float64")
+    for i in range(operator.grid.num_tiles):
+        if all(rhs.is_valid(i, panel) for panel in range(rhs.num_panels)):
+            continue
+        span = operator.grid.span(i)
+        block = dataset.y.read(span.start, span.stop)[:, targets]
+        root = operator.root_weight(i)
+        if root is not None:
+            block = root[:, None] * block
+        for panel in range(rhs.num_panels):
+            rhs.write(i, panel, block[:, rhs.columns(panel)])
+    return rhs
+
+
+def _dual_coef_block(
+    operator: RidgeOperator, solutions: list[tuple[list[int], Solution, BlockColumns]], i: int, num_targets: int
+) -> np.ndarray[Any, Any]:
+    block = np.empty((operator.grid.rows(i), num_targets))
+    for targets, _, u in solutions:
+        block[:, targets] = u.read_rows(i)
+    root = operator.root_weight(i)
+    return block if root is None else root[:, None] * block
+
+
+def _combined(
+    solutions: list[tuple[list[int], Solution, BlockColumns]], num_targets: int, workspace: Workspace
+) -> Solution:
+    relative, backward = [0.0] * num_targets, [0.0] * num_targets
+    for targets, solution, _ in solutions:
+        for position, target in enumerate(targets):
+            relative[target] = solution.relative_residual[position]
+            backward[target] = solution.backward_error[position]
+    seconds = {phase: summary.seconds for phase, summary in workspace.phases.items()}
+    return replace(solutions[0][1], relative_residual=relative, backward_error=backward, seconds=seconds)
+
+
+def remove_array(location: Any) -> None:
+    """Remove an array or group with everything in it."""
+    root = local_root(location)
+    if root is not None:
+        shutil.rmtree(root, ignore_errors=True)
+        return
+    from zarr.core.sync import sync
+
+    sync(zarr_store(location).delete_dir(""))

@@ -1,0 +1,90 @@
+"""Predictions from their array to a file: .zarr, .npy, .parquet or .csv, a block of rows at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkrr.chunks import is_url, local_root
+from dkrr.dataset import RowArray
+from dkrr.errors import ParameterError
+
+__all__ = ["export_predictions"]
+
+
+def export_predictions(predictions: RowArray, output: str, names: list[str], *, y_is_1d: bool) -> None:
+    """Write predictions (m, t) to ``output``; it appears whole or not at all.
+
+    Raises
+    ------
+    ParameterError
+        The ending is none of .zarr, .npy, .parquet, .csv.
+    """
+    names = names or [f"prediction_{column}" for column in range(predictions.num_columns)]
+    writers = {".zarr": _zarr, ".npy": _npy, ".parquet": _parquet, ".csv": _csv}
+    ending = Path(output).suffix
+    if ending not in writers:
+        raise ParameterError(f"{output} ends in {ending!r}; one of {', '.join(writers)} expected")
+    if is_url(output):
+        raise ParameterError(f"{output} is a URL", hint="write predictions to a local path")
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    partial = f"{output}.{uuid.uuid4().hex}.partial"
+    try:
+        writers[ending](predictions, partial, names, y_is_1d)
+        if ending == ".zarr" and os.path.isdir(output):
+            shutil.rmtree(output)
+        os.replace(partial, output)
+    finally:
+        if os.path.isdir(partial):
+            shutil.rmtree(partial)
+        elif os.path.exists(partial):
+            os.unlink(partial)
+
+
+def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
+    root = local_root(predictions.array.store)
+    if root is None:
+        raise ParameterError("predictions are not on a local file system")
+    for start, stop in predictions.blocks():
+        predictions.read(start, stop)  # verifies every chunk before it is handed over
+    shutil.copytree(root / predictions.array.path, path)
+
+
+def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
+    shape: tuple[int, ...] = (predictions.num_rows, predictions.num_columns)
+    with open(path, "wb") as file:
+        header: dict[str, Any] = {"descr": "<f8", "fortran_order": False, "shape": shape[:1] if y_is_1d else shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start, stop in predictions.blocks():
+            file.write(np.ascontiguousarray(predictions.read(start, stop)).tobytes())
+
+
+def _parquet(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, pa.float64()) for name in names])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start, stop in predictions.blocks():
+            writer.write_table(_table(predictions.read(start, stop), names))
+
+
+def _csv(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
+    import pyarrow as pa
+    from pyarrow.csv import CSVWriter
+
+    schema = pa.schema([(name, pa.float64()) for name in names])
+    with CSVWriter(path, schema) as writer:
+        for start, stop in predictions.blocks():
+            writer.write_table(_table(predictions.read(start, stop), names))
+
+
+def _table(block: Any, names: list[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.table({name: np.ascontiguousarray(block[:, column]) for column, name in enumerate(names)})

@@ -1,0 +1,129 @@
+"""Types of single values in a job file: each knows what it accepts and says so in one sentence.
+
+You need them only in :mod:`dkrr.jobs.spec`. pydantic's own unions would report one mistake once for each branch; a
+value with more than one form is therefore checked by one function here.
+"""
+
+from __future__ import annotations
+
+import os
+from ipaddress import ip_address
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from dask.utils import parse_bytes
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from dkrr.chunks import is_url
+
+__all__ = [
+    "Alpha",
+    "ByteSize",
+    "Column",
+    "Columns",
+    "Header",
+    "Location",
+    "Positive",
+    "TileSize",
+    "available",
+    "is_data_file",
+    "is_loopback",
+    "locate",
+]
+
+MAX_TILE_SIZE = 16_384  # LAPACK calls with 32-bit indices overflow at 46,340 rows; a 16,384 tile is 2 GiB already
+FILE_SUFFIXES = (".csv", ".csv.gz", ".npy", ".npz", ".parquet", ".zarr")
+LATER = {"cg": "solver", "nystrom": "solver", "primal": "solver", "mixed": "precision"}
+
+
+def locate(value: str, info: ValidationInfo) -> str:
+    """An absolute path for a relative one; addresses and built-in sources stay as they are."""
+    if not value:
+        raise ValueError("a path is expected")
+    if is_url(value) or value.startswith(("sklearn:", "generate:")):
+        return value
+    base = (info.context or {}).get("base")
+    expanded = os.path.expanduser(value)
+    return os.path.normpath(os.path.join(base, expanded) if base is not None else expanded)
+
+
+def _columns(value: Any) -> Any:
+    """One name or number, or a list of them, as a list."""
+    columns = value if isinstance(value, list) else [value]
+    if not columns or any(isinstance(item, bool) or not isinstance(item, str | int) for item in columns):
+        raise ValueError("column names or numbers expected")
+    return columns
+
+
+def _column(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise ValueError("a column name or number expected")
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    if value == "auto":
+        return value
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ValueError
+        number = int(parse_bytes(value))
+    except ValueError:
+        raise ValueError('a size such as "2GiB", a number of bytes or "auto" expected') from None
+    if number <= 0:
+        raise ValueError("a size above 0 expected")
+    return number
+
+
+def _alpha(value: Any) -> Any:
+    values = value if isinstance(value, list) else [value]
+    good = [
+        isinstance(item, int | float) and not isinstance(item, bool) and 0 <= item < float("inf") for item in values
+    ]
+    if not values or not all(good):
+        raise ValueError("a finite number >= 0, or a list with one for each target, expected")
+    return [float(item) for item in values] if isinstance(value, list) else float(value)
+
+
+def _tile_size(value: Any) -> Any:
+    if value == "auto":
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TILE_SIZE:
+        raise ValueError(f'"auto" or a whole number from 1 to {MAX_TILE_SIZE:,} expected')
+    return value
+
+
+def _header(value: Any) -> Any:
+    if value is not True and value is not False and value != "auto":
+        raise ValueError('true, false or "auto" expected')
+    return value
+
+
+def available(value: Any) -> Any:
+    if isinstance(value, str) and value in LATER:
+        raise ValueError(f"this {LATER[value]} is not available yet in this version of dkrr")
+    return value
+
+
+def is_data_file(mask: Any) -> bool:
+    """Whether a mask names a file; a column of the data otherwise."""
+    return isinstance(mask, str) and ("/" in mask or mask.lower().endswith(FILE_SUFFIXES))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``tcp://host:port`` is on this machine."""
+    host = urlsplit(address).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+Location = Annotated[str, AfterValidator(locate)]
+Column = Annotated[Any, BeforeValidator(_column)]
+Columns = Annotated[Any, BeforeValidator(_columns)]
+ByteSize = Annotated[Any, BeforeValidator(_bytes)]
+Alpha = Annotated[Any, BeforeValidator(_alpha)]
+TileSize = Annotated[Any, BeforeValidator(_tile_size)]
+Header = Annotated[Any, BeforeValidator(_header)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

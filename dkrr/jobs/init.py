@@ -1,0 +1,196 @@
+"""A first job file for data that nobody has fitted yet.
+
+    gamma = 1 / median |a - b|^2     over pairs of whitened rows of a sample
+
+You need it to start: the widths of kernels mean nothing before one has seen the distances between rows. The median
+makes half of all pairs closer than one width, which is rarely the best choice and never a foolish one.
+
+Cost: reads at most 100,000 rows or 256 MiB; distances between 1,000 of them.
+
+References
+----------
+Garreau, Jitkrittum, Kanagawa (2017), Large sample analysis of the median heuristic.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
+
+from dkrr.chunks import is_url
+from dkrr.dataset.sources import Table, open_table
+from dkrr.errors import DataError, JobFileError
+from dkrr.jobs import toml
+from dkrr.jobs.mistakes import nearest
+
+__all__ = ["init_job", "median_gamma"]
+
+READ_ROWS = 100_000
+READ_BYTES = 256 * 2**20
+SAMPLE_ROWS = 1_000
+
+
+@dataclass(frozen=True)
+class _Sample:
+    rows: NDArray[np.float64]
+    num_features: int
+    is_text: bool  # the target is made of words
+
+
+def init_job(
+    data_path: str | os.PathLike[str],
+    target: str | int | Sequence[str | int] | None = None,
+    base: str | os.PathLike[str] | None = None,
+) -> str:
+    """The text of a commented job file for the data, with whitening and a median-distance gamma.
+
+    Parameters
+    ----------
+    data_path
+        Anything that ``[data] path`` may be.
+    target
+        Target columns, names or numbers; None means what the data itself declares, else the last column.
+    base
+        Folder where the file will stand, the current one by default; the data's path is written relative to it.
+
+    Raises
+    ------
+    DataError, StoreError
+        The data cannot be read, or its features are not numbers.
+    JobFileError
+        A target that does not exist.
+    """
+    path = os.fspath(data_path)
+    table = open_table(path)
+    named = [target] if isinstance(target, str | int) else list(target or [])
+    if not named and table.target is None:
+        named = [table.names[-1] if table.is_named else -1]
+    positions = [_position(table, name) for name in named] or list(table.target or ())
+    sample = _read_sample(table, positions)
+    gamma = median_gamma(sample.rows)
+    written = _written_path(path, Path.cwd() if base is None else Path(base))
+    target_line = (
+        f"target = {toml.inline(named)}   # names or column numbers; -1 is the last column"
+        if named
+        else f"# target = {toml.inline([table.names[i] for i in positions])}   # declared by the data itself"
+    )
+    return _TEMPLATE.format(
+        path=toml.inline(written),
+        target=target_line,
+        num_features=sample.num_features,
+        classes="one_hot = true" if sample.is_text else "# one_hot = true",
+        metric="accuracy" if sample.is_text else "rmse",
+        gamma=f"{gamma:.4g}",
+        num_sampled=len(sample.rows),
+        name=_name(path),
+    )
+
+
+def median_gamma(rows: NDArray[np.float64]) -> float:
+    """gamma = 1 / median |a - b|^2 over pairs of the whitened rows (m, d); 1 / d where that has no meaning.
+
+    Columns are whitened with their own mean and standard deviation, constant ones become 0.
+    """
+    std = rows.std(axis=0)
+    std[std == 0] = 1.0
+    whitened = (rows - rows.mean(axis=0)) / std
+    median = float(np.median(pdist(whitened, "sqeuclidean"))) if len(rows) > 1 else 0.0
+    return 1.0 / median if median > 0 else 1.0 / rows.shape[1]
+
+
+def _position(table: Table, name: str | int) -> int:
+    names = table.names
+    if isinstance(name, int):
+        if not -len(names) <= name < len(names):
+            raise JobFileError(f"{table.label} has {len(names)} columns; target {name} is none of them")
+        return name % len(names)
+    if name not in names:
+        close = nearest(name, names)
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        hint = f"nearest right name: {close!r}" if close else f"its columns: {shown}"
+        raise JobFileError(f"{table.label} has no column {name!r}", hint=hint)
+    return names.index(name)
+
+
+def _read_sample(table: Table, targets: list[int]) -> _Sample:
+    """Rows spread evenly over the first ``READ_ROWS``, features only, and whether the target is a word."""
+    features = [i for i in range(len(table.names)) if i not in {*targets, table.weight}]
+    if not features:
+        raise DataError(f"{table.label} has no column besides its targets", hint="name fewer targets")
+    parts: list[NDArray[np.float64]] = []
+    num_read, is_text = 0, False
+    for block, labels in table.blocks(features, targets[0] if len(targets) == 1 else None):
+        parts.append(block)
+        is_text = is_text or any(not _is_number(label) for label in (labels or [])[:100])
+        num_read += len(block)
+        if num_read >= READ_ROWS or 8 * num_read * len(features) >= READ_BYTES:
+            break
+    rows = np.concatenate(parts)
+    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE_ROWS)).astype(int)]
+    finite = np.isfinite(rows).all(axis=1)  # a missing value is reported by the fit, with its row and column
+    if not finite.any():
+        raise DataError(
+            f"{table.label} has no row without missing values among those read", hint="fill them, or leave columns out"
+        )
+    return _Sample(rows[finite], len(features), is_text)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return value is None
+    return True
+
+
+def _written_path(path: str, base: Path) -> str:
+    if is_url(path) or path.startswith(("sklearn:", "generate:")) or os.path.isabs(path):
+        return path
+    return os.path.relpath(path, base)
+
+
+def _name(path: str) -> str:
+    """A name for the run, from that of the data."""
+    stem = path.rstrip("/").rpartition("/")[2].rpartition(":")[2].partition("?")[0].partition(".")[0]
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in stem) or "job"
+
+
+_TEMPLATE = """\
+# A job of dkrr: `dkrr plan` says what it needs, `dkrr fit` runs it. Relative paths mean the folder of this file.
+
+[data]
+path = {path}
+{target}
+standardize = true          # whiten the {num_features} features and the target with the training rows' statistics
+# header = "auto"           # of a CSV file: true, false or "auto"
+{classes}            # one column for each class of the target
+
+[evaluate]
+fraction = 0.1              # held out, decided for each row by a hash of its number; or path = ..., or mask = ...
+metric = "{metric}"
+
+[model]
+kernel = "rbf"              # k(a, b) = exp(-gamma |a - b|^2); also laplacian, matern, poly, linear, ...
+gamma = {gamma}             # 1 / median squared distance of {num_sampled} whitened rows
+alpha = 0.1                 # the ridge, added to the diagonal as it is; about the share of noise in a whitened target
+
+[solver]
+name = "auto"
+# tile_size = 2048          # rows of a tile; by default what a worker's memory allows
+
+[cluster]
+scheduler = "local"         # or tls://host:port, or a scheduler file
+# workers = 2               # by default one for each core
+# memory_limit = "2GiB"     # of each worker
+
+[output]
+directory = "runs/{name}"
+keep = "factor"             # what stays in the store afterwards: "all", "factor" or "model"
+"""

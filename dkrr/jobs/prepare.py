@@ -1,0 +1,124 @@
+"""From a job's ``[data]`` and ``[evaluate]`` to training rows and held-out rows on disk.
+
+Both are data sets below the store, named by a key of where they come from, so they are written once and found again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkrr.chunks import is_url, place
+from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
+from dkrr.errors import DataError, StoreError
+from dkrr.jobs.spec import DataSpec, JobSpec
+
+__all__ = ["Prepared", "open_data", "prepare"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two."""
+
+    train: Dataset
+    test: Dataset | None
+    scaling: Scaling | None
+    locations: tuple[str, ...]
+
+
+def _key(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def _source_state(path: str) -> Any:
+    """What tells a changed file from an unchanged one, without reading it."""
+    if is_url(path) or path.startswith(("sklearn:", "generate:")):
+        return path
+    try:
+        if os.path.isdir(path):
+            return [
+                (entry.path, entry.stat().st_size, entry.stat().st_mtime_ns)
+                for entry in sorted(os.scandir(path), key=lambda entry: entry.path)
+            ]
+        found = os.stat(path)
+    except OSError as exc:
+        raise DataError(f"{path} cannot be read ({exc.strerror})", hint="check [data] path") from None
+    return path, found.st_size, found.st_mtime_ns
+
+
+def open_data(data: DataSpec, store: Any, *, path: str | None = None) -> Dataset:
+    """The data set behind ``[data]`` (or behind another ``path`` read the same way), ingested when it is not one."""
+    path = path or data.path
+    if os.path.isdir(path) or (is_url(path) and not path.startswith(("sklearn:", "generate:"))):
+        try:
+            return open_dataset(path)
+        except StoreError:
+            if os.path.exists(os.path.join(path, "zarr.json")) and path.endswith(".zarr"):
+                raise
+    options = {
+        "target": data.target,
+        "features": data.features,
+        "weight": data.weight,
+        "header": data.header,
+        "delimiter": data.delimiter,
+        "one_hot": data.one_hot,
+    }
+    destination = place(store, "data", _key(_source_state(path), options) + ".zarr")
+    try:
+        return open_dataset(destination)
+    except StoreError:
+        return ingest(path, destination, **options)
+
+
+def prepare(job: JobSpec, store: Any) -> Prepared:
+    """Split and whiten: training rows with the training rows' statistics, held-out rows untouched."""
+    dataset = open_data(job.data, store)
+    if dataset.y is None:
+        raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
+    evaluate = job.evaluate
+    mask, test = None, None
+    locations: list[str] = []
+    if evaluate is not None and evaluate.path is not None:
+        test = open_data(job.data, store, path=evaluate.path)
+    elif evaluate is not None:
+        mask = _mask(job, dataset)
+    split = _key(
+        dataset.digest,
+        dataset.digest_y,
+        dataset.digest_weight,
+        None if mask is None else hashlib.sha256(np.packbits(mask).tobytes()).hexdigest(),
+        job.data.standardize,
+    )
+    if mask is not None:
+        location = place(store, "rows", f"{split}-test.zarr")
+        test, _ = prepare_rows(dataset, location, test_mask=~mask, standardize=False)
+        locations.append(location)
+    if mask is None and not job.data.standardize:
+        return Prepared(dataset, test, None, tuple(locations))
+    location = place(store, "rows", f"{split}-train.zarr")
+    train, scaling = prepare_rows(dataset, location, test_mask=mask, standardize=job.data.standardize)
+    return Prepared(train, test, scaling, (*locations, location))
+
+
+def _mask(job: JobSpec, dataset: Dataset) -> Any:
+    evaluate = job.evaluate
+    assert evaluate is not None  # noqa: S101  (narrows the type)
+    n = dataset.num_rows
+    if evaluate.fraction is not None:
+        mask = row_hash_fraction(0, n, evaluate.fraction)
+    elif evaluate.mask_is_file:
+        mask = read_mask(str(evaluate.mask), n, column=evaluate.mask_column)
+    else:
+        mask = read_mask(job.data.path, n, column=evaluate.mask, header=job.data.header)
+    held_out = int(np.sum(mask))
+    if held_out in (0, n):
+        raise DataError(
+            f"[evaluate] holds out {held_out:,} of {n:,} rows", hint="hold out some rows, and keep some to train on"
+        )
+    return mask

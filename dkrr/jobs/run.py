@@ -1,0 +1,341 @@
+"""Run a job from its file to a model, predictions and scores: prepare, plan, gram, factorise, solve, save, evaluate.
+
+A run is a directory. Everything in it and in the store is written so that the same command continues after any
+interruption.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkrr._version import __version__
+from dkrr.chunks import local_root, place, read_json, write_json
+from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.engine.session import blas_of, connect_executor, executor_for, start_local
+from dkrr.engine.tasks import Executor, Progress
+from dkrr.errors import DataError, StoreError, StoreMismatchError
+from dkrr.fitting import FitResult, FitSettings, fit_rows, remove_array
+from dkrr.given import store_given_matrix
+from dkrr.jobs.export import export_predictions
+from dkrr.jobs.plan import Plan, make_plan, run_id
+from dkrr.jobs.prepare import Prepared, open_data, prepare
+from dkrr.jobs.spec import DataSpec, JobSpec
+from dkrr.kernels import kernel_from_dict
+from dkrr.linalg.direct import Workspace
+from dkrr.model import Model, load_model
+from dkrr.prediction import Score, predict_dataset, score_dataset
+
+__all__ = ["FitSummary", "evaluate_job", "fit_job", "predict_job"]
+
+
+@dataclass
+class FitSummary:
+    """What a fit did: sizes, seconds per phase, rates, memory, residual, score. Sizes in bytes, times in seconds."""
+
+    run_directory: str
+    model_path: str
+    plan: Plan
+    seconds: dict[str, float]
+    tiles_computed: int
+    tiles_total: int
+    flops_per_second: float
+    peak_rss_bytes: dict[str, int]
+    client_peak_rss_bytes: int
+    relative_residual: list[float]
+    backward_error: list[float]
+    message: str
+    score: Score | None = None
+    metric: str = ""
+    kept: dict[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        from dataclasses import asdict
+
+        return asdict(self) | {"plan": self.plan.to_dict()}
+
+    def table(self) -> Any:
+        """The summary as a rich table."""
+        from dkrr.jobs.tables import fit_table
+
+        return fit_table(self)
+
+
+@contextmanager
+def _executor(job: JobSpec) -> Iterator[Executor]:
+    cluster = job.cluster
+    if cluster.scheduler != "local":
+        with connect_executor(cluster.scheduler, workers=cluster.workers, insecure=cluster.insecure) as executor:
+            yield executor
+        return
+    limit = cluster.memory_limit
+    with start_local(cluster.workers, cluster.threads_per_worker, limit) as executor:
+        yield executor
+
+
+def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> FitSummary:
+    """Fit a job; continues what an interrupted run of the same job left.
+
+    Raises
+    ------
+    PlanRefusedError
+        It cannot fit; nothing was started.
+    StoreMismatchError
+        The run's directory holds another job; the differing keys are listed.
+    """
+    if not isinstance(job, JobSpec):
+        job = JobSpec.load(job)
+    started = time.perf_counter()
+    name = run_id(job)
+    directory, store = job.output.run_directory(name), job.output.store_directory(name)
+    _claim(job, directory)
+    prepared = prepare(job, store)
+    plan = make_plan(job, prepared, store)
+    plan.check()
+    _resolve_once(plan, directory)
+    seconds = {"prepare": time.perf_counter() - started}
+    begin = time.perf_counter()
+    with _executor(job) as executor:
+        seconds["start"] = time.perf_counter() - begin
+        workspace = Workspace(store=store, executor=executor, progress=progress, blas=blas_of(executor))
+        summary = _fit(job, prepared, plan, workspace, directory)
+        seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
+        begin = time.perf_counter()
+        if prepared.test is not None:
+            summary.score, run = score_dataset(load_model(summary.model_path), prepared.test, executor, progress)
+            workspace.record("evaluate", run)
+            seconds["evaluate"] = time.perf_counter() - begin
+    summary.seconds = seconds | {"total": time.perf_counter() - started}
+    summary.peak_rss_bytes = _peaks(workspace)
+    summary.client_peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if summary.score is not None:
+        asked = job.evaluate.metric if job.evaluate is not None else None
+        summary.metric = asked or ("rmse" if summary.score.accuracy is None else "accuracy")
+    write_json(directory, "result.json", _plain(summary.to_dict()))
+    return summary
+
+
+def _fit(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str) -> FitSummary:
+    train, given, digest = prepared.train, None, ""
+    kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)
+    if kernel is None:
+        assert train.y is not None  # noqa: S101  (narrows the type)
+        targets = train.y.read(0, train.num_rows)
+        weight = None if train.weight is None else train.weight.read(0, train.num_rows)[:, 0]
+        rows = _LazyMatrix(train)
+        train, given, digest = store_given_matrix(rows, targets, weight, workspace.store, plan.tile_size)
+    settings = FitSettings(
+        kernel=kernel,
+        alpha=tuple(plan.alpha),
+        tile_size=plan.tile_size,
+        precision=plan.precision,  # type: ignore[arg-type]
+        gram=plan.gram,  # type: ignore[arg-type]
+    )
+    model_path = place(directory, "model.zarr")
+    with fit_rows(train, settings, workspace, given=given, source_digest=digest) as result:
+        model = _model(prepared, train, result, plan)
+        model.save(model_path, overwrite=True)
+    kept = _clean(job, workspace.store, result, prepared)
+    factor = workspace.phases["factorise"]
+    rate = factor.flops_computed / factor.seconds if factor.num_computed else 0.0
+    return FitSummary(
+        run_directory=directory,
+        model_path=model_path,
+        plan=plan,
+        seconds={},
+        tiles_computed=factor.num_computed,
+        tiles_total=factor.num_tasks,
+        flops_per_second=rate,
+        peak_rss_bytes={},
+        client_peak_rss_bytes=0,
+        relative_residual=result.solution.relative_residual,
+        backward_error=result.solution.backward_error,
+        message=result.solution.message,
+        kept=kept,
+    )
+
+
+@dataclass(frozen=True)
+class _LazyMatrix:
+    """A precomputed matrix that was ingested as rows: sliced like an array, read a block of rows at a time."""
+
+    dataset: Dataset
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.dataset.num_rows, self.dataset.num_features
+
+    def __getitem__(self, key: tuple[slice, slice]) -> Any:
+        rows, columns = key
+        return self.dataset.X.read(rows.start, rows.stop)[:, columns]
+
+
+def _model(prepared: Prepared, train: Dataset, result: FitResult, plan: Plan) -> Model:
+    center = result.operator.rows.center if result.operator.rows is not None else None
+    return Model(
+        kernel=result.operator.kernel,
+        x_fit=None if result.operator.kernel is None else train.X,
+        dual_coef=result.dual_coef,
+        solution=result.solution,
+        center=None if center is None else np.asarray(center),
+        scaling=prepared.scaling,
+        y_is_1d=prepared.train.y_is_1d,
+        feature_names=list(prepared.train.feature_names or []),
+        target_names=list(prepared.train.target_names or []),
+        classes=None if prepared.train.classes is None else list(prepared.train.classes),
+        provenance={
+            "dkrr": __version__,
+            "rows_digest": prepared.train.digest,
+            "targets_digest": prepared.train.digest_y,
+            "alpha": plan.alpha,
+            "tile_size": plan.tile_size,
+            "precision": plan.precision,
+            "gram": plan.gram,
+        },
+    )
+
+
+def _claim(job: JobSpec, directory: str) -> None:
+    """Write job.json, or refuse a directory that belongs to another job."""
+    wanted = {key: value for key, value in job.to_dict().items() if key not in ("cluster", "storage")}
+    found = read_json(directory, "job.json")
+    if found is not None and found != wanted:
+        differing = sorted(
+            f"[{table}] {key}: {found.get(table, {}).get(key)!r} there, {wanted.get(table, {}).get(key)!r} wanted"
+            for table in found.keys() | wanted.keys()
+            for key in found.get(table, {}).keys() | wanted.get(table, {}).keys()
+            if found.get(table, {}).get(key) != wanted.get(table, {}).get(key)
+        )
+        raise StoreMismatchError(
+            f"{directory} holds another job ({'; '.join(differing)})",
+            hint="give another [output] directory, or remove it",
+            fields=differing,
+        )
+    root = local_root(directory)
+    if found is None and root is not None and root.exists() and any(root.iterdir()):
+        raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
+    write_json(directory, "job.json", wanted)
+    if root is not None:
+        (root / "job.toml").write_text(job.to_toml())
+
+
+def _resolve_once(plan: Plan, directory: str) -> None:
+    """What "auto" became is fixed by the first attempt; a later one must use the same tiles."""
+    found = read_json(directory, "plan.json")
+    if found is None:
+        write_json(directory, "plan.json", _plain(plan.to_dict()))
+        return
+    fixed = ("num_rows", "num_features", "num_targets", "kernel", "alpha", "precision", "gram", "tile_size")
+    for name in fixed:
+        old = found[name]
+        if old != getattr(plan, name):
+            object.__setattr__(plan, name, old)
+
+
+def _clean(job: JobSpec, store: Any, result: FitResult, prepared: Prepared) -> dict[str, int]:
+    """Remove what ``keep`` does not name; sizes of what stays."""
+    keep = job.output.keep
+    if keep != "all" and result.gram is not None:
+        remove_array(result.gram)
+    if keep == "model":
+        for location in result.factors:
+            remove_array(location)
+    kept = {}
+    for location in [*result.factors, *([result.gram] if result.gram else [])]:
+        root = local_root(location)
+        if root is not None and root.exists():
+            kept[location] = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    return kept
+
+
+def _peaks(workspace: Workspace) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    for summary in workspace.phases.values():
+        for worker, peak in summary.peak_rss_bytes.items():
+            peaks[worker] = max(peaks.get(worker, 0), peak)
+    return peaks
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def predict_job(model_path: str, data: str, output: str, *, progress: Progress | None = None) -> int:
+    """Predict the rows of ``data`` into ``output`` (.zarr, .npy, .parquet or .csv); the number of rows.
+
+    Finished blocks stay beside the output until it is complete, so an interrupted prediction continues.
+
+    Raises
+    ------
+    DataError
+        The data has other features than the model, or targets that cannot be told from features.
+    """
+    model = load_model(model_path)
+    work = f"{output}.work"
+    dataset = _rows_for(model, data, work)
+    with executor_for() as executor:
+        predictions, _ = predict_dataset(model, dataset, place(work, "result.zarr"), executor, progress)
+    export_predictions(predictions, output, model.target_names, y_is_1d=model.y_is_1d)
+    remove_array(work)
+    return dataset.num_rows
+
+
+def evaluate_job(
+    model_path: str, data: str, *, metric: str | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Score a model on the rows of ``data``, whose last columns (or named columns) are the targets."""
+    model = load_model(model_path)
+    work = f"{model_path}.{uuid.uuid4().hex}.partial"
+    try:
+        dataset = _rows_for(model, data, work, with_targets=True)
+        with executor_for() as executor:
+            score, _ = score_dataset(model, dataset, executor, progress)
+    finally:
+        remove_array(work)
+    if metric is not None:
+        return {metric: score.value(metric), "rows": score.num_rows}
+    facts: dict[str, Any] = {"rows": score.num_rows, "rmse": score.value("rmse"), "r2": score.value("r2")}
+    if score.rmse_whitened is not None:
+        facts["rmse (whitened)"] = float(np.mean(score.rmse_whitened))
+    if score.accuracy is not None:
+        facts["accuracy"] = score.accuracy
+    return facts
+
+
+def _rows_for(model: Model, data: str, work: str, *, with_targets: bool = False) -> Dataset:
+    """The data as rows with the model's features: a data set as it is, anything else ingested beside the output."""
+    try:
+        return open_dataset(data)
+    except StoreError:
+        pass
+    destination = place(work, "data.zarr")
+    try:
+        return open_dataset(destination)
+    except StoreError:
+        pass
+    if not with_targets:
+        return ingest(data, destination)
+    if model.classes is not None:
+        return open_data(DataSpec(path=data, target=[-1], one_hot=True), work)
+    names = model.target_names
+    try:
+        return ingest(data, destination, target=names)
+    except DataError:
+        return ingest(data, destination, target=list(range(-model.num_targets, 0)))

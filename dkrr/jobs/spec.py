@@ -1,0 +1,292 @@
+"""A job: the validated form of its TOML file.
+
+You need it to turn a file that a person wrote into parameters that can be trusted: unknown keys, wrong types and
+values that are not allowed are found here, with the line they stand on, before any data is opened. Relative paths
+mean the folder of the job file, so a job runs the same from anywhere. Costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from dkrr.chunks import is_url
+from dkrr.errors import JobFileError
+from dkrr.jobs import mistakes, toml
+from dkrr.jobs.fields import (
+    Alpha,
+    ByteSize,
+    Column,
+    Columns,
+    Header,
+    Location,
+    TileSize,
+    available,
+    is_data_file,
+    is_loopback,
+    locate,
+)
+from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_tag
+from dkrr.jobs.mistakes import nearest
+from dkrr.kernels import Kernel
+
+__all__ = [
+    "ClusterSpec",
+    "DataSpec",
+    "EvaluateSpec",
+    "JobSpec",
+    "KernelTable",
+    "ModelSpec",
+    "OutputSpec",
+    "SolverSpec",
+    "StorageSpec",
+    "nearest",
+]
+
+
+class DataSpec(Table):
+    """``[data]``: where the rows come from and what their columns mean."""
+
+    path: Location
+    target: Columns | None = None
+    features: Columns | None = None
+    weight: Column | None = None
+    header: Header = "auto"
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    one_hot: bool = False
+    standardize: bool = False
+
+
+class EvaluateSpec(Table):
+    """``[evaluate]``: which rows are held out, and the score on them. One of ``path``, ``mask``, ``fraction``.
+
+    ``mask`` is a column of the data (name or number) or a file, of which ``mask_column`` is used; true means held out.
+    ``metric`` None means accuracy for one-hot targets and rmse otherwise.
+    """
+
+    path: Location | None = None
+    mask: Column | None = None
+    mask_column: Column = 0
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    metric: Literal["rmse", "r2", "accuracy"] | None = None
+
+    @field_validator("mask")
+    @classmethod
+    def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
+        return locate(value, info) if is_data_file(value) else value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"one of path, mask and fraction expected, {' and '.join(given) or 'none'} given")
+        return self
+
+    @property
+    def mask_is_file(self) -> bool:
+        """Whether ``mask`` names a file and not a column of the data."""
+        return is_data_file(self.mask)
+
+
+class ModelSpec(KernelParameters):
+    """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults."""
+
+    kernel: Annotated[
+        Annotated[str, Tag("kernel name")] | Annotated[KernelTable, Tag("kernel table")], Discriminator(kernel_tag)
+    ] = "linear"
+    alpha: Alpha = 1.0
+
+    @model_validator(mode="after")
+    def _check_kernel(self) -> Self:
+        if isinstance(self.kernel, KernelTable) and self.given():
+            raise ValueError(f"{self.given()[0]} belongs into the kernel's own table")
+        self.build_kernel()  # raises what a wrong name or parameter deserves
+        return self
+
+    def build_kernel(self) -> Kernel:
+        """The kernel of the job; gamma may still be None, which ``Kernel.resolve`` makes a number."""
+        return self.kernel.build() if isinstance(self.kernel, KernelTable) else self.make(self.kernel)
+
+
+class SolverSpec(Table):
+    """``[solver]``: how the system is solved."""
+
+    name: Annotated[Literal["auto", "cholesky"], BeforeValidator(available)] = "auto"
+    tile_size: TileSize = "auto"
+    precision: Annotated[Literal["auto", "float64", "float32"], BeforeValidator(available)] = "auto"
+    gram: Literal["auto", "stored", "on_the_fly"] = "auto"
+    tol: Annotated[float, Field(gt=0, lt=1)] = 1e-8
+    max_iter: Annotated[int, Field(ge=1)] | None = None
+
+
+class ClusterSpec(Table):
+    """``[cluster]``: where the work runs. ``scheduler`` is "local", tcp://..., tls://... or a scheduler file."""
+
+    scheduler: str = "local"
+    workers: Annotated[int, Field(ge=1)] | None = None
+    threads_per_worker: Annotated[int, Field(ge=1)] = 1
+    memory_limit: ByteSize = "auto"
+    insecure: bool = False
+
+    @field_validator("scheduler")
+    @classmethod
+    def _check_scheduler(cls, value: str, info: ValidationInfo) -> str:
+        if value == "local":
+            return value
+        if is_url(value) and urlsplit(value).scheme not in {"tcp", "tls"}:
+            raise ValueError('"local", tcp://host:port, tls://host:port or a scheduler file expected')
+        return locate(value, info)
+
+    @model_validator(mode="after")
+    def _refuse_open_scheduler(self) -> Self:
+        # whoever reaches an open scheduler can run any code on its workers
+        if self.scheduler.startswith("tcp://") and not self.insecure and not is_loopback(self.scheduler):
+            raise ValueError(
+                f"scheduler {self.scheduler} is reached without encryption and authentication;"
+                " use tls://, or say insecure = true where the network is trusted"
+            )
+        return self
+
+
+class StorageSpec(Table):
+    """``[storage]``: how s3:// addresses are reached. Credentials are found by each process itself."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    allow_http: bool = False
+
+
+class OutputSpec(Table):
+    """``[output]``: where the run and the store are, and what stays in the store afterwards."""
+
+    directory: Location = "runs/job"
+    store: Location | None = None
+    keep: Literal["all", "factor", "model"] = "factor"
+
+    @field_validator("directory", "store")
+    @classmethod
+    def _only_id(cls, value: str | None) -> str | None:
+        if value is not None and any(brace in value.replace("{id}", "") for brace in "{}"):
+            raise ValueError("{id} is the only thing that braces may hold")
+        return value
+
+    def run_directory(self, run_id: str) -> str:
+        """Folder or address of the run ``run_id``."""
+        return self.directory.replace("{id}", run_id)
+
+    def store_directory(self, run_id: str) -> str:
+        """Root of Gram matrices and factors; by default the folder "store" beside the run's directory."""
+        if self.store is not None:
+            return self.store.replace("{id}", run_id)
+        parent, _, _ = self.run_directory(run_id).rstrip("/").rpartition("/")
+        return f"{parent}/store" if parent else "store"
+
+
+class JobSpec(Table):
+    """The whole job. Read one with :meth:`load`; it is frozen, and its paths are absolute."""
+
+    data: DataSpec
+    evaluate: EvaluateSpec | None = None
+    model: ModelSpec = ModelSpec()
+    solver: SolverSpec = SolverSpec()
+    cluster: ClusterSpec = ClusterSpec()
+    storage: StorageSpec = StorageSpec()
+    output: OutputSpec = OutputSpec()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> JobSpec:
+        """Read and check a job file.
+
+        Raises
+        ------
+        JobFileError
+            The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as exc:
+            raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint="job files are TOML") from None
+        except OSError as exc:
+            raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint="`dkrr init DATA` writes one") from None
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as exc:
+            raise JobFileError(f"{path} is not valid TOML: {exc}", hint="strings stand in quotes") from None
+        return cls._checked(document, base=path.absolute().parent, name=path.stem, text=text, source=str(path))
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any], base: str | os.PathLike[str] = ".", name: str = "job") -> JobSpec:
+        """Check a job given as nested dicts; relative paths mean the folder ``base``.
+
+        Raises
+        ------
+        JobFileError
+            Something is unknown or not allowed.
+        """
+        return cls._checked(document, base=Path(base).absolute(), name=name, text="", source="")
+
+    @classmethod
+    def _checked(cls, document: dict[str, Any], *, base: Path, name: str, text: str, source: str) -> JobSpec:
+        mistakes.refuse_secrets(document, text=text, source=source)
+        for path, choices in _unknown_keys(document):
+            raise mistakes.unknown_key(path, choices, text=text, source=source)
+        if isinstance(document.get("output", {}), dict):
+            document = {**document, "output": {"directory": f"runs/{name}", **document.get("output", {})}}
+        try:
+            return cls.model_validate(document, context={"base": base})
+        except ValidationError as exc:
+            raise mistakes.describe(exc, text=text, source=source) from None
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain nested dicts that :meth:`from_dict` reads back exactly."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_toml(self) -> str:
+        """The job as the text of a TOML file."""
+        return toml.dumps(self.to_dict())
+
+
+def _unknown_keys(document: dict[str, Any]) -> list[tuple[tuple[Any, ...], list[str]]]:
+    """Path and the right names for every key of ``document`` that does not exist.
+
+    pydantic finds them too, but spread over the branches of a union and without the names that would be right.
+    """
+    found: list[tuple[tuple[Any, ...], list[str]]] = []
+
+    def visit(table: Any, path: tuple[Any, ...], names: dict[str, Any]) -> None:
+        if isinstance(table, dict):
+            found.extend(((*path, key), list(names)) for key in table if key not in names)
+
+    def visit_kernel(item: Any, path: tuple[Any, ...]) -> None:
+        if isinstance(item, dict):
+            visit(item, path, KernelTable.model_fields)
+            for form in ("sum", "product"):
+                for index, part in enumerate(item[form] if isinstance(item.get(form), list) else []):
+                    visit_kernel(part, (*path, form, index))
+
+    visit(document, (), JobSpec.model_fields)
+    tables: dict[str, type[Table]] = {
+        "data": DataSpec, "evaluate": EvaluateSpec, "model": ModelSpec, "solver": SolverSpec,
+        "cluster": ClusterSpec, "storage": StorageSpec, "output": OutputSpec,
+    }  # fmt: skip
+    for table, model in tables.items():
+        visit(document.get(table), (table,), model.model_fields)
+    if isinstance(document.get("model"), dict):
+        visit_kernel(document["model"].get("kernel"), ("model", "kernel"))
+    return found

@@ -1,0 +1,100 @@
+"""Plans and summaries as tables for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dkrr.jobs.plan import Plan
+    from dkrr.jobs.run import FitSummary
+
+__all__ = ["fit_table", "plan_table"]
+
+
+def _table(title: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    return table
+
+
+def size(num_bytes: float | None) -> str:
+    """A number of bytes for people."""
+    from dask.utils import format_bytes
+
+    return "unknown" if num_bytes is None else format_bytes(int(num_bytes))
+
+
+def _kernel(plan: Plan) -> str:
+    parameters = {key: value for key, value in plan.kernel.items() if key != "kernel"}
+    name = str(plan.kernel.get("kernel", next(iter(plan.kernel))))
+    return f"{name} ({', '.join(f'{key} {value}' for key, value in parameters.items())})" if parameters else name
+
+
+def _rows(plan: Plan) -> str:
+    targets = f"{plan.num_targets} target{'s' * (plan.num_targets != 1)}"
+    return f"{plan.num_rows:,} x {plan.num_features:,}, {targets}"
+
+
+def _alpha(plan: Plan) -> str:
+    return ", ".join(f"{value:g}" for value in plan.alpha)
+
+
+def plan_table(plan: Plan) -> Any:
+    """What the job needs and what there is."""
+    table = _table("plan")
+    table.add_row("training rows", _rows(plan) + (f"; {plan.num_test_rows:,} held out" if plan.num_test_rows else ""))
+    table.add_row("model", f"{_kernel(plan)}, alpha {_alpha(plan)}")
+    table.add_row("solver", f"{plan.solver}, {plan.precision}, Gram matrix {plan.gram.replace('_', ' ')}")
+    side = plan.num_tiles_per_side
+    count = side * (side + 1) // 2
+    table.add_row("tiles", f"{plan.tile_size} rows ({plan.tile_rule}); {side} a side, {count:,} in all")
+    table.add_row("work", f"{plan.num_tasks:,} tasks, {plan.flops:.3g} flops")
+    table.add_row("workers", f"{plan.workers}, memory limit {size(plan.memory_limit_bytes)} each")
+    table.add_row("memory per worker", f"{size(plan.task_bytes)} projected peak")
+    parts = ", ".join(f"{name} {size(value)}" for name, value in plan.disk_bytes.items() if value)
+    table.add_row("disk", f"{size(plan.disk_needed_bytes)} to write ({parts}); {size(plan.disk_free_bytes)} free")
+    seconds = ", ".join(f"{name} {value:.1f}" for name, value in plan.estimated_seconds.items())
+    table.add_row("estimated", f"{plan.total_seconds:.0f} s ({seconds})")
+    for note in plan.notes:
+        table.add_row("note", note)
+    if plan.refusal:
+        table.add_row("[red]refused[/red]", plan.refusal + (f": {plan.hint}" if plan.hint else ""))
+    return table
+
+
+def fit_table(summary: FitSummary) -> Any:
+    """What the fit did, in the order in which it did it."""
+    plan = summary.plan
+    table = _table("fit")
+    table.add_row("rows", _rows(plan))
+    table.add_row("model", f"{_kernel(plan)}, alpha {_alpha(plan)}")
+    reused = summary.tiles_total - summary.tiles_computed
+    tiles = f"{summary.tiles_total:,} of {plan.tile_size} x {plan.tile_size}, {summary.tiles_computed:,} computed"
+    table.add_row("tiles", tiles + (f", {reused:,} found valid" if reused else ""))
+    for phase, seconds in summary.seconds.items():
+        known = phase == "factorise" and summary.flops_per_second
+        rate = f", {summary.flops_per_second / 1e9:.0f} GF/s" if known else ""
+        table.add_row(f"  {phase}", f"{seconds:.2f} s{rate}")
+    matrices = sum(plan.disk_bytes.get(name, 0) for name in ("factor", "gram"))
+    table.add_row("matrices on disk", size(matrices))
+    if summary.peak_rss_bytes:
+        peak = max(summary.peak_rss_bytes.values())
+        limit = f" of {size(plan.memory_limit_bytes)}" if plan.memory_limit_bytes else ""
+        table.add_row("peak memory", f"worker {size(peak)}{limit}, client {size(summary.client_peak_rss_bytes)}")
+    residual, error = max(summary.relative_residual), max(summary.backward_error)
+    table.add_row("residual", f"relative {residual:.1e}, backward error {error:.1e}")
+    score = summary.score
+    if score is not None:
+        value = score.value(summary.metric)
+        text = f"{100 * value:.2f} %" if summary.metric == "accuracy" else f"{value:.5g}"
+        if summary.metric == "rmse" and score.rmse_whitened is not None:
+            text += f" ({sum(score.rmse_whitened) / len(score.rmse_whitened):.4f} whitened)"
+        table.add_row(f"held-out {summary.metric}", f"[bold]{text}[/bold] on {score.num_rows:,} rows")
+    table.add_row("model in", summary.model_path)
+    for location, num_bytes in summary.kept.items():
+        table.add_row("kept", f"{size(num_bytes)} in {location}")
+    return table

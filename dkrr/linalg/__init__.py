@@ -1,0 +1,1 @@
+"""Algorithms on tiles: Gram matrix, ridge operator, Cholesky factor, triangular solves, true residual."""

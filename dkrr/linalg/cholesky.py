@@ -1,0 +1,187 @@
+"""Left-looking tile Cholesky: A = L L^T, one task and one file a tile.
+
+    L[j,j] = potrf(A[j,j] - sum_{k<j} L[j,k] L[j,k]^T)
+    L[i,j] = (A[i,j] - sum_{k<j} L[i,k] L[j,k]^T) L[j,j]^-T        i > j
+
+A task waits for its left neighbour (i, j-1) and for the diagonal tile (j, j); everything else it reads follows by
+transitivity. A[i,j] is needed exactly once, so it is evaluated from the kernel on the spot or read from a stored Gram
+matrix. A valid tile is the checkpoint: a factorisation that was interrupted is run again, and tasks whose tile is
+valid return at once. The order of every sum is fixed by the tile indices, so a resumed factor has the same bytes as an
+undisturbed one.
+
+Cost
+----
+n^3 / 3 flops; n^3 / (3 b) elements read, n^2 / 2 written; memory of a task: one accumulator and two mapped tiles.
+
+References
+----------
+Golub and Van Loan, Matrix Computations, 4th ed., section 4.2; Buttari et al., A class of parallel tiled linear algebra
+algorithms for multicore architectures, Parallel Computing 35 (2009).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
+from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreError
+from dkrr.failpoints import failpoint
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, syrk, trsm_right
+
+__all__ = ["CholeskyTask", "cholesky_nodes", "factorise"]
+
+logger = logging.getLogger("dkrr.linalg")
+
+MAX_REPAIRS = 100
+
+
+@dataclass(frozen=True)
+class CholeskyTask:
+    """Everything a task of the factorisation needs: the operator and the factor it writes to."""
+
+    operator: RidgeOperator
+    factor: TileMatrix
+
+    @property
+    def grid(self) -> TileGrid:
+        return self.factor.grid
+
+    def remaining_bytes(self) -> int:
+        """Bytes of the factor that are still to be written."""
+        return len(self.factor.missing()) * (self.factor.array.chunk_bytes + 4)
+
+
+def cholesky_nodes(grid: TileGrid) -> list[Node]:
+    """The graph, in the order of its priorities: N (N + 1) / 2 nodes with at most two dependencies each.
+
+    The critical path goes (j, j), (j+1, j), (j+1, j+1): of every column the tile below the diagonal comes first and
+    the next diagonal tile right behind it, before the rest of the column.
+    """
+    b = float(grid.tile_size)
+
+    def rank(key: tuple[int, int]) -> tuple[float, int]:
+        i, j = key
+        return (j - 1, j + 0.5) if i == j else (j, i)  # type: ignore[return-value]
+
+    nodes = []
+    for i, j in sorted(grid.lower(), key=rank):
+        left = ((i, j - 1),) if j else ()
+        above = ((j, j),) if i != j else ()
+        flops = b**3 / 3 + j * b**3 if i == j else b**3 + 2 * j * b**3
+        nodes.append(Node((i, j), left + above, flops))
+    return nodes
+
+
+def factor_tile(task: CholeskyTask, i: int, j: int) -> bool:
+    """Compute and write L[i, j] unless it is valid; whether it was computed."""
+    factor, grid = task.factor, task.factor.grid
+    if factor.is_valid(i, j):
+        return False
+    failpoint("cholesky.tile.before_read")
+    c = _update(task, i, j)
+    if i == j:
+        info = potrf(c)
+        if info:
+            raise _not_positive_definite(task, j, info)
+    else:
+        trsm_right(c, factor.read(j, j))
+    failpoint("cholesky.tile.after_compute", c)
+    if not is_finite(c):
+        raise _not_finite(task, i, j, c)
+    factor.write(i, j, c)
+    failpoint("cholesky.tile.after_write")
+    del grid
+    return True
+
+
+def _update(task: CholeskyTask, i: int, j: int) -> Any:
+    """A[i,j] - sum_{k<j} L[i,k] L[j,k]^T in a reused buffer."""
+    factor = task.factor
+    c = buffer("accumulator", factor.grid.shape(i, j), factor.dtype)
+    task.operator.tile(i, j, c)
+    for k in range(j):
+        # at most two tiles are mapped at once, and both are dropped after their product
+        left = factor.read(j, k)
+        if i == j:
+            syrk(c, left)
+        else:
+            gemm_nt(c, factor.read(i, k), left)
+        del left
+    return c
+
+
+def _not_positive_definite(task: CholeskyTask, j: int, info: int) -> NotPositiveDefiniteError:
+    """Name the row, the pivot and an alpha that would do. The tile is formed once more: potrf destroyed it."""
+    grid, alpha = task.factor.grid, task.operator.alpha
+    row = grid.span(j).start + info - 1
+    c = _update(task, j, j)
+    scale = float(np.max(np.abs(np.diag(c))))
+    symmetric = np.tril(c) + np.tril(c, -1).T
+    pivot = leading_minor_pivot(symmetric, info)
+    eps = float(np.finfo(factor_dtype(task)).eps)
+    suggested = alpha + max(10 * abs(pivot), grid.n * eps * scale)
+    return NotPositiveDefiniteError(
+        f"tile ({j}, {j}) of {task.factor.location} is not positive definite at row {row:,} "
+        f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {task.factor.array.dtype})",
+        hint=f"raise alpha to at least {suggested:.1g}, or remove duplicated rows; an indefinite kernel has no "
+        "Cholesky factor at small alpha",
+        row=row,
+        pivot=pivot,
+        alpha=alpha,
+        suggested_alpha=suggested,
+    )
+
+
+def factor_dtype(task: CholeskyTask) -> np.dtype[Any]:
+    return task.factor.dtype
+
+
+def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
+    row, column = np.argwhere(~np.isfinite(c))[0]
+    return DataError(
+        f"tile ({i}, {j}) of {task.factor.location} is not finite at entry ({row}, {column}), "
+        f"kernel {task.operator.kernel}",
+        hint="scale the features",
+    )
+
+
+def factorise(
+    operator: RidgeOperator,
+    factor: TileMatrix,
+    executor: Executor,
+    progress: Progress | None = None,
+) -> RunSummary:
+    """Compute every tile of L that is not valid.
+
+    A tile that a reader finds damaged is deleted and computed again, then everything that still misses.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        A pivot is not positive; names the global row, the pivot, alpha and a suggested alpha.
+    DamagedChunkError
+        A tile of the stored Gram matrix or a row chunk is damaged.
+    """
+    task = CholeskyTask(operator, factor)
+    nodes = cholesky_nodes(factor.grid)
+    total = RunSummary()
+    for _ in range(MAX_REPAIRS):
+        try:
+            summary = executor.run("factorise", factor_tile, task, nodes, progress)
+        except DamagedChunkError as damage:
+            if damage.path != factor.location:
+                raise
+            logger.warning("%s; computing it again", damage.message)
+            factor.delete(*damage.index)
+            continue
+        total.merge(summary)
+        return total
+    raise StoreError(
+        f"{MAX_REPAIRS} damaged tiles in {factor.location}", hint="the device loses data; use another store"
+    )

@@ -1,0 +1,159 @@
+"""The direct solver: a tile Cholesky factor on disk, two substitutions, and the true residual.
+
+Two verbs, split by what they need to know: ``prepare`` sees only the matrix, ``solve`` only right-hand sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dkrr.chunks import place
+from dkrr.engine.tasks import Executor, Progress, RunSummary
+from dkrr.errors import DamagedChunkError, ResidualError
+from dkrr.linalg.cholesky import factorise
+from dkrr.linalg.keys import factor_fields, key_of
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.residual import ResidualTask, residual_norms
+from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.triangular import BlockColumns, SweepTask, sweep
+from dkrr.lock import hold_lock
+from dkrr.tiles import TileMatrix
+
+__all__ = ["CholeskyFactor", "CholeskySolver", "Workspace"]
+
+
+@dataclass
+class Workspace:
+    """Where a solve keeps its arrays and who runs its tasks; collects what every phase did."""
+
+    store: Any
+    executor: Executor
+    progress: Progress | None = None
+    blas: str = ""
+    phases: dict[str, RunSummary] = field(default_factory=dict)
+
+    def record(self, phase: str, summary: RunSummary) -> RunSummary:
+        """Add the figures of a phase."""
+        if phase in self.phases:
+            self.phases[phase].merge(summary)
+        else:
+            self.phases[phase] = summary
+        return summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class CholeskySolver:
+    """Parameters of the direct solver.
+
+    Parameters
+    ----------
+    precision
+        "float64", or "float32" for a factor (and an answer) in single precision at half the disk and time.
+    """
+
+    precision: Literal["float64", "float32"] = "float64"
+
+    def prepare(
+        self,
+        operator: RidgeOperator,
+        workspace: Workspace,
+        *,
+        weight_digest: str | None = None,
+        source_digest: str = "",
+    ) -> CholeskyFactor:
+        """Factorise A, continuing a factor with the same key where it was left. n^3 / 3 flops.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            A is not positive definite; names the row and a suggested alpha.
+        """
+        fields = factor_fields(operator, self.precision, weight_digest, workspace.blas, source_digest)
+        location = factor_location(workspace.store, fields)
+        factor = TileMatrix.create(location, operator.grid, dtype=self.precision, attributes=fields)
+        with hold_lock(location):
+            workspace.record("factorise", factorise(operator, factor, workspace.executor, workspace.progress))
+        return CholeskyFactor(solver=self, operator=operator, factor=factor, workspace=workspace)
+
+
+def factor_location(store: Any, fields: dict[str, Any]) -> Any:
+    """Where the factor with these fields is."""
+    return place(store, "factors", key_of(fields) + ".zarr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CholeskyFactor:
+    """A finished factor: solves for any number of right-hand sides."""
+
+    solver: CholeskySolver
+    operator: RidgeOperator
+    factor: TileMatrix
+    workspace: Workspace
+
+    def solve(self, rhs: BlockColumns) -> tuple[BlockColumns, Solution]:
+        """Solve A u = rhs for all columns, evaluate the true residual.
+
+        Parameters
+        ----------
+        rhs : BlockColumns (n, t)
+            S Y. The blocks z and u are stored beside it.
+
+        Returns
+        -------
+        u : BlockColumns (n, t)
+        solution : Solution
+
+        Raises
+        ------
+        ResidualError
+            The backward error of a target exceeds 30 n eps: some tile is not what it should be, although its
+            checksum is right.
+        """
+        work = self.workspace
+        precision = self.solver.precision
+
+        def columns(name: str) -> BlockColumns:
+            return BlockColumns.create(rhs.array.store, name, rhs.grid, rhs.num_columns, precision)
+
+        forward, backward = columns("z"), columns("u")
+        for source, result, direction in ((rhs, forward, "forward"), (forward, backward, "backward")):
+            task = SweepTask(self.factor, source, result, direction)  # type: ignore[arg-type]
+            work.record("solve", self._sweep(task))
+        norms = residual_norms(ResidualTask(self.operator, rhs, backward), work.executor, work.progress)
+        work.record("residual", norms.summary)
+        bar = backward_error_bar(rhs.grid.n, precision)
+        worst = max(norms.backward_error)
+        if not worst <= bar:
+            target = norms.backward_error.index(worst)
+            raise ResidualError(
+                f"backward error {worst:.2g} of target {target} exceeds {bar:.2g} (30 n eps, {precision})",
+                hint="a stored tile is not what it should be: check the store with `dkrr info --verify`, "
+                "remove the factor and start again",
+                backward_error=norms.backward_error,
+            )
+        seconds = {phase: summary.seconds for phase, summary in work.phases.items()}
+        return backward, Solution(
+            solver="cholesky",
+            precision=precision,
+            converged=True,
+            num_iterations=0,
+            relative_residual=norms.relative_residual,
+            backward_error=norms.backward_error,
+            seconds=seconds,
+            message=f"Cholesky factor of {rhs.grid.n:,} rows in {self.factor.grid.num_lower:,} tiles, "
+            f"largest relative residual {max(norms.relative_residual):.1e}",
+        )
+
+    def _sweep(self, task: SweepTask) -> RunSummary:
+        work = self.workspace
+        for _ in range(100):
+            try:
+                return sweep(task, work.executor, work.progress)
+            except DamagedChunkError as damage:
+                # a tile that was lost after it was written: compute it again, then go on
+                if damage.path != self.factor.location:
+                    raise
+                self.factor.delete(*damage.index)
+                work.record("factorise", factorise(self.operator, self.factor, work.executor, work.progress))
+        raise ResidualError("the factor loses tiles faster than they are computed", hint="use another store")

@@ -1,0 +1,184 @@
+"""The Gram matrix K = k(X, X) as lower tiles in a store, and as a lazy symmetric dask array.
+
+You need a stored Gram matrix when its entries are dear (d above about 100, callables, precomputed input) or when
+several factorisations share it. Otherwise the factorisation evaluates tiles on the spot.
+
+Cost
+----
+n^2 / 2 kernel entries, n (n + b) / 2 elements written; memory of a task: one tile.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dkrr.chunks import FloatArray, place
+from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
+from dkrr.errors import DamagedChunkError, DataError, StoreError
+from dkrr.failpoints import failpoint
+from dkrr.kernels import Kernel, make_kernel
+from dkrr.linalg.keys import gram_fields, key_of
+from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.tiles.blas import buffer, is_finite
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+__all__ = ["GramTask", "build_gram", "gram_matrix", "rows_of"]
+
+logger = logging.getLogger("dkrr.linalg")
+
+MAX_REPAIRS = 100
+NUM_SAMPLES = 4
+SAMPLE_RTOL = 1e-6
+
+
+def rows_of(dataset: Dataset, kernel: Kernel | None) -> Rows:
+    """Reference to the rows of a data set; translation-invariant kernels are centred at the mean."""
+    center = None
+    if kernel is not None and kernel.stationary:
+        center = tuple(float(value) for value in dataset.x_mean)
+    return Rows(dataset.path, dataset.digest, center)
+
+
+@dataclass(frozen=True)
+class GramTask:
+    """The operator whose kernel is evaluated, and the matrix that is written."""
+
+    operator: RidgeOperator
+    gram: TileMatrix
+
+    @property
+    def grid(self) -> TileGrid:
+        return self.gram.grid
+
+    def remaining_bytes(self) -> int:
+        """Bytes that are still to be written."""
+        return len(self.gram.missing()) * (self.gram.array.chunk_bytes + 4)
+
+
+def gram_tile(task: GramTask, i: int, j: int) -> bool:
+    """Compute and write tile (i, j) of K unless it is valid; whether it was computed."""
+    gram = task.gram
+    if gram.is_valid(i, j):
+        if _samples_agree(task, i, j):
+            return False
+        logger.warning("tile (%d, %d) of %s holds other entries than its rows give; computing it again", i, j, gram)
+    failpoint("gram.tile.before_read")
+    tile = buffer("accumulator", gram.grid.shape(i, j), gram.dtype)
+    task.operator.gram_tile(i, j, tile)
+    failpoint("gram.tile.after_compute", tile)
+    if not is_finite(tile):
+        raise DataError(f"tile ({i}, {j}) of the Gram matrix is not finite", hint="scale the features")
+    gram.write(i, j, tile)
+    failpoint("gram.tile.after_write")
+    return True
+
+
+def _samples_agree(task: GramTask, i: int, j: int) -> bool:
+    """Compare a few entries with the kernel: a tile that was swapped for another passes its checksum."""
+    if task.operator.kernel is None or task.operator.rows is None:
+        return True
+    rows, columns = task.grid.shape(i, j)
+    picked = [(3 * rows // 7, columns // 5), (rows - 1, 0), (rows // 2, columns - 1), (0, columns // 3)][:NUM_SAMPLES]
+    tile = task.gram.read(i, j)
+    a_start, b_start = task.grid.span(i).start, task.grid.span(j).start
+    reference = task.operator.rows
+    for p, q in picked:
+        a, b = reference.read(a_start + p, a_start + p + 1), reference.read(b_start + q, b_start + q + 1)
+        if a_start + p == b_start + q:
+            entry = float(task.operator.kernel.diag(a)[0])
+        else:
+            entry = float(task.operator.kernel.block(a, b)[0, 0])
+        if abs(entry - float(tile[p, q])) > SAMPLE_RTOL * max(1.0, abs(entry)):
+            return False
+    return True
+
+
+def gram_nodes(grid: TileGrid, num_features: int) -> list[Node]:
+    """Independent tasks, one a tile."""
+    b = float(grid.tile_size)
+    return [Node(key, (), 2.0 * b * b * num_features) for key in grid.lower()]
+
+
+def build_gram(
+    operator: RidgeOperator, gram: TileMatrix, executor: Executor, progress: Progress | None = None
+) -> RunSummary:
+    """Compute every tile of K that is not valid; a tile found damaged is computed again."""
+    task = GramTask(operator, gram)
+    nodes = gram_nodes(gram.grid, 10)
+    for _ in range(MAX_REPAIRS):
+        try:
+            return executor.run("gram", gram_tile, task, nodes, progress)
+        except DamagedChunkError as damage:
+            if damage.path != gram.location or operator.kernel is None:
+                raise
+            logger.warning("%s; computing it again", damage.message)
+            gram.delete(*damage.index)
+    raise StoreError(f"{MAX_REPAIRS} damaged tiles in {gram.location}", hint="the device loses data; use another store")
+
+
+def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 1024, **parameters: Any) -> da.Array:
+    """K = k(X, X) as a lazy, symmetric dask array (n, n); tiles are computed and stored by the tasks that need them.
+
+    Parameters
+    ----------
+    X : array-like, path or Dataset (n, d)
+        Training rows; anything :func:`dkrr.ingest` takes.
+    kernel
+        Kernel or its name; ``gamma``, ``degree``, ``coef0`` and ``kernel_params`` as keywords.
+    store
+        Folder or URL for rows and tiles.
+    tile_size
+        Tile edge b, also the chunk size of the result.
+
+    Returns
+    -------
+    dask.array.Array (n, n), float64. A block above the diagonal is the transpose of its mirror image, so each stored
+    tile is computed once (twice at most, when two tasks need it at the same moment; both write the same bytes).
+
+    Cost
+    ----
+    Nothing until computed; then d b^2 flops and 8 b^2 bytes a tile.
+    """
+    import dask.array as da
+
+    dataset = X if isinstance(X, Dataset) else _ingest_rows(X, store)
+    resolved = make_kernel(kernel, **parameters).resolve(dataset.num_features)
+    grid = TileGrid(dataset.num_rows, tile_size)
+    operator = RidgeOperator(grid=grid, alpha=0.0, kernel=resolved, rows=rows_of(dataset, resolved))
+    fields = gram_fields(operator, "float64")
+    gram = TileMatrix.create(place(store, "grams", key_of(fields) + ".zarr"), grid, dtype="float64", attributes=fields)
+    chunks = tuple(grid.rows(i) for i in range(grid.num_tiles))
+    return da.map_blocks(
+        gram_block, GramTask(operator, gram), dtype=np.float64, chunks=(chunks, chunks), meta=np.empty((0, 0))
+    )
+
+
+def _ingest_rows(X: Any, store: Any) -> Dataset:
+    if isinstance(X, str | Path):
+        try:
+            return open_dataset(X)
+        except StoreError:
+            pass
+    import uuid
+
+    # the name carries no meaning: keys are made of the digest, and equal rows share their tiles
+    return ingest(X, place(store, "rows", uuid.uuid4().hex + ".zarr"))
+
+
+def gram_block(task: GramTask, block_id: tuple[int, int] | None = None) -> FloatArray:
+    """Block (i, j) of the symmetric K: the stored tile or its transpose, computed when it is not there."""
+    i, j = block_id or (0, 0)
+    row, column = max(i, j), min(i, j)
+    if not task.gram.is_valid(row, column):
+        gram_tile(task, row, column)
+    tile = task.gram.read(row, column)
+    return np.array(tile if i >= j else tile.T, order="C")

@@ -1,0 +1,56 @@
+"""Solution: what a solve found and how well, independent of the solver."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["BACKWARD_ERROR_FACTOR", "Solution", "backward_error_bar"]
+
+# LAPACK's test suite calls a solve good when its ratio, which divides by n eps, is below 30.
+BACKWARD_ERROR_FACTOR = 30.0
+_EPS = {"float64": 2.220446049250313e-16, "float32": 1.1920928955078125e-07}
+
+
+def backward_error_bar(n: int, precision: str) -> float:
+    """30 n eps of the answer's precision."""
+    return BACKWARD_ERROR_FACTOR * n * _EPS[precision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Facts about a solve of A u = S Y.
+
+    Parameters
+    ----------
+    solver, precision
+        What computed the answer.
+    relative_residual
+        |R| / |Y| per target, R = S Y - A u in float64 from the kernel and the rows, 2-norms; 0 for a zero target.
+    backward_error
+        |R| / (|A| |u| + |S Y|) per target in the infinity norm.
+    num_iterations
+        0 for a direct solve.
+    seconds
+        Wall time of each phase.
+    message
+        One sentence.
+    """
+
+    solver: str
+    precision: str
+    converged: bool
+    num_iterations: int
+    relative_residual: list[float]
+    backward_error: list[float]
+    seconds: dict[str, float] = field(default_factory=dict)
+    message: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Solution:
+        """Inverse of :meth:`to_dict`."""
+        return cls(**values)

@@ -1,0 +1,141 @@
+"""A lock with an owner: one process at a time factors into an array.
+
+The lock is a small JSON file beside the array. Its owner raises a counter every few seconds. A lock is stale when its
+process is known to be gone (same host, no such process), or when a reader saw the counter unchanged for 60 s of the
+reader's own clock; clocks of different machines are never compared. Taking over raises the epoch by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dkrr.chunks import local_root, read_json, write_json
+from dkrr.errors import LockedError
+
+__all__ = ["hold_lock"]
+
+HEARTBEAT_SECONDS = 5.0
+STALE_SECONDS = 60.0
+
+
+def _me() -> dict[str, Any]:
+    process = psutil.Process()
+    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
+
+
+def _is_gone(owner: dict[str, Any]) -> bool:
+    """Whether the owner is a process of this host that does not exist any more."""
+    if owner.get("host") != socket.gethostname():
+        return False
+    try:
+        process = psutil.Process(int(owner["pid"]))
+        return bool(abs(process.create_time() - float(owner["started"])) > 1 or process.status() == "zombie")
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextlib.contextmanager
+def hold_lock(location: str, *, stale_seconds: float = STALE_SECONDS) -> Iterator[None]:
+    """Hold ``location``.lock while the block runs; a local path only (other stores are not locked).
+
+    The lock of a process on another host is watched for ``stale_seconds`` and taken over when its counter stands still.
+
+    Raises
+    ------
+    LockedError
+        Another process holds it; names host and process.
+    """
+    root = local_root(location)
+    if root is None:
+        yield
+        return
+    path = root.with_name(root.name + ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    token = uuid.uuid4().hex
+    epoch = _acquire(path, token, stale_seconds)
+    stop = threading.Event()
+    thread = threading.Thread(target=_beat, args=(path, token, epoch, stop), daemon=True, name="dkrr-lock")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        if _owned(path, token):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+
+def _record(token: str, epoch: int, counter: int) -> dict[str, Any]:
+    return {"token": token, "epoch": epoch, "counter": counter, "owner": _me()}
+
+
+def _acquire(path: Path, token: str, stale_seconds: float) -> int:
+    while True:
+        if _create(path, _record(token, 1, 0)):
+            return 1
+        found = read_json(str(path.parent), path.name)
+        if found is None:
+            continue
+        owner = found["owner"]
+        elsewhere = owner["host"] != socket.gethostname()
+        if not _is_gone(owner) and not (elsewhere and _stands_still(path, found, stale_seconds)):
+            raise LockedError(
+                f"{path.with_suffix('')} is being written by process {owner['pid']} on {owner['host']}",
+                hint="wait for it, or stop it and start again",
+                owner=owner,
+            )
+        epoch = int(found["epoch"]) + 1
+        write_json(str(path.parent), path.name, _record(token, epoch, 0))
+        # two processes may have seen the same stale lock: the one whose token stands is the owner
+        time.sleep(0.05)
+        if _owned(path, token):
+            return epoch
+
+
+def _create(path: Path, record: dict[str, Any]) -> bool:
+    """Create the file whole, or not at all when it exists (a link never replaces)."""
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    draft.write_text(json.dumps(record))
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
+
+
+def _stands_still(path: Path, seen: dict[str, Any], stale_seconds: float) -> bool:
+    deadline = time.monotonic() + stale_seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, stale_seconds / 10))
+        now = read_json(str(path.parent), path.name)
+        if now is None or (now["counter"], now["token"]) != (seen["counter"], seen["token"]):
+            return False
+    return True
+
+
+def _owned(path: Path, token: str) -> bool:
+    found = read_json(str(path.parent), path.name)
+    return isinstance(found, dict) and found.get("token") == token
+
+
+def _beat(path: Path, token: str, epoch: int, stop: threading.Event) -> None:
+    counter = 0
+    while not stop.wait(HEARTBEAT_SECONDS):
+        if not _owned(path, token):
+            return
+        counter += 1
+        write_json(str(path.parent), path.name, _record(token, epoch, counter))

@@ -1,0 +1,81 @@
+"""Manifest: SHA-256 of every key of a saved group, so that a missing, extra or changed key is found at load."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from dkrr.chunks import local_root, read_json, write_json, zarr_store
+from dkrr.errors import StoreError
+
+__all__ = ["MANIFEST", "check_manifest", "write_manifest"]
+
+MANIFEST = "manifest.json"
+
+
+def _keys(store: Any) -> list[str]:
+    root = local_root(store)
+    if root is None:
+        from zarr.core.sync import _collect_aiterator
+
+        return sorted(_collect_aiterator(zarr_store(store).list()))
+    found = []
+    for folder, folders, names in os.walk(root):
+        for name in [*folders, *names]:
+            path = os.path.join(folder, name)
+            if os.path.islink(path):
+                raise StoreError(f"{path} is a symbolic link", hint="copy what it points to; links are not followed")
+        found += [os.path.relpath(os.path.join(folder, name), root) for name in names]
+    return sorted(found)
+
+
+def _digest(store: Any, key: str) -> str:
+    sha = hashlib.sha256()
+    for part in _parts(store, key):
+        sha.update(part)
+    return sha.hexdigest()
+
+
+def _parts(store: Any, key: str) -> Iterator[bytes]:
+    root = local_root(store)
+    if root is None:
+        from dkrr.chunks import _get
+
+        yield _get(zarr_store(store), key) or b""
+        return
+    with open(root / key, "rb") as file:
+        while part := file.read(2**20):
+            yield part
+
+
+def write_manifest(store: Any) -> None:
+    """Write the manifest; the last key of a saved group."""
+    write_json(store, MANIFEST, {key: _digest(store, key) for key in _keys(store) if key != MANIFEST})
+
+
+def check_manifest(store: Any) -> None:
+    """Compare every key with the manifest.
+
+    Raises
+    ------
+    StoreError
+        Names the first key that is missing, extra or different, with what was expected and found.
+    """
+    manifest = read_json(store, MANIFEST)
+    if not isinstance(manifest, dict):
+        raise StoreError(f"{store} has no {MANIFEST}", hint="it was not written completely; save it again")
+    keys = {key for key in _keys(store) if key != MANIFEST}
+    for key in sorted(manifest.keys() - keys):
+        raise StoreError(f"{key} of {store} is missing", hint="restore it, or fit again", key=key)
+    for key in sorted(keys - manifest.keys()):
+        raise StoreError(f"{key} of {store} is not in its manifest", hint="remove it, or save the model again", key=key)
+    for key, expected in manifest.items():
+        found = _digest(store, key)
+        if found != expected:
+            raise StoreError(
+                f"{key} of {store} is damaged (SHA-256 {found[:12]}, {expected[:12]} expected)",
+                hint="restore it, or fit again",
+                key=key,
+            )

@@ -1,0 +1,293 @@
+"""Model: kernel, training rows, dual coefficients and scaling, saved without pickle and checked at load.
+
+    predict(Z) = y_mean + y_std * (k((Z - x_mean) / x_std, X_fit) @ dual_coef)
+
+A saved model is a Zarr group of two arrays and attributes, with a manifest of SHA-256 over every key.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.chunks import local_root, read_json, write_json
+from dkrr.dataset import RowArray, Scaling
+from dkrr.errors import DataError, StoreError
+from dkrr.failpoints import failpoint
+from dkrr.kernels import Kernel, kernel_from_dict
+from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
+from dkrr.linalg.solution import Solution
+from dkrr.manifest import check_manifest, write_manifest
+
+__all__ = ["Model", "load_model"]
+
+FORMAT = "dkrr-model"
+FORMAT_VERSION = 1
+BLOCK_ROWS = 4096
+IN_MEMORY_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A fitted kernel ridge regression.
+
+    Parameters
+    ----------
+    kernel
+        Resolved kernel, None when it was fitted on a precomputed matrix.
+    x_fit
+        Training rows (n, d) as the kernel saw them (scaled); None for a precomputed matrix.
+    dual_coef
+        (n, t).
+    center
+        Subtracted from rows before a translation-invariant kernel is evaluated (d,), or None.
+    scaling
+        Whitening of X and y, or None.
+    y_is_1d
+        Whether predictions are (m,) and not (m, 1).
+    """
+
+    kernel: Kernel | None
+    x_fit: RowSource | None
+    dual_coef: RowSource
+    solution: Solution
+    center: NDArray[np.float64] | None = None
+    scaling: Scaling | None = None
+    y_is_1d: bool = False
+    feature_names: list[str] = field(default_factory=list)
+    target_names: list[str] = field(default_factory=list)
+    classes: list[Any] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+    location: str | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """n, the number of training rows."""
+        return self.dual_coef.num_rows
+
+    @property
+    def num_features(self) -> int:
+        """d, or n for a precomputed matrix."""
+        return self.num_rows if self.x_fit is None else self.x_fit.num_columns
+
+    @property
+    def num_targets(self) -> int:
+        """t."""
+        return self.dual_coef.num_columns
+
+    def predict(self, X: Any, out: Any = None) -> Any:
+        """Predictions for rows X (m, d), in row blocks; for a precomputed matrix X is k(Z, X_fit) (m, n).
+
+        Parameters
+        ----------
+        X
+            NumPy array or anything array-like; a dask array gives a lazy dask array.
+        out : ndarray (m, t), optional
+            Written to, also a memory map, so that predictions need not fit into memory.
+
+        Returns
+        -------
+        (m,) when the model was fitted on a 1-d target, else (m, t).
+
+        Raises
+        ------
+        DataError
+            Wrong number of features; a value that is not finite.
+
+        Cost
+        ----
+        m n kernel entries, 2 m n t flops.
+        """
+        if type(X).__module__.startswith("dask."):
+            return self._predict_dask(X)
+        rows = X if hasattr(X, "shape") else np.asarray(X)
+        if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
+            raise DataError(
+                f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
+                hint="give the features the model was fitted with",
+            )
+        result = np.empty((rows.shape[0], self.num_targets)) if out is None else out
+        for start in range(0, rows.shape[0], BLOCK_ROWS):
+            block = np.ascontiguousarray(rows[start : start + BLOCK_ROWS], dtype=np.float64)
+            values = self.predict_rows(block, first_row=start)
+            result[start : start + BLOCK_ROWS] = values.reshape(values.shape[0], *np.shape(result)[1:])
+        if out is not None:
+            return out
+        return result[:, 0] if self.y_is_1d else result
+
+    def predict_rows(self, block: NDArray[np.float64], first_row: int = 0) -> NDArray[np.float64]:
+        """Predictions (m, t) for one block of rows in memory."""
+        finite = np.isfinite(block)
+        if not finite.all():
+            row, column = np.argwhere(~finite)[0]
+            raise DataError(
+                f"X has {block[row, column]} in row {first_row + row:,}, column {column}",
+                hint="predictions need finite features",
+            )
+        if self.kernel is None or self.x_fit is None:
+            values = np.zeros((len(block), self.num_targets))
+            for start in range(0, self.num_rows, BLOCK_ROWS):
+                stop = min(start + BLOCK_ROWS, self.num_rows)
+                values += block[:, start:stop] @ self.dual_coef.read(start, stop)
+        else:
+            if self.scaling is not None:
+                block = self.scaling.apply_x(block)
+            values = predict_block(self.kernel, block, self.x_fit, self.dual_coef, self.center)
+        return values if self.scaling is None else self.scaling.invert_y(values)
+
+    def _predict_dask(self, X: Any) -> Any:
+        if X.ndim != 2 or X.shape[1] != self.num_features:
+            raise DataError(f"X has shape {X.shape}; (m, {self.num_features}) expected")
+        X = X.rechunk({1: -1})
+        if self.y_is_1d:
+            return X.map_blocks(_predict_part, self, dtype=np.float64, drop_axis=1, meta=np.empty(0))
+        columns = (self.num_targets,)
+        return X.map_blocks(_predict_part, self, dtype=np.float64, chunks=(X.chunks[0], columns), meta=np.empty((0, 0)))
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
+        """Write the model to ``path`` (a folder, or a URL); on a local file system it appears whole or not at all.
+
+        Raises
+        ------
+        StoreError
+            Something is there already (``overwrite=True`` replaces a model).
+        ParameterError
+            The kernel is a function that has no importable name.
+        """
+        root = local_root(path)
+        attributes = self._attributes()
+        if read_json(path, "zarr.json") is not None or (root is not None and root.exists()):
+            if not overwrite:
+                raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
+            _require_model(path)
+        if root is None:
+            self._write(path, attributes)
+            return
+        root.parent.mkdir(parents=True, exist_ok=True)
+        partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
+        try:
+            self._write(str(partial), attributes)
+            failpoint("model.before_pointer")
+            if root.exists():
+                retired = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
+                os.replace(root, retired)
+                os.replace(partial, root)
+                shutil.rmtree(retired)
+            else:
+                os.replace(partial, root)
+            failpoint("model.after_pointer")
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "kernel": {"kernel": "precomputed"} if self.kernel is None else self.kernel.to_dict(),
+            "center": None if self.center is None else self.center.tolist(),
+            "scaling": None if self.scaling is None else self.scaling.to_dict(),
+            "y_is_1d": self.y_is_1d,
+            "feature_names": list(self.feature_names),
+            "target_names": list(self.target_names),
+            "classes": self.classes,
+            "solution": self.solution.to_dict(),
+            "provenance": self.provenance,
+        }
+
+    def _write(self, store: Any, attributes: dict[str, Any]) -> None:
+        for name, rows in (("X_fit", self.x_fit), ("dual_coef", self.dual_coef)):
+            if rows is None:
+                continue
+            copy = RowArray.create(
+                store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=BLOCK_ROWS
+            )
+            for number, start in enumerate(range(0, rows.num_rows, BLOCK_ROWS)):
+                copy.write_chunk(number, rows.read(start, min(start + BLOCK_ROWS, rows.num_rows)))
+        write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
+        write_manifest(store)
+
+    def in_memory(self) -> Model:
+        """The same model with its rows read into memory when they are small (256 MiB)."""
+        arrays = [rows for rows in (self.x_fit, self.dual_coef) if rows is not None]
+        if sum(8 * rows.num_rows * rows.num_columns for rows in arrays) > IN_MEMORY_BYTES:
+            return self
+        from dataclasses import replace
+
+        x = None if self.x_fit is None else ArrayRows(self.x_fit.read(0, self.num_rows))
+        return replace(self, x_fit=x, dual_coef=ArrayRows(self.dual_coef.read(0, self.num_rows)))
+
+
+def _predict_part(block: NDArray[np.float64], model: Model) -> NDArray[np.float64]:
+    if block.size == 0:
+        return np.empty((0,) if model.y_is_1d else (0, model.num_targets))
+    values = model.predict_rows(np.ascontiguousarray(block, dtype=np.float64))
+    return values[:, 0] if model.y_is_1d else values
+
+
+def _require_model(path: Any) -> dict[str, Any]:
+    document = read_json(path, "zarr.json")
+    if not isinstance(document, dict) or document.get("node_type") != "group" or document.get("zarr_format") != 3:
+        raise StoreError(f"{path} is not a model of dkrr", hint="check the path")
+    attributes = document.get("attributes", {})
+    if attributes.get("format") != FORMAT:
+        raise StoreError(f"{path} is not a model of dkrr (format {attributes.get('format')!r})", hint="check the path")
+    version = attributes.get("format_version")
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{path} has model format version {version}; this dkrr reads version {FORMAT_VERSION}",
+            hint="install a newer dkrr, or save the model again",
+        )
+    return dict(attributes)
+
+
+def load_model(path: Any, *, verify: bool = True) -> Model:
+    """Open a saved model. Nothing is unpickled; metadata is checked before any array is read.
+
+    Parameters
+    ----------
+    path
+        Folder or URL.
+    verify
+        Compare every key with the manifest (SHA-256, about a second a gigabyte). Chunks carry their own crc32c in
+        any case.
+
+    Raises
+    ------
+    StoreError
+        Not a model, another format version, or a key that is missing, extra, or not what the manifest says.
+    """
+    path = str(path) if isinstance(path, Path) else path
+    attributes = _require_model(path)
+    if verify:
+        check_manifest(path)
+    kernel_dict = attributes["kernel"]
+    kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
+    center, scaling = attributes["center"], attributes["scaling"]
+    return Model(
+        kernel=kernel,
+        x_fit=None if kernel is None else RowArray.open(path, "X_fit"),
+        dual_coef=RowArray.open(path, "dual_coef"),
+        solution=Solution.from_dict(attributes["solution"]),
+        center=None if center is None else np.asarray(center, dtype=np.float64),
+        scaling=None if scaling is None else Scaling.from_dict(scaling),
+        y_is_1d=attributes["y_is_1d"],
+        feature_names=attributes["feature_names"],
+        target_names=attributes["target_names"],
+        classes=attributes["classes"],
+        provenance=attributes["provenance"],
+        location=str(path),
+    ).in_memory()
+
+
+def iterate_blocks(num_rows: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of prediction blocks."""
+    for start in range(0, num_rows, BLOCK_ROWS):
+        yield start, min(start + BLOCK_ROWS, num_rows)

@@ -1,0 +1,186 @@
+"""Predict and score a data set with a model, a block of rows a task, on the workers.
+
+A block that is valid is not predicted again, so an interrupted prediction continues where it was.
+
+Cost
+----
+m n kernel entries and 2 m n t flops; a task holds its rows, one strip, and 2,048 training rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dkrr.dataset import Dataset, RowArray
+from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
+from dkrr.errors import DamagedChunkError, DataError
+from dkrr.failpoints import failpoint
+from dkrr.linalg.operators import Rows, open_rows
+from dkrr.model import BLOCK_ROWS, Model, load_model
+
+__all__ = ["Score", "predict_dataset", "score_dataset"]
+
+MIN_BLOCK_ROWS = 128
+
+
+@dataclass(frozen=True)
+class PredictTask:
+    """Which model, which rows, and where predictions go (None: only their errors are summed)."""
+
+    model: str
+    rows: Rows
+    block_rows: int
+    result: RowArray | None = None
+
+    def span(self, i: int, num_rows: int) -> tuple[int, int]:
+        """Rows of block i."""
+        return i * self.block_rows, min((i + 1) * self.block_rows, num_rows)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors over held-out rows, per target.
+
+    Parameters
+    ----------
+    num_rows
+        m.
+    rmse, r2 : lists of t
+        Root mean squared error in the units of the target; coefficient of determination.
+    rmse_whitened : list of t or None
+        RMSE divided by the training targets' standard deviation, when the model whitens.
+    accuracy
+        Fraction of rows whose largest output is the true class, for one-hot targets.
+    """
+
+    num_rows: int
+    rmse: list[float]
+    r2: list[float]
+    rmse_whitened: list[float] | None = None
+    accuracy: float | None = None
+
+    def value(self, metric: str) -> float:
+        """One number: accuracy, or the mean of "rmse" or "r2" over the targets."""
+        if metric == "accuracy":
+            if self.accuracy is None:
+                raise DataError("accuracy needs a one-hot target", hint="set one_hot = true, or metric = 'rmse'")
+            return self.accuracy
+        return float(np.mean(self.rmse if metric == "rmse" else self.r2))
+
+
+@lru_cache(maxsize=2)
+def _model(path: str) -> Model:
+    # the caller has verified the manifest; chunks carry their own checksum
+    return load_model(path, verify=False)
+
+
+def predict_block_task(task: PredictTask, i: int) -> bool:
+    """Predict row block i into the result unless it is there."""
+    assert task.result is not None  # noqa: S101  (narrows the type)
+    if task.result.array.is_valid((i, 0)):
+        return False
+    failpoint("predict.block.before_read")
+    dataset = open_rows(task.rows.store, task.rows.digest)
+    start, stop = task.span(i, dataset.num_rows)
+    values = _model(task.model).predict_rows(dataset.X.read(start, stop), first_row=start)
+    failpoint("predict.block.after_compute", values)
+    if not np.isfinite(values).all():
+        raise DataError(f"predictions of rows {start:,} to {stop:,} are not finite", hint="scale the features")
+    task.result.write_chunk(i, values)
+    failpoint("predict.block.after_write")
+    return True
+
+
+def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
+    """Sums of squared errors over row block i."""
+    dataset = open_rows(task.rows.store, task.rows.digest)
+    start, stop = task.span(i, dataset.num_rows)
+    values = _model(task.model).predict_rows(dataset.X.read(start, stop), first_row=start)
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    truth = dataset.y.read(start, stop)
+    hits = int(np.sum(np.argmax(values, axis=1) == np.argmax(truth, axis=1)))
+    return True, {"squares": np.square(values - truth).sum(axis=0), "hits": hits}
+
+
+def _nodes(task: PredictTask, num_rows: int, flops_per_row: float) -> list[Node]:
+    count = -(-num_rows // task.block_rows)
+    return [Node((i,), (), flops_per_row * task.block_rows) for i in range(count)]
+
+
+def _flops_per_row(model: Model) -> float:
+    return 2.0 * model.num_rows * (model.num_features + model.num_targets)
+
+
+def predict_dataset(
+    model: Model, dataset: Dataset, store: Any, executor: Executor, progress: Progress | None = None
+) -> tuple[RowArray, RunSummary]:
+    """Predict every row of a data set into an array ``predictions`` (m, t) in ``store``.
+
+    Parameters
+    ----------
+    model
+        A saved model (its ``location`` is what the tasks open).
+    """
+    _check_features(model, dataset)
+    result = RowArray.create(
+        store,
+        "predictions",
+        num_rows=dataset.num_rows,
+        num_columns=model.num_targets,
+        rows_per_chunk=min(BLOCK_ROWS, dataset.num_rows),
+        attributes={"model": model.provenance.get("model_digest", ""), "rows_digest": dataset.digest},
+    )
+    task = PredictTask(str(model.location), Rows(dataset.path, dataset.digest), result.rows_per_chunk, result)
+    nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
+    for _ in range(3):
+        try:
+            return result, executor.run("predict", predict_block_task, task, nodes, progress)
+        except DamagedChunkError as damage:
+            if damage.path != result.array.location:
+                raise
+            result.array.delete(damage.index)
+    raise DataError(f"the predictions in {store} are damaged again and again", hint="use another store")
+
+
+def score_dataset(
+    model: Model, dataset: Dataset, executor: Executor, progress: Progress | None = None
+) -> tuple[Score, RunSummary]:
+    """RMSE, R^2 and (for one-hot targets) accuracy of a saved model on a data set with targets."""
+    _check_features(model, dataset)
+    if dataset.y is None or dataset.num_targets != model.num_targets:
+        raise DataError(f"{dataset.path} has {dataset.num_targets} targets, the model {model.num_targets}")
+    threads = max(1, executor.num_threads)
+    block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
+    task = PredictTask(str(model.location), Rows(dataset.path, dataset.digest), block_rows)
+    nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
+    summary = executor.run("evaluate", score_block_task, task, nodes, progress)
+    parts = [summary.values[node.key] for node in nodes]
+    m = dataset.num_rows
+    mean_squares = np.sum([part["squares"] for part in parts], axis=0) / m
+    variance = np.square(_std(dataset))
+    rmse = np.sqrt(mean_squares)
+    r2 = 1 - np.divide(mean_squares, variance, out=np.full_like(mean_squares, np.nan), where=variance > 0)
+    whitened = None if model.scaling is None else (rmse / model.scaling.y_std).tolist()
+    accuracy = sum(part["hits"] for part in parts) / m if model.classes is not None else None
+    return Score(m, rmse.tolist(), r2.tolist(), whitened, accuracy), summary
+
+
+def _std(dataset: Dataset) -> Any:
+    """Population standard deviation of the targets, 0 for a constant one."""
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    total = np.zeros(dataset.num_targets)
+    for start, stop in dataset.y.blocks():
+        total += np.square(dataset.y.read(start, stop) - dataset.y_mean).sum(axis=0)
+    return np.sqrt(total / dataset.num_rows)
+
+
+def _check_features(model: Model, dataset: Dataset) -> None:
+    if dataset.num_features != model.num_features:
+        raise DataError(
+            f"{dataset.path} has {dataset.num_features} features, the model was fitted with {model.num_features}",
+            hint="give the same columns in the same order",
+        )

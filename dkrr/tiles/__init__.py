@@ -1,0 +1,6 @@
+"""Tiles: integer arithmetic, storage and typed BLAS. Knows no kernel, no solver and no scheduler."""
+
+from dkrr.tiles.grid import MAX_TILE_SIZE, TileGrid
+from dkrr.tiles.store import TileMatrix
+
+__all__ = ["MAX_TILE_SIZE", "TileGrid", "TileMatrix"]

@@ -1,0 +1,104 @@
+"""TileMatrix: the lower tiles of a symmetric or triangular n x n matrix in one Zarr array, a tile a chunk.
+
+A tile is written once, whole and atomically; a valid tile is the only record that it was computed. A ragged tile is
+stored full size with NaN in the rows and columns that do not exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkrr.chunks import ChunkArray, FloatArray
+from dkrr.errors import StoreError
+from dkrr.tiles.blas import buffer
+from dkrr.tiles.grid import TileGrid
+
+__all__ = ["TileMatrix"]
+
+
+@dataclass(frozen=True)
+class TileMatrix:
+    """Lower tiles of an n x n matrix.
+
+    Parameters
+    ----------
+    array
+        The (n, n) array with chunks (b, b).
+    grid
+        Its partition.
+    """
+
+    array: ChunkArray
+    grid: TileGrid
+
+    @classmethod
+    def create(cls, store: Any, grid: TileGrid, *, dtype: str, attributes: dict[str, Any] | None = None) -> TileMatrix:
+        """Create the matrix, or open it when it exists with the same parameters.
+
+        Raises
+        ------
+        StoreMismatchError
+            It exists with another shape, tile size, dtype or other attributes.
+        """
+        array = ChunkArray.create(
+            store, "", shape=(grid.n, grid.n), chunks=(grid.tile_size,) * 2, dtype=dtype, attributes=attributes
+        )
+        return cls(array, grid)
+
+    @classmethod
+    def open(cls, store: Any) -> TileMatrix:
+        """Open an existing matrix."""
+        array = ChunkArray.open(store)
+        if len(array.shape) != 2 or array.shape[0] != array.shape[1] or array.chunks[0] != array.chunks[1]:
+            raise StoreError(f"{array.location} has shape {array.shape} and chunks {array.chunks}; squares expected")
+        return cls(array, TileGrid(array.shape[0], array.chunks[0]))
+
+    @property
+    def location(self) -> str:
+        return self.array.location
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.numpy_dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk when every lower tile exists."""
+        return self.grid.num_lower * (self.array.chunk_bytes + 4)
+
+    def is_valid(self, i: int, j: int) -> bool:
+        """Whether tile (i, j) exists with the right size."""
+        return self.array.is_valid((i, j))
+
+    def read(self, i: int, j: int) -> FloatArray:
+        """Tile (i, j), i >= j, without its padding, read-only; the checksum is verified.
+
+        Drop the result soon: on a local file system it is a mapping of the file.
+        """
+        rows, columns = self.grid.shape(i, j)
+        return self.array.read((i, j))[:rows, :columns]
+
+    def write(self, i: int, j: int, tile: FloatArray) -> None:
+        """Write tile (i, j), given without padding, in one atomic step."""
+        rows, columns = self.grid.shape(i, j)
+        if tile.shape != (rows, columns):
+            raise ValueError(f"tile of shape {tile.shape}, {(rows, columns)} expected")
+        b = self.grid.tile_size
+        if (rows, columns) != (b, b) or not tile.flags.c_contiguous:
+            padded = buffer("padded", (b, b), self.dtype)
+            padded[:rows, :columns] = tile
+            padded[rows:] = np.nan
+            padded[:, columns:] = np.nan
+            tile = padded
+        self.array.write((i, j), tile)
+
+    def delete(self, i: int, j: int) -> None:
+        """Remove tile (i, j)."""
+        self.array.delete((i, j))
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Lower tiles that are not valid."""
+        return [(i, j) for i, j in self.grid.lower() if not self.is_valid(i, j)]

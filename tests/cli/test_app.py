@@ -1,0 +1,155 @@
+"""The group of commands: exit codes, errors in one line, and the same commands below ``dask krr``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from dkrr import errors
+from dkrr.cli import main
+from dkrr.cli.errors import CommandGroup, resumable
+
+COMMANDS = {"init", "ingest", "plan", "fit", "predict", "evaluate", "info", "doctor", "gc"}
+
+
+def group_that_raises(error: BaseException) -> click.Group:
+    @click.group(cls=CommandGroup)
+    def group() -> None: ...
+
+    @group.command("go")
+    def go() -> None:
+        raise error
+
+    return group
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_command_is_there_and_has_help() -> None:
+    assert set(main.commands) == COMMANDS
+    for name, command in main.commands.items():
+        result = CliRunner().invoke(main, [name, "--help"])
+        assert result.exit_code == 0
+        assert result.stdout.startswith("Usage: ")
+        assert command.help
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_is_a_line_and_a_hint_and_its_exit_code(name: str) -> None:
+    error = getattr(errors, name)("row 3 is bad", hint="remove it")
+    result = CliRunner().invoke(group_that_raises(error), ["go"])
+    assert result.exit_code == error.exit_code
+    assert result.stderr == "error: row 3 is bad\nhint: remove it\n"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["-v", "go"], ["go", "--verbose"]])
+def test_verbose_shows_the_traceback(arguments: list[str]) -> None:
+    result = CliRunner().invoke(group_that_raises(errors.DataError("bad")), arguments)
+    assert result.exit_code == 4
+    assert "Traceback" in result.stderr
+    assert "error: bad\n" in result.stderr
+
+
+def test_a_defect_is_called_one_and_ends_with_1() -> None:
+    result = CliRunner().invoke(group_that_raises(KeyError("x")), ["go"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: KeyError: 'x'\nhint: ")
+    assert "Traceback" not in result.stderr
+
+
+def test_an_operating_system_error_names_the_file() -> None:
+    result = CliRunner().invoke(group_that_raises(PermissionError(13, "Permission denied", "/x")), ["go"])
+    assert result.exit_code == 1
+    assert result.stderr == "error: Permission denied (/x)\n"
+
+
+def test_wrong_usage_ends_with_2() -> None:
+    assert CliRunner().invoke(main, ["fit"]).exit_code == 2
+    assert CliRunner().invoke(main, ["fti"]).exit_code == 2
+    assert CliRunner().invoke(main, ["fit", "--fast", "x"]).exit_code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_work_ends_with_75_after_its_clean_up(number: int) -> None:
+    code = f"""
+import click, os, time
+from dkrr.cli.errors import CommandGroup, resumable
+@click.group(cls=CommandGroup)
+def group(): ...
+@group.command("go")
+def go():
+    with resumable():
+        try:
+            os.kill(os.getpid(), {int(number)})
+            time.sleep(30)
+        finally:
+            print("cleaned up")
+group(["go"])
+"""
+    result = run(code)
+    assert result.returncode == 75
+    assert result.stdout == "cleaned up\n"
+    assert result.stderr.startswith("error: interrupted\nhint: start the same command again")
+
+
+def test_signals_are_as_before_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with resumable():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_reader_who_leaves_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dkrr.cli", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, stderr = process.communicate(timeout=60)
+    assert "Traceback" not in stderr
+    assert "error:" not in stderr
+
+
+def test_python_dash_m() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "dkrr.cli", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.startswith("dkrr, version ")
+
+
+def test_the_entry_points_are_this_group() -> None:
+    found: dict[str, Any] = {point.name: point for point in entry_points(group="dask_cli")}
+    if "krr" not in found:
+        pytest.skip("dkrr is not installed, only on the path")
+    assert found["krr"].load() is main
+
+
+def test_dask_krr_has_the_same_commands() -> None:
+    # what `dask` does with an entry point, without the need for an installed distribution
+    code = (
+        "import sys, types\n"
+        "from dask import cli\n"
+        "from dkrr.cli import main\n"
+        "cli._register_command_ep(cli.cli, types.SimpleNamespace(name='krr', load=lambda: main))\n"
+        "cli.cli(sys.argv[1:], prog_name='dask')\n"
+    )
+    arguments = [sys.executable, "-c", code, "krr"]
+    shown = subprocess.run([*arguments, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert "Usage: dask krr" in shown.stdout
+    assert all(f"  {name} " in shown.stdout for name in COMMANDS)
+    failed = subprocess.run([*arguments, "plan", "none.toml"], capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: none.toml cannot be read (No such file or directory)\nhint: ")

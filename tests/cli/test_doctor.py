@@ -1,0 +1,55 @@
+"""``dkrr doctor``: what it measures it shows, ``--env`` prints lines that a shell can read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dkrr.cli import main
+from dkrr.engine import doctor
+from dkrr.engine.environment import worker_environment
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> doctor.MachineReport:
+    return doctor.machine_report(tmp_path_factory.mktemp("disk"))
+
+
+def test_env_is_what_workers_get(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["doctor", "--env"])
+    assert result.exit_code == 0
+    script = result.stdout + "env\n"
+    shown = subprocess.run(
+        ["bash", "-c", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=True
+    )
+    exported = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    assert worker_environment().items() <= exported.items()
+
+
+def test_it_shows_what_was_measured(report: doctor.MachineReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "machine_report", lambda folder: report)
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0
+    for word in (report.cpu, "GF/s float64", "self-test", "passed", report.folder, report.versions["numpy"]):
+        assert word in result.stdout
+    assert json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)["num_cpus"] == report.num_cpus
+
+
+def test_a_blas_that_computes_wrong_numbers_ends_with_5(
+    report: doctor.MachineReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = replace(report, self_test_failures=["gemm is off by 3"])
+    monkeypatch.setattr(doctor, "machine_report", lambda folder: broken)
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 5
+    assert "FAILED" in result.stdout
+    assert "gemm is off by 3" in result.stderr
+
+
+def test_a_folder_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["doctor", "--folder", str(tmp_path / "none")]).exit_code == 2

@@ -1,0 +1,54 @@
+"""``dkrr gc`` lists first, and deletes only when it is told to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dkrr.cli import main
+
+KEY = "a" * 40
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    array = tmp_path / "runs" / "store" / "factors" / f"{KEY}.zarr"
+    (array / "c").mkdir(parents=True)
+    (array / "c" / "0").write_bytes(bytes(2048))
+    return tmp_path / "runs" / "store"
+
+
+def test_without_yes_it_only_lists(store: Path) -> None:
+    result = CliRunner().invoke(main, ["gc", str(store), "--older-than", "-1"])
+    assert result.exit_code == 0
+    assert "2.0 KiB" in result.stdout
+    assert KEY in result.stdout
+    assert "2.0 KiB can be deleted with --yes" in result.stdout
+    assert (store / "factors" / f"{KEY}.zarr").exists()
+
+
+def test_with_yes_it_deletes(store: Path) -> None:
+    result = CliRunner().invoke(main, ["gc", str(store.parent), "--older-than", "-1", "--yes"])
+    assert result.exit_code == 0
+    assert "deleted 2.0 KiB" in result.stdout
+    assert not (store / "factors" / f"{KEY}.zarr").exists()
+
+
+def test_what_is_new_is_kept(store: Path) -> None:
+    result = CliRunner().invoke(main, ["gc", str(store), "--yes"])
+    assert result.stdout == "nothing to delete\n"
+
+
+def test_a_job_file_names_its_store(store: Path) -> None:
+    job = store.parent.parent / "job.toml"
+    job.write_text('[data]\npath = "x.npy"\n')
+    result = CliRunner().invoke(main, ["gc", str(job), "--older-than", "-1"])
+    assert KEY in result.stdout
+
+
+def test_no_store(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["gc", str(tmp_path)])
+    assert result.exit_code == 4
+    assert "is not a store" in result.stderr

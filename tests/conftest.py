@@ -1,0 +1,74 @@
+"""What every test shares: one BLAS thread, the data folder, a small cluster, and skips that cannot be overlooked."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"  # before NumPy loads: OpenBLAS reads it once, and the tests run next to worker processes
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fail-on-skip", "--no-skips", action="store_true", help="a skipped test fails")
+
+
+def _reason(report: Any) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")
+
+
+def _fail_if_skipped(report: Any, config: pytest.Config) -> None:
+    # an expected failure is reported as skipped too, and is none
+    if report.skipped and not hasattr(report, "wasxfail") and config.getoption("--fail-on-skip"):
+        reason = _reason(report)
+        report.outcome = "failed"
+        report.longrepr = f"skipped although --fail-on-skip is given: {reason}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
+    report = yield
+    _fail_if_skipped(report, item.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    _fail_if_skipped(report, collector.config)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    terminalreporter.section("skipped tests")
+    terminalreporter.write_line(f"num_skipped {sum(reasons.values())}")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real data sets that DKRR_DATA names; the test is skipped, and counted, without it."""
+    value = os.environ.get("DKRR_DATA", "")
+    if not value or not Path(value).is_dir():
+        pytest.skip(f"DKRR_DATA is not set to a folder of data sets (it is {value!r})")
+    return Path(value)
+
+
+@pytest.fixture(scope="module")
+def cluster_client() -> Iterator[Any]:
+    """A client of two worker processes of 1 GiB and one thread each, shared by the tests of a module."""
+    from distributed import Client
+
+    from dkrr.engine.cluster import local_cluster
+
+    with local_cluster(workers=2, memory_limit="1GiB") as cluster, Client(cluster) as client:
+        client.wait_for_workers(2, timeout=60)
+        yield client

@@ -1,0 +1,132 @@
+"""Garbage: what nothing refers to is found, what anything refers to is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dkrr.errors import StoreError
+from dkrr.jobs.garbage import delete_garbage, find_garbage
+
+KEYS = [character * 40 for character in "abcdef"]
+
+
+def make_array(store: Path, kind: str, key: str, size: int = 100) -> Path:
+    array = store / kind / f"{key}.zarr"
+    (array / "c" / "0").mkdir(parents=True)
+    document = {
+        "shape": [500, 500],
+        "chunk_grid": {"configuration": {"chunk_shape": [64, 64]}},
+        "attributes": {"rows_digest": KEYS[5]},
+    }
+    (array / "zarr.json").write_text(json.dumps(document))
+    (array / "c" / "0" / "0").write_bytes(bytes(size))
+    return array
+
+
+def make_old(root: Path) -> None:
+    hour_ago = time.time() - 7200
+    for parent, folders, names in os.walk(root):
+        for name in [*folders, *names]:
+            os.utime(Path(parent) / name, (hour_ago, hour_ago))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    store = tmp_path / "runs" / "store"
+    make_array(store, "factors", KEYS[0])
+    make_array(store, "factors", KEYS[1], size=5000)
+    make_array(store, "grams", KEYS[2])
+    make_array(store, "rows", f"{KEYS[3]}-train")
+    return store
+
+
+def names(store: Path, runs: tuple[Path, ...] = ()) -> set[str]:
+    return {item.path.name for item in find_garbage(store, runs)}
+
+
+def test_what_runs_and_models_name_is_kept(store: Path) -> None:
+    run = store.parent / "demo"
+    run.mkdir()
+    (run / "result.json").write_text(json.dumps({"kept": {f"store/factors/{KEYS[0]}.zarr": 100}}))
+    model = run / "model.zarr"
+    model.mkdir()
+    (model / "zarr.json").write_text(json.dumps({"attributes": {"provenance": {"gram": KEYS[2]}}}))
+    make_old(store.parent)
+    assert names(store) == {f"{KEYS[1]}.zarr", f"{KEYS[3]}-train.zarr"}
+
+
+def test_the_sizes_and_the_deletion(store: Path) -> None:
+    make_old(store.parent)
+    items = {item.path.name: item for item in find_garbage(store)}
+    document = len((store / "factors" / f"{KEYS[1]}.zarr" / "zarr.json").read_bytes())
+    assert items[f"{KEYS[1]}.zarr"].num_bytes == 5000 + document
+    assert delete_garbage([items[f"{KEYS[1]}.zarr"]]) == 5000 + document
+    assert not (store / "factors" / f"{KEYS[1]}.zarr").exists()
+    assert (store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / "0").exists()
+
+
+def test_documents_of_the_store_itself_do_not_count(store: Path) -> None:
+    make_array(store, "grams", KEYS[5])  # named by the attributes of every array
+    make_old(store.parent)
+    assert f"{KEYS[5]}.zarr" in names(store)
+
+
+def test_runs_elsewhere_count_when_they_are_named(store: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "run").mkdir(parents=True)
+    (elsewhere / "run" / "status.json").write_text(json.dumps({"factor": KEYS[1]}))
+    make_old(tmp_path)
+    assert f"{KEYS[1]}.zarr" in names(store)
+    assert f"{KEYS[1]}.zarr" not in names(store, (elsewhere,))
+
+
+def test_what_changed_lately_is_left_alone(store: Path) -> None:
+    make_old(store.parent)
+    tile = store / "factors" / f"{KEYS[1]}.zarr" / "c" / "0" / "1"
+    tile.write_bytes(bytes(10))  # a fit that is running writes one
+    assert f"{KEYS[1]}.zarr" not in names(store)
+    assert f"{KEYS[1]}.zarr" in {item.path.name for item in find_garbage(store, kept_seconds=-1)}
+
+
+def test_what_an_unfinished_run_may_resume_is_kept(store: Path) -> None:
+    run = store.parent / "demo"
+    run.mkdir()
+    (run / "plan.json").write_text(json.dumps({"num_rows": 500, "tile_size": 64}))
+    make_old(store.parent)
+    assert names(store) == set()
+    (run / "plan.json").write_text(json.dumps({"num_rows": 500, "tile_size": 128}))
+    make_old(store.parent)
+    assert names(store) == {f"{key}.zarr" for key in KEYS[:3]}
+    (run / "result.json").write_text("{}")
+    make_old(store.parent)
+    assert names(store) == {f"{key}.zarr" for key in KEYS[:3]} | {f"{KEYS[3]}-train.zarr"}
+
+
+def test_partial_files_of_interrupted_writes(store: Path) -> None:
+    run = store.parent / "demo"
+    run.mkdir()
+    (run / "status.json").write_text(json.dumps(KEYS))
+    partial = store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / "7.abc.partial"
+    partial.write_bytes(bytes(10))
+    (run / "model.zarr.abc.partial").mkdir()
+    (run / "model.zarr.abc.partial" / "zarr.json").write_bytes(bytes(20))
+    assert names(store) == set()
+    make_old(store.parent)
+    found = {item.path.name: item.num_bytes for item in find_garbage(store)}
+    assert found == {"7.abc.partial": 10, "model.zarr.abc.partial": 20}
+    delete_garbage(find_garbage(store))
+    assert not partial.exists()
+    assert not (run / "model.zarr.abc.partial").exists()
+    assert names(store) == set()
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path, store: Path) -> None:
+    with pytest.raises(StoreError, match="is not a store"):
+        find_garbage(tmp_path)
+    with pytest.raises(StoreError, match="is not a folder"):
+        find_garbage(store, [tmp_path / "none"])

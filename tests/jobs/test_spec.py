@@ -1,0 +1,418 @@
+"""Job files: what is accepted, what it means, and the sentence that a mistake gets."""
+
+from __future__ import annotations
+
+import math
+import string
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkrr.errors import JobFileError
+from dkrr.jobs import toml
+from dkrr.jobs.mistakes import line_of
+from dkrr.jobs.spec import JobSpec, nearest
+
+FULL = """\
+[data]
+path = "train.csv.gz"
+target = [-1]
+header = false
+features = ["a", 2]
+weight = "w"
+delimiter = ";"
+one_hot = false
+standardize = true
+
+[evaluate]
+fraction = 0.1
+metric = "r2"
+
+[model]
+kernel = "matern"
+alpha = 1e-3
+kernel_params = {nu = 1.5, length_scale = 0.75}
+
+[solver]
+name = "cholesky"
+tile_size = 2048
+precision = "float64"
+gram = "stored"
+tol = 1e-6
+max_iter = 100
+
+[cluster]
+scheduler = "local"
+workers = 2
+threads_per_worker = 1
+memory_limit = "2GiB"
+
+[storage]
+endpoint_url = "https://storage.example"
+region = "eu-north-1"
+profile = "lab"
+
+[output]
+directory = "runs/{id}"
+store = "runs/store"
+keep = "all"
+"""
+
+
+def write(folder: Path, text: str, name: str = "job.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def with_section(**sections: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {"path": "train.csv"}, **sections}
+
+
+def test_a_full_file(tmp_path: Path) -> None:
+    spec = JobSpec.load(write(tmp_path, FULL))
+    assert spec.data.path == str(tmp_path / "train.csv.gz")
+    assert spec.data.target == [-1]
+    assert spec.data.features == ["a", 2]
+    assert spec.data.header is False
+    assert spec.data.standardize is True
+    assert spec.evaluate is not None
+    assert (spec.evaluate.fraction, spec.evaluate.metric) == (0.1, "r2")
+    assert spec.model.alpha == 1e-3
+    assert spec.cluster.memory_limit == 2 * 2**30
+    assert spec.solver.tile_size == 2048
+    assert spec.storage.region == "eu-north-1"
+    assert spec.output.run_directory("abc") == str(tmp_path / "runs/abc")
+    assert spec.output.store_directory("abc") == str(tmp_path / "runs/store")
+    assert spec.output.keep == "all"
+
+
+def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
+    spec = JobSpec.load(write(tmp_path, '[data]\npath = "x.zarr"\n', "pol.toml"))
+    assert spec.evaluate is None
+    assert (spec.data.header, spec.data.standardize, spec.data.one_hot) == ("auto", False, False)
+    assert (spec.model.kernel, spec.model.alpha, spec.model.gamma) == ("linear", 1.0, None)
+    assert (spec.solver.name, spec.solver.tile_size, spec.solver.precision) == ("auto", "auto", "auto")
+    assert (spec.solver.gram, spec.solver.tol, spec.solver.max_iter) == ("auto", 1e-8, None)
+    assert (spec.cluster.scheduler, spec.cluster.workers, spec.cluster.memory_limit) == ("local", None, "auto")
+    assert spec.output.run_directory("x") == str(tmp_path / "runs/pol")
+    assert spec.output.store_directory("x") == str(tmp_path / "runs/store")
+    assert spec.output.keep == "factor"
+
+
+def test_paths_mean_the_folder_of_the_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs").mkdir()
+    text = '[data]\npath = "../x.npy"\n[evaluate]\nmask = "masks/m.csv"\n[cluster]\nscheduler = "s.json"\n'
+    path = write(tmp_path / "jobs", text)
+    monkeypatch.chdir(tmp_path)
+    for given_path in (path, path.relative_to(tmp_path)):
+        spec = JobSpec.load(given_path)
+        assert spec.data.path == str(tmp_path / "x.npy")
+        assert spec.evaluate is not None
+        assert spec.evaluate.mask == str(tmp_path / "jobs/masks/m.csv")
+        assert spec.cluster.scheduler == str(tmp_path / "jobs/s.json")
+
+
+@pytest.mark.parametrize(
+    "path", ["/data/x.npy", "s3://bucket/x.zarr", "sklearn:digits", "generate:friedman?n=20480&d=10&seed=0"]
+)
+def test_other_sources_stay_as_they_are(path: str) -> None:
+    assert JobSpec.from_dict({"data": {"path": path}}, base="/somewhere").data.path == path
+
+
+@pytest.mark.parametrize(("mask", "is_file"), [(3, False), ("split", False), ("mask.csv.gz", True), ("a/b", True)])
+def test_a_mask_is_a_column_or_a_file(mask: Any, is_file: bool) -> None:
+    spec = JobSpec.from_dict(with_section(evaluate={"mask": mask}), base="/base")
+    assert spec.evaluate is not None
+    assert spec.evaluate.mask_is_file is is_file
+    assert spec.evaluate.mask == (f"/base/{mask}" if is_file else mask)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("2GiB", 2**31), ("1.5 GB", 1_500_000_000), (4096, 4096), ("auto", "auto")]
+)
+def test_sizes_in_bytes(size: Any, expected: Any) -> None:
+    assert JobSpec.from_dict(with_section(cluster={"memory_limit": size})).cluster.memory_limit == expected
+
+
+def test_a_single_column_is_a_list_of_one() -> None:
+    data = JobSpec.from_dict({"data": {"path": "x", "target": -1, "features": "a"}}).data
+    assert (data.target, data.features) == ([-1], ["a"])
+
+
+def test_the_kernel_is_built_with_its_parameters() -> None:
+    rows = np.array([[0.0, 1.0], [2.0, 1.5]])
+    spec = JobSpec.from_dict(with_section(model={"kernel": "rbf", "gamma": 0.5}))
+    expected = math.exp(-0.5 * (4 + 0.25))
+    assert spec.model.build_kernel().resolve(2)(rows, rows)[0, 1] == pytest.approx(expected, rel=1e-14)
+
+
+def test_sums_and_products_of_kernels(tmp_path: Path) -> None:
+    text = (
+        '[data]\npath = "x.npy"\n[model.kernel]\n'
+        'sum = [{product = [2.0, {kernel = "rbf", gamma = 0.5}]}, "linear",'
+        ' {kernel = "poly", degree = 2, coef0 = 0.5}]\n'
+    )
+    kernel = JobSpec.load(write(tmp_path, text)).model.build_kernel().resolve(2)
+    rows = np.array([[0.0, 1.0], [2.0, 1.5]])
+    dot = 1.5
+    expected = 2 * math.exp(-0.5 * 4.25) + dot + (0.5 * dot + 0.5) ** 2
+    assert kernel(rows, rows)[0, 1] == pytest.approx(expected, rel=1e-14)
+
+
+MISTAKES = [
+    ('[model]\nkernal = "rbf"', "unknown key 'kernal' in [model]; nearest right name: 'kernel'"),
+    ("[modle]\nalpha = 1", "unknown table [modle]; nearest right name: 'model'"),
+    ("[model]\nzzz = 1", "unknown key 'zzz' in [model]; known: alpha, coef0, degree, gamma, kernel, kernel_params"),
+    ('[model.kernel]\nsum = [{kernel = "rbf", gama = 1}]', "unknown key 'gama' in [model.kernel.sum]"),
+    ('[model.kernel]\nsum = [{product = [{kernel = "rbf"}, 2], alpha = 1}]', "unknown key 'alpha' in [model.kernel"),
+    ('[model]\nkernel = "rfb"', "rbf"),
+    ("[model]\nkernel = 5", "[model] kernel = 5: the name of a kernel, or a table"),
+    ('[model]\nkernel = {kernel = "rbf", sum = ["linear"]}', "one of kernel, sum and product expected, kernel and sum"),
+    ("[model]\nkernel = {}", "one of kernel, sum and product expected, none given"),
+    ('[model]\ngamma = 1.0\nkernel = {kernel = "rbf"}', "gamma belongs into the kernel's own table"),
+    ('[model]\nkernel = {sum = ["linear"], gamma = 1.0}', "gamma belongs into the tables of the sum"),
+    ("[model]\nkernel = {sum = [1.0, 2.0]}", "the sum has no kernel in it"),
+    ("[model]\nkernel = {sum = []}", "the sum has no kernel in it"),
+    ('[model]\nkernel = {product = [-1.0, "linear"]}', "greater than 0"),
+    ("[model]\nalpha = -1", "[model] alpha = -1: a finite number >= 0, or a list with one for each target, expected"),
+    ("[model]\nalpha = nan", "[model] alpha = nan: a finite number >= 0"),
+    ("[model]\nalpha = true", "[model] alpha = True: a finite number >= 0"),
+    ("[model]\nalpha = []", "[model] alpha = []: a finite number >= 0"),
+    ('[model]\nalpha = "big"', "[model] alpha = 'big': a finite number >= 0"),
+    ('[model]\nkernel = "rbf"\ngamma = 0', "[model] gamma = 0: input should be greater than 0"),
+    ('[model]\nkernel = "rbf"\ngamma = "auto"', "[model] gamma = 'auto': input should be a valid number"),
+    ('[solver]\nname = "cg"', "[solver] name = 'cg': this solver is not available yet in this version of dkrr"),
+    ('[solver]\nname = "nystrom"', "this solver is not available yet"),
+    ('[solver]\nprecision = "mixed"', "[solver] precision = 'mixed': this precision is not available yet"),
+    ('[solver]\nname = "cholseky"', "[solver] name = 'cholseky' is not allowed; 'auto' or 'cholesky' expected"),
+    ('[solver]\nname = "cholseky"', "nearest right value: 'cholesky'"),
+    ('[solver]\ngram = "on-the-fly"', "'auto', 'stored' or 'on_the_fly' expected: nearest right value: 'on_the_fly'"),
+    ("[solver]\ntile_size = 20000", "\"auto\" or a whole number from 1 to 16,384 expected"),
+    ("[solver]\ntile_size = 0", "\"auto\" or a whole number from 1"),
+    ("[solver]\ntol = 0", "[solver] tol = 0: input should be greater than 0"),
+    ('[cluster]\nworkers = "2"', "[cluster] workers = '2': input should be a valid integer"),
+    ("[cluster]\nworkers = 0", "[cluster] workers = 0: input should be greater than or equal to 1"),
+    ('[cluster]\nmemory_limit = "lots"', "[cluster] memory_limit = 'lots': a size such as \"2GiB\""),
+    ("[cluster]\nmemory_limit = -1", "a size above 0 expected"),
+    ("[cluster]\nmemory_limit = true", "a size such as \"2GiB\""),
+    ('[cluster]\nscheduler = "tcp://10.0.0.1:8786"', "without encryption and authentication"),
+    ('[cluster]\nscheduler = "http://10.0.0.1:8786"', "tls://host:port or a scheduler file expected"),
+    ("[evaluate]\nfraction = 1.5", "[evaluate] fraction = 1.5: input should be less than 1"),
+    ('[evaluate]\nfraction = 0.1\npath = "x"', "[evaluate]: one of path, mask and fraction expected, path and"),
+    ('[evaluate]\nmetric = "rmse"', "[evaluate]: one of path, mask and fraction expected, none given"),
+    ('[evaluate]\nfraction = 0.1\nmetric = "mse"', "'rmse', 'r2' or 'accuracy' expected"),
+    ('[output]\ndirectory = "runs/{name}"', "{id} is the only thing that braces may hold"),
+    ('[output]\nkeep = "nothing"', "'all', 'factor' or 'model' expected"),
+    ('[output]\nstore = ""', "a path is expected"),
+    ("output = 3", "[output]"),
+    ('[storage]\nsecret_access_key = "hunter2"', "[storage] secret_access_key looks like a secret"),
+    ('[storage]\ntoken = "hunter2"', "[storage] token looks like a secret"),
+    ('[storage]\naccess-key = "hunter2"', "looks like a secret"),
+    ('[storage]\nendpoint_url = "https://me:hunter2@host"', "[storage] endpoint_url is an address with a password"),
+    ('[cluster]\nscheduler = "tls://me:hunter2@host:1"', "[cluster] scheduler is an address with a password in it"),
+    ('[storage]\nendpoint_url = "https://host/?X-Amz-Signature=hunter2"', "an address with a credential in it"),
+    ('[model]\nkernel_params = {api_key = "hunter2"}', "looks like a secret"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), MISTAKES)
+def test_a_mistake_gets_its_sentence(tmp_path: Path, text: str, expected: str) -> None:
+    top, table = ("", text) if text.startswith("[") else (text, "")
+    with pytest.raises(JobFileError) as caught:
+        JobSpec.load(write(tmp_path, f'{top}\n[data]\npath = "x.csv"\n\n{table}\n'))
+    message = str(caught.value)
+    assert expected in message
+    assert "hunter2" not in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({}, "[data] path is missing"),
+        ({"path": 3}, "[data] path = 3: input should be a valid string"),
+        ({"path": "x", "header": "yes"}, "[data] header = 'yes': true, false or \"auto\" expected"),
+        ({"path": "x", "header": 1}, 'true, false or "auto" expected'),
+        ({"path": "x", "target": 1.5}, "[data] target = 1.5: column names or numbers expected"),
+        ({"path": "x", "target": []}, "column names or numbers expected"),
+        ({"path": "x", "weight": True}, "a column name or number expected"),
+        ({"path": "x", "delimiter": "::"}, "at most 1 character"),
+        ({"path": "x", "standardize": "yes"}, "valid boolean"),
+        ("x.csv", "[data]"),
+    ],
+)
+def test_mistakes_about_data(data: Any, expected: str) -> None:
+    with pytest.raises(JobFileError) as caught:
+        JobSpec.from_dict({"data": data})
+    assert expected in str(caught.value)
+
+
+def test_no_data_at_all() -> None:
+    with pytest.raises(JobFileError, match=r"\[data\] is missing"):
+        JobSpec.from_dict({})
+
+
+def test_a_mistake_names_file_and_line(tmp_path: Path) -> None:
+    path = write(tmp_path, FULL.replace("tile_size", "tilesize"))
+    with pytest.raises(JobFileError) as caught:
+        JobSpec.load(path)
+    line = FULL.splitlines().index("tile_size = 2048") + 1
+    assert str(caught.value).startswith(f"{path}:{line}: unknown key 'tilesize' in [solver]")
+    assert caught.value.line == line
+
+
+def test_line_of_dotted_and_nested_keys() -> None:
+    text = 'model.alpha = 1\n[model.kernel]\n# kernel = 1\nsum = [\n  {kernel = "rbf", gamma = 1},\n]\n[ "solver" ] #\n'
+    assert line_of(text, ("model", "alpha")) == 1
+    assert line_of(text, ("model", "kernel", "sum", 0, "gamma")) == 4
+    assert line_of(text, ("solver", "name")) == 7
+    assert line_of(text, ("output",)) is None
+
+
+@pytest.mark.parametrize(
+    "scheduler", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.1:1"]
+)
+def test_schedulers_that_nobody_else_reaches(scheduler: str) -> None:
+    assert JobSpec.from_dict(with_section(cluster={"scheduler": scheduler})).cluster.scheduler == scheduler
+
+
+def test_an_open_scheduler_on_request() -> None:
+    cluster = {"scheduler": "tcp://10.0.0.1:8786", "insecure": True}
+    assert JobSpec.from_dict(with_section(cluster=cluster)).cluster.insecure
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"[data\n", "not valid TOML"),
+        (b"[data]\npath = x.csv\n", "line 2"),
+        (b"[data]\npath = 'x'\npath = 'y'\n", "line 3"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"", "[data] is missing"),
+    ],
+)
+def test_files_that_are_no_job_files(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(content)
+    with pytest.raises(JobFileError) as caught:
+        JobSpec.load(path)
+    assert expected in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match="No such file"):
+        JobSpec.load(tmp_path / "none.toml")
+    with pytest.raises(JobFileError, match="directory"):
+        JobSpec.load(tmp_path)
+
+
+def test_nearest() -> None:
+    assert nearest("kernal", ["kernel", "alpha"]) == "kernel"
+    assert nearest("RBF", ["rbf", "linear"]) == "rbf"
+    assert nearest("zzz", ["kernel", "alpha"]) is None
+
+
+def test_a_spec_is_frozen() -> None:
+    spec = JobSpec.from_dict(with_section())
+    with pytest.raises(ValueError, match="frozen"):
+        spec.data.path = "other"  # type: ignore[misc]
+
+
+names = st.text(string.ascii_letters + "äß_ \"'\\\x7f\t", min_size=1, max_size=8)
+columns = st.lists(st.one_of(names, st.integers(-5, 5)), min_size=1, max_size=3)
+positive = st.floats(1e-6, 1e6)
+leaves = st.one_of(
+    st.fixed_dictionaries({"kernel": st.sampled_from(["rbf", "laplacian"])}, optional={"gamma": positive}),
+    st.fixed_dictionaries(
+        {"kernel": st.just("poly")}, optional={"gamma": positive, "degree": st.integers(1, 4), "coef0": positive}
+    ),
+    st.just({"kernel": "matern", "kernel_params": {"nu": 1.5, "length_scale": 0.75}}),
+    st.just("linear"),
+)
+kernel_tables = st.recursive(
+    leaves,
+    lambda inner: st.builds(
+        lambda form, parts, number: {form: [*parts, *number]},
+        st.sampled_from(["sum", "product"]),
+        st.lists(inner, min_size=1, max_size=3),
+        st.lists(positive, max_size=1),
+    ),
+    max_leaves=5,
+)
+
+
+def optional(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=strategies)
+
+
+documents = st.fixed_dictionaries(
+    {
+        "data": st.builds(
+            lambda path, rest: {"path": path, **rest},
+            names,
+            optional(
+                target=columns,
+                features=columns,
+                weight=names,
+                header=st.sampled_from([True, False, "auto"]),
+                delimiter=st.sampled_from([",", ";", "\t"]),
+                one_hot=st.booleans(),
+                standardize=st.booleans(),
+            ),
+        )
+    },
+    optional={
+        "evaluate": st.one_of(
+            st.builds(dict, fraction=st.floats(0.01, 0.99)),
+            st.builds(dict, mask=st.one_of(names, st.integers(-3, 3))),
+            st.builds(dict, path=names, metric=st.sampled_from(["rmse", "r2", "accuracy"])),
+        ),
+        "model": st.builds(
+            lambda kernel, alpha: {"kernel": kernel, "alpha": alpha},
+            kernel_tables,
+            st.one_of(st.floats(0, 1e9), st.lists(st.floats(0, 1e9), min_size=1, max_size=3)),
+        ),
+        "solver": optional(
+            name=st.sampled_from(["auto", "cholesky"]),
+            tile_size=st.one_of(st.just("auto"), st.integers(1, 16_384)),
+            gram=st.sampled_from(["auto", "stored", "on_the_fly"]),
+            tol=st.floats(1e-300, 0.5),
+            max_iter=st.integers(1, 10**12),
+        ),
+        "cluster": optional(
+            workers=st.integers(1, 99), memory_limit=st.one_of(st.just("auto"), st.just("2GiB"), st.integers(1, 2**50))
+        ),
+        "storage": optional(region=names, profile=names, allow_http=st.booleans()),
+        "output": optional(
+            directory=st.sampled_from(["runs/{id}", "/abs", "s3://bucket/runs"]),
+            keep=st.sampled_from(["all", "factor", "model"]),
+        ),
+    },
+)
+
+
+@given(documents)
+def test_round_trips_through_dict_and_toml(document: dict[str, Any]) -> None:
+    spec = JobSpec.from_dict(document, base="/base")
+    assert JobSpec.from_dict(spec.to_dict(), base="/elsewhere", name="other") == spec
+    assert JobSpec.from_dict(tomllib.loads(spec.to_toml()), base="/elsewhere") == spec
+
+
+values = st.recursive(
+    st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(), st.dictionaries(st.text(), values, max_size=3), max_size=3))
+def test_toml_text_reads_back(document: dict[str, Any]) -> None:
+    assert tomllib.loads(toml.dumps(document)) == document

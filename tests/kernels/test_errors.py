@@ -1,0 +1,248 @@
+"""Wrong parameters, wrong rows and overflow: typed errors that name the value and the remedy, and no warnings."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process import kernels as gp
+
+from dkrr.errors import DataError, ParameterError
+from dkrr.kernels import RBF, Constant, Linear, Precomputed, Product, Sum, kernel_from_dict, make_kernel
+
+nan, inf = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kernel": "rbg"}, "did you mean 'rbf'.*allowed: .*laplacian"),
+        ({"kernel": "Polynominal"}, "did you mean 'polynomial'"),
+        ({"kernel": "gaussian-ish?"}, "allowed: additive_chi2"),
+        ({"kernel": 3}, "a name, a callable"),
+        ({"kernel": None}, "a name, a callable"),
+        ({"kernel": "rbf", "gamma": 0}, "gamma = 0 .*> 0"),
+        ({"kernel": "rbf", "gamma": -1.0}, "gamma = -1.0 .*> 0"),
+        ({"kernel": "laplacian", "gamma": nan}, "gamma = nan"),
+        ({"kernel": "sigmoid", "gamma": inf}, "gamma = inf"),
+        ({"kernel": "chi2", "gamma": "scale"}, "gamma = 'scale'"),
+        ({"kernel": "poly", "gamma": True}, "gamma = True"),
+        ({"kernel": "poly", "degree": 0}, "degree = 0"),
+        ({"kernel": "poly", "degree": nan}, "degree = nan"),
+        ({"kernel": "poly", "coef0": inf}, "coef0 = inf"),
+        ({"kernel": "matern", "kernel_params": {"nu": 3}}, "nu = 3 .*0.5, 1.5 or 2.5"),
+        ({"kernel": "matern", "kernel_params": {"nu": "1.5"}}, "nu = '1.5'"),
+        ({"kernel": "matern", "kernel_params": {"lengthscale": 1.0}}, "did you mean 'length_scale'"),
+        ({"kernel": "linear", "kernel_params": {"nu": 1.5}}, "no parameter 'nu'"),
+        ({"kernel": "rbf", "kernel_params": {"length_scale": 0.0}}, "length_scale = 0.0"),
+        ({"kernel": "rbf", "kernel_params": {"length_scale": [1.0, -2.0]}}, r"length_scale\[1\] = -2.0"),
+        ({"kernel": "rbf", "kernel_params": {"length_scale": []}}, "length_scale = "),
+        ({"kernel": "rbf", "gamma": 1.0, "kernel_params": {"gamma": 2.0}}, "give it once"),
+        ({"kernel": RBF(), "kernel_params": {"gamma": 2.0}}, "already holds its parameters"),
+        ({"kernel": gp.RBF(), "kernel_params": {"gamma": 2.0}}, "already holds its parameters"),
+        ({"kernel": gp.RBF() + gp.WhiteKernel(0.1)}, "give its noise_level as alpha"),
+        ({"kernel": gp.CompoundKernel([gp.RBF(), gp.RBF()])}, "several outputs"),
+    ],
+)
+def test_wrong_parameters(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        make_kernel(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "the entry 'kernel'"),
+        ({"kernel": "rbf", "gama": 1.0}, "did you mean 'gamma'"),
+        ({"kernel": "som", "terms": []}, "did you mean 'sum'"),
+        ({"kernel": "sum"}, "terms"),
+        ({"kernel": "sum", "terms": ["rbf"]}, "a list of kernels"),
+        ({"kernel": "sum", "factors": []}, "did you mean|no parameter 'factors'"),
+        ({"kernel": "product", "factors": [{"kernel": "precomputed"}]}, "kernels that act on rows"),
+        ({"kernel": "constant", "value": -1.0}, "value = -1.0"),
+        ({"kernel": "sklearn", "class": "RBG", "parameters": {}}, "did you mean 'RBF'"),
+        ({"kernel": "sklearn", "class": "Kernel", "parameters": {}}, "'Kernel'"),
+        ({"kernel": "sklearn", "class": "clone", "parameters": {}}, "'clone'"),
+        ({"kernel": "sklearn", "class": "RBF", "parameters": {"length": 1}}, "did you mean 'length_scale'"),
+        ({"kernel": "sklearn", "path": "RBF"}, "no parameter 'path'"),
+    ],
+)
+def test_wrong_dictionaries(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        kernel_from_dict(values)
+
+
+def test_only_positive_numbers_and_kernels_combine() -> None:
+    for wrong in (0, -2.0, nan, True, "rbf", None):
+        with pytest.raises(ParameterError):
+            RBF() * wrong
+        with pytest.raises(ParameterError):
+            RBF() + wrong
+    with pytest.raises(ParameterError, match="act on rows"):
+        RBF() + Precomputed()
+
+
+def test_sums_and_products_are_flat_and_numpy_numbers_count_as_numbers() -> None:
+    a, b, c = RBF(gamma=1.0), Linear(), RBF(gamma=2.0)
+    assert (a + b) + c == Sum(terms=(a, b, c)) == a + (b + c)
+    assert 2 * a * b == Product(factors=(Constant(value=2.0), a, b))
+    assert np.float64(2.0) * a == 2 * a
+    assert np.float32(1.0) + a == 1 + a
+    assert {a + b: 1}[a + b] == 1, "kernels are hashable"
+
+
+def test_resolve_decides_gamma_and_checks_the_length_scales() -> None:
+    assert RBF().resolve(4) == RBF(gamma=0.25)
+    mixture = 2 * RBF() + make_kernel("poly") * make_kernel("sigmoid")
+    assert mixture.resolve(4) == 2 * RBF(gamma=0.25) + make_kernel("poly", gamma=0.25) * make_kernel(
+        "sigmoid", gamma=0.25
+    )
+    assert make_kernel("chi2").resolve(4) == make_kernel("chi2", gamma=1.0)
+    ard = make_kernel("matern", kernel_params={"length_scale": np.array([1.0, 2.0])})
+    assert ard.resolve(2) is ard
+    with pytest.raises(ParameterError, match="has 2 values, the rows have 3 features"):
+        (1 + ard).resolve(3)
+    with pytest.raises(ParameterError, match="rows of 3 features"):
+        make_kernel(gp.Matern([1.0, 2.0])).resolve(3)
+
+
+def test_a_precomputed_kernel_has_no_values_on_rows() -> None:
+    kernel = make_kernel("precomputed")
+    assert kernel_from_dict(kernel.to_dict()) == kernel == Precomputed()
+    with pytest.raises(ParameterError, match="no values on rows"):
+        kernel.block(np.ones((2, 2)), np.ones((2, 2)))
+    with pytest.raises(ParameterError, match="no values on rows"):
+        kernel.diag(np.ones((2, 2)))
+
+
+def test_a_class_that_is_not_of_scikit_learn_works_but_is_not_stored() -> None:
+    class Own(gp.RBF):
+        pass
+
+    rows = np.random.default_rng(0).random((5, 3))
+    kernel = make_kernel(2.0 * Own(0.5))
+    np.testing.assert_allclose(kernel(rows, rows), 2.0 * gp.RBF(0.5)(rows), rtol=1e-13)
+    with pytest.raises(ParameterError, match="Own cannot be stored by name"):
+        kernel.to_dict()
+    with pytest.raises(ParameterError, match=r"metric = .* cannot be stored"):
+        make_kernel(gp.PairwiseKernel(metric=np.dot)).to_dict()
+
+
+def test_a_scikit_learn_kernel_is_copied() -> None:
+    foreign = gp.RBF(0.5)
+    kernel = make_kernel(foreign)
+    foreign.length_scale = 7.0
+    assert kernel.to_dict()["parameters"] == {"length_scale": 0.5}
+    assert hash(kernel) == hash(make_kernel(gp.RBF(0.5)))
+
+
+@pytest.mark.parametrize("name", ["chi2", "additive_chi2"])
+def test_histograms_are_not_negative(name: str) -> None:
+    rows = np.random.default_rng(0).random((9, 4))
+    bad = rows.copy()
+    bad[5, 2] = -0.25
+    for A, B, side in ((bad, rows, "A"), (rows, bad, "B")):
+        with pytest.raises(DataError, match=rf"{side}\[5, 2\] = -0.25; kernel '{name}'") as caught:
+            make_kernel(name).block(A, B)
+        assert (caught.value.row, caught.value.column, caught.value.value) == (5, 2, -0.25)
+    with pytest.raises(DataError, match=r"A\[5, 2\]"):
+        make_kernel(name).diag(bad)
+
+
+ALL = ["linear", "poly", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2", "additive_chi2"]
+EVERY = [(name, {}) for name in ALL] + [("matern", {"nu": 0.5}), ("matern", {"nu": 2.5})]
+
+
+@pytest.mark.parametrize(("name", "parameters"), EVERY)
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_overflow_is_an_error_and_not_a_warning(name: str, parameters: dict[str, Any], same: bool, dtype: Any) -> None:
+    kernel = make_kernel(name, kernel_params=parameters)
+    rows = np.random.default_rng(0).random((9, 4)) + 0.1
+    rows[4] *= 1e200
+    out = np.empty((9, 9), dtype=dtype)
+    with pytest.raises(DataError, match=f"(?i){name.replace('_', '')}.*not finite.*largest .*scale the features"):
+        kernel.block(rows, rows, out, same=same)
+    with pytest.raises(DataError, match="scale the features"):
+        (0.5 * kernel + 1)(rows, rows)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("value", [nan, inf])
+def test_rows_that_are_not_finite_are_named(name: str, value: float) -> None:
+    rows = np.random.default_rng(0).random((9, 4)) + 0.1
+    bad = rows.copy()
+    bad[7, 3] = value
+    with pytest.raises(DataError, match=rf"A\[7, 3\] = {value}"):
+        make_kernel(name).block(bad, rows)
+    with pytest.raises(DataError, match=rf"B\[7, 3\] = {value}"):
+        make_kernel(name).block(rows, bad)
+
+
+def test_a_result_that_fits_float64_but_not_float32_is_an_error_in_float32() -> None:
+    rows = np.full((3, 2), 1e22)
+    for kernel in (Linear(), Linear() + 1, Constant(value=1e40)):
+        assert np.isfinite(kernel.block(rows, rows)).all()
+        for same in (False, True):
+            with pytest.raises(DataError, match="scale the features"):
+                kernel.block(rows, rows, np.empty((3, 3), dtype=np.float32), same=same)
+
+
+def test_a_fractional_power_of_a_negative_number_is_an_error() -> None:
+    rows = np.array([[1.0], [-3.0]])
+    with pytest.raises(DataError, match=r"Polynomial.*degree=2\.5.*not finite"):
+        make_kernel("poly", degree=2.5).block(rows, rows)
+
+
+def test_large_but_finite_values_pass() -> None:
+    rows = np.full((3, 2), 1e120)  # the check squares 2e240, which overflows although the value is finite
+    assert np.array_equal(Linear().block(rows, rows), np.full((3, 3), 2e240))
+
+
+@pytest.mark.parametrize(
+    ("A", "B", "message"),
+    [
+        (np.ones(3), np.ones((2, 3)), "A has 1 dimensions"),
+        (np.ones((2, 3)), np.ones((2, 4)), "A has 3 features, B has 4"),
+        (np.ones((2, 0)), np.ones((2, 0)), "at least one feature"),
+        (np.ones((2, 3), dtype=complex), np.ones((2, 3)), "complex128"),
+        (np.ones((2, 3)), np.full((2, 3), "x"), "B has dtype <U1"),
+    ],
+)
+def test_wrong_rows(A: Any, B: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make_kernel("rbf")(A, B)
+    with pytest.raises(DataError, match=message):
+        make_kernel("rbf").block(A, B)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [np.empty((3, 2)), np.empty((2, 3), dtype=int), np.empty((2, 3), order="F"), np.empty((2, 6))[:, ::2]],
+    ids=["shape", "dtype", "order", "stride"],
+)
+def test_wrong_out(out: np.ndarray) -> None:
+    with pytest.raises(ParameterError, match="out has"):
+        make_kernel("rbf").block(np.ones((2, 2)), np.ones((3, 2)), out)
+    frozen = np.empty((2, 3))
+    frozen.flags.writeable = False
+    with pytest.raises(ParameterError, match="writeable False"):
+        make_kernel("rbf").block(np.ones((2, 2)), np.ones((3, 2)), frozen)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_rows_make_an_empty_block(name: str) -> None:
+    kernel = make_kernel(name)
+    assert kernel.block(np.empty((0, 3)), np.ones((4, 3))).shape == (0, 4)
+    assert kernel(np.ones((4, 3)), np.empty((0, 3))).shape == (4, 0)
+    assert kernel.diag(np.empty((0, 3))).shape == (0,)
+
+
+@pytest.mark.parametrize("name", [*ALL, "precomputed"])
+def test_kernels_are_frozen_and_pickle(name: str) -> None:
+    kernel = make_kernel(name)
+    with pytest.raises((AttributeError, TypeError)):
+        kernel.gamma = 2.0  # type: ignore[attr-defined]
+    assert pickle.loads(pickle.dumps(kernel)) == kernel

@@ -1,0 +1,133 @@
+"""Functions as kernels: what they take, how they are named, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.errors import DataError, ParameterError
+from dkrr.kernels import FunctionKernel, Linear, kernel_from_dict, make_kernel
+from tests.kernels import functions
+
+RNG = np.random.default_rng(5)
+
+
+def resolved(function: Any, num_features: int = 4) -> FunctionKernel:
+    kernel = make_kernel(function).resolve(num_features)
+    assert isinstance(kernel, FunctionKernel)
+    return kernel
+
+
+@pytest.mark.parametrize("num_features", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [(functions.block_rbf, "block"), (functions.pair_overlap, "pair"), (functions.pair_dot, "pair")],
+)
+@pytest.mark.filterwarnings("ignore:kernel function:UserWarning")  # its text is tested below
+def test_blocks_and_pairs_are_told_apart(function: Any, kind: str, num_features: int) -> None:
+    assert resolved(function, num_features).kind == kind
+
+
+def test_a_function_of_pairs_warns_once_that_it_is_slow() -> None:
+    with pytest.warns(UserWarning, match=r"pair_dot takes pairs of rows, which is slow"):
+        kernel = resolved(functions.pair_dot)
+    A, B = RNG.random((7, 4)), RNG.random((5, 4))
+    np.testing.assert_allclose(kernel.block(A, B), A @ B.T)  # warnings are errors here: no second one
+    assert kernel_from_dict(kernel.to_dict()) == kernel
+
+
+def test_keyword_arguments_reach_the_function() -> None:
+    A, B = RNG.random((7, 4)), RNG.random((5, 4))
+    kernel = make_kernel(functions.block_rbf, kernel_params={"gamma": 3.0})
+    np.testing.assert_allclose(kernel(A, B), make_kernel("rbf", gamma=3.0)(A, B), rtol=1e-12)
+    assert kernel.to_dict()["kernel_params"] == {"gamma": 3.0}
+    assert kernel_from_dict(kernel.resolve(4).to_dict()) == kernel.resolve(4)
+
+
+def test_functions_combine_with_kernels() -> None:
+    A, B = RNG.random((7, 4)), RNG.random((5, 4))
+    mixture = 2 * make_kernel(functions.block_rbf) + Linear()
+    np.testing.assert_allclose(mixture(A, B), 2 * functions.block_rbf(A, B) + A @ B.T, rtol=1e-13)
+    assert kernel_from_dict(mixture.resolve(4).to_dict()) == mixture.resolve(4)
+
+
+def test_names() -> None:
+    prefix = "tests.kernels.functions"
+    assert make_kernel(functions.block_rbf).to_dict()["function"] == f"{prefix}:block_rbf"
+    assert make_kernel(functions.Holder.kernel).to_dict()["function"] == f"{prefix}:Holder.kernel"
+
+
+def test_functions_without_an_importable_name_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        return A @ B.T
+
+    for function in (local, lambda A, B: A @ B.T, local.__get__):
+        with pytest.raises(ParameterError, match="top level of a module"):
+            make_kernel(function).to_dict()
+    monkeypatch.setattr(functions.pair_dot, "__module__", "__main__")
+    with pytest.raises(ParameterError, match="of __main__ cannot be stored"):
+        make_kernel(functions.pair_dot).to_dict()
+
+
+def test_a_function_that_was_replaced_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = functions.block_rbf
+    monkeypatch.setattr(functions, "block_rbf", functions.lopsided)
+    with pytest.raises(ParameterError, match="is not what importing that name gives"):
+        make_kernel(original).to_dict()
+
+
+def test_arguments_that_are_not_json_are_not_stored() -> None:
+    for value in (np.ones(2), float("nan"), {1, 2}):
+        with pytest.raises(ParameterError, match="kernel_params of kernel function block_rbf cannot be stored"):
+            make_kernel(functions.block_rbf, kernel_params={"gamma": value}).to_dict()
+
+
+@pytest.mark.parametrize("name", ["tests.kernels.functions:absent", "no_such_module_here:f", "block_rbf", ":f", None])
+def test_names_that_cannot_be_imported(name: Any) -> None:
+    with pytest.raises(ParameterError, match="kernel function"):
+        kernel_from_dict({"kernel": "function", "function": name})
+
+
+def test_a_name_of_something_else_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"is a module: a callable"):
+        kernel_from_dict({"kernel": "function", "function": "tests.kernels.functions:np"})
+
+
+def test_what_is_no_kernel_is_refused_with_its_own_words() -> None:
+    with pytest.raises(ParameterError, match="lopsided is not symmetric"):
+        resolved(functions.lopsided)
+    with pytest.raises(ParameterError, match=r"normalised makes .* an entry may depend on its two rows only"):
+        resolved(functions.normalised)
+    with pytest.raises(ParameterError, match="wrong_shape made neither"):
+        resolved(functions.wrong_shape)
+
+    def broken(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        raise KeyError("the table is missing")
+
+    with pytest.raises(ParameterError, match=r"made neither .*KeyError: 'the table is missing'") as caught:
+        resolved(broken)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_what_goes_wrong_after_the_probe_is_named() -> None:
+    def shrinking(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        return (A @ B.T)[: max(3, len(A) - 1)]
+
+    with pytest.raises(ParameterError, match=r"returned shape \(6, 5\) for blocks of 7 and 5 rows"):
+        make_kernel(shrinking).block(RNG.random((7, 4)), RNG.random((5, 4)))
+
+    def infinite(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        return 1.0 / np.maximum(5.0 - A.sum(1)[:, None] - B.sum(1)[None, :], 0.0)
+
+    with pytest.raises(DataError, match=r"infinite.*not finite"):
+        make_kernel(infinite).block(np.full((7, 4), 2.0), np.full((5, 4), 2.0))
+
+
+def test_kind_may_be_given() -> None:
+    values = {"kernel": "function", "function": "tests.kernels.functions:pair_dot", "kind": "pair"}
+    kernel = kernel_from_dict(values)
+    assert kernel.resolve(3) is kernel
+    with pytest.raises(ParameterError, match=r"kind = 'row'.*allowed: block, pair"):
+        kernel_from_dict(values | {"kind": "row"})

@@ -1,0 +1,124 @@
+"""Every kernel against every law."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.gaussian_process import kernels as gp
+
+from dkrr.kernels import Constant, Kernel, Linear, kernel_from_dict, make_kernel, strips
+from tests.kernels.functions import block_rbf, pair_overlap
+from tests.laws import assert_close, check_kernel, check_round_trip
+from tests.reference import reference_kernel
+
+ARD = [0.5, 1.0, 2.0, 3.0, 0.25]
+rbf, laplacian, linear = make_kernel("rbf", gamma=0.7), make_kernel("laplacian"), Linear()
+
+KERNELS: dict[str, Kernel] = {
+    "linear": linear,
+    "poly": make_kernel("poly"),
+    "poly of degree 1": make_kernel("poly", degree=1, gamma=2.0),
+    "poly of degree 12": make_kernel("poly", degree=12, gamma=0.2),
+    "poly of degree 2.5": make_kernel("polynomial", degree=2.5, coef0=0.5),
+    "rbf": make_kernel("rbf"),
+    "rbf, one length scale a feature": make_kernel("rbf", gamma=0.3, kernel_params={"length_scale": ARD}),
+    "laplacian": laplacian,
+    "laplacian, one length scale a feature": make_kernel("laplacian", kernel_params={"length_scale": ARD}),
+    "matern 0.5": make_kernel("matern", kernel_params={"nu": 0.5, "length_scale": 0.6}),
+    "matern 1.5": make_kernel("matern"),
+    "matern 2.5, one length scale a feature": make_kernel("matern", kernel_params={"nu": 2.5, "length_scale": ARD}),
+    "cosine": make_kernel("cosine"),
+    "sigmoid": make_kernel("sigmoid", gamma=0.1, coef0=-0.2),
+    "chi2": make_kernel("chi2", gamma=0.4),
+    "additive_chi2": make_kernel("additive_chi2"),
+    "constant": Constant(value=2.5),
+    "sum": rbf + laplacian + 0.5,
+    "sum with a constant first": 0.25 + linear,
+    "product": 3 * rbf * laplacian,
+    "mixture": 2.0 * rbf + linear * (laplacian + 1),
+    "scikit-learn RBF": make_kernel(gp.RBF(0.8)),
+    "scikit-learn DotProduct": make_kernel(gp.DotProduct(0.5)),
+    "scikit-learn composite": make_kernel(2.0 * gp.Matern(ARD, nu=1.5) + gp.RationalQuadratic(alpha=0.7) ** 2),
+    "function of blocks": make_kernel(block_rbf, kernel_params={"gamma": 0.4}),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+def test_laws(kernel: Kernel) -> None:
+    check_kernel(kernel, np.random.default_rng(7))
+
+
+@pytest.mark.parametrize("name", ["linear", "poly", "rbf", "laplacian", "matern", "chi2", "additive_chi2"])
+@pytest.mark.parametrize("num_features", [1, 40])
+def test_laws_with_one_feature_and_with_many(name: str, num_features: int) -> None:
+    check_kernel(make_kernel(name), np.random.default_rng(8), num_features=num_features)
+
+
+@pytest.mark.filterwarnings("ignore:kernel function:UserWarning")  # that it is slow is tested on its own
+def test_laws_for_a_function_of_pairs() -> None:
+    check_kernel(make_kernel(pair_overlap), np.random.default_rng(9), num_features=3)
+
+
+def test_laws_for_a_function_without_a_name() -> None:
+    check_kernel(make_kernel(lambda A, B: 1 + A @ B.T), np.random.default_rng(10), storable=False)
+
+
+@pytest.mark.parametrize("name", ["rbf", "linear", "laplacian", "chi2"])
+def test_the_laws_notice_a_lost_mirror(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fill, out, d, check):  # type: ignore[no-untyped-def]
+        strips.fill_rectangle(fill, out, d, check)
+        out[2, 1] = np.nextafter(out[2, 1], np.inf)  # one unit in the last place is already too much
+
+    monkeypatch.setattr("dkrr.kernels.base.fill_symmetric", full)
+    with pytest.raises(AssertionError, match="not exactly symmetric"):
+        check_kernel(make_kernel(name), np.random.default_rng(11))
+
+
+positive = st.floats(1e-3, 1e3)
+leaves = st.one_of(
+    st.just({"kernel": "linear"}),
+    st.just({"kernel": "cosine"}),
+    st.just({"kernel": "additive_chi2"}),
+    st.builds(lambda v: {"kernel": "constant", "value": v}, positive),
+    st.builds(lambda g: {"kernel": "chi2", "gamma": g}, positive),
+    st.builds(
+        lambda k, g, s: {"kernel": k, "gamma": g, "length_scale": s},
+        st.sampled_from(["rbf", "laplacian"]),
+        st.none() | positive,
+        positive | st.lists(positive, min_size=3, max_size=3),
+    ),
+    st.builds(
+        lambda nu, s: {"kernel": "matern", "nu": nu, "length_scale": s}, st.sampled_from([0.5, 1.5, 2.5]), positive
+    ),
+    st.builds(
+        lambda g, p, c: {"kernel": "poly", "gamma": g, "degree": p, "coef0": c},
+        st.none() | st.floats(0.01, 2.0),
+        st.integers(1, 9),
+        st.floats(0.0, 2.0),
+    ),
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(
+        lambda parts: st.sampled_from([{"kernel": "sum", "terms": parts}, {"kernel": "product", "factors": parts}])
+    ),
+    max_leaves=4,
+)
+
+
+@given(values=trees, m=st.integers(1, 20), n=st.integers(1, 20), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_any_parameters_and_any_tree(values: dict, m: int, n: int, seed: int) -> None:
+
+    rng = np.random.default_rng(seed)
+    A, B = rng.random((m, 3)), rng.random((n, 3))
+    kernel = kernel_from_dict(values)
+    assert kernel_from_dict(kernel.to_dict()) == kernel
+    resolved = kernel.resolve(3)
+    check_round_trip(resolved, A)
+    expected = reference_kernel(resolved.to_dict(), A, B)
+    # gamma up to 1e3 multiplies the rounding error of |a - b|^2 in the exponent
+    scale = 1e3 * max(1.0, np.abs(expected).max())
+    assert_close(resolved(A, B) / scale, expected / scale, f"{kernel}")

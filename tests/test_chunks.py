@@ -1,0 +1,166 @@
+"""Chunks: what is written is read back, by us and by any Zarr reader, and nothing damaged is ever read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.storage import LocalStore, MemoryStore
+
+from dkrr.chunks import ChunkArray, read_json, write_json
+from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
+
+
+def filled(store: object, n: int = 10, dtype: str = "float64") -> tuple[ChunkArray, np.ndarray]:
+    array = ChunkArray.create(store, "x", shape=(n, 7), chunks=(4, 7), dtype=dtype)
+    values = np.random.default_rng(0).standard_normal((n, 7)).astype(dtype)
+    for i in range(array.num_chunks[0]):
+        block = np.full((4, 7), np.nan, dtype)
+        part = values[4 * i : 4 * i + 4]
+        block[: len(part)] = part
+        array.write((i, 0), block)
+    return array, values
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("kind", ["path", "local", "memory"])
+def test_zarr_reads_what_we_write(tmp_path: Path, kind: str, dtype: str) -> None:
+    store = {"path": str(tmp_path), "local": LocalStore(str(tmp_path)), "memory": MemoryStore()}[kind]
+    array, values = filled(store, dtype=dtype)
+    reader = zarr.open_array(store, path="x", mode="r", zarr_format=3)
+    np.testing.assert_array_equal(reader[:], values)
+    np.testing.assert_array_equal(array.read((1, 0)), values[4:8])
+    assert not array.read((1, 0)).flags.writeable
+
+
+def test_we_read_what_zarr_writes(tmp_path: Path) -> None:
+    values = np.arange(24.0).reshape(6, 4)
+    written = zarr.create_array(
+        str(tmp_path), name="x", shape=(6, 4), chunks=(3, 4), dtype="float64", fill_value=np.nan,
+        compressors=[zarr.codecs.Crc32cCodec()], config={"write_empty_chunks": True},
+    )  # fmt: skip
+    written[:] = values
+    np.testing.assert_array_equal(ChunkArray.open(str(tmp_path), "x").read((1, 0)), values[3:])
+
+
+def _missing(path: Path) -> None:
+    path.unlink()
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def _flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[17] ^= 4
+    path.write_bytes(data)
+
+
+def _zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [_missing, _truncated, _flipped, _zeroed, _empty])
+@pytest.mark.parametrize("kind", ["path", "by key"])
+def test_damage_is_found(tmp_path: Path, kind: str, damage) -> None:
+    array, _ = filled(str(tmp_path))
+    damage(tmp_path / "x/c/1/0")
+    if kind == "by key":
+        store = MemoryStore()
+        for path in tmp_path.rglob("*"):
+            if path.is_file():
+                buffer = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(path.read_bytes())
+                zarr.core.sync.sync(store.set(str(path.relative_to(tmp_path)), buffer))
+        array = ChunkArray.open(store, "x")
+    with pytest.raises(DamagedChunkError, match=r"chunk \(1, 0\) of .*x is damaged") as caught:
+        array.read((1, 0))
+    assert caught.value.index == (1, 0)
+    array.read((0, 0))
+
+
+def test_validity_looks_at_key_and_size_only(tmp_path: Path) -> None:
+    array, _ = filled(str(tmp_path))
+    chunk = tmp_path / "x/c/1/0"
+    _flipped(chunk)
+    assert array.is_valid((1, 0))
+    _truncated(chunk)
+    assert not array.is_valid((1, 0))
+    array.delete((1, 0))
+    array.delete((1, 0))
+    assert not array.is_valid((1, 0))
+
+
+def test_a_write_that_fails_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array, values = filled(str(tmp_path))
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        array.write((1, 0), np.zeros((4, 7)))
+    assert not list(tmp_path.rglob("*.partial"))
+    np.testing.assert_array_equal(array.read((1, 0)), values[4:8])
+
+
+def test_existing_array_with_other_parameters(tmp_path: Path) -> None:
+    create = ChunkArray.create
+    create(str(tmp_path), "", shape=(4, 4), chunks=(2, 2), attributes={"alpha": 1.0, "n": 4})
+    create(str(tmp_path), "", shape=(4, 4), chunks=(2, 2), attributes={"alpha": 1.0, "n": 4})
+    with pytest.raises(
+        StoreMismatchError, match=r"chunks: \(2, 2\) there, \(4, 4\) wanted; alpha: 1.0 there, 2.0"
+    ) as caught:
+        create(str(tmp_path), "", shape=(4, 4), chunks=(4, 4), attributes={"alpha": 2.0, "n": 4})
+    assert len(caught.value.fields) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"zarr_format": 2}, "not a Zarr format 3 array"),
+        ({"data_type": "object"}, "data type 'object'"),
+        ({"data_type": "int64"}, "data type 'int64'"),
+        ({"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}, "codecs"),
+        ({"codecs": [{"name": "pickle"}]}, "codecs"),
+        ({"fill_value": 0.0}, "fill_value"),
+        ({"chunk_key_encoding": {"name": "v2"}}, "chunk_key_encoding"),
+        ({"storage_transformers": [{"name": "x"}]}, "storage transformers"),
+        ({"shape": ["a"]}, "unreadable metadata"),
+    ],
+)
+def test_foreign_metadata_is_refused_before_any_chunk(tmp_path: Path, change: dict, message: str) -> None:
+    filled(str(tmp_path))
+    path = tmp_path / "x/zarr.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(StoreError, match=message):
+        ChunkArray.open(str(tmp_path), "x")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no zarr.json"):
+        ChunkArray.open(str(tmp_path), "x")
+    assert read_json(str(tmp_path), "a.json") is None
+    write_json(str(tmp_path), "a.json", {"b": [1, 2]})
+    assert read_json(str(tmp_path), "a.json") == {"b": [1, 2]}
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 40), rows=st.integers(1, 17), columns=st.integers(1, 5), seed=st.integers(0, 9))
+def test_any_shape_round_trips(n: int, rows: int, columns: int, seed: int) -> None:
+    store = MemoryStore()
+    array = ChunkArray.create(store, "", shape=(n, columns), chunks=(rows, columns))
+    values = np.random.default_rng(seed).standard_normal((array.num_chunks[0] * rows, columns))
+    for i in range(array.num_chunks[0]):
+        array.write((i, 0), np.ascontiguousarray(values[i * rows : (i + 1) * rows]))
+    np.testing.assert_array_equal(zarr.open_array(store, mode="r", zarr_format=3)[:], values[:n])

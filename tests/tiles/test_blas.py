@@ -1,0 +1,90 @@
+"""Typed BLAS against NumPy on C-order, read-only and ragged operands; LAPACK's own bar for residuals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, syrk, trsm_left, trsm_right
+
+DTYPES = ["float64", "float32"]
+SHAPES = [(1, 1, 1), (5, 4, 7), (33, 70, 12), (64, 64, 64)]
+
+
+def random(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
+    array = np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+    array.flags.writeable = False
+    return array
+
+
+def positive_definite(n: int, dtype: str) -> np.ndarray:
+    a = random((n, n + 3), "float64")
+    return np.ascontiguousarray((a @ a.T + np.eye(n)).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_gemm_and_syrk_update_in_place(m: int, n: int, k: int, dtype: str) -> None:
+    a, b = random((m, k), dtype), random((n, k), dtype, 1)
+    c = random((m, n), dtype, 2).copy()
+    address, expected = c.ctypes.data, c - a.astype("float64") @ b.T
+    gemm_nt(c, a, b)
+    assert c.ctypes.data == address
+    np.testing.assert_allclose(c, expected, atol=20 * k * np.finfo(dtype).eps)
+    square = random((m, m), dtype, 3).copy()
+    expected = square - a.astype("float64") @ a.T
+    syrk(square, a)
+    np.testing.assert_allclose(np.tril(square), np.tril(expected), atol=20 * k * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 50, 129])
+def test_factor_and_substitutions(n: int, dtype: str) -> None:
+    a = positive_definite(n, dtype)
+    eps = np.finfo(dtype).eps
+    lower = a.copy()
+    assert potrf(lower) == 0
+    assert not np.triu(lower, 1).any()
+    exact = lower.astype("float64")
+    assert np.linalg.norm(a - exact @ exact.T, 1) / (n * np.linalg.norm(a, 1) * eps) < 30
+    c = random((7, n), dtype).copy()
+    before = c.astype("float64")
+    trsm_right(c, lower)
+    assert np.linalg.norm(c @ exact.T - before, 1) / (np.linalg.norm(c, 1) * np.linalg.norm(exact, 1) * eps) < 30 * n
+    b = random((n, 3), dtype, 5)
+    for transposed, matrix in ((False, exact), (True, exact.T)):
+        x = trsm_left(lower, b, transposed=transposed)
+        residual = np.linalg.norm(matrix @ x - b, 1)
+        assert residual / (np.linalg.norm(matrix, 1) * np.linalg.norm(x, 1) * eps) < 30 * n
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row", [0, 1, 31, 63])
+def test_the_failing_row_and_its_pivot(row: int, dtype: str) -> None:
+    a = positive_definite(64, dtype)
+    a[row, row] = -2.0
+    copy = a.copy()
+    info = potrf(copy)
+    assert info == row + 1
+    minor = a[:row, :row].astype("float64")
+    schur = a[row, row] - (a[row, :row] @ np.linalg.solve(minor, a[:row, row]) if row else 0.0)
+    assert leading_minor_pivot(a, info) == pytest.approx(schur, rel=1e-3 if dtype == "float32" else 1e-8)
+
+
+def test_finite_is_about_entries_and_not_about_their_sum() -> None:
+    big = np.full((4, 4), 1e308)
+    assert is_finite(big)
+    for bad in (np.nan, np.inf, -np.inf):
+        array = np.zeros((4, 4))
+        array[2, 1] = bad
+        assert not is_finite(array)
+
+
+def test_buffers_are_reused_and_grow() -> None:
+    first = buffer("test", (4, 4), "float64")
+    second = buffer("test", (2, 3), "float64")
+    assert first.ctypes.data == second.ctypes.data
+    assert second.shape == (2, 3)
+    assert second.flags.c_contiguous
+    assert buffer("test", (9, 9), "float64").shape == (9, 9)
+    assert buffer("test", (4, 4), "float32").dtype == np.float32
