@@ -122,11 +122,12 @@ class _RowWriter:
 
     def _flush(self) -> None:
         rows = self._buffer[: self._fill]
-        if self._next_chunk == self._first_chunk and self._old is not None:
+        number = self._next_chunk
+        self._next_chunk += 1  # before the write: a write that fails may have left its chunk all the same
+        if number == self._first_chunk and self._old is not None:
             self._held = rows.copy()
         else:
-            self.array.with_rows(self.num_rows).write_chunk(self._next_chunk, rows)
-        self._next_chunk += 1
+            self.array.with_rows(self.num_rows).write_chunk(number, rows)
         self._fill = self._fed = 0
 
 

@@ -168,6 +168,7 @@ def _ask(client: Client, addresses: Sequence[str], timeout: float) -> dict[str, 
                 found[address] = task.result().get(address, "it left the cluster")
         return found, [address for address, task in tasks.items() if task in late]
 
+    answers: dict[str, Any]
     answers, silent = client.sync(ask)
     if silent:
         raise ClusterError(

@@ -145,7 +145,7 @@ def find_client() -> Client | None:
     from distributed import Client
 
     try:
-        client = Client.current()
+        client: Client = Client.current()
     except ValueError:
         return None
     if client.status in {"closing", "closed"}:

@@ -64,7 +64,7 @@ _LOGGING = {"logging", "logging-file-config"}
 _DASK_FOLDERS = {"DASK_CONFIG", "DASK_ROOT_CONFIG"}
 
 
-class LocalWorker(SubprocessWorker):  # type: ignore[misc]  # distributed ships no types
+class LocalWorker(SubprocessWorker):
     """One nanny, and the worker that it looks after, as a subprocess of this process."""
 
     def __init__(
@@ -160,7 +160,7 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-class LocalProcesses(SpecCluster):  # type: ignore[misc]
+class LocalProcesses(SpecCluster):
     """What :func:`dkrr.local_cluster` returns: all its workers are running.
 
     Parameters
@@ -212,7 +212,7 @@ class LocalProcesses(SpecCluster):  # type: ignore[misc]
         }
         # The scheduler reads its configuration while it is made; the caller's configuration is restored after that.
         with dask.config.set(_SCHEDULER_CONFIG if dashboard else {**_SCHEDULER_CONFIG, **_NO_ROUTES}):
-            super().__init__(
+            super().__init__(  # type: ignore[no-untyped-call]
                 workers=dict.fromkeys(range(workers), worker),
                 scheduler=scheduler,
                 worker=worker,
@@ -227,9 +227,8 @@ class LocalProcesses(SpecCluster):  # type: ignore[misc]
             raise
 
     def _wait_until_running(self, num_workers: int, timeout: float) -> None:
-        running: Any = self.scheduler.workers  # type: ignore[union-attr]
         deadline = time.monotonic() + timeout
-        while len(running) < num_workers:
+        while (num_running := len(self.scheduler_info["workers"])) < num_workers:
             ended = [w.process.returncode for w in self.workers.values() if w.process.returncode is not None]
             if ended:
                 raise ClusterError(
@@ -238,7 +237,7 @@ class LocalProcesses(SpecCluster):  # type: ignore[misc]
                 )
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{len(running)} of {num_workers} local workers are running after {timeout:g} s",
+                    f"{num_running} of {num_workers} local workers are running after {timeout:g} s",
                     hint="start fewer workers, or free memory and CPU time for them",
                 )
             time.sleep(POLL_SECONDS)

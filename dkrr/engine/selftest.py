@@ -88,8 +88,9 @@ def _test(
 
 def _product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """A B^T summed in float64 by einsum's own loops."""
-    wide = np.einsum("ik,jk->ij", a.astype(np.float64), b.astype(np.float64), optimize=False)
-    return wide.astype(a.dtype)
+    wide: NDArray[Any] = np.einsum("ik,jk->ij", a.astype(np.float64), b.astype(np.float64), optimize=False)
+    product: NDArray[Any] = wide.astype(a.dtype)
+    return product
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ from dkrr.chunks import FloatArray
 
 __all__ = ["buffer", "gemm_nt", "is_finite", "leading_minor_pivot", "potrf", "syrk", "trsm_left", "trsm_right"]
 
-PANEL = 256
+# below these widths a single call is as fast as its parts
+BASE = 64
+POTRF_BASE = 256
 
 _buffers = threading.local()
 
@@ -121,47 +123,56 @@ def syrk(c: FloatArray, a: FloatArray) -> None:
 
 
 def potrf(c: FloatArray) -> int:
-    """Replace C (m, m) by L with C = L L^T (strict upper triangle 0), left-looking by panels. m^3 / 3 flops.
+    """Replace C (m, m) by L with C = L L^T (strict upper triangle 0), by recursive halving. m^3 / 3 flops.
 
     Returns 0, or k > 0 when the leading minor of order k is not positive definite (C is then destroyed).
     """
+    _same_type(c)
+    info = _potrf(c)
+    if not info:
+        for start in range(0, len(c), BASE):
+            stop = min(start + BASE, len(c))
+            c[start:stop, stop:] = 0
+            c[start:stop, start:stop] = np.tril(c[start:stop, start:stop])
+    return info
+
+
+def _potrf(c: FloatArray) -> int:
     m = len(c)
-    dtype = _same_type(c)
-    for start in range(0, m, PANEL):
-        stop = min(start + PANEL, m)
-        done, below = c[start:stop, :start], c[stop:, start:stop]
-        block = c[start:stop, start:stop]
-        if start:
-            syrk(block, done)
+    if m <= POTRF_BASE:
         info = ctypes.c_int(0)
-        _call("potrf", dtype, b"U", stop - start, block, _leading(c), info)
+        _call("potrf", c.dtype, b"U", m, c, _leading(c), info)
         if info.value < 0:
             raise AssertionError(f"potrf rejected argument {-info.value}")
-        if info.value:
-            return start + info.value
-        if start and stop < m:
-            gemm_nt(below, c[stop:, :start], done)
-        if stop < m:
-            _trsm(below, block)
-    for start in range(0, m, PANEL):
-        stop = min(start + PANEL, m)
-        c[start:stop, stop:] = 0
-        c[start:stop, start:stop] = np.tril(c[start:stop, start:stop])
-    return 0
+        return info.value
+    half = _half(m)
+    info_first = _potrf(c[:half, :half])
+    if info_first:
+        return info_first
+    trsm_right(c[half:, :half], c[:half, :half])
+    syrk(c[half:, half:], c[half:, :half])
+    info_second = _potrf(c[half:, half:])
+    return half + info_second if info_second else 0
+
+
+def _half(n: int) -> int:
+    """Where n columns are cut: half of them, rounded up to whole base blocks."""
+    return -(-n // (2 * BASE)) * BASE
 
 
 def trsm_right(c: FloatArray, lower: FloatArray) -> None:
-    """C <- C L^-T with C (m, n), L (n, n) lower triangular, both C-order blocks. m n^2 flops."""
+    """C <- C L^-T with C (m, n), L (n, n) lower triangular, both C-order blocks, by recursive halving. m n^2 flops."""
     n = lower.shape[0]
     if lower.shape != (n, n) or c.shape[1] != n:
         raise ValueError(f"shapes {c.shape}, {lower.shape} do not fit C <- C L^-T")
     _same_type(c, lower)
-    for start in range(0, n, PANEL):
-        stop = min(start + PANEL, n)
-        columns = c[:, start:stop]
-        if start:
-            gemm_nt(columns, c[:, :start], lower[start:stop, :start])
-        _trsm(columns, lower[start:stop, start:stop])
+    if n <= BASE:
+        _trsm(c, lower)
+        return
+    half = _half(n)
+    trsm_right(c[:, :half], lower[:half, :half])
+    gemm_nt(c[:, half:], c[:, :half], lower[half:, :half])
+    trsm_right(c[:, half:], lower[half:, half:])
 
 
 def _trsm(c: FloatArray, lower: FloatArray) -> None:

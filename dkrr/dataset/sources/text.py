@@ -106,7 +106,10 @@ class CsvTable(Table):
             raise DataError(f"{path} is empty", hint="check how it was written")
         self._first_line, record = first
         self._has_header = _looks_like_header(record, second[1] if second else None) if header == "auto" else header
-        self._declared = header
+        line, example = second or first
+        if len(example) == 1 and (hint := self._other_delimiter(example)):
+            # here and not when it is parsed: the one column may be taken for the target
+            raise DataError(f"{path}, line {line}, column 0: {example[0][:40]!r} is not a number", hint=hint)
         if self._has_header and second is None:
             raise DataError(f"{path} has a header and no rows", hint="check how it was written")
         if self._has_header:

@@ -1,0 +1,370 @@
+"""Bad input: a typed error that names what, where and what to do, and nothing left behind."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dkrr.dataset import ingest, open_dataset
+from dkrr.errors import DataError, DkrrError, ParameterError, StorageFullError, StoreError, StoreMismatchError
+
+X = np.arange(30.0).reshape(10, 3)
+Y = np.arange(10.0)
+
+
+def bad(values: np.ndarray, *places: tuple[Any, Any, float]) -> np.ndarray:
+    values = values.copy()
+    for i, j, value in places:
+        values[i, j] = value
+    return values
+
+
+def frame(**columns: Any) -> pd.DataFrame:
+    return pd.DataFrame({"a": [1.0, 2.0], **columns})
+
+
+BAD_ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "nan": (bad(X, (7, 1, np.nan)), {"y": Y}, r"1 value that is NaN or infinity; the first is nan at row 7, column 1"),
+    "infinities": (
+        bad(X, (9, 2, np.inf), (4, 2, -np.inf), (4, 0, np.nan)),
+        {"y": Y},
+        r"3 values .* the first is nan at row 4, column 0 \('x0'\)",
+    ),
+    "nan in y": (X, {"y": bad(Y[:, None], (3, 0, np.nan))}, r"nan at row 3, column 3 \('y'\)"),
+    "masked": (np.ma.masked_equal(X, 5.0), {"y": Y}, "nan at row 1, column 2"),
+    "None": (bad(X.astype(object), (2, 2, None)), {"y": Y}, "nan at row 2, column 2"),
+    "long double too large": (X.astype(np.longdouble) * np.longdouble("1e400"), {}, "inf at row 0, column 1"),
+    "text": (X.astype(str), {}, "dtype <U"),
+    "bytes": (X.astype("S5"), {}, r"dtype \|S5"),
+    "datetimes": (X.astype("datetime64[s]"), {}, r"dtype datetime64\[s\]"),
+    "durations": (X.astype("timedelta64[s]"), {}, r"dtype timedelta64\[s\]"),
+    "complex": (X.astype(complex), {}, "dtype complex128"),
+    "text in objects": (bad(X.astype(object), (2, 1, "7")), {}, "dtype object with str '7' at row 2, column 1"),
+    "complex in objects": (bad(X.astype(object), (0, 1, 1j)), {}, "dtype object with complex '1j'"),
+    "huge integer": (bad(X.astype(object), (0, 1, 10**400)), {}, "dtype object with int"),
+    "records": (np.zeros(4, dtype=[("a", float)]).reshape(2, 2), {}, "dtype "),
+    "no rows": (np.empty((0, 3)), {}, r"no rows, shape \(0, 3\)"),
+    "no columns": (np.empty((3, 0)), {}, r"no columns, shape \(3, 0\)"),
+    "1-D X": (Y, {}, r"1-D, shape \(10,\).*reshape\(-1, 1\)"),
+    "0-D X": (np.array(3.0), {}, "0-D"),
+    "3-D X": (X.reshape(10, 3, 1), {}, "3-D"),
+    "3-D y": (X, {"y": Y.reshape(10, 1, 1)}, r"y is 3-D, shape \(10, 1, 1\)"),
+    "short y": (X, {"y": Y[:9]}, "X has 10 rows and y has 9"),
+    "short weights": (X, {"y": Y, "sample_weight": Y[:9]}, "X has 10 rows and sample_weight has 9"),
+    "two weights": (X, {"y": Y, "sample_weight": X[:, :2]}, "sample_weight has 2 columns"),
+    "negative weight": (X, {"y": Y, "sample_weight": Y - 0.5}, r"weight -0.5 at row 0"),
+    "nan weight": (X, {"sample_weight": np.where(Y == 6, np.nan, Y)}, r"weight nan at row 6"),
+    "infinite weight": (X, {"sample_weight": np.where(Y == 6, np.inf, Y)}, r"weight inf at row 6"),
+    "zero weights": (X, {"sample_weight": Y * 0}, "all weights of X are zero"),
+    "dask unknown": (da.from_array(X, chunks=4)[da.from_array(Y) > 3], {}, "unknown chunk sizes.*compute_chunk_sizes"),
+    "dask nan": (da.from_array(bad(X, (7, 1, np.nan)), chunks=4), {}, "nan at row 7, column 1"),
+    "dask text": (da.from_array(X.astype(str), chunks=4), {}, "dtype <U"),
+    "frame text": (frame(b=["u", "v"]), {}, "column 'b' of X has dtype"),
+    "frame object": (frame(b=np.array([1, "v"], dtype=object)), {}, "column 'b' of X has dtype object with str 'v'"),
+    "frame dates": (frame(b=pd.to_datetime(["2020-01-01", "2021-01-01"])), {}, "column 'b' of X has dtype datetime64"),
+    "frame category": (frame(b=pd.Categorical([1, 2])), {}, "column 'b' of X has dtype category"),
+    "frame missing": (frame(b=pd.array([1, None], dtype="Int64")), {}, r"nan at row 1, column 1 \('b'\)"),
+    "class missing": (frame(k=["u", None]), {"target": "k", "one_hot": True}, "row 1 of X has no class|row 1 of X, "),
+    "too many classes": (np.arange(4000.0).reshape(2000, 2), {"target": 0, "one_hot": True}, "over 1,000 different"),
+    "no features": (frame(), {"target": "a"}, "no feature columns left"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARRAYS)
+def test_bad_arrays(case: str, tmp_path: Path) -> None:
+    source, options, message = BAD_ARRAYS[case]
+    with pytest.raises(DataError, match=message) as caught:
+        ingest(source, tmp_path / "out.zarr", rows_per_chunk=4, **options)
+    assert caught.value.hint
+    assert caught.value.exit_code == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("case", ["text", "datetimes", "complex", "records", "no rows", "1-D X", "nan"])
+def test_bad_npy_files(case: str, tmp_path: Path) -> None:
+    source, _, message = BAD_ARRAYS[case]
+    np.save(tmp_path / "s.npy", source)
+    with pytest.raises(DataError, match=message.replace("X", "s.npy") if "X" in message else message):
+        ingest(tmp_path / "s.npy", tmp_path / "out.zarr")
+    assert os.listdir(tmp_path) == ["s.npy"]
+
+
+def test_pickled_and_truncated_npy(tmp_path: Path) -> None:
+    np.save(tmp_path / "o.npy", np.array([[{}]], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="pickled objects"):
+        ingest(tmp_path / "o.npy", tmp_path / "out.zarr")
+    np.save(tmp_path / "t.npy", X)
+    (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes()[:-8])
+    with pytest.raises(DataError, match="360 bytes; 368 expected"):
+        ingest(tmp_path / "t.npy", tmp_path / "out.zarr")
+    np.savez_compressed(tmp_path / "z.npz", X=np.random.default_rng(0).random((500, 30)))
+    data = bytearray((tmp_path / "z.npz").read_bytes())
+    data[5000] ^= 0xFF
+    (tmp_path / "z.npz").write_bytes(data)
+    with pytest.raises(DataError, match="damaged"):
+        ingest(tmp_path / "z.npz", tmp_path / "out.zarr")
+    assert not (tmp_path / "out.zarr").exists()
+
+
+BAD_TEXT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "ragged": ("1,2,3\n4,5,6\n7,8\n", {}, "line 3, column 2: the line has 2 columns; 3 expected as in line 1"),
+    "ragged longer": ("1,2,3\n\n4,5,6,7\n", {}, "line 3, column 3: the line has 4 columns"),
+    "header not declared": ("a,b\n1,2\n", {"header": False}, r"line 1, column 0 \('x0'\): 'a'.*use header=True"),
+    "text": ("a,b\n1,2\n3,four\n", {}, r"line 3, column 1 \('b'\): 'four' is not a number"),
+    "text after blank lines": ("a,b\n\n1,2\n\n\n3,four\n", {}, r"line 6, column 1 \('b'\)"),
+    "underscore": ("1,2\n1_0,2\n", {}, "line 2, column 0"),
+    "empty": ("", {}, "empty"),
+    "blank": ("\n\n", {}, "empty"),
+    "only a header": ("a,b\n", {}, "a header and no rows"),
+    "only a declared header": ("1,2\n", {"header": True}, "a header and no rows"),
+    "wrong delimiter": ("1;2;3\n4;5;6\n", {}, r"line 2, column 0: '4;5;6'.*use delimiter=';'"),
+    "wrong delimiter with header": ("a;b\n4;5\n", {"target": "b"}, r"line 2, column 0: '4;5'.*use delimiter=';'"),
+    "mixed delimiters": ("1,2;3\n4,5;6\n", {"features": [0, 1]}, r"line 2, column 1 .*'5;6' is not a number"),
+    "tabs": ("1\t2\n4\t5\n", {}, r"separated by a tab"),
+    "missing": ("a,b\n1,2\n\n3,\n5,6\n7,NA\n", {}, r"2 values .* nan at row 1, column 1 \('b'\), line 4"),
+    "infinity": ("1,2\n3,inf\n", {}, "inf at row 1, column 1 .*, line 2"),
+    "overflow": ("1,2\n3,1e999\n", {}, "inf at row 1, column 1"),
+    "same name twice": ("a,a\n1,2\n", {}, "line 1, column 1: the name 'a' occurs 2 times"),
+    "negative weight": ("x,w\n1,2\n\n3,-1\n", {"weight": "w"}, "weight -1.0 at row 1 .*line 4"),
+    "class missing": ("x,k\n1,u\n3,\n", {"target": "k", "one_hot": True}, "row 1 of .*line 3, has no class"),
+    "not utf-8": ("1,2\n\udcff3,4\n", {}, "line 2, column 0"),
+    "text in target": ("x,k\n1,u\n3,v\n", {"target": "k"}, r"line 2, column 1 \('k'\): 'u' is not a number"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TEXT)
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_bad_text(case: str, suffix: str, tmp_path: Path) -> None:
+    text, options, message = BAD_TEXT[case]
+    raw = text.encode(errors="surrogateescape")
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(gzip.compress(raw) if suffix.endswith("gz") else raw)
+    with pytest.raises(DataError, match=message) as caught:
+        ingest(path, tmp_path / "out.zarr", **options)
+    assert str(path) in str(caught.value)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_text_error_far_into_the_file(tmp_path: Path) -> None:
+    lines = ["1.5,2.5"] * 300_000
+    lines[250_000] = "1.5,x"
+    (tmp_path / "s.csv").write_text("\n".join(lines))
+    with pytest.raises(DataError, match="line 250001, column 1"):
+        ingest(tmp_path / "s.csv", tmp_path / "out.zarr", rows_per_chunk=1000)
+    assert os.listdir(tmp_path) == ["s.csv"]
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    packed = gzip.compress(b"1,2\n" * 100_000)
+    for content in (packed[: len(packed) // 2], b"1,2\n"):
+        (tmp_path / "s.csv.gz").write_bytes(content)
+        with pytest.raises(DataError, match=r"s\.csv\.gz cannot be read"):
+            ingest(tmp_path / "s.csv.gz", tmp_path / "out.zarr")
+        assert os.listdir(tmp_path) == ["s.csv.gz"]
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    cases = [
+        (pa.table({"a": ["u"]}), "column 'a' of .* has dtype string"),
+        (pa.table({"a": pa.array([1], pa.timestamp("s"))}), r"dtype timestamp\[ms\]"),
+        (pa.table({"a": pa.array([1.0, None])}), "nan at row 1, column 0"),
+        (pa.table({"a": pa.array([], pa.float64())}), "no rows"),
+    ]
+    for table, message in cases:
+        pq.write_table(table, folder / "1.parquet")
+        with pytest.raises(DataError, match=message):
+            ingest(folder, tmp_path / "out.zarr")
+    pq.write_table(pa.table({"a": [1.0]}), folder / "1.parquet")
+    pq.write_table(pa.table({"b": [1.0]}), folder / "2.parquet")
+    with pytest.raises(DataError, match=r"2\.parquet has columns b; a expected"):
+        ingest(folder, tmp_path / "out.zarr")
+    (folder / "2.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="not a readable Parquet file"):
+        ingest(folder, tmp_path / "out.zarr")
+    for file in folder.iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match=r"without \.parquet files"):
+        ingest(folder, tmp_path / "out.zarr")
+    assert os.listdir(tmp_path) == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "pirce"}, "'pirce' is not a column .*did you mean 'price'"),
+        ({"target": "zzz"}, "area, rooms, price"),
+        ({"target": 3}, "columns 0 to 2"),
+        ({"target": -4}, "columns 0 to 2"),
+        ({"target": []}, "empty list"),
+        ({"target": 1.5}, "neither a name nor a number"),
+        ({"target": True}, "neither a name nor a number"),
+        ({"weight": "prise"}, "weight 'prise'.*did you mean 'price'"),
+        ({"features": ["aera"]}, "features 'aera'.*did you mean 'area'"),
+        ({"features": "area"}, "a list of names"),
+        ({"target": "price", "features": ["area", -1]}, "'price' is used 2 times"),
+        ({"target": "price", "weight": -1}, "'price' is used 2 times"),
+        ({"target": [0, 1], "one_hot": True}, "one_hot with 2 target columns"),
+        ({"one_hot": True}, "one_hot with 0 target columns"),
+        ({"rows_per_chunk": 0}, "at least 1"),
+    ],
+)
+def test_wrong_columns(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    table = pd.DataFrame(X, columns=["area", "rooms", "price"])
+    with pytest.raises(ParameterError, match=message):
+        ingest(table, tmp_path / "out.zarr", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_targets_given_twice(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="targets of its own"):
+        ingest(X, tmp_path / "out.zarr", y=Y, target=0)
+    with pytest.raises(ParameterError, match="brings its own targets"):
+        ingest("sklearn:iris", tmp_path / "out.zarr", y=np.zeros(150))
+    assert ingest("sklearn:iris", tmp_path / "out.zarr", target="target").num_targets == 1
+
+
+def test_lengths_that_only_reading_tells(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text("1,2\n3,4\n5,6\n")
+    for length in (2, 4):
+        with pytest.raises(DataError, match=f"(3 rows and y has {length}|y has {length} rows and .* has 3)"):
+            ingest(tmp_path / "s.csv", tmp_path / "out.zarr", y=np.zeros(length))
+    assert os.listdir(tmp_path) == ["s.csv"]
+
+
+def test_missing_source_and_parent(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("1,2\n")
+    with pytest.raises(StoreError, match=r"trian\.csv does not exist: did you mean .*train\.csv"):
+        ingest(tmp_path / "trian.csv", tmp_path / "out.zarr")
+    with pytest.raises(StoreError, match="nor does the folder"):
+        ingest(tmp_path / "no/train.csv", tmp_path / "out.zarr")
+    with pytest.raises(StoreError, match=r"no is not a folder"):
+        ingest(X, tmp_path / "no/out.zarr")
+    with pytest.raises(StoreError, match="is not a folder"):
+        ingest(X, tmp_path / "train.csv/out.zarr")
+    assert os.listdir(tmp_path) == ["train.csv"]
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder that everybody may enter and nobody but its owner may write, seen by a user who is not root."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)
+    (folder / "secret.csv").write_text("1,2\n")
+    (folder / "secret.csv").chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    else:
+        folder.chmod(0o555)
+    try:
+        yield folder
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_no_permission(unprivileged: Path) -> None:
+    with pytest.raises(StoreError, match=r"no permission to use .*secret\.csv"):
+        ingest(unprivileged / "secret.csv", unprivileged / "out.zarr")
+    with pytest.raises(StoreError, match="no permission to use"):
+        ingest(X, unprivileged / "out.zarr")
+    assert os.listdir(unprivileged) == ["secret.csv"]
+
+
+def test_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(StorageFullError, match=r"needs [\d,]+ bytes and 1,000 are free") as caught:
+        ingest(X, tmp_path / "out.zarr")
+    assert caught.value.free == 1000
+    assert caught.value.needed >= X.nbytes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_foreign_destinations_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("...")
+    (tmp_path / "file").write_text("x")
+    np.save(tmp_path / "group.npy", X)
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group/zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    for append in (False, True):
+        for name, message in (("mine", "not a data set"), ("group", "not a data set"), ("file", "not a folder")):
+            with pytest.raises(StoreError, match=message):
+                ingest(X, tmp_path / name, append=append)
+    assert (folder / "thesis.tex").read_text() == "..."
+    assert (tmp_path / "group/zarr.json").exists()
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_existing_data_set(tmp_path: Path) -> None:
+    first = ingest(X, tmp_path / "a.zarr", y=Y)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    again = ingest(X.tolist(), tmp_path / "a.zarr", y=Y)
+    assert again.digest == first.digest
+    for other, message in ((X + 1, "digest of X"), (X[:9], "rows: 10 there, 9 wanted")):
+        with pytest.raises(StoreMismatchError, match=message):
+            ingest(other, tmp_path / "a.zarr", y=Y[: len(other)])
+    with pytest.raises(StoreMismatchError, match="digest of y"):
+        ingest(X, tmp_path / "a.zarr", y=Y + 1)
+    with pytest.raises(StoreMismatchError, match=r"feature_names: \('x0'"):
+        ingest(pd.DataFrame(X, columns=list("abc")), tmp_path / "a.zarr", y=Y)
+    with pytest.raises(StoreMismatchError, match="target_names"):
+        ingest(X, tmp_path / "a.zarr")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_existing_folder_stays_when_ingest_fails(tmp_path: Path) -> None:
+    (tmp_path / "out.zarr").mkdir()
+    with pytest.raises(DataError):
+        ingest(bad(X, (9, 2, np.nan)), tmp_path / "out.zarr", rows_per_chunk=2)
+    assert list((tmp_path / "out.zarr").iterdir()) == []
+    assert ingest(X, tmp_path / "out.zarr").num_rows == 10
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: (p / "zarr.json").unlink(), "no zarr.json"),
+        (lambda p: (p / "zarr.json").write_text("{"), "not valid JSON"),
+        (lambda p: edit(p / "zarr.json", '"format_version": 1', '"format_version": 2'), "format version 2; 1 expected"),
+        (lambda p: edit(p / "zarr.json", '"complete": true', '"complete": false'), "unfinished"),
+        (lambda p: edit(p / "zarr.json", '"num_rows": 10', '"num_rows": 11'), "10 rows; 11 expected"),
+        (lambda p: edit(p / "zarr.json", '"generations"', '"generation"'), "unreadable metadata"),
+        (lambda p: edit(p / "zarr.json", '"x2"', '"x2", "x3"'), "3 columns and 4 names"),
+        (lambda p: edit(p / "X/zarr.json", '"float64"', '"object"'), "data type 'object'"),
+        (lambda p: edit(p / "X/zarr.json", '"crc32c"', '"pickle"'), "codecs"),
+        (lambda p: edit(p / "X/zarr.json", '"zarr_format": 3', '"zarr_format": 2'), "not a Zarr format 3 array"),
+        (lambda p: shutil.rmtree(p / "y"), "no zarr.json"),
+        (lambda p: ((p / "y").rename(p / "z"), (p / "y").symlink_to("z")), "symbolic link"),
+    ],
+)
+def test_data_sets_that_are_not_opened(change: Any, message: str, tmp_path: Path) -> None:
+    ingest(X, tmp_path / "a.zarr", y=Y)
+    change(tmp_path / "a.zarr")
+    with pytest.raises(StoreError, match=message) as caught:
+        open_dataset(tmp_path / "a.zarr")
+    assert isinstance(caught.value, DkrrError)
+    assert caught.value.hint

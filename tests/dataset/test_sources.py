@@ -1,0 +1,359 @@
+"""Every kind of source gives the same data set."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+
+from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.errors import DataError, ParameterError, StoreError
+
+N, D = 2500, 3
+RANDOM = np.random.default_rng(5)
+X = RANDOM.standard_normal((N, D))
+Y = RANDOM.standard_normal(N)
+W = RANDOM.random(N)
+TABLE = np.column_stack([X, Y])
+NAMES = ["a", "b", "c", "y"]
+
+
+def save_text(path: Path, header: bool, delimiter: str = ",") -> Path:
+    text = (delimiter.join(NAMES) + "\n") * header
+    text += "\n".join(delimiter.join(map(repr, row)) for row in TABLE.tolist()) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def save_npy(path: Path, values: np.ndarray) -> Path:
+    np.save(path, values)
+    return path
+
+
+def save_npz(path: Path, save: Any = np.savez, **members: Any) -> Path:
+    save(path, **members)
+    return path
+
+
+def save_parquet(path: Path, cuts: list[int], **options: Any) -> Path:
+    frames = [pd.DataFrame(part, columns=NAMES) for part in np.split(TABLE, cuts)]
+    if not cuts:
+        frames[0].to_parquet(path)
+        return path
+    path.mkdir()
+    for i, frame in enumerate(frames):
+        frame.to_parquet(path / f"part.{i}.parquet", **options)
+    return path
+
+
+def save_zarr(path: Path, **arrays: np.ndarray) -> Path:
+    group = zarr.open_group(path, mode="w", zarr_format=3)
+    for name, values in arrays.items():
+        group.create_array(name, data=values, chunks=(700, *values.shape[1:]))
+    return path
+
+
+def memmap(path: Path, mode: Any, values: np.ndarray, order: str = "C") -> np.memmap:
+    written = np.memmap(path, np.float64, "w+", shape=values.shape, order=order)  # type: ignore[call-overload]
+    written[:] = values
+    written.flush()
+    return np.memmap(path, np.float64, mode, shape=values.shape, order=order)  # type: ignore[call-overload]
+
+
+SOURCES: dict[str, Any] = {
+    "csv": lambda p: (save_text(p / "s.csv", False), {"target": -1}),
+    "csv header": lambda p: (save_text(p / "s.csv", True), {"target": "y"}),
+    "csv.gz header": lambda p: (save_text(p / "s.csv.gz", True), {"target": "y", "header": True}),
+    "csv semicolon": lambda p: (save_text(p / "s.csv", True, ";"), {"target": "y", "delimiter": ";"}),
+    "parquet": lambda p: (save_parquet(p / "s.parquet", []), {"target": "y"}),
+    "parquet folder": lambda p: (save_parquet(p / "s", list(range(200, 2500, 200))), {"target": 3}),
+    "npy": lambda p: (save_npy(p / "s.npy", TABLE), {"target": -1}),
+    "npy fortran": lambda p: (save_npy(p / "s.npy", np.asfortranarray(TABLE)), {"target": -1}),
+    "npy big-endian": lambda p: (save_npy(p / "s.npy", TABLE.astype(">f8")), {"target": -1}),
+    "npy and y": lambda p: (str(save_npy(p / "s.npy", X)), {"y": Y}),
+    "npy and y.npy": lambda p: (save_npy(p / "s.npy", X), {"y": save_npy(p / "y.npy", Y)}),
+    "npz": lambda p: (save_npz(p / "s.npz", X=X, y=Y), {}),
+    "npz fortran": lambda p: (save_npz(p / "s.npz", X=np.asfortranarray(X), y=Y), {}),
+    "npz compressed": lambda p: (save_npz(p / "s.npz", np.savez_compressed, X=X, y=Y), {}),
+    "npz one array": lambda p: (save_npz(p / "s.npz", table=TABLE), {"target": [-1]}),
+    "zarr group": lambda p: (save_zarr(p / "s.zarr", X=X, y=Y), {}),
+    "zarr group object": lambda p: (zarr.open_group(save_zarr(p / "s.zarr", X=X, y=Y), mode="r"), {}),
+    "zarr array path": lambda p: (save_zarr(p / "s.zarr", T=TABLE) / "T", {"target": -1}),
+    "zarr array": lambda p: (zarr.open_group(save_zarr(p / "s.zarr", T=TABLE))["T"], {"target": -1}),
+    "numpy": lambda p: (X, {"y": Y}),
+    "numpy table": lambda p: (TABLE, {"target": "-1"}),
+    "numpy fortran": lambda p: (np.asfortranarray(X), {"y": Y[:, None]}),
+    "numpy strided": lambda p: (np.repeat(X, 2, axis=0)[::2], {"y": np.repeat(Y, 3)[::3]}),
+    "numpy big-endian": lambda p: (X.astype(">f8"), {"y": Y.astype(">f8")}),
+    "numpy object": lambda p: (X.astype(object), {"y": Y.astype(object)}),
+    "list": lambda p: (X.tolist(), {"y": Y.tolist()}),
+    "memmap r": lambda p: (memmap(p / "m", "r", TABLE), {"target": -1}),
+    "memmap c": lambda p: (memmap(p / "m", "c", TABLE), {"target": -1}),
+    "memmap fortran": lambda p: (memmap(p / "m", "r+", TABLE, "F"), {"target": -1}),
+    "memmap view": lambda p: (memmap(p / "m", "r", np.repeat(TABLE, 2, axis=0))[::2], {"target": -1}),
+    "frame": lambda p: (pd.DataFrame(TABLE, columns=NAMES), {"target": "y"}),
+    "frame nullable": lambda p: (pd.DataFrame(TABLE, columns=NAMES).astype("Float64"), {"target": "y"}),
+    "frame and series": lambda p: (pd.DataFrame(X, columns=list("abc")), {"y": pd.Series(Y, index=range(N, 0, -1))}),
+    "dask": lambda p: (da.from_array(X, chunks=(700, 2)), {"y": da.from_array(Y, chunks=999)}),
+    "dask and numpy": lambda p: (da.from_array(X, chunks=(700, 3)), {"y": Y}),
+    "dataset": lambda p: (ingest(X, p / "first.zarr", y=Y), {}),
+    "dataset path": lambda p: (ingest(X, p / "first.zarr", y=Y, rows_per_chunk=77).path, {}),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_source_gives_the_same_rows(kind: str, tmp_path: Path) -> None:
+    source, options = SOURCES[kind](tmp_path)
+    dataset = ingest(source, tmp_path / "out.zarr", **options)
+    assert (dataset.num_rows, dataset.num_features, dataset.num_targets) == (N, D, 1)
+    assert dataset.X.read(0, N).tobytes() == X.tobytes()
+    assert dataset.y is not None
+    assert dataset.y.read(0, N).tobytes() == Y.tobytes()
+    plain = ingest(X, tmp_path / "plain.zarr", y=Y)
+    assert (dataset.digest, dataset.digest_y) == (plain.digest, plain.digest_y)
+    assert dataset.x_std.tobytes() == plain.x_std.tobytes()
+    dataset.verify()
+
+
+def test_opened_by_any_zarr_reader(tmp_path: Path) -> None:
+    ingest(X, tmp_path / "out.zarr", y=Y, sample_weight=W, rows_per_chunk=600)
+    group = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    assert np.array_equal(group["X"][:], X)
+    assert np.array_equal(group["y"][:], Y[:, None])
+    assert np.array_equal(group["weight"][:], W[:, None])
+    assert group.attrs["feature_names"] == ["x0", "x1", "x2"]
+    assert sorted(name for name, _ in group.members()) == ["X", "weight", "y"]
+
+
+def test_memory_store_as_destination_and_source(tmp_path: Path) -> None:
+    store = zarr.storage.MemoryStore()
+    made = ingest(X, store, y=Y)
+    made.verify()
+    with pytest.raises(DataError):
+        ingest(np.full((3, 3), np.nan), store_2 := zarr.storage.MemoryStore(), y=Y[:3])
+    assert not store_2._store_dict
+    assert ingest(store, tmp_path / "copy.zarr").digest == made.digest
+
+
+def test_names_one_dimensional_targets_and_weights(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.column_stack([TABLE, W]), columns=[*NAMES, "w"])
+    dataset = ingest(frame, tmp_path / "a.zarr", target="y", weight="w")
+    assert dataset.feature_names == ("a", "b", "c")
+    assert (dataset.target_names, dataset.weight_name, dataset.y_is_1d) == (("y",), "w", True)
+    assert dataset.weight is not None
+    assert np.array_equal(dataset.weight.read(0, N)[:, 0], W)
+    dataset = ingest(frame, tmp_path / "b.zarr", target=["y", 0], features=["c", -4])
+    assert (dataset.feature_names, dataset.target_names) == (("c", "b"), ("y", "a"))
+    assert dataset.y_is_1d is False
+    assert dataset.weight is None
+    assert dataset.y is not None
+    assert np.array_equal(dataset.y.read(0, N), TABLE[:, [3, 0]])
+    assert np.array_equal(dataset.read(3, 9), TABLE[3:9, [2, 1]])
+    assert ingest(frame[["y"]], tmp_path / "c.zarr").y is None
+    assert ingest(X, tmp_path / "d.zarr", y=Y[:, None]).y_is_1d is False
+
+
+def test_npz_and_zarr_weights(tmp_path: Path) -> None:
+    for source in (
+        save_npz(tmp_path / "s.npz", X=X, y=Y, weight=W),
+        save_zarr(tmp_path / "s.zarr", X=X, y=Y, weight=W),
+    ):
+        dataset = ingest(source, tmp_path / f"{source.name}.out")
+        assert dataset.weight is not None
+        assert np.array_equal(dataset.weight.read(0, N)[:, 0], W)
+        assert dataset.y_is_1d
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", ">i4", "longdouble"])
+def test_numbers_of_any_type_are_converted(dtype: str, tmp_path: Path) -> None:
+    values = (np.arange(30).reshape(10, 3) % 2).astype(dtype)
+    assert np.array_equal(ingest(values, tmp_path / "a.zarr").read(0, 10), values.astype(float))
+    np.save(tmp_path / "a.npy", values)
+    assert np.array_equal(ingest(tmp_path / "a.npy", tmp_path / "b.zarr").read(0, 10), values.astype(float))
+
+
+def test_objects_that_are_numbers(tmp_path: Path) -> None:
+    from decimal import Decimal
+    from fractions import Fraction
+
+    values = np.array([[1, 2.5, True], [Decimal("0.5"), Fraction(1, 4), np.float32(3)]], dtype=object)
+    assert ingest(values, tmp_path / "a.zarr").read(0, 2).tolist() == [[1, 2.5, 1], [0.5, 0.25, 3]]
+
+
+def test_memory_map_changes_in_memory_survive(tmp_path: Path) -> None:
+    mapped = memmap(tmp_path / "m", "c", X)
+    mapped[5] = 7.0  # copy on write: only in memory, so its pages must not be dropped
+    assert np.array_equal(ingest(mapped, tmp_path / "a.zarr").read(5, 6), [[7.0] * 3])
+    assert mapped[5].tolist() == [7.0] * 3
+
+
+def test_parquet_types_index_and_folder_order(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"i": [1, 2, 3], "f": np.float32([0.5, 1.5, 2.5]), "b": [True, False, True]}, index=list("uvw")
+    )
+    frame.to_parquet(tmp_path / "s.parquet")
+    dataset = ingest(tmp_path / "s.parquet", tmp_path / "a.zarr")
+    assert dataset.feature_names == ("i", "f", "b")  # the stored index is no feature
+    assert dataset.read(0, 3).tolist() == [[1, 0.5, 1], [2, 1.5, 0], [3, 2.5, 1]]
+    (tmp_path / "folder").mkdir()
+    for i in (1, 2, 10):
+        pq.write_table(pa.table({"x": [float(i)]}), tmp_path / f"folder/part.{i}.parquet")
+    assert ingest(tmp_path / "folder", tmp_path / "b.zarr").read(0, 3)[:, 0].tolist() == [1, 2, 10]
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "names", "num_rows"),
+    [
+        ("1,2\n3,4\n", "auto", ("x0", "x1"), 2),
+        ("a,b\n3,4\n", "auto", ("a", "b"), 1),
+        ("\ufeffa,b\r\n3,4\r\n\r\n5,6", "auto", ("a", "b"), 2),
+        ("\n\na,b\n\n3,4\n\n", True, ("a", "b"), 1),
+        ("0,1\n3,4\n", True, ("0", "1"), 1),
+        ('"a ""q""","b,\nc"\n3,4\n', "auto", ('a "q"', "b,\nc"), 1),
+        (" 1, 2\n+3,.4e1\n", "auto", ("x0", "x1"), 2),
+        ("1,NA\n", "auto", ("x0", "x1"), 1),
+    ],
+)
+def test_csv_headers(text: str, header: Any, names: tuple[str, ...], num_rows: int, tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text(text, newline="")
+    features = [0] if "NA" in text else None
+    dataset = ingest(tmp_path / "s.csv", tmp_path / "a.zarr", header=header, features=features)
+    assert dataset.feature_names == names[: dataset.num_features]
+    assert dataset.num_rows == num_rows
+
+
+def test_csv_lines_longer_than_a_block(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((3, 1500))
+    np.savetxt(tmp_path / "s.csv", values, fmt="%.17g", delimiter=",")
+    import dkrr.dataset.sources.text as text
+
+    text_bytes, text.BLOCK_BYTES = text.BLOCK_BYTES, 16
+    try:
+        assert np.array_equal(ingest(tmp_path / "s.csv", tmp_path / "a.zarr").read(0, 3), values)
+    finally:
+        text.BLOCK_BYTES = text_bytes
+
+
+def test_one_hot_from_text_numbers_and_frames(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text("x,kind\n1,pear\n2,apple\n3,pear\n")
+    dataset = ingest(tmp_path / "s.csv", tmp_path / "a.zarr", target="kind", one_hot=True)
+    assert dataset.classes == ("apple", "pear")
+    assert dataset.target_names == ("kind=apple", "kind=pear")
+    assert dataset.y is not None
+    assert dataset.y.read(0, 3).tolist() == [[0, 1], [1, 0], [0, 1]]
+    (tmp_path / "n.csv").write_text("1,10\n2,9\n3,10\n")
+    assert ingest(tmp_path / "n.csv", tmp_path / "b.zarr", target=1, one_hot=True).classes == (9, 10)
+    pd.DataFrame({"x": [1.0, 2.0], "k": ["u", "v"]}).to_parquet(tmp_path / "s.parquet")
+    assert ingest(tmp_path / "s.parquet", tmp_path / "c.zarr", target="k", one_hot=True).classes == ("u", "v")
+    frame = pd.DataFrame({"x": [1.0, 2.0], "k": pd.Categorical(["u", "v"])})
+    assert ingest(frame, tmp_path / "d.zarr", target="k", one_hot=True).classes == ("u", "v")
+    assert ingest(X[:3], tmp_path / "e.zarr", y=np.array(["u", "v", "u"]), one_hot=True).classes == ("u", "v")
+    assert ingest(X[:3], tmp_path / "f.zarr", y=[0.0, 2.0, 0.5], one_hot=True).classes == (0, 0.5, 2)
+    assert open_dataset(tmp_path / "f.zarr").classes == (0, 0.5, 2)
+
+
+def test_sklearn_sets(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits, load_iris
+
+    digits = ingest("sklearn:digits", tmp_path / "a.zarr", target=[-1], one_hot=True)
+    bunch = load_digits()
+    assert digits.classes == tuple(range(10))
+    assert np.array_equal(digits.read(0, 1797), bunch.data)
+    assert digits.y is not None
+    assert np.array_equal(digits.y.read(0, 1797).argmax(axis=1), bunch.target)
+    iris = ingest("sklearn:iris", tmp_path / "b.zarr")
+    assert iris.feature_names[0] == load_iris().feature_names[0]
+    assert iris.y_is_1d
+    for name in ("diabetes", "breast_cancer", "wine"):
+        assert ingest(f"sklearn:{name}", tmp_path / f"{name}.zarr").num_targets == 1
+
+
+def test_generated_rows_do_not_depend_on_how_they_are_read(tmp_path: Path) -> None:
+    from dkrr.dataset.sources.generated import GeneratedTable
+
+    table = GeneratedTable("generate:friedman?n=3000&d=7&seed=3")
+    whole = table.read_rows(0, 3000)
+    for step in (1, 100, 1024, 2500):
+        parts = [table.read_rows(s, min(s + step, 3000)) for s in range(0, 3000, step)][:30]
+        assert np.array_equal(np.concatenate(parts), whole[: sum(map(len, parts))])
+    longer = ingest("generate:friedman?n=5000&d=7&seed=3", tmp_path / "a.zarr")
+    shorter = ingest("generate:friedman?n=3000&d=7&seed=3", tmp_path / "b.zarr", rows_per_chunk=100)
+    assert longer.prefix_digest(3000) == shorter.digest
+    assert longer.prefix_digest(3000, "y") == shorter.digest_y
+    noiseless = GeneratedTable("generate:friedman?n=10&noise=0").read_rows(0, 10)
+    x = noiseless[:, :10]
+    y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2 + 10 * x[:, 3] + 5 * x[:, 4]
+    np.testing.assert_allclose(noiseless[:, 10], y, rtol=1e-14)
+    several = ingest("generate:normal?n=2000&d=4&t=3&seed=1", tmp_path / "c.zarr")
+    assert several.num_targets == 3
+    np.testing.assert_allclose(several.x_mean, 0, atol=0.1)
+    np.testing.assert_allclose(several.x_std, 1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("sklearn:digit", "did you mean 'digits'"),
+        ("generate:fridman?n=5", "did you mean 'friedman'"),
+        ("generate:friedman?rows=5", "'rows' is unknown"),
+        ("generate:friedman?n=ten", "an integer expected"),
+        ("generate:friedman?n=0", "at least 1 expected"),
+        ("generate:friedman?n=9&d=4", "at least 5 expected"),
+        ("generate:normal?noise=nan", "at least 0 expected"),
+    ],
+)
+def test_unknown_generated_sources(source: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=message):
+        ingest(source, tmp_path / "a.zarr")
+    assert not (tmp_path / "a.zarr").exists()
+
+
+def test_what_is_not_read(tmp_path: Path) -> None:
+    zarr.open_group(tmp_path / "old.zarr", mode="w", zarr_format=2).create_array("X", data=X)
+    with pytest.warns(zarr.errors.UnstableSpecificationWarning):
+        zarr.create_array(tmp_path / "text.zarr", data=np.array([["a"]]), zarr_format=3)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link/zarr.json").symlink_to(save_zarr(tmp_path / "s.zarr", X=X) / "zarr.json")
+    group = save_zarr(tmp_path / "codec.zarr", X=X)
+    document = (group / "X/zarr.json").read_text().replace('"zstd"', '"pickle"')
+    (group / "X/zarr.json").write_text(document)
+    with zipfile.ZipFile(tmp_path / "evil.npz", "w") as archive:
+        archive.writestr("X.npy", b"no array")
+    (tmp_path / "s.txt").write_text("1,2")
+    import scipy.sparse
+
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (tmp_path / "old.zarr", StoreError, "format 2"),
+        (zarr.open_group(tmp_path / "old.zarr", mode="r"), StoreError, "format 2"),
+        (tmp_path / "text.zarr", DataError, "dtype fixed_length_utf32"),
+        (tmp_path / "link", StoreError, "symbolic link"),
+        (tmp_path / "codec.zarr", StoreError, "codec 'pickle'"),
+        (tmp_path / "evil.npz", DataError, "not a readable .npy"),
+        (save_npz(tmp_path / "m.npz", X=X, z=Y), DataError, "holds X, z"),
+        (tmp_path / "s.txt", DataError, "unknown format"),
+        (scipy.sparse.eye_array(3).tocsr(), DataError, "sparse"),
+        (object(), DataError, "type object"),
+        ([[1.0], [2.0, 3.0]], DataError, "rectangular"),
+    ]
+    for source, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            ingest(source, tmp_path / "out.zarr")
+        assert not (tmp_path / "out.zarr").exists()
+
+
+def test_dataset_is_small_to_pickle(tmp_path: Path) -> None:
+    import pickle
+
+    dataset = ingest(X, tmp_path / "a.zarr", y=Y)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert isinstance(copy, Dataset)
+    assert np.array_equal(copy.read(0, 5), X[:5])

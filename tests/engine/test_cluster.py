@@ -1,0 +1,503 @@
+"""Local clusters start from any script, die with their process, leave nothing behind; connections are refused in words."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import psutil
+import pytest
+from distributed import Client, LocalCluster
+from distributed.security import Security
+
+from dkrr.engine import local
+from dkrr.engine.cluster import connect, find_client, local_cluster, runs_in_process
+from dkrr.engine.memory import total_memory_bytes
+from dkrr.errors import ClusterError, ParameterError
+
+LINUX = sys.platform.startswith("linux")
+linux_only = pytest.mark.skipif(not LINUX, reason="PR_SET_PDEATHSIG exists on Linux only")
+
+SCRIPT = """
+import sys
+from distributed import Client
+from dkrr import local_cluster
+{extra}
+def add(a, b):
+    return a + b
+
+with local_cluster(workers=2, memory_limit="1GiB") as cluster, Client(cluster) as client:
+    print(client.submit(add, 1, 2).result(), client.submit({remote}).result())
+"""
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scratch")
+
+
+@pytest.fixture(scope="module")
+def client(scratch: Path) -> Iterator[Client]:
+    """Two workers, started in a thread that has ended since: they must not die with the thread."""
+    clusters: list[Any] = []
+    with dask.config.set({"temporary-directory": str(scratch), "dkrr-test": {"object": object(), "number": 7}}):
+        thread = threading.Thread(target=lambda: clusters.append(local_cluster(workers=2, memory_limit="1GiB")))
+        thread.start()
+        thread.join()
+    with clusters[0] as cluster, Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def run_script(arguments: list[str], cwd: Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        input=text,
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+# --- starting ---------------------------------------------------------------------------------------------------------
+
+
+def test_runs_from_a_plain_file_beside_a_module_and_a_decoy(tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "helper.py").write_text("def double(x):\n    return 2 * x\n")
+    # a file of this name where the command is typed must not be what the workers import
+    (tmp_path / "collections.py").write_text("raise SystemExit('imported from the current folder')")
+    (folder / "script.py").write_text(SCRIPT.format(extra="import helper", remote="helper.double, 21"))
+    done = run_script([str(folder / "script.py")], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 42\n", "")
+
+
+def test_runs_from_standard_input_in_silence(tmp_path: Path) -> None:
+    done = run_script(["-"], tmp_path, SCRIPT.format(extra="", remote="sum, [20, 22]"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 42\n", "")
+
+
+def test_an_unclosed_cluster_ends_with_its_script(tmp_path: Path) -> None:
+    text = "import dkrr\ncluster = dkrr.local_cluster(workers=1)\nprint(len(cluster.scheduler_info['workers']))"
+    done = run_script(["-"], tmp_path, text)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_workers_are_as_promised(client: Client, scratch: Path) -> None:
+    def settings(dask_worker: Any) -> dict[str, Any]:
+        import dask
+        import threadpoolctl
+
+        return {
+            "memory": dask.config.get("distributed.worker.memory"),
+            "number": dask.config.get("dkrr-test", None),
+            "threads": [library["num_threads"] for library in threadpoolctl.threadpool_info()],
+            "environment": [os.environ[name] for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")],
+            "nthreads": dask_worker.state.nthreads,
+            "limit": dask_worker.memory_manager.memory_limit,
+            "folder": dask_worker.local_directory,
+        }
+
+    answers = client.run(settings)
+    assert len(answers) == 2
+    for answer in answers.values():
+        memory = answer["memory"]
+        assert [memory[name] for name in ("target", "spill", "pause", "terminate")] == [False, False, False, 0.95]
+        assert answer["number"] == {"number": 7}
+        assert set(answer["threads"]) == {1}
+        assert answer["environment"] == ["1", "1"]
+        assert (answer["nthreads"], answer["limit"]) == (1, 2**30)
+        assert scratch in Path(answer["folder"]).parents
+
+
+def test_everything_listens_on_loopback_only(client: Client) -> None:
+    processes = [psutil.Process(), *descendants()]
+    ports = [c.laddr for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert len(ports) >= 5  # scheduler, two nannies, two workers
+    assert {address.ip for address in ports} == {"127.0.0.1"}
+
+
+def test_workers_outlive_the_thread_that_started_them(client: Client) -> None:
+    before = client.run(os.getpid)
+    time.sleep(0.3)
+    assert client.run(os.getpid) == before
+
+
+def test_a_killed_worker_is_replaced_by_an_equal_one(client: Client) -> None:
+    before = client.run(os.getpid)
+    victim, pid = sorted(before.items())[0]
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: victim not in client.scheduler_info(n_workers=-1)["workers"], 10)
+    client.wait_for_workers(2, timeout=30)
+    after = client.run(os.getpid)
+    assert len(after) == 2
+    assert pid not in after.values()
+    assert set(client.run(os.getenv, "OPENBLAS_NUM_THREADS").values()) == {"1"}
+
+
+@pytest.mark.parametrize("name", ["DASK_DISTRIBUTED__WORKER__MEMORY__SPILL", "DASK_DISTRIBUTED__COMM__DEFAULT_SCHEME"])
+def test_configuration_in_variables_does_not_undo_ours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "0.5")
+    variables = local._process_environment()
+    assert name not in variables
+    config = dask.config.deserialize(variables["DASK_INTERNAL_INHERIT_CONFIG"])
+    assert dask.config.get("distributed.worker.memory.spill", config=config) is False
+    assert dask.config.get("distributed.worker.preload", config=config) == ["dkrr.engine.preload"]
+
+
+def test_preloads_and_logging_of_the_user_are_kept() -> None:
+    with dask.config.set({"distributed.worker.preload": "mine", "logging": {"distributed": "debug"}}):
+        config = dask.config.deserialize(local._process_environment()["DASK_INTERNAL_INHERIT_CONFIG"])
+    assert dask.config.get("distributed.worker.preload", config=config) == ["mine", "dkrr.engine.preload"]
+    assert config["logging"] == {"distributed": "debug"}
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    config = copy.deepcopy(dask.config.config)
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        cluster = local_cluster(workers=1, memory_limit=2**30)
+        assert list(tmp_path.rglob("worker-*"))
+        pids = [process.pid for process in descendants()]
+        during = {**dask.config.config}
+    del during["temporary-directory"]
+    config.pop("temporary-directory", None)
+    assert during == config
+    with Client(cluster, set_as_default=False) as client:
+        assert client.submit(pow, 2, 10).result() == 1024
+    started = time.monotonic()
+    cluster.close()
+    assert time.monotonic() - started < local.GRACE_SECONDS  # it ended by itself
+    mine = [process.pid for process in descendants()]
+    assert not [pid for pid in alive(pids) if pid not in mine]
+    assert not list(tmp_path.rglob("worker-*"))
+
+
+def test_closing_does_not_wait_for_a_busy_worker(capfd: pytest.CaptureFixture[str]) -> None:
+    before = {process.pid for process in descendants()}
+    cluster = local_cluster(workers=1, memory_limit=2**30)
+    client = Client(cluster, set_as_default=False)
+    future = client.submit(time.sleep, 60)
+    assert wait_until(lambda: bool(cluster.scheduler.workers) and any(client.processing().values()), 10)
+    started = time.monotonic()
+    del future
+    client.close()
+    cluster.close()
+    assert time.monotonic() - started < 5
+    assert wait_until(lambda: {process.pid for process in descendants()} <= before, 5)
+    assert capfd.readouterr().err == ""
+
+
+def test_scaling(client: Client) -> None:
+    client.cluster.scale(3)
+    client.wait_for_workers(3, timeout=30)
+    client.cluster.scale(2)
+    assert wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 2, 10)
+
+
+def test_defaults_are_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(local, "LocalProcesses", lambda **arguments: given.update(arguments))
+    monkeypatch.setattr("dkrr.engine.cluster.cpu_count", lambda: 4)
+    local_cluster()
+    assert (given["workers"], given["threads_per_worker"]) == (4, 1)
+    assert given["memory_limit_bytes"] == total_memory_bytes() // 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"workers": 0},
+        {"workers": 1.5},
+        {"workers": True},
+        {"threads_per_worker": 0},
+        {"memory_limit": "much"},
+        {"memory_limit": -1},
+        {"memory_limit": None},
+    ],
+)
+def test_wrong_parameters(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=next(iter(arguments))):
+        local_cluster(**arguments)
+
+
+def test_a_worker_that_cannot_start_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_COMMAND", "raise SystemExit(7)")
+    with pytest.raises(ClusterError, match="ended with status 7"):
+        local_cluster(workers=2)
+
+
+def test_a_worker_that_never_registers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_COMMAND", "import time; time.sleep(60)")
+    before = {process.pid for process in descendants()}
+    with pytest.raises(ClusterError, match="0 of 1 local workers are running after 0.5 s"):
+        local_cluster(workers=1, timeout=0.5)
+    assert {process.pid for process in descendants()} <= before
+
+
+# --- dying ------------------------------------------------------------------------------------------------------------
+
+
+def freeze() -> None:
+    """Hold the interpreter lock for a minute: no Python thread of this process runs, so only the kernel can end it."""
+    ctypes.PyDLL(None).sleep(60)
+
+
+ORPHANS = """
+import ctypes, sys, time, psutil
+from distributed import Client
+from dkrr import local_cluster
+
+def freeze():
+    ctypes.PyDLL(None).sleep(60)  # holds the interpreter lock: only the kernel can end this process
+
+cluster = local_cluster(workers=2, memory_limit="1GiB")
+client = Client(cluster)
+future = client.submit(freeze)
+while not any(client.processing().values()):
+    time.sleep(0.01)
+print(*(process.pid for process in psutil.Process().children(recursive=True)), flush=True)
+time.sleep(60)
+"""
+
+
+@linux_only
+def test_no_process_survives_a_kill_of_the_command(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment()
+    ) as command:
+        assert command.stdout is not None
+        pids = [int(word) for word in command.stdout.readline().split()]
+        assert len(alive(pids)) >= 4  # two nannies, two workers
+        time.sleep(0.2)  # the worker is inside its call
+        command.kill()
+        died = wait_until(lambda: not alive(pids), 5)
+        for pid in alive(pids):
+            os.kill(pid, signal.SIGKILL)
+    assert died
+
+
+@linux_only
+def test_a_process_whose_parent_is_gone_already_ends() -> None:
+    code = "import sys; from dkrr.engine.preload import die_with_parent; die_with_parent(int(sys.argv[1])); print('on')"
+    for parent, expected in ((os.getpid(), (0, "on\n")), (1 << 30, (1, ""))):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(parent)], env=environment(), capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == expected
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_usual_client_is_found(client: Client) -> None:
+    assert find_client() is None
+    with Client(client.cluster) as default:
+        assert find_client() is default
+        with client.as_current():
+            assert find_client() is client
+    assert find_client() is None
+
+
+def test_no_client_inside_a_task(client: Client) -> None:
+    with client.as_current():
+        assert client.submit(runs_in_process, pure=False).result() is True
+        assert client.submit(find_client, pure=False).result() is None
+    assert runs_in_process() is False
+
+
+def test_no_client_in_a_daemonic_process() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(runs_in_process) is True
+
+
+def test_an_asynchronous_client_is_an_error() -> None:
+    import asyncio
+
+    async def main() -> None:
+        cluster = LocalCluster(n_workers=0, processes=False, asynchronous=True, dashboard_address="127.0.0.1:0")
+        async with cluster, Client(cluster, asynchronous=True):
+            with pytest.raises(ClusterError, match="asynchronous"):
+                find_client()
+
+    asyncio.run(main())
+
+
+# --- connecting -------------------------------------------------------------------------------------------------------
+
+
+def test_connect_by_address_and_by_file(client: Client, tmp_path: Path) -> None:
+    address = client.scheduler_info()["address"]
+    path = tmp_path / "scheduler.json"
+    path.write_text(json.dumps({"address": address}))
+    for scheduler in (address, path, str(path)):
+        with connect(scheduler, workers=2, timeout=5) as other:
+            assert other.submit(sum, [1, 2], pure=False).result() == 3
+            assert find_client() is None  # it did not become the default
+
+
+def test_too_few_workers(client: Client) -> None:
+    address = client.scheduler_info()["address"]
+    with pytest.raises(ClusterError, match=rf"{address} has 2 workers after 0.3 s, 5 expected"):
+        connect(address, workers=5, timeout=0.3)
+
+
+def test_nobody_answers() -> None:
+    with socket.socket() as bound:  # bound, not listening: the port is taken and refuses
+        bound.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{bound.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(ClusterError, match=address):
+            connect(address, timeout=0.5)
+    assert time.monotonic() - started < 5
+
+
+def test_somebody_else_answers() -> None:
+    with socket.socket() as deaf:  # accepts, and never says a word
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=address):
+            connect(address, timeout=0.5)
+
+
+@pytest.mark.parametrize("host", ["10.255.255.1", "[2001:db8::1]", "scheduler.example", "127.0.0.1.example", "0.0.0.0"])
+def test_plain_tcp_to_another_machine_is_refused(host: str) -> None:
+    with pytest.raises(ClusterError, match="plain tcp") as caught:
+        connect(f"tcp://{host}:8786")
+    assert "insecure" in caught.value.hint
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.0.1"])
+def test_plain_tcp_to_this_machine_is_tried(host: str) -> None:
+    with pytest.raises(ClusterError, match="no connection"):
+        connect(f"tcp://{host}:1", timeout=0.2)
+
+
+def test_insecure_is_tried() -> None:
+    with pytest.raises(ClusterError, match="no connection"):
+        connect("tcp://scheduler.invalid:1", timeout=0.2, insecure=True)
+
+
+@pytest.mark.parametrize("address", ["ucx://127.0.0.1:8786", "http://127.0.0.1", "tcp://", "tcp://:x"])
+def test_other_addresses(address: str) -> None:
+    with pytest.raises((ParameterError, ClusterError), match="address is|no connection|plain tcp"):
+        connect(address, timeout=0.2)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"address": 3}', '{"address": "nonsense"}'])
+def test_bad_scheduler_files(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "scheduler.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises((ClusterError, ParameterError), match=r"scheduler\.json|scheduler address is"):
+        connect(path)
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A self-signed certificate that is its own authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=dkrr-test -keyout {key} -out {cert}"
+    try:
+        subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    roles = {f"tls_{role}_{kind}": str(path) for role in ("client", "scheduler", "worker") for kind, path in
+             (("key", key), ("cert", cert))}
+    return {"tls_ca_file": str(cert), **roles}
+
+
+def test_tls(certificate: dict[str, str], tmp_path: Path) -> None:
+    security = Security(require_encryption=True, **certificate)
+    names = {"ca-file": "tls_ca_file", "client.key": "tls_client_key", "client.cert": "tls_client_cert"}
+    config = {f"distributed.comm.tls.{name}": certificate[field] for name, field in names.items()}
+    with LocalCluster(
+        n_workers=1, processes=False, protocol="tls://", security=security, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        address = cluster.scheduler_address
+        assert address.startswith("tls://")
+        with dask.config.set(config), connect(address, timeout=10) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+        with pytest.raises(ClusterError, match="needs TLS files: ca-file not set"):
+            connect(address)
+        missing = str(tmp_path / "missing.pem")
+        with (
+            dask.config.set({**config, "distributed.comm.tls.client.key": missing}),
+            pytest.raises(ClusterError, match=rf"client.key {missing}"),
+        ):
+            connect(address)
+        wrong = tmp_path / "wrong.pem"
+        wrong.write_text("no certificate")
+        with (
+            dask.config.set({**config, "distributed.comm.tls.ca-file": str(wrong)}),
+            pytest.raises(ClusterError, match=r"ca-file .*wrong.pem"),
+        ):
+            connect(address)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.measure
+def test_start_and_close_times(capsys: pytest.CaptureFixture[str]) -> None:
+    from dkrr.engine.checks import check_workers
+
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        cluster = local_cluster(workers=2)
+        client = Client(cluster, set_as_default=False)
+        client.wait_for_workers(2)
+        running = time.perf_counter()
+        check_workers(client)
+        checked = time.perf_counter()
+        client.close()
+        cluster.close()
+        times.append((running - started, checked - running, time.perf_counter() - checked))
+    start, check, close = (sorted(column)[1] for column in zip(*times, strict=True))
+    with capsys.disabled():
+        print(f"\nlocal cluster of 2 workers: start {start:.2f} s, check {check:.2f} s, close {close:.2f} s")
+    assert start < 2.0
+    assert check < 0.3
+    assert close < 1.0
