@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ChunkArray", "FloatArray", "is_url", "local_root", "place", "read_json", "write_json"]
 
-FloatArray = NDArray[np.float64] | NDArray[np.float32]
+FloatArray = NDArray[np.floating[Any]]
 
 CRC_BYTES = 4
-_DTYPES = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4")}
+_DTYPES: dict[str, np.dtype[Any]] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4")}
 
 
 def is_url(location: Any) -> bool:
@@ -93,7 +93,8 @@ def zarr_store(location: Any) -> Store:
     return ObjectStore(from_url(location))
 
 
-def _get(store: Store, key: str) -> bytes | None:
+def get_key(store: Store, key: str) -> bytes | None:
+    """The bytes behind a key, None when it does not exist."""
     from zarr.core.buffer import default_buffer_prototype
     from zarr.core.sync import sync
 
@@ -101,7 +102,18 @@ def _get(store: Store, key: str) -> bytes | None:
     return None if buffer is None else buffer.to_bytes()
 
 
-def _set(store: Store, key: str, value: bytes) -> None:
+def list_keys(store: Store) -> list[str]:
+    """All keys of a store, sorted."""
+    from zarr.core.sync import sync
+
+    async def collect() -> list[str]:
+        return [key async for key in store.list()]
+
+    return sorted(sync(collect()))
+
+
+def set_key(store: Store, key: str, value: bytes) -> None:
+    """Write the bytes behind a key."""
     from zarr.core.buffer import default_buffer_prototype
     from zarr.core.sync import sync
 
@@ -130,7 +142,7 @@ def write_json(location: Any, key: str, value: Any) -> None:
     data = json.dumps(value, indent=1, sort_keys=True).encode()
     root = local_root(location)
     if root is None:
-        _set(zarr_store(location), key, data)
+        set_key(zarr_store(location), key, data)
         return
     path = root / key
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +153,7 @@ def read_json(location: Any, key: str) -> Any | None:
     """Read a JSON document; None when it does not exist."""
     root = local_root(location)
     if root is None:
-        data = _get(zarr_store(location), key)
+        data = get_key(zarr_store(location), key)
     else:
         try:
             data = (root / key).read_bytes()
@@ -331,7 +343,7 @@ class ChunkArray:
             except (FileNotFoundError, NotADirectoryError):
                 raise self._damaged(index, "missing") from None
         else:
-            data = _get(zarr_store(self.store), self.chunk_key(index))
+            data = get_key(zarr_store(self.store), self.chunk_key(index))
             if data is None:
                 raise self._damaged(index, "missing")
             if len(data) != self.chunk_bytes + CRC_BYTES:
@@ -352,11 +364,11 @@ class ChunkArray:
         if block.shape != self.chunks or block.dtype != self.numpy_dtype or not block.flags.c_contiguous:
             raise ValueError(f"block {block.shape} {block.dtype}, chunk {self.chunks} {self.dtype} in C order expected")
         failpoint("chunk.before_write", block)
-        view = memoryview(block).cast("B")
+        view = block.data.cast("B")
         tail = crc32c(view).to_bytes(CRC_BYTES, "little")
         root = local_root(self.store)
         if root is None:
-            _set(zarr_store(self.store), self.chunk_key(index), bytes(view) + tail)
+            set_key(zarr_store(self.store), self.chunk_key(index), bytes(view) + tail)
         else:
             path = root / self.chunk_key(index)
             try:

@@ -54,7 +54,7 @@ def store_given_matrix(
         mirror = tile.T if i == j else _block(matrix, grid.span(j), grid.span(i)).T
         _check(tile, mirror, grid, i, j)
         tiles.write(i, j, np.ascontiguousarray(tile))
-        digest.update(np.ascontiguousarray(tile))
+        digest.update(np.ascontiguousarray(tile).tobytes())
     return dataset, tiles, digest.hexdigest()
 
 

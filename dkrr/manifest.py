@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from dkrr.chunks import local_root, read_json, write_json, zarr_store
+from dkrr.chunks import get_key, list_keys, local_root, read_json, write_json, zarr_store
 from dkrr.errors import StoreError
 
 __all__ = ["MANIFEST", "check_manifest", "write_manifest"]
@@ -18,9 +18,7 @@ MANIFEST = "manifest.json"
 def _keys(store: Any) -> list[str]:
     root = local_root(store)
     if root is None:
-        from zarr.core.sync import _collect_aiterator
-
-        return sorted(_collect_aiterator(zarr_store(store).list()))
+        return list_keys(zarr_store(store))
     found = []
     for folder, folders, names in os.walk(root):
         for name in [*folders, *names]:
@@ -41,9 +39,7 @@ def _digest(store: Any, key: str) -> str:
 def _parts(store: Any, key: str) -> Iterator[bytes]:
     root = local_root(store)
     if root is None:
-        from dkrr.chunks import _get
-
-        yield _get(zarr_store(store), key) or b""
+        yield get_key(zarr_store(store), key) or b""
         return
     with open(root / key, "rb") as file:
         while part := file.read(2**20):

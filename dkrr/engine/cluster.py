@@ -5,6 +5,7 @@ Nothing heavy is imported until a cluster is needed: a process without ``distrib
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import logging
@@ -12,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +109,7 @@ def _bytes(value: Any) -> int:
 
     try:
         size = int(parse_bytes(value))
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):  # what parse_bytes raises on None, lists, unknown units
         size = 0
     if size < 1:
         raise ParameterError(f"memory_limit is {value!r}", hint='give bytes, a size such as "2GiB", or "auto"')
@@ -203,10 +205,11 @@ def connect(
     _check_certificates(address, security)
     seconds = min(timeout, CONNECT_SECONDS)
     try:
+        _shake_hands(address, security, seconds)
         client = Client(address, timeout=seconds, security=security, set_as_default=False)
     except (OSError, TimeoutError, ImportError, RuntimeError, TypeError, ValueError) as exc:
         raise ClusterError(
-            f"no connection to the scheduler at {address} within {seconds:g} s ({exc})",
+            f"no connection to the scheduler at {address} within {seconds:g} s ({exc or type(exc).__name__})",
             hint="start the scheduler, or correct the address",
         ) from exc
     try:
@@ -265,6 +268,20 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name; it may mean another machine tomorrow
+
+
+def _shake_hands(address: str, security: Any, seconds: float) -> None:
+    """Open and close a connection in bounded time: Client() waits for ever for a process that accepts and is silent."""
+    from distributed.comm import connect as open_comm
+
+    async def shake() -> None:
+        async with asyncio.timeout(seconds):
+            comm = await open_comm(address, timeout=seconds, **security.get_connection_args("client"))
+        await comm.close()
+
+    # a thread of its own, for the caller may be inside an event loop
+    with ThreadPoolExecutor(1, thread_name_prefix="dkrr-connect") as executor:
+        executor.submit(asyncio.run, shake()).result()
 
 
 def _check_certificates(address: str, security: Any) -> None:

@@ -45,6 +45,7 @@ _SCHEDULER_CONFIG: dict[str, Any] = {
     "distributed.comm.require-encryption": False,  # loopback only
     "distributed.scheduler.idle-timeout": None,
     "distributed.scheduler.no-workers-timeout": None,
+    "distributed.scheduler.work-stealing-interval": "10ms",
 }
 _WORKER_CONFIG: dict[str, Any] = {
     "distributed.comm.default-scheme": "tcp",
@@ -60,6 +61,8 @@ _WORKER_CONFIG: dict[str, Any] = {
     "distributed.worker.http.routes": [],
 }
 _NO_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
+# Dask's default reports every start and stop, and each failed or cancelled task, whose error the caller gets anyway.
+_QUIET = {"distributed": "warning", "distributed.worker": "critical"}
 _LOGGING = {"logging", "logging-file-config"}
 _DASK_FOLDERS = {"DASK_CONFIG", "DASK_ROOT_CONFIG"}
 
@@ -123,7 +126,7 @@ def _process_environment() -> dict[str, str]:
     dask.config.set(_WORKER_CONFIG, config=config)
     section = config["distributed"] if _LOGGING & config["distributed"].keys() else config
     if not _LOGGING & section.keys():
-        section["logging"] = {"distributed": "warning"}  # Dask's own default is to report every start and stop
+        section["logging"] = dict(_QUIET)
     # Variables such as DASK_DISTRIBUTED__... are part of ``config`` already and would win over it in the child.
     environment = {
         name: value

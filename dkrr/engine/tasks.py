@@ -30,6 +30,7 @@ Progress = Callable[[str, int, int, float, float], None]
 
 ENOSPC = 28
 IO_ATTEMPTS = 3
+GATHER_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class DaskExecutor:
 
     @property
     def num_threads(self) -> int:
-        return max(1, sum(self.client.nthreads().values()))
+        return max(1, int(sum(self.client.nthreads().values())))
 
     def run(
         self,
@@ -248,6 +249,7 @@ class DaskExecutor:
         finished: queue.SimpleQueue[tuple[Node, Any]] = queue.SimpleQueue()
         held: dict[Key, Any] = {}
         running: dict[Key, Any] = {}
+        ungathered: list[tuple[Node, Any]] = []
         remaining = enumerate(nodes)
         started = time.perf_counter()
         last_progress = time.monotonic()
@@ -283,24 +285,37 @@ class DaskExecutor:
                     self._check_alive(phase, last_progress, running)
                     continue
                 last_progress = time.monotonic()
-                summary.add(self._result(node, future, function), node)
+                self._raise_if_failed(node, future)
+                ungathered.append((node, future))
                 reporter.finished(node)
                 del running[node.key]
                 if not waiting_for[node.key]:
                     held.pop(node.key, None)
+                if len(ungathered) == GATHER_TOGETHER:
+                    self._gather(ungathered, summary)
+            self._gather(ungathered, summary)
         except BaseException:
             self.client.cancel(list(running.values()), force=True)
             raise
         summary.seconds = time.perf_counter() - started
         return summary
 
-    def _result(self, node: Node, future: Any, function: TaskFunction) -> Receipt:
+    def _gather(self, finished: list[tuple[Node, Any]], summary: RunSummary) -> None:
+        """Fetch receipts, many in one message: one at a time they cost the client more than all else."""
+        receipts = self.client.gather([future for _, future in finished], errors="skip")
+        if len(receipts) != len(finished):  # a worker died with its receipts, and the task that ran again failed
+            for node, future in finished:
+                self._raise_if_failed(node, future)
+            raise ClusterError("receipts of finished tasks were lost", hint="start the same job again")
+        for (node, _), receipt in zip(finished, receipts, strict=True):
+            summary.add(receipt, node)
+        finished.clear()
+
+    def _raise_if_failed(self, node: Node, future: Any) -> None:
         from distributed import KilledWorker
 
         if future.status == "finished":
-            receipt = future.result()
-            assert isinstance(receipt, Receipt)  # noqa: S101  (narrows the type)
-            return receipt
+            return
         if future.status in ("cancelled", "lost"):
             raise ClusterError(
                 f"the scheduler dropped task {node.key} ({future.status})",

@@ -157,9 +157,10 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
     fields = gram_fields(operator, "float64")
     gram = TileMatrix.create(place(store, "grams", key_of(fields) + ".zarr"), grid, dtype="float64", attributes=fields)
     chunks = tuple(grid.rows(i) for i in range(grid.num_tiles))
-    return da.map_blocks(
+    lazy: da.Array = da.map_blocks(
         gram_block, GramTask(operator, gram), dtype=np.float64, chunks=(chunks, chunks), meta=np.empty((0, 0))
     )
+    return lazy
 
 
 def _ingest_rows(X: Any, store: Any) -> Dataset:

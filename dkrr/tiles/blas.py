@@ -92,10 +92,10 @@ def _call(name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
 
 def _leading(array: FloatArray) -> int:
     """Leading dimension of a C-order block; raises when its rows are not contiguous."""
-    itemsize = array.itemsize
+    itemsize = int(array.itemsize)
     if array.ndim != 2 or (array.shape[1] > 1 and array.strides[1] != itemsize) or array.strides[0] % itemsize:
         raise ValueError(f"block of shape {array.shape} and strides {array.strides} is not in C order")
-    return max(array.strides[0] // itemsize, array.shape[1], 1)
+    return max(int(array.strides[0]) // itemsize, int(array.shape[1]), 1)
 
 
 def _same_type(*arrays: FloatArray) -> np.dtype[Any]:

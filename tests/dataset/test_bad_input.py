@@ -131,7 +131,11 @@ BAD_TEXT: dict[str, tuple[str, dict[str, Any], str]] = {
     "only a declared header": ("1,2\n", {"header": True}, "a header and no rows"),
     "wrong delimiter": ("1;2;3\n4;5;6\n", {}, r"line 2, column 0: '4;5;6'.*use delimiter=';'"),
     "wrong delimiter with header": ("a;b\n4;5\n", {"target": "b"}, r"line 2, column 0: '4;5'.*use delimiter=';'"),
-    "mixed delimiters": ("1,2;3\n4,5;6\n", {"features": [0, 1]}, r"line 2, column 1 .*'5;6' is not a number"),
+    "mixed delimiters": (
+        "1,2;3\n4,5;6\n",
+        {"features": [0, 1]},
+        r"line 1, column 1 .*'2;3' .*separated by a semicolon",
+    ),
     "tabs": ("1\t2\n4\t5\n", {}, r"separated by a tab"),
     "missing": ("a,b\n1,2\n\n3,\n5,6\n7,NA\n", {}, r"2 values .* nan at row 1, column 1 \('b'\), line 4"),
     "infinity": ("1,2\n3,inf\n", {}, "inf at row 1, column 1 .*, line 2"),

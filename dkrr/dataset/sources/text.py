@@ -195,14 +195,14 @@ class CsvTable(Table):
                 if not _is_number(record[j]) and not _is_missing(record[j]):
                     return DataError(
                         f"{self.path}, line {line}, column {j} ({self.names[j]!r}): {record[j][:40]!r} is not a number",
-                        hint=self._text_hint(line, record),
+                        hint=self._text_hint(line, record, j),
                         line=line,
                         column=j,
                     )
         return DataError(f"{self.path} cannot be parsed ({error})", hint="check quotes, delimiter and encoding")
 
-    def _text_hint(self, line: int, record: list[str]) -> str:
-        if hint := self._other_delimiter(record):
+    def _text_hint(self, line: int, record: list[str], column: int) -> str:
+        if hint := self._other_delimiter(record) or self._other_delimiter([record[column]]):
             return hint
         if line == self._first_line and not self._has_header:
             return "the first line looks like a header, use header=True"

@@ -1,0 +1,243 @@
+"""Workers that differ, compute wrong numbers, use several BLAS threads or do not answer are found before they work."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+from threadpoolctl import threadpool_info
+
+from dkrr.engine import checks
+from dkrr.engine.checks import WorkerInfo, check_workers
+from dkrr.engine.cluster import local_cluster
+from dkrr.errors import ClusterError
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        local_cluster(workers=2, memory_limit="1GiB") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def addresses(client: Client) -> list[str]:
+    return sorted(client.scheduler_info(n_workers=-1)["workers"])
+
+
+@contextmanager
+def patched(client: Client, module: str, name: str, make: Callable[[Any], Any], workers: list[str]) -> Iterator[None]:
+    """Replace ``module.name`` on some workers by ``make(original)``."""
+
+    def patch() -> None:
+        import importlib
+
+        owner: Any = importlib.import_module(module)
+        owner.original = getattr(owner, name)
+        setattr(owner, name, make(owner.original))
+
+    def restore() -> None:
+        import importlib
+
+        owner: Any = importlib.import_module(module)
+        setattr(owner, name, owner.original)
+
+    client.run(patch, workers=workers)
+    try:
+        yield
+    finally:
+        client.run(restore, workers=workers)
+
+
+def other_versions(**versions: str) -> Callable[[Any], Any]:
+    return lambda original: lambda: {**original(), **versions}
+
+
+def test_equal_workers_pass(client: Client) -> None:
+    workers = check_workers(client)
+    assert [worker.address for worker in workers] == addresses(client)
+    assert {worker.pid for worker in workers} == set(client.run(os.getpid).values())
+    for worker in workers:
+        assert isinstance(worker, WorkerInfo)
+        assert (worker.threads, worker.memory_limit_bytes) == (1, 2**30)
+        assert worker.name.startswith("local-")
+        here = checks._versions()
+        assert {name: getattr(worker, name) for name in here} == here
+        assert worker.blas
+        assert {library["num_threads"] for library in worker.blas} == {1}
+        assert worker.blas_kernel not in {"", "unknown"}
+
+
+@pytest.mark.parametrize("name", ["python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr"])
+def test_one_worker_with_another_version(client: Client, name: str) -> None:
+    odd, other = addresses(client)
+    with (
+        patched(client, "dkrr.engine.checks", "_versions", other_versions(**{name: "0.0"}), [odd]),
+        pytest.raises(ClusterError) as caught,
+    ):
+        check_workers(client)
+    (row,) = [line for line in caught.value.message.splitlines() if line.split()[:1] == [name]]
+    expected = checks._versions()[name]
+    assert f"0.0 on 1 worker ({odd})" in row
+    assert f"{expected} on 1 worker ({other})" in row
+    assert row.split()[1] == expected
+
+
+def test_all_workers_differ_from_the_client_and_one_table_names_all(client: Client) -> None:
+    with (
+        patched(
+            client, "dkrr.engine.checks", "_versions", other_versions(numpy="1.0", zarr="missing"), addresses(client)
+        ),
+        pytest.raises(ClusterError) as caught,
+    ):
+        check_workers(client)
+    assert "1.0 on 2 workers" in caught.value.message
+    assert "missing on 2 workers" in caught.value.message
+    assert "scipy" not in caught.value.message
+
+
+def test_a_version_that_does_not_matter(client: Client) -> None:
+    with patched(client, "dkrr.engine.checks", "_versions", other_versions(crc32c="0.0"), addresses(client)[:1]):
+        assert check_workers(client)[0].crc32c == "0.0"
+
+
+def kernel(name: str) -> Callable[[Any], Any]:
+    return lambda original: lambda: [{**library, "architecture": name} for library in original()]
+
+
+def test_another_blas_kernel_on_one_worker(client: Client) -> None:
+    odd = addresses(client)[0]
+    with (
+        patched(client, "dkrr.engine.selftest", "blas_libraries", kernel("Prescott"), [odd]),
+        pytest.raises(ClusterError, match=r"BLAS kernel .*openblas-Prescott on 1 worker") as caught,
+    ):
+        check_workers(client)
+    assert "dkrr doctor --env" in caught.value.hint
+
+
+def test_another_blas_kernel_than_the_client_is_allowed(client: Client) -> None:
+    with patched(client, "dkrr.engine.selftest", "blas_libraries", kernel("Prescott"), addresses(client)):
+        assert {worker.blas_kernel for worker in check_workers(client)} == {"openblas-Prescott"}
+
+
+def test_wrong_numbers_on_one_worker(client: Client) -> None:
+    odd = addresses(client)[1]
+
+    def wrong(original: Any) -> Any:
+        return lambda *arguments, **keywords: original(*arguments, **keywords) + 1.0
+
+    with (
+        patched(client, "scipy.linalg.blas", "dgemm", wrong, [odd]),
+        pytest.raises(ClusterError, match=rf"wrong numbers.*{odd}: float64 gemm"),
+    ):
+        check_workers(client)
+
+
+def set_threads(number: int) -> None:
+    import scipy.linalg  # noqa: F401
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(number, user_api="blas")
+
+
+def num_threads() -> set[int]:
+    import threadpoolctl
+
+    return {library["num_threads"] for library in threadpoolctl.threadpool_info()}
+
+
+def test_several_blas_threads_are_limited_for_good(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    odd = addresses(client)[0]
+    client.run(set_threads, 2, workers=[odd])
+    assert client.run(num_threads, workers=[odd]) == {odd: {2}}
+    workers = check_workers(client)
+    assert {library["num_threads"] for worker in workers for library in worker.blas} == {1}
+    assert client.submit(num_threads, workers=[odd], pure=False).result() == {1}  # also where tasks run
+    assert f"up to 2 threads on 1 worker ({odd})" in caplog.text
+    caplog.clear()
+    check_workers(client)
+    assert caplog.text == ""
+
+
+def test_threads_that_cannot_be_limited_are_an_error(client: Client) -> None:
+    odd = addresses(client)[0]
+
+    def openmp(original: Any) -> Any:
+        return lambda: [{**library, "threading_layer": "openmp", "num_threads": 4} for library in original()]
+
+    with (
+        patched(client, "dkrr.engine.selftest", "blas_libraries", openmp, [odd]),
+        pytest.raises(ClusterError, match="cannot be limited") as caught,
+    ):
+        check_workers(client)
+    assert "dkrr doctor --env" in caught.value.hint
+
+
+def test_a_worker_without_dkrr(client: Client) -> None:
+    odd = addresses(client)[0]
+
+    def hide() -> None:
+        import sys
+
+        sys.hidden = sys.modules["dkrr.engine.checks"]  # type: ignore[attr-defined]
+        sys.modules["dkrr.engine.checks"] = None  # type: ignore[assignment]
+
+    def show() -> None:
+        import sys
+
+        sys.modules["dkrr.engine.checks"] = sys.hidden  # type: ignore[attr-defined]
+
+    client.run(hide, workers=[odd])
+    try:
+        with pytest.raises(ClusterError, match=rf"does not run on 1 worker \({odd}\)") as caught:
+            check_workers(client)
+    finally:
+        client.run(show, workers=[odd])
+    assert "install dkrr" in caught.value.hint
+    assert len(check_workers(client)) == 2
+
+
+def test_a_stopped_worker(client: Client) -> None:
+    odd = addresses(client)[0]
+    pid = client.run(os.getpid)[odd]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterError, match=rf"1 worker \({odd}\) did not answer within 0.4 s"):
+            check_workers(client, timeout=0.4)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert len(check_workers(client)) == 2
+
+
+def test_a_busy_worker_answers(client: Client) -> None:
+    import time
+
+    futures = [client.submit(time.sleep, 1.0, pure=False, workers=[address]) for address in addresses(client)]
+    assert len(check_workers(client, timeout=0.9)) == 2
+    assert not all(future.done() for future in futures)
+
+
+def test_workers_with_several_threads_in_this_process() -> None:
+    before = [library["num_threads"] for library in threadpool_info()]
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        (worker,) = check_workers(client)
+    assert (worker.threads, worker.pid) == (2, os.getpid())
+    assert [library["num_threads"] for library in threadpool_info()] == before  # one already, in the tests
+
+
+def test_no_workers() -> None:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(ClusterError, match="has no workers"),
+    ):
+        check_workers(client)

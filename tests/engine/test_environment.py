@@ -1,0 +1,221 @@
+"""What workers must have in their environment, and that a core type is recommended only after it was proved right."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg.blas
+import scipy.linalg.lapack
+from distributed import Client
+
+from dkrr.engine import environment, selftest
+from dkrr.engine.cluster import local_cluster
+
+AVX512 = frozenset({"fpu", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"})
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def library(architecture: str | None, internal_api: str = "openblas") -> dict[str, Any]:
+    return {"user_api": "blas", "internal_api": internal_api, "architecture": architecture, "num_threads": 1}
+
+
+HASWELL, ZEN, SKYLAKEX, MKL = library("Haswell"), library("Zen"), library("SkylakeX"), library(None, "mkl")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    environment._coretype_here.cache_clear()
+    yield
+    environment._coretype_here.cache_clear()
+
+
+def machine(
+    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], libraries: list[dict[str, Any]], problem: str
+) -> None:
+    monkeypatch.setattr(environment, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(environment, "blas_libraries", lambda: libraries)
+    monkeypatch.setattr(environment, "_problem_with", lambda coretype: problem)
+
+
+@pytest.mark.parametrize(
+    ("flags", "libraries", "problem", "expected"),
+    [
+        (AVX512, [HASWELL, HASWELL], "", "SkylakeX"),
+        (AVX512, [ZEN, ZEN], "", "SkylakeX"),
+        (AVX512, [SKYLAKEX, HASWELL], "", "SkylakeX"),  # NumPy's OpenBLAS is newer than SciPy's
+        (AVX512, [SKYLAKEX, SKYLAKEX], "", None),
+        (AVX512, [library("Cooperlake")], "", None),
+        (AVX512, [MKL], "", None),
+        (AVX512, [library("haswell", "blis")], "", None),
+        (AVX512, [], "", None),
+        (AVX512 - {"avx512vl"}, [HASWELL], "", None),
+        (frozenset(), [HASWELL], "", None),
+        (AVX512, [HASWELL], "wrong numbers", None),
+    ],
+)
+def test_recommended_coretype(
+    monkeypatch: pytest.MonkeyPatch,
+    flags: frozenset[str],
+    libraries: list[dict[str, Any]],
+    problem: str,
+    expected: str | None,
+) -> None:
+    machine(monkeypatch, flags, libraries, problem)
+    assert environment.recommended_coretype(flags, libraries) == expected
+    variables = dict(ONE_THREAD) if expected is None else {**ONE_THREAD, "OPENBLAS_CORETYPE": expected}
+    assert environment.worker_environment() == variables
+
+
+def test_a_failed_test_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    machine(monkeypatch, AVX512, [HASWELL], "wrong numbers")
+    environment.worker_environment()
+    assert "Haswell" in caplog.text
+    assert "wrong numbers" in caplog.text
+
+
+def test_the_choice_of_the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, AVX512, [HASWELL], "")
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    assert environment.worker_environment() == ONE_THREAD
+
+
+def test_one_thread_overrides_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
+    assert environment.worker_environment()["OPENBLAS_NUM_THREADS"] == "1"
+
+
+def test_the_machine_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, AVX512, [HASWELL], "")
+    calls: list[str] = []
+    monkeypatch.setattr(environment, "_problem_with", lambda coretype: calls.append(coretype) or "")
+    assert environment.worker_environment() == environment.worker_environment()
+    assert calls == ["SkylakeX"]
+
+
+def test_lines_are_what_a_shell_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, AVX512, [ZEN], "")
+    lines = environment.environment_lines()
+    assert [shlex.split(line)[0] for line in lines] == ["export"] * 4
+    script = "\n".join([*lines, "env"])
+    done = subprocess.run(["sh", "-c", script], env={}, capture_output=True, text=True, check=True)
+    exported = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert {**ONE_THREAD, "OPENBLAS_CORETYPE": "SkylakeX"}.items() <= exported.items()
+
+
+def test_cpu_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(
+        "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 avx512f\n\nprocessor\t: 1\nflags\t: x\n"
+    )
+    monkeypatch.setattr(environment, "_CPUINFO", path)
+    assert environment.cpu_flags() == {"fpu", "avx2", "avx512f"}
+    monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "missing")
+    assert environment.cpu_flags() == frozenset()
+
+
+def test_cpu_count_respects_affinity() -> None:
+    assert 1 <= environment.cpu_count() <= len(os.sched_getaffinity(0))
+
+
+def test_a_child_imports_what_this_process_imports(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("value = 42")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import only_here, dkrr; print(only_here.value)"],
+        env=environment.subprocess_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("42\n", "")
+
+
+# --- the test in a process of its own ---------------------------------------------------------------------------------
+
+x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="needs an x86-64 CPU")
+
+
+@x86
+def test_a_core_type_that_works_has_no_problem() -> None:
+    assert environment._problem_with("Nehalem") == ""  # every x86-64 CPU of this century
+
+
+@x86
+def test_a_core_type_that_openblas_does_not_take_is_named() -> None:
+    assert "instead" in environment._problem_with("Pentium9")
+
+
+def test_a_process_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert environment._problem_with("SkylakeX") == "the self-test ended with status 1"
+
+
+def test_a_process_that_hangs_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_TEST_SECONDS", 0.001)
+    assert "did not end" in environment._problem_with("SkylakeX")
+
+
+@x86
+def test_workers_load_the_kernel_that_was_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_coretype_here", lambda: "Nehalem")
+
+    def kernels() -> set[str]:
+        import scipy.linalg  # noqa: F401
+        import threadpoolctl
+
+        return {library["architecture"] for library in threadpoolctl.threadpool_info()}
+
+    with local_cluster(workers=1) as cluster, Client(cluster, set_as_default=False) as client:
+        assert list(client.run(kernels).values()) == [{"Nehalem"}]
+
+
+# --- known answers ----------------------------------------------------------------------------------------------------
+
+
+def test_blas_here_is_right() -> None:
+    assert selftest.self_test() == []
+    assert {item["user_api"] for item in selftest.blas_libraries()} == {"blas"}
+
+
+def spoil(function: Any, change: Any) -> Any:
+    def spoilt(*arguments: Any, **keywords: Any) -> Any:
+        result = function(*arguments, **keywords)
+        array = result[0] if isinstance(result, tuple) else result
+        change(array)
+        return result
+
+    return spoilt
+
+
+def off_by_a_little(array: Any) -> None:
+    array[-1, 0] += np.asarray(0.001, array.dtype)
+
+
+def off_by_a_nan(array: Any) -> None:
+    array[-1, 0] = np.nan
+
+
+@pytest.mark.parametrize("change", [off_by_a_little, off_by_a_nan])
+@pytest.mark.parametrize("name", ["dgemm", "sgemm", "dsyrk", "ssyrk", "dtrsm", "strsm", "dpotrf", "spotrf"])
+def test_one_wrong_entry_is_found(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
+    module = scipy.linalg.lapack if "potrf" in name else scipy.linalg.blas
+    if name == "strsm" and change is off_by_a_little:
+        pytest.skip("0.001 is within the error that float32 allows a triangular solve")
+    monkeypatch.setattr(module, name, spoil(getattr(module, name), change))
+    failures = selftest.self_test()
+    assert len(failures) == 1
+    assert ("float64" if name[0] == "d" else "float32") in failures[0]
+    assert name[1:] in failures[0]
+
+
+def test_a_factorisation_that_stops_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scipy.linalg.lapack, "dpotrf", lambda a, **_: (a, 17))
+    assert selftest.self_test() == ["float64 potrf: stopped at row 17 of a positive definite matrix"]
