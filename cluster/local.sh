@@ -69,7 +69,16 @@ done
 echo "scheduler at tcp://127.0.0.1:$port, $workers workers of $memory" >&2
 
 if [ $# -gt 0 ]; then
-    "$@"
+    "$@" <&0 &   # in the background, so that a signal is passed on at once and not when the command has ended
+    command=$!
+    trap 'kill "$command" 2>/dev/null || true' INT TERM HUP
+    status=0
+    wait "$command" || status=$?
+    while kill -0 "$command" 2>/dev/null; do   # a signal ends the wait, not the command
+        status=0
+        wait "$command" || status=$?
+    done
+    exit "$status"
 else
     wait -n "${pids[@]}" || true
     exit 6   # one of them ended by itself

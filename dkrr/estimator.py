@@ -1,41 +1,55 @@
 """KernelRidge: the scikit-learn face.
 
 Small problems are solved in this process in milliseconds. Larger ones, and any with an explicit ``tile_size`` or
-``store``, take the tiled path: rows are written to a store, and tasks run on the Dask client that is found, or on a
-local cluster that is started for the fit and closed after it.
+``store``, take the tiled path: rows are written to a store, and tasks run on the Dask client that is found, on a local
+cluster that is started for the fit and closed after it, or, for few rows, in this process.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from dkrr.chunks import place
-from dkrr.dataset import Dataset, ingest, open_dataset
-from dkrr.engine.session import blas_of, executor_for, memory_limit_of
-from dkrr.errors import DataError, ParameterError
-from dkrr.fitting import FitSettings, choose_gram, choose_tile_size, fit_rows
-from dkrr.given import store_given_matrix
+from dkrr.dataset import Dataset, ingest
+from dkrr.dataset.sources import open_table
+from dkrr.engine.cluster import runs_in_process
+from dkrr.engine.session import executor_for
+from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.given import check_given
 from dkrr.kernels import Kernel, make_kernel
+from dkrr.lazy import HeldRows, lazy_rows
 from dkrr.linalg.dense import solve_dense
-from dkrr.linalg.direct import Workspace
 from dkrr.linalg.predict import ArrayRows
-from dkrr.model import Model
+from dkrr.model import Model, load_model
+from dkrr.prediction import predict_dataset
+from dkrr.resources import feature_columns, find_dataset
+from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
+from dkrr.tiled import TiledFit
+from dkrr.validation import (
+    check_alpha,
+    check_choices,
+    check_tile_size,
+    check_weight,
+    fit_arrays,
+    is_dask_array,
+    is_out_of_core,
+    rows_to_predict,
+)
 
 __all__ = ["KernelRidge"]
 
 # Starting a cluster takes about two seconds, as long as one core needs for a factor of this many rows.
 MAX_IN_PROCESS_ROWS = 6_000
-MAX_SPARSE_ENTRIES = 20_000_000
+# One core evaluates about 1e9 kernel entries in two seconds.
+MAX_IN_PROCESS_ENTRIES = 4_000_000_000
+# A memory map of few rows is read at once up to this size, and a copy of the estimator takes its rows along up to it.
+IN_MEMORY_BYTES = 256 * 2**20
 
 
 class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -70,10 +84,12 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     ----------
     dual_coef_ : (n,) or (n, t)
     X_fit_ : (n, d)
-        The training rows; for rows that were read from disk a lazy dask array.
+        The training rows; for rows that were read from disk a lazy dask array. The matrix for kernel="precomputed".
     n_features_in_ : int
     solution_ : Solution
         Relative residual and backward error per target, seconds per phase.
+    n_iter_ : int
+        Iterations of the solver; a direct solve counts as one.
 
     Notes
     -----
@@ -116,7 +132,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.input_tags.pairwise = self.kernel == "precomputed"
+        tags.input_tags.pairwise = isinstance(self.kernel, str) and self.kernel == "precomputed"
+        tags.input_tags.positive_only = isinstance(self.kernel, str) and self.kernel in ("chi2", "additive_chi2")
         return tags
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelRidge:
@@ -138,8 +155,13 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             A parameter or a row cannot be used.
         NotPositiveDefiniteError
             K + alpha I is not positive definite; names the row and a suggested alpha.
+        PlanRefusedError
+            The disk is too small for the factor, or a worker's memory for the tiles.
         """
-        precision = self._precision()
+        check_choices(solver=self.solver, precision=self.precision)
+        precision = "float64" if self.precision == "auto" else self.precision
+        tile_size = check_tile_size(self.tile_size)
+        check_alpha(self.alpha)
         kernel = make_kernel(
             self.kernel,
             gamma=self.gamma,
@@ -147,240 +169,178 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             coef0=self.coef0,
             kernel_params=self.kernel_params,
         )
-        if self._is_out_of_core(X):
-            return self._fit_tiled(X, y, sample_weight, kernel, precision)
-        X, y = validate_data(
-            self, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", multi_output=True, y_numeric=True
+        is_tiled = self.store is not None or tile_size is not None
+        # a small memory map is read at once, unless the tiled path was asked for
+        in_memory = not is_out_of_core(X, 0 if is_tiled else MAX_IN_PROCESS_ROWS, IN_MEMORY_BYTES)
+        weight, names = sample_weight, None
+        if in_memory:
+            X, y = fit_arrays(self, np.array(X) if isinstance(X, np.memmap) else X, y)
+            weight = check_weight(sample_weight, X)
+            check_alpha(self.alpha, 1 if y.ndim == 1 else y.shape[1])
+            names = list(getattr(self, "feature_names_in_", []))
+            if not is_tiled and len(X) <= MAX_IN_PROCESS_ROWS:
+                return self._fit_dense(X, y, weight, kernel, precision, names)
+        else:
+            self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on named columns
+        tiled = TiledFit(
+            kernel=kernel,
+            alpha=self.alpha,
+            precision=precision,  # type: ignore[arg-type]
+            tile_size=tile_size,
+            max_in_process_rows=MAX_IN_PROCESS_ROWS,
+            feature_names=names,
         )
-        X = _dense(X)
-        weight = self._weight(sample_weight, X)
-        if self.tile_size != "auto" or self.store is not None or len(X) > MAX_IN_PROCESS_ROWS:
-            return self._fit_tiled(X, y, weight, kernel, precision)
-        y_is_1d = y.ndim == 1
-        targets = np.ascontiguousarray(y.reshape(len(y), -1), dtype=np.float64)
-        alpha = self._alphas(targets.shape[1])
-        resolved = _resolved(kernel, X.shape[1])
+        return self._fit_tiled(tiled, find_dataset(X), y, weight, in_memory)
+
+    def _fit_dense(
+        self, X: Any, y: Any, weight: Any, kernel: Kernel, precision: str, names: list[str]
+    ) -> KernelRidge:
+        targets = y.reshape(len(y), -1)
+        alpha = check_alpha(self.alpha, targets.shape[1])
+        resolved = None if kernel.name == "precomputed" else kernel.resolve(X.shape[1])
         if resolved is None:
-            _require_square(X.shape)
+            check_given(X)
         center = X.mean(axis=0) if resolved is not None and resolved.stationary else None
         rows = X if center is None else X - center
         with single_blas_thread():
             coefficients, solution = solve_dense(resolved, rows, targets, alpha, weight, precision)
-        self.X_fit_ = X
-        self.solution_ = solution
-        self.dual_coef_ = coefficients[:, 0] if y_is_1d else coefficients
-        self._model = Model(
+        model = Model(
             kernel=resolved,
             x_fit=None if resolved is None else ArrayRows(X),
             dual_coef=ArrayRows(coefficients),
             solution=solution,
             center=center,
-            y_is_1d=y_is_1d,
-            feature_names=list(getattr(self, "feature_names_in_", [])),
+            y_is_1d=y.ndim == 1,
+            feature_names=names,
             provenance={"alpha": alpha.tolist()},
         )
-        return self
+        return self._finish(model, X)
 
-    def _fit_tiled(self, X: Any, y: Any, sample_weight: Any, kernel: Kernel, precision: str) -> KernelRidge:
-        root, holder = self._root()
-        if kernel.name == "precomputed":
-            dataset, given, digest = store_given_matrix(X, y, sample_weight, root, self.tile_size)
-        else:
-            dataset, given, digest = self._dataset(X, y, sample_weight, root), None, ""
-        if dataset.y is None:
-            raise ParameterError("y is None and the data set has no target", hint="give y")
-        resolved = _resolved(kernel, dataset.num_features)
-        alpha = self._alphas(dataset.num_targets)
-        with executor_for() as executor:
-            tile_size = self._tile_size(dataset, precision, memory_limit_of(executor))
-            if given is not None:
-                tile_size = given.grid.tile_size
-            settings = FitSettings(
-                kernel=resolved,
-                alpha=tuple(alpha.tolist()),
-                tile_size=tile_size,
-                precision=precision,  # type: ignore[arg-type]
-                gram=choose_gram(resolved, len(set(alpha.tolist()))),
-            )
-            workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
-            fit = fit_rows(dataset, settings, workspace, given=given, source_digest=digest)
-            with single_blas_thread(), fit as result:
-                coefficients = result.dual_coef.read(0, dataset.num_rows)
-        y_is_1d = dataset.y_is_1d
-        self.n_features_in_ = dataset.num_features if given is None else dataset.num_rows
-        self.solution_ = result.solution
-        self.dual_coef_ = coefficients[:, 0] if y_is_1d else coefficients
-        center = result.operator.rows.center if result.operator.rows is not None else None
-        self.X_fit_ = X if isinstance(X, np.ndarray) or given is not None else _lazy_rows(dataset)
-        self._model = Model(
-            kernel=resolved,
-            x_fit=None if resolved is None else dataset.X,
-            dual_coef=ArrayRows(coefficients),
-            solution=result.solution,
-            center=None if center is None or resolved is None else np.asarray(center),
-            y_is_1d=y_is_1d,
-            feature_names=list(dataset.feature_names or []),
-            provenance={"alpha": alpha.tolist(), "tile_size": tile_size, "gram": settings.gram},
-        )
-        self._holder = holder
+    def _fit_tiled(self, tiled: TiledFit, X: Any, y: Any, weight: Any, in_memory: bool) -> KernelRidge:
+        holder = TemporaryStore(tiled.store_bytes(X, y)) if self.store is None else None
+        try:
+            model, on_disk = tiled.solve(X, y, weight, str(self.store) if holder is None else holder.path)
+            rows = X
+            if in_memory and not tiled.is_given:
+                model = replace(model, x_fit=ArrayRows(X))
+            elif on_disk is not None:
+                kept = on_disk if holder is None else HeldRows(on_disk, holder)
+                model, rows = replace(model, x_fit=kept), lazy_rows(kept)
+        except BaseException:
+            if holder is not None:
+                holder.close()
+            raise
+        if holder is not None and (in_memory or on_disk is None):
+            holder.close()
+            holder = None
+        self.n_features_in_ = model.num_features
+        return self._finish(model, rows, holder)
+
+    def _finish(self, model: Model, rows: Any, holder: TemporaryStore | None = None) -> KernelRidge:
+        coefficients = model.dual_coef.read(0, model.num_rows)
+        self._model, self._holder = model, holder
+        self.X_fit_ = rows
+        self.solution_ = model.solution
+        self.n_iter_ = max(1, model.solution.num_iterations)
+        self.dual_coef_ = coefficients[:, 0] if model.y_is_1d else coefficients
         return self
 
     def predict(self, X: Any) -> Any:
         """Predictions (m,) or (m, t) for rows X (m, d); lazy for a dask array.
 
+        Parameters
+        ----------
+        X
+            What :meth:`fit` takes; k(Z, X_fit_) (m, n) for kernel="precomputed".
+
+        Raises
+        ------
+        DataError
+            Another number of features than in the fit, or a value that is not a finite number.
+
         Cost
         ----
-        m n kernel entries and 2 m n t flops.
+        m n kernel entries and 2 m n t flops. Memory for the predictions, one block of 4,096 rows, and one strip; from
+        4e9 entries on the blocks are predicted by the workers of the client that is found or of a local cluster.
         """
         check_is_fitted(self)
-        if type(X).__module__.startswith("dask."):
+        if is_dask_array(X):
             return self._model.predict(X)
-        X = validate_data(self, X, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", reset=False)
+        if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap):
+            return self._predict_table(X)
+        X = rows_to_predict(self, X)
+        if self._is_parallel(len(X)):
+            return self._predict_parallel(X, len(X))
         with single_blas_thread():
-            return self._model.predict(_dense(X))
+            return self._model.predict(X)
+
+    def _predict_table(self, X: Any) -> Any:
+        """Predictions for rows that are read a block at a time."""
+        X = find_dataset(X)
+        table = open_table(X)
+        columns = feature_columns(table)
+        if len(columns) != self._model.num_features:
+            raise DataError(
+                f"{table.label} has {len(columns)} features, but KernelRidge is expecting {self._model.num_features}",
+                hint="give the features of the fit, without targets",
+            )
+        rows_only = isinstance(X, Dataset) or len(columns) == len(table.names)
+        if rows_only and table.num_rows is not None and self._is_parallel(table.num_rows):
+            return self._predict_parallel(X, table.num_rows)
+        parts, row = [], 0
+        with single_blas_thread():
+            for block, _ in table.blocks(columns):
+                parts.append(self._model.predict_rows(np.ascontiguousarray(block), first_row=row))
+                row += len(block)
+        result = np.concatenate(parts)
+        return result[:, 0] if self._model.y_is_1d else result
+
+    def _is_parallel(self, num_rows: int) -> bool:
+        """Whether predictions are worth a cluster, and can be computed on one."""
+        model = self._model
+        if num_rows * model.num_rows <= MAX_IN_PROCESS_ENTRIES or model.kernel is None or runs_in_process():
+            return False
+        try:
+            model.kernel.to_dict()
+        except ParameterError:  # a function without an importable name exists in this process alone
+            return False
+        return True
+
+    def _predict_parallel(self, X: Any, num_rows: int) -> Any:
+        """The same predictions, a block of rows a task."""
+        model = self._model
+        store = TemporaryStore(8 * (num_rows + model.num_rows) * (model.num_features + model.num_targets))
+        try:
+            location = place(store.path, "model.zarr")
+            model.save(location)
+            dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
+            with executor_for() as executor:
+                saved = load_model(location, verify=False)
+                predictions, _ = predict_dataset(saved, dataset, place(store.path, "result.zarr"), executor)
+            result = predictions.read(0, num_rows)
+        finally:
+            store.close()
+        return result[:, 0] if model.y_is_1d else result
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the fitted model to ``path``; :func:`dkrr.load_model` reads it."""
         check_is_fitted(self)
         self._model.save(path, overwrite=overwrite)
 
-    def _is_out_of_core(self, X: Any) -> bool:
-        module = type(X).__module__
-        return isinstance(X, str | Path | Dataset | np.memmap) or module.startswith(("dask.", "zarr."))
-
-    def _precision(self) -> str:
-        if self.solver not in ("auto", "cholesky"):
-            later = " (cg comes with a later version)" if self.solver == "cg" else ""
-            raise ParameterError(f"solver is {self.solver!r}; 'auto' or 'cholesky' expected{later}")
-        if self.precision not in ("auto", "float64", "float32"):
-            later = " (mixed comes with a later version)" if self.precision == "mixed" else ""
-            raise ParameterError(f"precision is {self.precision!r}; 'auto', 'float64' or 'float32' expected{later}")
-        if self.tile_size != "auto" and (not isinstance(self.tile_size, int | np.integer) or self.tile_size < 1):
-            raise ParameterError(f"tile_size is {self.tile_size!r}; 'auto' or a positive integer expected")
-        return "float64" if self.precision == "auto" else self.precision
-
-    def _alphas(self, num_targets: int) -> NDArray[np.float64]:
-        return check_alpha(self.alpha, num_targets)
-
-    def _weight(self, sample_weight: Any, X: Any) -> NDArray[np.float64] | None:
-        if sample_weight is None or isinstance(sample_weight, bool):
-            return None
-        return check_weight(_check_sample_weight(sample_weight, X, dtype=np.float64))
-
-    def _tile_size(self, dataset: Dataset, precision: str, memory_limit: int | None) -> int:
-        if self.tile_size != "auto":
-            return int(self.tile_size)
-        itemsize = np.dtype(precision).itemsize
-        return choose_tile_size(dataset.num_rows, dataset.num_features, memory_limit, itemsize)
-
-    def _root(self) -> tuple[Any, Any]:
-        """The store root, and what keeps a temporary one alive."""
-        if self.store is not None:
-            return str(self.store), None
-        holder = TemporaryStore()
-        return holder.path, holder
-
-    def _dataset(self, X: Any, y: Any, sample_weight: Any, root: Any) -> Dataset:
-        if isinstance(X, Dataset) and y is None:
-            dataset = X
-        elif isinstance(X, str | Path) and y is None:
-            dataset = open_dataset(X)
-        else:
-            import uuid
-
-            location = place(root, "rows", uuid.uuid4().hex + ".zarr")
-            source = X.X if isinstance(X, Dataset) else X
-            return ingest(source, location, y=y, sample_weight=sample_weight)
-        if sample_weight is not None:
-            raise ParameterError("sample_weight is given beside a data set", hint="ingest the weights with weight=")
-        return dataset
-
-
-class TemporaryStore:
-    """A store root below Dask's temporary directory that is removed when nobody holds it any more."""
-
-    def __init__(self) -> None:
-        self.path = temporary_folder()
-        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # a copy that travelled does not own the folder
-        self.path = state["path"]
-
-
-def temporary_folder() -> str:
-    """A new folder below Dask's ``temporary-directory``, or the system's."""
-    import dask
-
-    base = dask.config.get("temporary-directory", None)
-    if base is not None:
-        Path(base).mkdir(parents=True, exist_ok=True)
-    return tempfile.mkdtemp(prefix="dkrr-", dir=base)
-
-
-def check_alpha(alpha: Any, num_targets: int) -> NDArray[np.float64]:
-    """alpha as an array of 1 or t values, each finite and at least 0."""
-    try:
-        values = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
-    except (TypeError, ValueError):
-        raise ParameterError(f"alpha is {alpha!r}; a number or one per target expected") from None
-    if values.ndim != 1 or len(values) not in (1, num_targets):
-        raise ParameterError(f"alpha has shape {values.shape}; a number or {num_targets} (one per target) expected")
-    if not np.all(np.isfinite(values)) or np.any(values < 0):
-        raise ParameterError(f"alpha is {alpha!r}; finite values of at least 0 expected")
-    return values
-
-
-def check_weight(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights, each at least 0, not all 0."""
-    if np.any(weight < 0):
-        row = int(np.argmax(weight < 0))
-        raise DataError(f"sample_weight is {weight[row]:g} in row {row:,}; at least 0 expected")
-    if not np.any(weight > 0):
-        raise DataError("all sample weights are zero", hint="give at least one row a positive weight")
-    return weight
-
-
-def _resolved(kernel: Kernel, num_features: int) -> Kernel | None:
-    return None if kernel.name == "precomputed" else kernel.resolve(num_features)
-
-
-def _require_square(shape: tuple[int, ...]) -> None:
-    if shape[0] != shape[1]:
-        raise DataError(f"the precomputed matrix has shape {shape}; a square one expected")
-
-
-def _dense(X: Any) -> Any:
-    if not hasattr(X, "toarray"):
-        return X
-    if X.shape[0] * X.shape[1] > MAX_SPARSE_ENTRIES:
-        raise DataError(
-            f"sparse X of shape {X.shape} would be dense with {X.shape[0] * X.shape[1]:,} entries; at most "
-            f"{MAX_SPARSE_ENTRIES:,} are converted",
-            hint="reduce the features (TruncatedSVD, hashing) or ingest dense rows",
-        )
-    return np.ascontiguousarray(X.toarray(), dtype=np.float64)
-
-
-def _lazy_rows(dataset: Dataset) -> Any:
-    import dask.array as da
-
-    chunks = tuple(stop - start for start, stop in dataset.X.blocks())
-    return da.map_blocks(
-        _read_rows,
-        dataset.X,
-        np.asarray([start for start, _ in dataset.X.blocks()]),
-        dtype=np.float64,
-        chunks=(chunks, (dataset.num_features,)),
-        meta=np.empty((0, 0)),
-    )
-
-
-def _read_rows(rows: Any, starts: Any, block_id: tuple[int, int] | None = None) -> Any:
-    number = (block_id or (0, 0))[0]
-    start = int(starts[number])
-    stop = int(starts[number + 1]) if number + 1 < len(starts) else rows.num_rows
-    return rows.read(start, stop)
+        """A copy takes along the rows that are in a temporary store, for the store ends with this estimator."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        if state.get("_holder") is None:
+            return state
+        model: Model = state["_model"]
+        num_bytes = 8 * model.num_rows * model.num_features
+        if num_bytes > IN_MEMORY_BYTES:
+            raise StoreError(
+                f"this estimator's {num_bytes:,} bytes of training rows are in a temporary store and cannot be copied",
+                hint="write it with save(path), or fit with store=",
+            )
+        rows = model.x_fit.read(0, model.num_rows) if model.x_fit is not None else None
+        state["X_fit_"] = rows
+        state["_model"] = replace(model, x_fit=None if rows is None else ArrayRows(rows))
+        state["_holder"] = None
+        return state

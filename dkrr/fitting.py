@@ -18,7 +18,8 @@ import numpy as np
 
 from dkrr.chunks import local_root, place, zarr_store
 from dkrr.dataset import Dataset, RowArray
-from dkrr.errors import DamagedChunkError, ParameterError, ResidualError
+from dkrr.dataset.destination import storage_errors
+from dkrr.errors import DamagedChunkError, DataError, ParameterError, ResidualError
 from dkrr.kernels import Kernel
 from dkrr.linalg.direct import CholeskySolver, Workspace
 from dkrr.linalg.gram import build_gram, rows_of
@@ -70,7 +71,7 @@ def choose_tile_size(n: int, num_features: int, memory_limit_bytes: int | None, 
 
 def choose_gram(kernel: Kernel | None, num_alphas: int) -> Literal["stored", "on_the_fly"]:
     """Where "auto" takes Gram tiles from: stored for callables, precomputed matrices, and several alphas."""
-    if kernel is None or num_alphas > 1 or kernel.name in ("callable", "sklearn"):
+    if kernel is None or num_alphas > 1 or kernel.name in ("function", "sklearn"):
         return "stored"
     return "on_the_fly"
 
@@ -160,10 +161,12 @@ def fit_rows(
         | {"weight": dataset.digest_weight, "tile_size": settings.tile_size, "blas": workspace.blas}
     )
     solve_store = place(workspace.store, "solves", solve_key + ".zarr")
-    with hold_lock(solve_store):
+    with hold_lock(solve_store), storage_errors(workspace.store):
+        # two chunks of rows that changed places pass their checksums, and every residual after that
+        dataset.verify()
         try:
             yield _solve_all(dataset, settings, operator, workspace, solve_store, alphas, source_digest)
-        except (ResidualError, DamagedChunkError):
+        except (ResidualError, DamagedChunkError, DataError):
             # a rerun must not find the blocks of a wrong or damaged answer valid
             remove_array(solve_store)
             raise
@@ -226,20 +229,27 @@ def _stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
 
 
 def _right_hand_sides(dataset: Dataset, operator: RidgeOperator, targets: list[int], store: Any) -> BlockColumns:
-    """S Y in blocks; a block that is valid was written by this fit before."""
+    """S Y in blocks. A block that an earlier attempt left is compared: the residual rests on it."""
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets), "float64")
     for i in range(operator.grid.num_tiles):
-        if all(rhs.is_valid(i, panel) for panel in range(rhs.num_panels)):
-            continue
         span = operator.grid.span(i)
         block = dataset.y.read(span.start, span.stop)[:, targets]
         root = operator.root_weight(i)
         if root is not None:
             block = root[:, None] * block
         for panel in range(rhs.num_panels):
-            rhs.write(i, panel, block[:, rhs.columns(panel)])
+            part = block[:, rhs.columns(panel)]
+            if not (rhs.is_valid(i, panel) and _holds(rhs, i, panel, part)):
+                rhs.write(i, panel, part)
     return rhs
+
+
+def _holds(rhs: BlockColumns, i: int, panel: int, part: np.ndarray[Any, Any]) -> bool:
+    try:
+        return np.array_equal(rhs.read(i, panel), part)
+    except DamagedChunkError:
+        return False
 
 
 def _dual_coef_block(

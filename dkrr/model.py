@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from dkrr.chunks import local_root, read_json, write_json
 from dkrr.dataset import RowArray, Scaling
-from dkrr.errors import DataError, StoreError
+from dkrr.dataset.sources.table import to_floats
+from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
@@ -107,6 +108,10 @@ class Model:
         m n kernel entries, 2 m n t flops.
         """
         if type(X).__module__.startswith("dask."):
+            if not hasattr(X, "rechunk"):
+                raise DataError(
+                    f"X is of type {type(X).__name__}; a dask array expected", hint="pass its .to_dask_array()"
+                )
             return self._predict_dask(X)
         rows = X if hasattr(X, "shape") else np.asarray(X)
         if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
@@ -114,9 +119,12 @@ class Model:
                 f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
                 hint="give the features the model was fitted with",
             )
-        result = np.empty((rows.shape[0], self.num_targets)) if out is None else out
+        shape = (rows.shape[0], self.num_targets)
+        if out is not None and out.shape not in (shape, shape[:1] if self.num_targets == 1 else shape):
+            raise ParameterError(f"out has shape {out.shape}; {shape} expected")
+        result = np.empty(shape) if out is None else out
         for start in range(0, rows.shape[0], BLOCK_ROWS):
-            block = np.ascontiguousarray(rows[start : start + BLOCK_ROWS], dtype=np.float64)
+            block = np.ascontiguousarray(to_floats(rows[start : start + BLOCK_ROWS], "X", start))
             values = self.predict_rows(block, first_row=start)
             result[start : start + BLOCK_ROWS] = values.reshape(values.shape[0], *np.shape(result)[1:])
         if out is not None:
@@ -129,8 +137,10 @@ class Model:
         if not finite.all():
             row, column = np.argwhere(~finite)[0]
             raise DataError(
-                f"X has {block[row, column]} in row {first_row + row:,}, column {column}",
+                f"X has NaN or infinity: {block[row, column]} in row {first_row + row:,}, column {column}",
                 hint="predictions need finite features",
+                row=int(first_row + row),
+                column=int(column),
             )
         if self.kernel is None or self.x_fit is None:
             values = np.zeros((len(block), self.num_targets))
@@ -145,7 +155,10 @@ class Model:
 
     def _predict_dask(self, X: Any) -> Any:
         if X.ndim != 2 or X.shape[1] != self.num_features:
-            raise DataError(f"X has shape {X.shape}; (m, {self.num_features}) expected")
+            raise DataError(
+                f"X has shape {X.shape}; (m, {self.num_features}) expected",
+                hint="give the features the model was fitted with",
+            )
         X = X.rechunk({1: -1})
         if self.y_is_1d:
             return X.map_blocks(_predict_part, self, dtype=np.float64, drop_axis=1, meta=np.empty(0))
@@ -225,10 +238,12 @@ class Model:
         return replace(self, x_fit=x, dual_coef=ArrayRows(self.dual_coef.read(0, self.num_rows)))
 
 
-def _predict_part(block: NDArray[np.float64], model: Model) -> NDArray[np.float64]:
+def _predict_part(block: Any, model: Model, block_info: Any = None) -> NDArray[np.float64]:
     if block.size == 0:
         return np.empty((0,) if model.y_is_1d else (0, model.num_targets))
-    values = model.predict_rows(np.ascontiguousarray(block, dtype=np.float64))
+    start = block_info[0]["array-location"][0][0] if block_info else 0
+    first_row = 0 if np.isnan(start) else int(start)  # chunks of unknown size
+    values = model.predict_rows(np.ascontiguousarray(to_floats(block, "X", first_row)), first_row=first_row)
     return values[:, 0] if model.y_is_1d else values
 
 

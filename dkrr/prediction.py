@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError
@@ -81,7 +82,7 @@ def _model(path: str) -> Model:
 def predict_block_task(task: PredictTask, i: int) -> bool:
     """Predict row block i into the result unless it is there."""
     assert task.result is not None  # noqa: S101  (narrows the type)
-    if task.result.array.is_valid((i, 0)):
+    if _is_whole(task.result.array, i):
         return False
     failpoint("predict.block.before_read")
     dataset = open_rows(task.rows.store, task.rows.digest)
@@ -92,6 +93,17 @@ def predict_block_task(task: PredictTask, i: int) -> bool:
         raise DataError(f"predictions of rows {start:,} to {stop:,} are not finite", hint="scale the features")
     task.result.write_chunk(i, values)
     failpoint("predict.block.after_write")
+    return True
+
+
+def _is_whole(array: ChunkArray, i: int) -> bool:
+    """Whether a block is there and its checksum right: reading it costs nothing beside predicting it."""
+    if not array.is_valid((i, 0)):
+        return False
+    try:
+        array.read((i, 0))
+    except DamagedChunkError:
+        return False
     return True
 
 
@@ -126,6 +138,7 @@ def predict_dataset(
         A saved model (its ``location`` is what the tasks open).
     """
     _check_features(model, dataset)
+    dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
     result = RowArray.create(
         store,
         "predictions",
@@ -153,6 +166,7 @@ def score_dataset(
     _check_features(model, dataset)
     if dataset.y is None or dataset.num_targets != model.num_targets:
         raise DataError(f"{dataset.path} has {dataset.num_targets} targets, the model {model.num_targets}")
+    dataset.verify()
     threads = max(1, executor.num_threads)
     block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
     task = PredictTask(str(model.location), Rows(dataset.path, dataset.digest), block_rows)

@@ -13,7 +13,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"tiles"}),
     frozenset({"engine"}),
     frozenset({"linalg"}),
-    frozenset({"estimator", "fitting", "given", "model", "prediction", "selection"}),
+    frozenset({"estimator", "fitting", "given", "lazy", "model", "prediction", "resources", "selection", "temporary"})
+    | frozenset({"tiled", "validation"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),
 )

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("jobs", nargs="*", type=Path, default=JOBS, metavar="JOB", help="job files (default: both)")
     parser.add_argument("--folder", type=Path, default=HERE.parent, help="where to write (default: the project)")
     options = parser.parse_args(arguments)
+    if len({job.name for job in options.jobs}) < len(options.jobs):
+        parser.error("two jobs of one name")
     say("loading dkrr")
     from dkrr.errors import DkrrError
 

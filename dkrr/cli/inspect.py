@@ -25,7 +25,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 @click.option("--verify", "whole", is_flag=True, help="Read everything and compare it with its checksums.")
 @json_option
 def info_command(path: str, whole: bool, as_json: bool) -> None:
-    """Say what PATH is (data set, model, Gram matrix, factor); with --verify, whether it is whole."""
+    """Say what PATH is (data set, model, Gram matrix, factor, run); with --verify, whether it is whole."""
     from dkrr.errors import StoreError
     from dkrr.jobs.inspection import describe, verify
 

@@ -62,7 +62,7 @@ def prepare_rows(
 
     Cost
     ----
-    Reads the data set once, or twice to standardize; writes the training rows; memory for a few chunks.
+    Reads the data set twice, or three times to standardize; writes the training rows; memory for a few chunks.
     """
     keep = _kept(dataset, test_mask)
     origin: dict[str, Any] = {
@@ -72,6 +72,7 @@ def prepare_rows(
     }
     if destination.inspect(dest) == "complete":
         return _reuse(dest, origin)
+    dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
     if scaling is None and standardize:
         scaling = _training_scaling(dataset, keep)
     origin["resolved"] = None if scaling is None else scaling.to_dict()

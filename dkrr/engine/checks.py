@@ -84,7 +84,8 @@ def describe_process(dask_worker: Any = None) -> dict[str, Any]:
     if threads_before > 1 and not per_thread:
         threadpool_limits(limits=1, user_api="blas")
         libraries = blas_libraries()
-        logger.warning("BLAS used %d threads in this process; now 1", threads_before)
+        threads_after = max(int(library["num_threads"]) for library in libraries)
+        logger.warning("BLAS used %d threads in this process; now %d", threads_before, threads_after)
     return {
         **_versions(),
         "pid": os.getpid(),
@@ -216,7 +217,7 @@ def _report_threads(workers: Sequence[WorkerInfo], before: Mapping[str, int]) ->
     unlimited = [w.address for w in workers if any(int(library["num_threads"]) > 1 for library in w.blas)]
     if unlimited:
         raise ClusterError(
-            f"BLAS uses several threads on {_some(unlimited)} and cannot be limited to one from outside",
+            f"BLAS uses several threads on {_some(unlimited)} and could not be limited to one",
             hint=_EXPORT_HINT,
         )
     limited = [address for address, threads in before.items() if threads > 1]

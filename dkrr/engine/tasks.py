@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dkrr.errors import ClusterError, DkrrError, MemoryBudgetError, StorageFullError, WorkerLostError
+from dkrr.errors import ClusterError, DkrrError, MemoryBudgetError, StorageFullError, StoreError, WorkerLostError
 
 __all__ = ["DaskExecutor", "Executor", "InProcessExecutor", "Node", "Progress", "Receipt", "RunSummary"]
 
@@ -124,12 +124,15 @@ def run_task(function: TaskFunction, payload: Any, key: Key, *_waited_for: Any) 
                         f"no space left on device while task {key} wrote {_needed(payload)}",
                         hint="free that much and start again; everything finished so far is kept",
                     ) from exc
-                raise
+                raise StoreError(
+                    f"task {key} cannot use its storage ({exc})",
+                    hint="check the device and start again; everything finished so far is kept",
+                ) from exc
             logger.warning("task %s: %s; attempt %d of %d", key, exc, attempt + 1, IO_ATTEMPTS)
             time.sleep(0.05 * 4**attempt)
         except MemoryError as exc:
             tile_size = _tile_size(payload)
-            smaller = max(64, tile_size // 2)
+            smaller = max(1, tile_size // 2)
             raise MemoryBudgetError(
                 f"task {key} ran out of memory with tiles of {tile_size}",
                 hint=f"set tile_size = {smaller} or raise memory_limit",

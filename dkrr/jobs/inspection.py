@@ -1,4 +1,4 @@
-"""What a path holds, and whether it is whole: data sets, models, Gram matrices and factors.
+"""What a path holds, and whether it is whole: data sets, models, Gram matrices, factors and runs.
 
 You need it for ``dkrr info``. Describing reads metadata only; verifying reads every byte once, with memory for one
 chunk.
@@ -7,7 +7,6 @@ chunk.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.chunks import local_root, read_json
-from dkrr.errors import DamagedChunkError, DkrrError, StoreError
+from dkrr.errors import DkrrError, StoreError
 
 __all__ = ["Description", "describe", "verify"]
 
@@ -55,8 +54,10 @@ def verify(path: str) -> list[str]:
 def _kind(path: str) -> str:
     document = read_json(path, "zarr.json")
     if document is None:
+        if read_json(path, "job.json") is not None:
+            return "run"
         raise StoreError(
-            f"{path} is not a data set, model, Gram matrix or factor (no zarr.json)", hint="check the path"
+            f"{path} is not a data set, model, Gram matrix, factor or run (no zarr.json)", hint="check the path"
         )
     attributes = document.get("attributes") if isinstance(document, dict) else None
     if isinstance(attributes, dict):
@@ -148,26 +149,84 @@ def _describe_tiles(path: str) -> dict[str, Any]:
 
 
 def _verify_tiles(path: str) -> Iterator[str]:
-    """Every lower tile: there, of the right size, its checksum right, finite; and no file that does not belong."""
+    """Every lower tile: there, its checksum right, finite, sampled entries as they must be; and no file besides."""
+    from dkrr.linalg.verify import verify_factor, verify_gram
     from dkrr.tiles import TileMatrix
 
     matrix = TileMatrix.open(path)
-    for i, j in matrix.grid.lower():
+    attributes = matrix.array.attributes
+    verify_matrix = verify_factor if "alpha" in attributes else verify_gram
+    yield from verify_matrix(matrix, _operator_of(path, attributes))
+
+
+def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
+    """The operator that tiles were made from, when its kernel is known and its rows lie in the same store, or None."""
+    from dkrr.dataset import open_dataset
+    from dkrr.kernels import kernel_from_dict
+    from dkrr.linalg.operators import RidgeOperator, Rows
+    from dkrr.tiles import TileGrid
+
+    root = local_root(path)
+    if root is None or attributes["kernel"] == {"kernel": "precomputed"}:
+        return None
+    center = attributes["center"]
+    for folder in sorted((root.parent.parent / name) for name in ("rows", "data")):
+        for candidate in sorted(folder.glob("*.zarr")):
+            try:
+                dataset = open_dataset(str(candidate))
+                if dataset.digest != attributes["rows_digest"]:
+                    continue
+                kernel = kernel_from_dict(attributes["kernel"])
+            except DkrrError:
+                continue
+            weight_digest = attributes.get("weight_digest")
+            if weight_digest not in (None, dataset.digest_weight):
+                continue
+            return RidgeOperator(
+                grid=TileGrid(attributes["n"], attributes["tile_size"]),
+                alpha=attributes.get("alpha", 0.0),
+                kernel=kernel,
+                rows=Rows(dataset.path, dataset.digest, None if center is None else tuple(center)),
+                weighted=weight_digest is not None,
+            )
+    return None
+
+
+def _describe_run(path: str) -> dict[str, Any]:
+    job, result = read_json(path, "job.json") or {}, read_json(path, "result.json")
+    facts = {
+        "data": job.get("data", {}).get("path"),
+        "kernel": job.get("model", {}).get("kernel"),
+        "state": "started" if result is None else "finished",
+    }
+    if result is None:
+        return facts
+    return facts | {
+        "model": result["model_path"],
+        "relative residual": _worst(result["relative_residual"]),
+        "seconds": f"{result['seconds']['total']:.1f}",
+        "kept": ", ".join(result["kept"]) or "only the model",
+    }
+
+
+def _verify_run(path: str) -> Iterator[str]:
+    """The model, what the run keeps in the store, its documents; and nothing left by an interrupted write."""
+    for name in ("job.json", "plan.json", "result.json"):
         try:
-            tile = matrix.read(i, j)
-        except DamagedChunkError as exc:
-            yield f"tile ({i}, {j}) is damaged ({exc.reason})"
-            continue
-        # the Gram matrix is mirrored on read and the factor is 0 there, so the part above the diagonal does not count
-        finite = np.isfinite(tile if i != j else np.tril(tile))
-        if not finite.all():
-            row, column = np.argwhere(~finite)[0] + (matrix.grid.span(i).start, matrix.grid.span(j).start)
-            yield f"tile ({i}, {j}) holds a value that is not finite, at row {row:,}, column {column:,}"
-    known = {matrix.array.chunk_key(index) for index in matrix.grid.lower()} | {"zarr.json"}
+            if read_json(path, name) is None:
+                yield f"{name} is missing"
+        except DkrrError as exc:
+            yield exc.message
+    model = os.path.join(path, "model.zarr")
+    try:
+        parts = [model, *(read_json(path, "result.json") or {}).get("kept", {})]
+        for part in parts:
+            yield from (problem if part == model else f"{part}: {problem}" for problem in verify(part))
+    except DkrrError as exc:
+        yield exc.message
     for key in _local_keys(path):
-        if key not in known:
-            what = "left by an interrupted write" if key.endswith(".partial") else "of unknown origin"
-            yield f"{key} is {what}"
+        if ".partial" in key:
+            yield f"{key} is left by an interrupted write"
 
 
 def _local_keys(path: str) -> Iterator[str]:
@@ -176,7 +235,7 @@ def _local_keys(path: str) -> Iterator[str]:
         return
     for folder, _, names in os.walk(root):
         for name in sorted(names):
-            yield re.sub(r"\\", "/", os.path.relpath(os.path.join(folder, name), root))
+            yield os.path.relpath(os.path.join(folder, name), root)
 
 
 _KINDS: dict[str, tuple[Callable[[str], dict[str, Any]], Callable[[str], Iterator[str]]]] = {
@@ -184,4 +243,5 @@ _KINDS: dict[str, tuple[Callable[[str], dict[str, Any]], Callable[[str], Iterato
     "model": (_describe_model, _verify_model),
     "Gram matrix": (_describe_tiles, _verify_tiles),
     "factor": (_describe_tiles, _verify_tiles),
+    "run": (_describe_run, _verify_run),
 }

@@ -88,11 +88,13 @@ class Plan:
             raise PlanRefusedError(self.refusal, hint=self.hint)
 
     def __str__(self) -> str:
+        from io import StringIO
+
         from rich.console import Console
 
-        console = Console(width=100, record=True, quiet=True)
-        console.print(self.table())
-        return console.export_text()
+        text = StringIO()
+        Console(width=100, file=text).print(self.table())
+        return text.getvalue()
 
     def table(self) -> Any:
         """The plan as a rich table."""

@@ -6,8 +6,8 @@
 A task waits for its left neighbour (i, j-1) and for the diagonal tile (j, j); everything else it reads follows by
 transitivity. A[i,j] is needed exactly once, so it is evaluated from the kernel on the spot or read from a stored Gram
 matrix. A valid tile is the checkpoint: a factorisation that was interrupted is run again, and tasks whose tile is
-valid return at once. The order of every sum is fixed by the tile indices, so a resumed factor has the same bytes as an
-undisturbed one.
+valid return at once, after a look at two of its entries. The order of every sum is fixed by the tile indices, so a
+resumed factor has the same bytes as an undisturbed one.
 
 Cost
 ----
@@ -30,7 +30,9 @@ import numpy as np
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.verify import check_finite, factor_sample_agrees, wrong_tile
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, syrk, trsm_right
 
@@ -79,25 +81,62 @@ def cholesky_nodes(grid: TileGrid) -> list[Node]:
 
 
 def factor_tile(task: CholeskyTask, i: int, j: int) -> bool:
-    """Compute and write L[i, j] unless it is valid; whether it was computed."""
-    factor, grid = task.factor, task.factor.grid
-    if factor.is_valid(i, j):
-        return False
+    """Compute and write L[i, j] unless it is valid; whether it was computed.
+
+    A tile that is there was written by an earlier run, or by an attempt whose receipt was lost. Two of its entries are
+    compared with A: it may have changed places with another tile, whose checksum is as good.
+    """
+    factor = task.factor
+    suspect = factor.is_valid(i, j)
+    if suspect:
+        if factor_sample_agrees(task.operator, factor, i, j):
+            return False
+        logger.warning("tile (%d, %d) of %s does not give back the matrix; computing it again", i, j, factor.location)
     failpoint("cholesky.tile.before_read")
     c = _update(task, i, j)
     if i == j:
         info = potrf(c)
         if info:
+            _check_operands(task, i, j)
             raise _not_positive_definite(task, j, info)
     else:
         trsm_right(c, factor.read(j, j))
     failpoint("cholesky.tile.after_compute", c)
     if not is_finite(c):
+        _check_operands(task, i, j)
         raise _not_finite(task, i, j, c)
-    factor.write(i, j, c)
-    failpoint("cholesky.tile.after_write")
-    del grid
+    if not (suspect and _is_stored(factor, i, j, c)):
+        factor.write(i, j, c)
+        failpoint("cholesky.tile.after_write")
     return True
+
+
+def _is_stored(factor: TileMatrix, i: int, j: int, c: Any) -> bool:
+    """Whether tile (i, j) is there and holds exactly c: then the sample was wrong, and no valid tile is rewritten."""
+    try:
+        return bool(np.array_equal(factor.read(i, j), c))
+    except DamagedChunkError:
+        return False
+
+
+def _check_operands(task: CholeskyTask, i: int, j: int) -> None:
+    """Blame a stored tile for a result that cannot be used, before the matrix is blamed.
+
+    What is not finite was read directly: a task that reads it writes nothing. A wrong number may have come a longer
+    way, so tiles are compared with A column by column, and the first that disagrees is the one.
+
+    Raises
+    ------
+    DamagedChunkError
+        A tile that the sum for (i, j) rests on passes its checksum and is not finite, or does not give back the matrix.
+    """
+    factor = task.factor
+    read = [(row, k) for k in range(j) for row in dict.fromkeys((j, i))] + ([(j, j)] if i != j else [])
+    check_finite(factor, read)
+    for k in range(j + (i != j)):
+        for row in dict.fromkeys((*range(k, j + 1), i)):
+            if (row, k) != (i, j) and not factor_sample_agrees(task.operator, factor, row, k):
+                raise wrong_tile(factor, row, k, "does not give back the matrix")
 
 
 def _update(task: CholeskyTask, i: int, j: int) -> Any:
@@ -159,14 +198,15 @@ def factorise(
 ) -> RunSummary:
     """Compute every tile of L that is not valid.
 
-    A tile that a reader finds damaged is deleted and computed again, then everything that still misses.
+    A tile that a reader finds damaged is deleted and computed again, then everything that still misses; so is a tile of
+    the stored Gram matrix of a kernel.
 
     Raises
     ------
     NotPositiveDefiniteError
         A pivot is not positive; names the global row, the pivot, alpha and a suggested alpha.
     DamagedChunkError
-        A tile of the stored Gram matrix or a row chunk is damaged.
+        A tile of a given (precomputed) matrix or a row chunk is damaged.
     """
     task = CholeskyTask(operator, factor)
     nodes = cholesky_nodes(factor.grid)
@@ -175,10 +215,15 @@ def factorise(
         try:
             summary = executor.run("factorise", factor_tile, task, nodes, progress)
         except DamagedChunkError as damage:
-            if damage.path != factor.location:
+            gram = operator.gram
+            if damage.path == factor.location:
+                logger.warning("%s; computing it again", damage.message)
+                factor.delete(*damage.index)
+            elif gram is not None and damage.path == gram.location and operator.kernel is not None:
+                logger.warning("%s; computing it again", damage.message)
+                repair_gram_tile(operator, damage.index, executor)
+            else:
                 raise
-            logger.warning("%s; computing it again", damage.message)
-            factor.delete(*damage.index)
             continue
         total.merge(summary)
         return total

@@ -25,6 +25,7 @@ from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.keys import gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.linalg.verify import gram_samples_agree
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, is_finite
 
@@ -36,8 +37,6 @@ __all__ = ["GramTask", "build_gram", "gram_matrix", "rows_of"]
 logger = logging.getLogger("dkrr.linalg")
 
 MAX_REPAIRS = 100
-NUM_SAMPLES = 4
-SAMPLE_RTOL = 1e-6
 
 
 def rows_of(dataset: Dataset, kernel: Kernel | None) -> Rows:
@@ -68,9 +67,11 @@ def gram_tile(task: GramTask, i: int, j: int) -> bool:
     """Compute and write tile (i, j) of K unless it is valid; whether it was computed."""
     gram = task.gram
     if gram.is_valid(i, j):
-        if _samples_agree(task, i, j):
+        if gram_samples_agree(task.operator, gram, i, j):
             return False
-        logger.warning("tile (%d, %d) of %s holds other entries than its rows give; computing it again", i, j, gram)
+        logger.warning(
+            "tile (%d, %d) of %s holds other entries than its rows give; computing it again", i, j, gram.location
+        )
     failpoint("gram.tile.before_read")
     tile = buffer("accumulator", gram.grid.shape(i, j), gram.dtype)
     task.operator.gram_tile(i, j, tile)
@@ -79,26 +80,6 @@ def gram_tile(task: GramTask, i: int, j: int) -> bool:
         raise DataError(f"tile ({i}, {j}) of the Gram matrix is not finite", hint="scale the features")
     gram.write(i, j, tile)
     failpoint("gram.tile.after_write")
-    return True
-
-
-def _samples_agree(task: GramTask, i: int, j: int) -> bool:
-    """Compare a few entries with the kernel: a tile that was swapped for another passes its checksum."""
-    if task.operator.kernel is None or task.operator.rows is None:
-        return True
-    rows, columns = task.grid.shape(i, j)
-    picked = [(3 * rows // 7, columns // 5), (rows - 1, 0), (rows // 2, columns - 1), (0, columns // 3)][:NUM_SAMPLES]
-    tile = task.gram.read(i, j)
-    a_start, b_start = task.grid.span(i).start, task.grid.span(j).start
-    reference = task.operator.rows
-    for p, q in picked:
-        a, b = reference.read(a_start + p, a_start + p + 1), reference.read(b_start + q, b_start + q + 1)
-        if a_start + p == b_start + q:
-            entry = float(task.operator.kernel.diag(a)[0])
-        else:
-            entry = float(task.operator.kernel.block(a, b)[0, 0])
-        if abs(entry - float(tile[p, q])) > SAMPLE_RTOL * max(1.0, abs(entry)):
-            return False
     return True
 
 
@@ -123,6 +104,14 @@ def build_gram(
             logger.warning("%s; computing it again", damage.message)
             gram.delete(*damage.index)
     raise StoreError(f"{MAX_REPAIRS} damaged tiles in {gram.location}", hint="the device loses data; use another store")
+
+
+def repair_gram_tile(operator: RidgeOperator, index: tuple[int, ...], executor: Executor) -> RunSummary:
+    """Compute one tile of the operator's stored Gram matrix again, which a reader found damaged."""
+    assert operator.gram is not None  # noqa: S101  (narrows the type)
+    operator.gram.delete(*index)
+    task = GramTask(operator, operator.gram)
+    return executor.run("gram", gram_tile, task, [Node((index[0], index[1]))])
 
 
 def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 1024, **parameters: Any) -> da.Array:

@@ -23,6 +23,7 @@ from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DataError
 from dkrr.failpoints import failpoint
+from dkrr.linalg.verify import check_finite
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import is_finite, trsm_left
 
@@ -105,7 +106,8 @@ def substitute_block(task: SweepTask, i: int, panel: int) -> bool:
     factor, forward = task.factor, task.direction == "forward"
     failpoint("solve.block.before_read")
     block = task.source.read(i, panel).astype(factor.dtype, copy=False)
-    for k in range(i) if forward else range(i + 1, task.grid.num_tiles):
+    others = range(i) if forward else range(i + 1, task.grid.num_tiles)
+    for k in others:
         known = task.result.read(k, panel)
         tile = factor.read(i, k) if forward else factor.read(k, i).T
         block -= tile @ known
@@ -113,6 +115,7 @@ def substitute_block(task: SweepTask, i: int, panel: int) -> bool:
     block = trsm_left(factor.read(i, i), block, transposed=not forward)
     failpoint("solve.block.after_compute", block)
     if not is_finite(block):
+        check_finite(factor, [(i, i), *((i, k) if forward else (k, i) for k in others)])
         raise DataError(
             f"the solution of rows {task.grid.span(i)} is not finite", hint="scale the targets, or raise alpha"
         )

@@ -1,4 +1,4 @@
-"""Finding tiles that pass their checksum and are nevertheless wrong, and everything else that can be wrong with an array.
+"""Tiles that pass their checksum and are nevertheless wrong, and everything else that can be wrong with an array.
 
 A checksum proves that a tile is what was once written, not that it was written there: two valid tiles that changed
 places, or an entry that changed in memory before the checksum was taken, pass it. Here a few entries are compared with
@@ -29,8 +29,17 @@ from dkrr.chunks import ChunkArray, FloatArray, local_root, zarr_store
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.tiles import TileMatrix
+from dkrr.tiles.blas import is_finite
 
-__all__ = ["factor_sample_agrees", "gram_samples_agree", "verify_array", "verify_factor", "verify_gram"]
+__all__ = [
+    "check_finite",
+    "factor_sample_agrees",
+    "gram_samples_agree",
+    "verify_array",
+    "verify_factor",
+    "verify_gram",
+    "wrong_tile",
+]
 
 NUM_GRAM_SAMPLES = 4
 GRAM_RTOL = 1e-6
@@ -161,7 +170,7 @@ def read_rows(matrix: TileMatrix, wanted: Sequence[tuple[int, int, int]]) -> lis
     rows: list[FloatArray] = []
     for (i, k, p), part in zip(wanted, parts, strict=True):
         if part is None or len(part) != length:
-            matrix.read(i, k)  # says what is wrong; when nothing is, the tile was written a moment ago
+            # names what is wrong; when nothing is, the tile was written a moment ago
             rows.append(np.array(matrix.array.read((i, k))[p]))
         else:
             rows.append(np.frombuffer(part, dtype))
@@ -199,6 +208,30 @@ def _object_parts(array: ChunkArray, wanted: list[tuple[tuple[int, int], int]], 
         return await asyncio.gather(*requests)
 
     return [None if buffer is None else buffer.to_bytes() for buffer in sync(fetch())]
+
+
+def wrong_tile(matrix: TileMatrix, i: int, j: int, reason: str) -> DamagedChunkError:
+    """The error for a tile that passes its checksum and is nevertheless wrong; whoever can computes it again."""
+    return DamagedChunkError(
+        f"tile ({i}, {j}) of {matrix.location} is damaged ({reason})",
+        hint="delete it and start the job again",
+        path=matrix.location,
+        index=(i, j),
+        reason=reason,
+    )
+
+
+def check_finite(matrix: TileMatrix, keys: Iterable[tuple[int, int]]) -> None:
+    """Look for the tile that made a result NaN: a tile is finite when it is written, and memory may fail after that.
+
+    Raises
+    ------
+    DamagedChunkError
+        One of the tiles is not finite.
+    """
+    for i, j in keys:
+        if not is_finite(matrix.read(i, j)):
+            raise wrong_tile(matrix, i, j, "holds a value that is not finite")
 
 
 def verify_array(array: ChunkArray, indices: Iterable[Sequence[int]] | None = None) -> list[str]:
@@ -299,9 +332,9 @@ def _keys(array: ChunkArray) -> Iterator[str]:
     """Every key of an array, relative to its store."""
     root = local_root(array.store)
     if root is None:
-        from zarr.core.sync import _collect_aiterator
+        from zarr.core.sync import collect_aiterator
 
-        yield from sorted(_collect_aiterator(zarr_store(array.store).list_prefix(array.path)))
+        yield from sorted(collect_aiterator(zarr_store(array.store).list_prefix(array.path)))
         return
     for folder, _, names in os.walk(root / array.path):
         for name in sorted(names):

@@ -250,6 +250,8 @@ def test_one_hot_from_text_numbers_and_frames(tmp_path: Path) -> None:
     assert dataset.target_names == ("kind=apple", "kind=pear")
     assert dataset.y is not None
     assert dataset.y.read(0, 3).tolist() == [[0, 1], [1, 0], [0, 1]]
+    (tmp_path / "na.csv").write_text("x,country\n1,NA\n2,DE\n")  # Namibia, not a missing value
+    assert ingest(tmp_path / "na.csv", tmp_path / "na.zarr", target=1, one_hot=True).classes == ("DE", "NA")
     (tmp_path / "n.csv").write_text("1,10\n2,9\n3,10\n")
     assert ingest(tmp_path / "n.csv", tmp_path / "b.zarr", target=1, one_hot=True).classes == (9, 10)
     pd.DataFrame({"x": [1.0, 2.0], "k": ["u", "v"]}).to_parquet(tmp_path / "s.parquet")

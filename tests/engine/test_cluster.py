@@ -102,7 +102,7 @@ def test_runs_from_a_plain_file_beside_a_module_and_a_decoy(tmp_path: Path) -> N
     folder.mkdir()
     (folder / "helper.py").write_text("def double(x):\n    return 2 * x\n")
     # a file of this name where the command is typed must not be what the workers import
-    (tmp_path / "collections.py").write_text("raise SystemExit('imported from the current folder')")
+    (tmp_path / "numpy.py").write_text("raise SystemExit('imported from the current folder')")
     (folder / "script.py").write_text(SCRIPT.format(extra="import helper", remote="helper.double, 21"))
     done = run_script([str(folder / "script.py")], tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 42\n", "")
@@ -276,6 +276,37 @@ def test_a_worker_that_never_registers_is_reported(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ClusterError, match=r"0 of 1 local workers are running after 0\.5 s"):
         local_cluster(workers=1, timeout=0.5)
     assert {process.pid for process in descendants()} <= before
+
+
+INTERRUPTED = """
+import time
+from distributed import Client
+from dkrr import local_cluster
+
+with local_cluster(workers=1, memory_limit="1GiB") as cluster, Client(cluster) as client:
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print(client.submit(sum, [40, 2]).result())
+"""
+
+
+def test_an_interrupt_at_the_terminal_leaves_the_workers_to_the_command(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "ready\n"
+        os.killpg(command.pid, signal.SIGINT)  # what a terminal sends to its whole foreground group
+        assert command.communicate(timeout=30) == ("42\n", "")
+    assert command.returncode == 0
 
 
 # --- dying ------------------------------------------------------------------------------------------------------------

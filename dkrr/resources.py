@@ -1,0 +1,203 @@
+"""What an estimator's fit on tiles uses: rows on disk, room for its tiles, and somebody to run its tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkrr.chunks import is_url, local_root, place, read_json
+from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.dataset.destination import FORMAT, check_space
+from dkrr.dataset.sources import Table, open_table
+from dkrr.engine.cluster import find_client
+from dkrr.engine.session import executor_for
+from dkrr.engine.tasks import Executor, InProcessExecutor
+from dkrr.errors import DataError, PlanRefusedError
+from dkrr.fitting import choose_tile_size, remove_array, task_bytes
+from dkrr.lazy import lazy_rows
+from dkrr.tiles import TileGrid, TileMatrix
+
+__all__ = [
+    "check_disk",
+    "feature_columns",
+    "find_dataset",
+    "find_executor",
+    "nothing_new",
+    "resolve_tile_size",
+    "rows_on_disk",
+    "source_table",
+    "tiles_bytes",
+]
+
+
+@contextlib.contextmanager
+def find_executor(num_rows: int, max_in_process_rows: int) -> Iterator[Executor]:
+    """The caller's Dask client, else this process for few rows and a local cluster for many."""
+    if num_rows <= max_in_process_rows and find_client() is None:
+        yield InProcessExecutor()
+        return
+    with executor_for() as executor:
+        yield executor
+
+
+def resolve_tile_size(
+    given: int | None, num_rows: int, num_features: int, precision: str, memory_limit: int | None
+) -> int:
+    """The tile edge that was asked for, or the chosen one; a task of it fits a worker.
+
+    Raises
+    ------
+    PlanRefusedError
+        A worker's memory is too small for the tiles that were asked for.
+    """
+    itemsize = np.dtype(precision).itemsize
+    if given is None:
+        return choose_tile_size(num_rows, num_features, memory_limit, itemsize)
+    needed = task_bytes(min(given, num_rows), num_features, itemsize)
+    if memory_limit is not None and needed > memory_limit:
+        raise PlanRefusedError(
+            f"a task with tiles of {given} needs {needed:,} bytes, a worker may use {memory_limit:,}",
+            hint="give a smaller tile_size, or workers with more memory",
+        )
+    return given
+
+
+def tiles_bytes(grid: TileGrid, precision: str, alpha: Sequence[float], gram: str) -> int:
+    """Bytes of one factor per distinct alpha, and of the Gram matrix where it is stored."""
+    entries = grid.num_lower * grid.tile_size**2
+    factors = entries * np.dtype(precision).itemsize * len(set(alpha))
+    return factors + (8 * entries if gram == "stored" else 0)
+
+
+def check_disk(root: Any, needed_bytes: int, grid: TileGrid, fields: dict[str, list[Any]]) -> None:
+    """Refuse a fit whose tiles do not fit on the disk of its store.
+
+    Parameters
+    ----------
+    needed_bytes
+        Of all its tiles.
+    fields
+        Attributes, with the values they may have, by which arrays of an earlier attempt are known; their tiles are not
+        written again.
+
+    Raises
+    ------
+    StorageFullError
+        With the bytes needed and free.
+    """
+    check_space(root, max(0, needed_bytes - _present_bytes(root, grid, fields)))
+
+
+def _present_bytes(root: Any, grid: TileGrid, fields: dict[str, list[Any]]) -> int:
+    path = local_root(root)
+    total = 0
+    for location in [] if path is None else [*path.glob("factors/*.zarr"), *path.glob("grams/*.zarr")]:
+        document = read_json(str(location), "zarr.json") or {}
+        found = document.get("attributes", {})
+        if found.get("tile_size") == grid.tile_size and all(found.get(key) in fields[key] for key in fields):
+            matrix = TileMatrix.open(str(location))
+            total += matrix.num_bytes - len(matrix.missing()) * (matrix.array.chunk_bytes + 4)
+    return total
+
+
+def find_dataset(X: Any) -> Any:
+    """The data set at a path; anything else as it is."""
+    if not isinstance(X, str | Path) or not (is_url(str(X)) or Path(X).is_dir()):
+        return X
+    document = read_json(str(X), "zarr.json")
+    attributes = document.get("attributes") if isinstance(document, dict) else None
+    is_ours = isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT
+    return open_dataset(str(X)) if is_ours else X
+
+
+def source_table(X: Any, y: Any) -> Table:
+    """The table behind rows that are not in memory; it has targets, or they are given.
+
+    Raises
+    ------
+    DataError
+        There are none.
+    """
+    table = open_table(X)
+    if y is None and table.target is None:
+        raise DataError(f"fit requires y to be passed, but the target y is None and {table.label} has none")
+    return table
+
+
+def feature_columns(table: Table) -> list[int]:
+    """Columns that are neither targets nor weights."""
+    taken = {*(table.target or ()), table.weight}
+    return [column for column in range(len(table.names)) if column not in taken]
+
+
+@contextlib.contextmanager
+def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Dataset]:
+    """The data set that is given, or one that is written below ``root``.
+
+    Rows that the caller has in memory are removed at the end. Others stay, under the name of their digests, so that the
+    same rows are there once, however many fits used them.
+    """
+    if isinstance(X, Dataset):
+        if y is None and sample_weight is None:
+            yield X
+            return
+        X, y, sample_weight = _parts(X, y, sample_weight)
+    with nothing_new(root):
+        dataset = ingest(X, place(root, "rows", uuid.uuid4().hex + ".zarr"), y=y, sample_weight=sample_weight)
+    if not isinstance(X, np.ndarray) or isinstance(X, np.memmap):
+        yield _named_by_content(dataset)
+        return
+    try:
+        yield dataset
+    finally:
+        remove_array(dataset.path)
+
+
+def _parts(dataset: Dataset, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """X, y and weights of a data set, lazily, with what is given instead."""
+    if y is None and dataset.y is not None:
+        y = lazy_rows(dataset.y)
+        y = y[:, 0] if dataset.y_is_1d else y
+    if sample_weight is None and dataset.weight is not None:
+        sample_weight = lazy_rows(dataset.weight)[:, 0]
+    return lazy_rows(dataset.X), y, sample_weight
+
+
+def _named_by_content(dataset: Dataset) -> Dataset:
+    """The same rows under a name made of their digests, on a local file system."""
+    root = local_root(dataset.path)
+    if root is None:
+        return dataset
+    digests = [digest[:40] for digest in (dataset.digest, dataset.digest_y, dataset.digest_weight) if digest]
+    target = root.with_name("-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr")
+    try:
+        os.rename(root, target)
+    except OSError:  # another fit of the same rows was first
+        found = open_dataset(str(target))
+        remove_array(dataset.path)
+        return found
+    return open_dataset(str(target))
+
+
+@contextlib.contextmanager
+def nothing_new(root: Any) -> Iterator[None]:
+    """When the block fails, remove the folders below and at a local ``root`` that were made in it and are empty."""
+    path = local_root(root)
+    if path is None:
+        yield
+        return
+    wanted = [path / "rows", path / "grams", path, *path.parents]
+    new = [folder for folder in wanted if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise

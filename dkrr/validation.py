@@ -1,0 +1,240 @@
+"""What the estimator is given: parameters, arrays in memory, and rows that live elsewhere.
+
+scikit-learn's own checks decide what is accepted; here their errors become errors of dkrr that name dtype, row and
+column, and what those checks would convert without a word (datetimes, text, masked values) is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.validation import _check_sample_weight, validate_data
+
+from dkrr.dataset import Dataset
+from dkrr.dataset.sources.table import check_shape, to_floats
+from dkrr.errors import DataError, ParameterError
+from dkrr.tiles import MAX_TILE_SIZE
+
+__all__ = [
+    "DataTypeError",
+    "check_alpha",
+    "check_choices",
+    "check_tile_size",
+    "check_weight",
+    "dense_rows",
+    "fit_arrays",
+    "is_dask_array",
+    "is_out_of_core",
+    "rows_to_predict",
+]
+
+MAX_SPARSE_ENTRIES = 20_000_000
+ALLOWED = {"solver": ("auto", "cholesky"), "precision": ("auto", "float64", "float32")}
+LATER = {"solver": ("cg",), "precision": ("mixed",)}
+
+
+class DataTypeError(DataError, TypeError):
+    """Raised when values are not numbers; a ``TypeError`` too, as scikit-learn's checks expect."""
+
+
+def check_choices(**given: Any) -> None:
+    """``solver`` and ``precision`` have one of their values."""
+    for name, value in given.items():
+        if not isinstance(value, str) or value not in ALLOWED[name]:
+            allowed = ", ".join(map(repr, ALLOWED[name]))
+            later = isinstance(value, str) and value in LATER[name]
+            hint = f"{value} comes with a later version" if later else ""
+            raise ParameterError(f"{name} is {value!r}; one of {allowed} expected", hint=hint)
+
+
+def check_tile_size(value: Any) -> int | None:
+    """A tile edge, None for "auto"."""
+    if isinstance(value, str) and value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= MAX_TILE_SIZE:
+        raise ParameterError(f"tile_size is {value!r}; 'auto' or a whole number from 1 to {MAX_TILE_SIZE:,} expected")
+    return int(value)
+
+
+def check_alpha(alpha: Any, num_targets: int | None = None) -> NDArray[np.float64]:
+    """alpha as an array of 1 or t values, each finite and at least 0; ``num_targets`` None leaves their number open."""
+    raw = np.asarray(alpha) if not isinstance(alpha, str) else np.asarray("")
+    if raw.dtype.kind not in "iuf" or raw.ndim > 1 or raw.size == 0:
+        raise ParameterError(f"alpha is {alpha!r}; a number >= 0, or one per target, expected")
+    values = np.atleast_1d(raw.astype(np.float64))
+    if not np.all(np.isfinite(values)) or np.any(values < 0):
+        raise ParameterError(f"alpha is {alpha!r}; finite values of at least 0 expected")
+    if num_targets is not None and len(values) not in (1, num_targets):
+        raise ParameterError(f"alpha has {len(values)} values for {num_targets} targets; 1 or {num_targets} expected")
+    return values
+
+
+def check_weight(sample_weight: Any, X: Any) -> NDArray[np.float64] | None:
+    """Weights (n,), each finite and at least 0, not all 0; None for None."""
+    if sample_weight is None:
+        return None
+    given = np.asarray(sample_weight)
+    if given.ndim == 1 and given.dtype.kind in "biufO":
+        _check_weight_values(to_floats(given, "sample_weight"))
+    try:
+        weight: NDArray[np.float64] = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    except (ValueError, TypeError) as exc:
+        raise DataError(_one_line(exc)) from exc
+    return _check_weight_values(weight)
+
+
+def _check_weight_values(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    bad = ~(np.isfinite(weight) & (weight >= 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(
+            f"sample_weight is {float(weight[row])} in row {row:,}; finite numbers >= 0 expected",
+            hint="a weight of 0 leaves a row out",
+            row=row,
+        )
+    if len(weight) and not np.any(weight > 0):
+        raise DataError("all sample weights are zero", hint="give at least one row a positive weight")
+    return weight
+
+
+def is_dask_array(X: Any) -> bool:
+    """Whether X is a dask array; other collections of dask have no rows of known length."""
+    return type(X).__module__.startswith("dask.array")
+
+
+def is_out_of_core(X: Any, max_rows: int, max_bytes: int) -> bool:
+    """Whether X is rows that are read a block at a time; a small memory map is read at once."""
+    if isinstance(X, np.memmap):
+        return X.ndim != 2 or len(X) > max_rows or 8 * X.size > max_bytes
+    return isinstance(X, str | Path | Dataset) or type(X).__module__.startswith(("dask.", "zarr."))
+
+
+def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """X (n, d) and y (n,) or (n, t) in memory, as float64 in C order; sets ``n_features_in_`` and feature names."""
+    X, y = _refused(X, "X"), _refused(y, "y")
+    try:
+        X, y = validate_data(
+            estimator, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", multi_output=True,
+            y_numeric=True,
+        )  # fmt: skip
+    except (ValueError, TypeError) as exc:
+        raise _explained(exc, X, y) from exc
+    return dense_rows(X), np.ascontiguousarray(y, dtype=np.float64)
+
+
+def rows_to_predict(estimator: Any, X: Any) -> Any:
+    """Rows (m, d) for the model: a plain array as it is (the model converts block by block), else float64."""
+    X = _refused(X, "X")
+    is_plain = isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
+    try:
+        if is_plain:
+            checked = validate_data(estimator, X, reset=False, skip_check_array=True)
+        else:
+            checked = validate_data(
+                estimator, X, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", reset=False
+            )
+    except (ValueError, TypeError) as exc:
+        raise _explained(exc, X, None) from exc
+    return dense_rows(checked)
+
+
+def dense_rows(X: Any) -> Any:
+    """Sparse rows as a dense array when they are few; others as they are."""
+    if not hasattr(X, "toarray"):
+        return X
+    entries = X.shape[0] * X.shape[1]
+    if entries > MAX_SPARSE_ENTRIES:
+        raise DataError(
+            f"sparse X of shape {X.shape} would be dense with {entries:,} entries; at most {MAX_SPARSE_ENTRIES:,} "
+            "are converted",
+            hint="reduce the features (TruncatedSVD, hashing) or ingest dense rows",
+        )
+    return np.ascontiguousarray(X.toarray(), dtype=np.float64)
+
+
+def _refused(values: Any, label: str) -> Any:
+    """``values``, unless scikit-learn would convert them to something that nobody meant."""
+    dtypes = getattr(values, "dtypes", None)
+    if dtypes is not None and hasattr(dtypes, "items"):
+        for name, dtype in dtypes.items():
+            if getattr(dtype, "kind", "O") in "mMcSU":
+                raise DataError(f"column {name!r} of {label} has dtype {dtype}; numbers expected", dtype=str(dtype))
+        return values
+    if label == "y" and hasattr(values, "toarray"):
+        raise DataError(f"y is sparse ({type(values).__name__}); dense targets expected", hint="pass y.toarray()")
+    dtype, shape = getattr(values, "dtype", None), getattr(values, "shape", None)
+    kind = getattr(dtype, "kind", "O")
+    if kind == "c":
+        raise DataError(f"Complex data not supported: {label} has dtype {dtype}", dtype=str(dtype))
+    if kind in "mMSUV":
+        raise DataError(f"{label} has dtype {dtype}; numbers expected", hint="convert it to float64", dtype=str(dtype))
+    # scikit-learn's words for an empty axis say as much, and its checks look for them
+    if isinstance(shape, tuple) and 0 not in shape and (len(shape) != 2 or label == "y"):
+        check_shape(shape, label, allow_1d=label == "y")
+    if label == "y" and isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 0:
+        check_shape(shape, label, allow_1d=True)
+    if isinstance(values, np.ma.MaskedArray):
+        # asarray would uncover what is under the mask; a masked value is a missing one
+        return to_floats(values, label)
+    return values
+
+
+def _explained(error: Exception, X: Any, y: Any) -> DataError:
+    """What scikit-learn refused, with the place where there is one."""
+    for values, label in ((X, "X"), (y, "y")):
+        found = None if values is None else _first_bad(values, label, error)
+        if found is not None:
+            return found
+    return (DataTypeError if isinstance(error, TypeError) else DataError)(_one_line(error))
+
+
+def _one_line(error: Exception) -> str:
+    """The first line of scikit-learn's words; all of them about feature names, for its checks look for each."""
+    text = str(error)
+    return text if text.startswith("The feature names") else text.partition("\n")[0]
+
+
+def _first_bad(values: Any, label: str, error: Exception) -> DataError | None:
+    """The first value that is not a finite number."""
+    try:
+        array = _as_floats(values, label)
+    except DataError as found:
+        text = f"{found.message} ({_one_line(error)})"
+        kind = DataTypeError if isinstance(error, TypeError) else DataError
+        return kind(text, hint=found.hint, **found.details)
+    except (ValueError, TypeError):
+        return None  # no array at all: scikit-learn's words are all there is to say
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return None
+    count = int(np.count_nonzero(bad))
+    first = np.argwhere(bad)[0]
+    row, column = int(first[0]), int(first[1]) if array.ndim > 1 else 0
+    noun = "1 value that is" if count == 1 else f"{count:,} values that are"
+    return DataError(
+        f"input {label} has {noun} NaN or infinity; the first is {array[tuple(first)]} at row {row:,}, "
+        f"column {column}",
+        hint="remove these rows or fill the values in; rows and columns count from 0",
+        row=row,
+        column=column,
+        count=count,
+    )
+
+
+def _as_floats(values: Any, label: str) -> NDArray[np.float64]:
+    """The values as float64, NaN included."""
+    if hasattr(values, "toarray"):
+        # only the stored values of a sparse matrix can be wrong
+        values = values.toarray() if values.shape[0] * values.shape[1] <= MAX_SPARSE_ENTRIES else values.data
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(values, pandas.DataFrame | pandas.Series):
+        from dkrr.dataset.sources.frames import FrameTable
+
+        table = FrameTable(values, label, allow_1d=True)
+        blocks = [block for block, _ in table.blocks(range(len(table.names)))]
+        return np.concatenate(blocks)
+    return to_floats(np.asarray(values), label)

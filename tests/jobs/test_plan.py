@@ -1,0 +1,105 @@
+"""The plan: its sums against the definitions, what it refuses, and that it counts what is there."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dkrr
+from dkrr.errors import PlanRefusedError
+from dkrr.fitting import task_bytes
+from dkrr.jobs.plan import plan
+
+
+def job(folder: Path, **tables: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "data": {"path": "generate:friedman?n=700&d=5&seed=0"},
+        "model": {"kernel": "rbf", "alpha": 0.1},
+        "solver": {"tile_size": 100},
+        "cluster": {"workers": 2, "memory_limit": "1GiB"},
+        "output": {"directory": str(folder / "runs/a")},
+    }
+    for name, table in tables.items():
+        document[name] = document.get(name, {}) | table
+    return document
+
+
+def test_sums(tmp_path: Path) -> None:
+    result = plan(job(tmp_path, evaluate={"fraction": 0.2}, solver={"gram": "stored"}))
+    n = result.num_rows
+    assert n + result.num_test_rows == 700
+    side = -(-n // 100)
+    lower = side * (side + 1) // 2
+    assert result.num_tiles_per_side == side
+    assert result.disk_bytes["factor"] == result.disk_bytes["gram"] == lower * (100 * 100 * 8 + 4)
+    assert result.flops == pytest.approx(n**3 / 3)
+    assert result.num_tasks == 2 * lower + 3 * side
+    assert result.task_bytes == task_bytes(100, 5)
+    assert result.kernel["gamma"] == pytest.approx(1 / 5)
+    assert result.precision == "float64"
+    assert all(seconds >= 0 for seconds in result.estimated_seconds.values())
+    assert not result.refusal
+    assert "float64" in str(result)
+    assert result.to_dict()["disk_needed_bytes"] == result.disk_needed_bytes
+
+
+def test_float32_halves_the_factor_and_two_alphas_double_it(tmp_path: Path) -> None:
+    single = plan(job(tmp_path, solver={"precision": "float32"}))
+    double = plan(job(tmp_path))
+    assert single.disk_bytes["factor"] < 0.51 * double.disk_bytes["factor"]
+
+
+def test_auto_is_on_the_fly_except_where_entries_are_dear(tmp_path: Path) -> None:
+    assert plan(job(tmp_path)).gram == "on_the_fly"
+
+
+def test_memory_is_refused_with_what_would_fit(tmp_path: Path) -> None:
+    result = plan(job(tmp_path, cluster={"memory_limit": "600MiB"}, solver={"tile_size": 4000}))
+    assert "tiles of 4000" in result.refusal
+    assert "600.00 MiB" in result.refusal
+    assert "tile_size" in result.hint
+    with pytest.raises(PlanRefusedError) as caught:
+        result.check()
+    assert caught.value.exit_code == 3
+    fits = int(result.hint.split()[-1])
+    assert task_bytes(fits, 5) <= 600 * 2**20 < task_bytes(4000, 5)
+
+
+def test_a_worker_that_holds_nothing_is_refused(tmp_path: Path) -> None:
+    result = plan(job(tmp_path, cluster={"memory_limit": "100MiB"}, solver={"tile_size": "auto"}))
+    assert "raise memory_limit" in result.hint
+    assert result.refusal
+
+
+def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    plan(job(tmp_path))  # ingests
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 50_000_000, 50_000_000))
+    result = plan(job(tmp_path))
+    assert "are free" in result.refusal
+    assert "store" in result.hint
+    with pytest.raises(PlanRefusedError):
+        result.check()
+
+
+def test_what_is_there_is_counted(tmp_path: Path) -> None:
+    from dkrr.jobs.run import fit_job
+    from dkrr.jobs.spec import JobSpec
+
+    document = job(tmp_path)
+    before = plan(document)
+    assert before.disk_present_bytes == 0
+    fit_job(JobSpec.from_dict(document))
+    after = plan(document)
+    assert after.disk_present_bytes == before.disk_bytes["factor"]
+    assert after.disk_needed_bytes < before.disk_needed_bytes
+
+
+def test_a_plan_is_public(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('[data]\npath = "generate:friedman?n=300&d=5&seed=0"\n[model]\nkernel = "rbf"\n')
+    assert dkrr.plan(path).num_rows == 300

@@ -1,0 +1,1 @@
+"""One test for each figure that is promised: ``pytest -m measure``."""

@@ -1,0 +1,39 @@
+"""The table of figures: filled by the fixture ``judge``, printed at the end of the session."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.measure.figures import FIGURES, Figure, Judge, write_table
+
+
+@pytest.fixture
+def judge(request: pytest.FixtureRequest) -> Judge:
+    """Record a figure and assert its bar; what a test prints about it also stands in the table at the end."""
+    return Judge(request.config.stash.setdefault(FIGURES, []))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for large files, removed with everything in it as soon as the test ends, however it ends."""
+    yield tmp_path
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    figures = list(config.stash.get(FIGURES, []))
+    # a test that ended before it had a figure is a line too: failed, or skipped with its reason
+    for outcome in ("failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            if "measure" in getattr(report, "keywords", {}) and "tests/measure/" in report.nodeid:
+                name = report.nodeid.rpartition("::")[2]
+                reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+                figures.append(Figure(name, reason or "see above", "", outcome.upper()))
+    if figures:
+        terminalreporter.section("measured figures")
+        write_table(terminalreporter, figures)

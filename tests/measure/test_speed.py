@@ -1,0 +1,72 @@
+"""Speed: the whole fit against scikit-learn in the same run, and the factorisation against gemm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.benchmarks.__main__ import FACTORISATION
+from tests.benchmarks.harness import Contender, Problem, contenders, run_in_turns, run_once
+from tests.benchmarks.tables import comparison_rows, comparison_table, factorisation_rows, factorisation_table
+from tests.measure.figures import SCALE, Judge, scaled
+
+pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
+
+MAX_TIME_RATIO = 0.45
+MIN_RATE_RATIO = 0.75
+
+
+def tile_size(n: int) -> int | str:
+    """The default at full size; a small fit has to be told to take the tiled path."""
+    return "auto" if SCALE == 1 else max(64, n // 5)
+
+
+def test_measure_speed_fit(judge: Judge, folder: Path) -> None:
+    problem = Problem(n=(n := scaled(20_480)), d=10, tile_size=tile_size(n))
+    rivals = [one for one in contenders().values() if one.family == "sklearn"]
+    comparison = run_in_turns(problem, turns(contenders()["dkrr"], rivals), folder, say=print)
+    Console(width=150).print(comparison_table(comparison))
+    assert not comparison.rejected
+    rows = {row["contender"]: row for row in comparison_rows(comparison)}
+    best = comparison.fastest("sklearn")
+    assert best is not None, "no variant of scikit-learn ran"
+    own, ratio = rows["dkrr"], rows[best.name]["time_ratio"]
+    crashed = [f"{name} {row['status']}" for name, row in rows.items() if row["status"] != "ok"]
+    judge(
+        "speed: fit",
+        f"{ratio:.3f} x {best.name} ({own['seconds']:.1f} s, start {own['start_seconds']:.1f} s included, "
+        f"against {rows[best.name]['seconds']:.1f} s{''.join(f'; {text}' for text in crashed)})",
+        f"n = {n:,}: at most {MAX_TIME_RATIO}",
+        ratio <= MAX_TIME_RATIO,
+        at_full_size=True,
+    )
+
+
+def turns(own: Contender, rivals: list[Contender]) -> list[Contender]:
+    """dkrr before, between and after its rivals: at least three turns of it, one of each rival."""
+    schedule = [own]
+    for position, rival in enumerate(rivals):
+        schedule += [rival] + [own] * (position < 2 or position == len(rivals) - 1)
+    return schedule
+
+
+def test_measure_speed_factorise(judge: Judge, folder: Path) -> None:
+    problem = Problem(n=(n := scaled(24_576)), d=10, tile_size=tile_size(n))
+    problem.write(folder)
+    short = {} if SCALE == 1 else {"gemm_seconds": 0.2}
+    runs = [run_once(replace(FACTORISATION, overrides=short), problem, folder) for _ in range(3 if SCALE == 1 else 1)]
+    Console(width=150).print(factorisation_table(n, runs))
+    assert [run.status for run in runs] == ["ok"] * len(runs)
+    rows = sorted(factorisation_rows(runs), key=lambda row: row["ratio"])
+    row = rows[len(rows) // 2]
+    judge(
+        "speed: factorisation",
+        f"{row['ratio']:.3f} of gemm ({row['flops_per_second'] / 1e9:.0f} of "
+        f"{row['gemm_flops_per_second'] / 1e9:.0f} GF/s at b = {row['tile_size']:,}, median of {len(rows)})",
+        f"n = {n:,}: at least {MIN_RATE_RATIO}",
+        row["ratio"] >= MIN_RATE_RATIO,
+        at_full_size=True,
+    )
