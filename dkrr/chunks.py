@@ -15,6 +15,7 @@ import contextlib
 import json
 import mmap
 import os
+import shutil
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,17 @@ from dkrr.failpoints import failpoint
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-__all__ = ["ChunkArray", "FloatArray", "is_url", "local_root", "place", "read_json", "write_json"]
+__all__ = [
+    "ChunkArray",
+    "FloatArray",
+    "is_url",
+    "local_root",
+    "place",
+    "read_json",
+    "remove_array",
+    "sync_folder",
+    "write_json",
+]
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -135,6 +146,28 @@ def _write_file(path: Path, *parts: Any) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync every file and folder below ``folder``, so that what was finished survives a power failure."""
+    for parent, _, names in os.walk(folder):
+        for name in [*names, "."]:
+            fd = os.open(os.path.join(parent, name), os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def remove_array(location: Any) -> None:
+    """Remove an array or group with everything in it."""
+    root = local_root(location)
+    if root is not None:
+        shutil.rmtree(root, ignore_errors=True)
+        return
+    from zarr.core.sync import sync
+
+    sync(zarr_store(location).delete_dir(""))
 
 
 def write_json(location: Any, key: str, value: Any) -> None:
@@ -390,17 +423,10 @@ class ChunkArray:
         sync(zarr_store(self.store).delete(self.chunk_key(index)))
 
     def sync(self) -> None:
-        """Make all chunks durable (fsync of files and folders) on a local file system; nothing elsewhere."""
+        """Make all chunks durable on a local file system; nothing elsewhere."""
         root = local_root(self.store)
-        if root is None:
-            return
-        for folder, _, names in os.walk(root / self.path):
-            for name in [*names, "."]:
-                fd = os.open(os.path.join(folder, name), os.O_RDONLY)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+        if root is not None:
+            sync_folder(root / self.path)
 
     def _key(self, name: str) -> str:
         return f"{self.path}/{name}" if self.path else name

@@ -34,6 +34,7 @@ from dkrr.tiled import TiledFit
 from dkrr.validation import (
     check_alpha,
     check_choices,
+    check_nonnegative,
     check_tile_size,
     check_weight,
     fit_arrays,
@@ -177,6 +178,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             X, y = fit_arrays(self, np.array(X) if isinstance(X, np.memmap) else X, y)
             weight = check_weight(sample_weight, X)
             check_alpha(self.alpha, 1 if y.ndim == 1 else y.shape[1])
+            if self.__sklearn_tags__().input_tags.positive_only:
+                check_nonnegative(X, kernel.name)
             names = list(getattr(self, "feature_names_in_", []))
             if not is_tiled and len(X) <= MAX_IN_PROCESS_ROWS:
                 return self._fit_dense(X, y, weight, kernel, precision, names)
@@ -224,15 +227,19 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             if in_memory and not tiled.is_given:
                 model = replace(model, x_fit=ArrayRows(X))
             elif on_disk is not None:
-                kept = on_disk if holder is None else HeldRows(on_disk, holder)
+                is_theirs = holder is None or (isinstance(X, Dataset) and on_disk == X.X)
+                kept = on_disk if is_theirs else HeldRows(on_disk, holder)
                 model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         except BaseException:
             if holder is not None:
                 holder.close()
             raise
-        if holder is not None and (in_memory or on_disk is None):
-            holder.close()
-            holder = None
+        if holder is not None:
+            # predictions need the rows and no tiles, and these rows only where nobody else has them
+            holder.keep("rows")
+            if in_memory or on_disk is None or (isinstance(X, Dataset) and on_disk == X.X):
+                holder.close()
+                holder = None
         self.n_features_in_ = model.num_features
         return self._finish(model, rows, holder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from dkrr.chunks import get_key, list_keys, local_root, read_json, write_json, zarr_store
 from dkrr.errors import StoreError
 
-__all__ = ["MANIFEST", "check_manifest", "write_manifest"]
+__all__ = ["MANIFEST", "check_manifest", "manifest_digest", "refuse_links", "write_manifest"]
 
 MANIFEST = "manifest.json"
 
@@ -19,14 +20,26 @@ def _keys(store: Any) -> list[str]:
     root = local_root(store)
     if root is None:
         return list_keys(zarr_store(store))
-    found = []
-    for folder, folders, names in os.walk(root):
+    refuse_links(root)
+    return sorted(
+        os.path.relpath(os.path.join(folder, name), root) for folder, _, names in os.walk(root) for name in names
+    )
+
+
+def refuse_links(store: Any) -> None:
+    """Refuse a local group with a symbolic link inside, before anything in it is read.
+
+    Raises
+    ------
+    StoreError
+        Names the link.
+    """
+    root = local_root(store)
+    for folder, folders, names in os.walk(root) if root is not None else ():
         for name in [*folders, *names]:
             path = os.path.join(folder, name)
             if os.path.islink(path):
                 raise StoreError(f"{path} is a symbolic link", hint="copy what it points to; links are not followed")
-        found += [os.path.relpath(os.path.join(folder, name), root) for name in names]
-    return sorted(found)
 
 
 def _digest(store: Any, key: str) -> str:
@@ -49,6 +62,20 @@ def _parts(store: Any, key: str) -> Iterator[bytes]:
 def write_manifest(store: Any) -> None:
     """Write the manifest; the last key of a saved group."""
     write_json(store, MANIFEST, {key: _digest(store, key) for key in _keys(store) if key != MANIFEST})
+
+
+def manifest_digest(store: Any) -> str:
+    """SHA-256 of the manifest, and so of everything in the group.
+
+    Raises
+    ------
+    StoreError
+        There is no manifest.
+    """
+    manifest = read_json(store, MANIFEST)
+    if not isinstance(manifest, dict):
+        raise StoreError(f"{store} has no {MANIFEST}", hint="it was not written completely; save it again")
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def check_manifest(store: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import local_root, read_json, write_json
+from dkrr.chunks import local_root, read_json, sync_folder, write_json
 from dkrr.dataset import RowArray, Scaling
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError, StoreError
@@ -26,7 +26,7 @@ from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
-from dkrr.manifest import check_manifest, write_manifest
+from dkrr.manifest import check_manifest, refuse_links, write_manifest
 
 __all__ = ["Model", "load_model"]
 
@@ -188,6 +188,7 @@ class Model:
         partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
         try:
             self._write(str(partial), attributes)
+            sync_folder(partial)
             failpoint("model.before_pointer")
             if root.exists():
                 retired = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
@@ -249,11 +250,15 @@ def _predict_part(block: Any, model: Model, block_info: Any = None) -> NDArray[n
 
 def _require_model(path: Any) -> dict[str, Any]:
     document = read_json(path, "zarr.json")
+    for old in (".zgroup", ".zarray") if document is None else ():
+        if read_json(path, old) is not None:
+            raise StoreError(f"{path} is Zarr format 2; format 3 expected", hint="only models of dkrr are read")
     if not isinstance(document, dict) or document.get("node_type") != "group" or document.get("zarr_format") != 3:
         raise StoreError(f"{path} is not a model of dkrr", hint="check the path")
-    attributes = document.get("attributes", {})
-    if attributes.get("format") != FORMAT:
-        raise StoreError(f"{path} is not a model of dkrr (format {attributes.get('format')!r})", hint="check the path")
+    attributes = document.get("attributes")
+    found = attributes.get("format") if isinstance(attributes, dict) else None
+    if not isinstance(attributes, dict) or found != FORMAT:
+        raise StoreError(f"{path} is not a model of dkrr (format {found!r})", hint="check the path")
     version = attributes.get("format_version")
     if version != FORMAT_VERSION:
         raise StoreError(
@@ -280,13 +285,23 @@ def load_model(path: Any, *, verify: bool = True) -> Model:
         Not a model, another format version, or a key that is missing, extra, or not what the manifest says.
     """
     path = str(path) if isinstance(path, Path) else path
+    refuse_links(path)
     attributes = _require_model(path)
     if verify:
         check_manifest(path)
+    try:
+        model = _from_attributes(path, attributes)
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise StoreError(f"{path} has unreadable metadata ({exc})", hint="restore it, or fit again") from exc
+    return model.in_memory()
+
+
+def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
+    """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
     kernel_dict = attributes["kernel"]
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
     center, scaling = attributes["center"], attributes["scaling"]
-    return Model(
+    model = Model(
         kernel=kernel,
         x_fit=None if kernel is None else RowArray.open(path, "X_fit"),
         dual_coef=RowArray.open(path, "dual_coef"),
@@ -299,7 +314,17 @@ def load_model(path: Any, *, verify: bool = True) -> Model:
         classes=attributes["classes"],
         provenance=attributes["provenance"],
         location=str(path),
-    ).in_memory()
+    )
+    if model.x_fit is not None and model.x_fit.num_rows != model.num_rows:
+        raise ValueError(f"{model.x_fit.num_rows} training rows, {model.num_rows} coefficients")
+    for name, values, count in (
+        ("center", model.center, model.num_features),
+        ("x_mean", None if model.scaling is None else model.scaling.x_mean, model.num_features),
+        ("y_mean", None if model.scaling is None else model.scaling.y_mean, model.num_targets),
+    ):
+        if values is not None and values.shape != (count,):
+            raise ValueError(f"{name} has shape {values.shape}, ({count},) expected")
+    return model
 
 
 def iterate_blocks(num_rows: int) -> Iterator[tuple[int, int]]:

@@ -18,9 +18,10 @@ import numpy as np
 from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, DataError
+from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.linalg.operators import Rows, open_rows
+from dkrr.manifest import manifest_digest
 from dkrr.model import BLOCK_ROWS, Model, load_model
 
 __all__ = ["Score", "predict_dataset", "score_dataset"]
@@ -33,6 +34,7 @@ class PredictTask:
     """Which model, which rows, and where predictions go (None: only their errors are summed)."""
 
     model: str
+    model_digest: str
     rows: Rows
     block_rows: int
     result: RowArray | None = None
@@ -74,8 +76,10 @@ class Score:
 
 
 @lru_cache(maxsize=2)
-def _model(path: str) -> Model:
+def _model(path: str, digest: str) -> Model:
     # the caller has verified the manifest; chunks carry their own checksum
+    if manifest_digest(path) != digest:
+        raise StoreError(f"{path} was replaced by another model during a prediction", hint="start again")
     return load_model(path, verify=False)
 
 
@@ -87,7 +91,7 @@ def predict_block_task(task: PredictTask, i: int) -> bool:
     failpoint("predict.block.before_read")
     dataset = open_rows(task.rows.store, task.rows.digest)
     start, stop = task.span(i, dataset.num_rows)
-    values = _model(task.model).predict_rows(dataset.X.read(start, stop), first_row=start)
+    values = _model(task.model, task.model_digest).predict_rows(dataset.X.read(start, stop), first_row=start)
     failpoint("predict.block.after_compute", values)
     if not np.isfinite(values).all():
         raise DataError(f"predictions of rows {start:,} to {stop:,} are not finite", hint="scale the features")
@@ -111,7 +115,7 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     """Sums of squared errors over row block i."""
     dataset = open_rows(task.rows.store, task.rows.digest)
     start, stop = task.span(i, dataset.num_rows)
-    values = _model(task.model).predict_rows(dataset.X.read(start, stop), first_row=start)
+    values = _model(task.model, task.model_digest).predict_rows(dataset.X.read(start, stop), first_row=start)
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     truth = dataset.y.read(start, stop)
     hits = int(np.sum(np.argmax(values, axis=1) == np.argmax(truth, axis=1)))
@@ -145,9 +149,9 @@ def predict_dataset(
         num_rows=dataset.num_rows,
         num_columns=model.num_targets,
         rows_per_chunk=min(BLOCK_ROWS, dataset.num_rows),
-        attributes={"model": model.provenance.get("model_digest", ""), "rows_digest": dataset.digest},
+        attributes={"model": digest, "rows_digest": dataset.digest},
     )
-    task = PredictTask(str(model.location), Rows(dataset.path, dataset.digest), result.rows_per_chunk, result)
+    task = PredictTask(str(model.location), digest, Rows(dataset.path, dataset.digest), result.rows_per_chunk, result)
     nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
     for _ in range(3):
         try:
@@ -169,7 +173,8 @@ def score_dataset(
     dataset.verify()
     threads = max(1, executor.num_threads)
     block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
-    task = PredictTask(str(model.location), Rows(dataset.path, dataset.digest), block_rows)
+    rows = Rows(dataset.path, dataset.digest)
+    task = PredictTask(str(model.location), manifest_digest(model.location), rows, block_rows)
     nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
     summary = executor.run("evaluate", score_block_task, task, nodes, progress)
     parts = [summary.values[node.key] for node in nodes]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import is_url, local_root, place, read_json
+from dkrr.chunks import is_url, local_root, place, read_json, remove_array
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.sources import Table, open_table
@@ -19,7 +19,7 @@ from dkrr.engine.cluster import find_client
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DataError, PlanRefusedError
-from dkrr.fitting import choose_tile_size, remove_array, task_bytes
+from dkrr.fitting import choose_tile_size, task_bytes
 from dkrr.lazy import lazy_rows
 from dkrr.tiles import TileGrid, TileMatrix
 

@@ -48,6 +48,15 @@ class TemporaryStore:
         if self._finalizer is not None:
             self._finalizer()
 
+    def keep(self, name: str) -> None:
+        """Remove everything but the entry ``name``."""
+        for entry in Path(self.path).iterdir():
+            if entry.name != name:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def __dask_tokenize__(self) -> str:
+        return self.path
+
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
 

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dkrr.chunks import remove_array
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.session import blas_of, memory_limit_of
 from dkrr.engine.tasks import Executor
 from dkrr.errors import DataError
-from dkrr.fitting import FitSettings, choose_gram, choose_tile_size, fit_rows, remove_array
+from dkrr.fitting import FitSettings, choose_gram, choose_tile_size, fit_rows
 from dkrr.given import given_rows, store_given_matrix
 from dkrr.kernels import Kernel
 from dkrr.linalg.direct import Workspace

@@ -23,6 +23,7 @@ __all__ = [
     "DataTypeError",
     "check_alpha",
     "check_choices",
+    "check_nonnegative",
     "check_tile_size",
     "check_weight",
     "dense_rows",
@@ -71,6 +72,19 @@ def check_alpha(alpha: Any, num_targets: int | None = None) -> NDArray[np.float6
     if num_targets is not None and len(values) not in (1, num_targets):
         raise ParameterError(f"alpha has {len(values)} values for {num_targets} targets; 1 or {num_targets} expected")
     return values
+
+
+def check_nonnegative(X: NDArray[np.float64], kernel: str) -> None:
+    """Rows for a kernel between histograms."""
+    if X.min() < 0:
+        row, column = (int(place) for place in np.argwhere(X < 0)[0])
+        raise DataError(
+            f"Negative values in data: {float(X[row, column])!r} at row {row:,}, column {column}; kernel {kernel!r} needs "
+            "non-negative features",
+            hint="shift the features to start at 0, or take another kernel",
+            row=row,
+            column=column,
+        )
 
 
 def check_weight(sample_weight: Any, X: Any) -> NDArray[np.float64] | None:

@@ -25,6 +25,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.storage import MemoryStore, WrapperStore
 
 from dkrr import failpoints
+from dkrr.engine.tasks import InProcessExecutor
 
 __all__ = [
     "DAMAGES",
@@ -32,6 +33,8 @@ __all__ = [
     "Fault",
     "FaultyStore",
     "Run",
+    "Spoiling",
+    "Twice",
     "chunk_files",
     "contents",
     "delete",
@@ -59,9 +62,9 @@ _ERRNOS = {"error": errno.EIO, "stale": errno.ESTALE, "full": errno.ENOSPC, "tor
 class Fault:
     """What happens at the ``number``-th get or set (counted from 1), and for ever after when ``forever``.
 
-    Kinds of a get: "error" (EIO), "stale" (ESTALE), "short" (half the bytes), "missing" (no such key), "flip" (one bit).
+    Kinds of a get: "error" (EIO), "stale" (ESTALE), "short" (half the bytes), "missing" (no such key), "flip" (a bit).
     Kinds of a set: "error", "full" (ENOSPC), "torn" (half is stored, then EIO), "short" (half is stored, nothing is
-    said), "dropped" (nothing is stored, nothing is said), "flip" (one bit).
+    said), "dropped" (nothing is stored, nothing is said), "flip" (a bit).
     """
 
     operation: Literal["get", "set"]
@@ -139,6 +142,40 @@ def failing_at(specification: str) -> Iterator[failpoints.Failpoints]:
         yield points
     finally:
         failpoints._active = before
+
+
+class Spoiling(InProcessExecutor):
+    """Runs ``spoil()`` once, right before task ``key`` of ``phase``: behind the back of a run that is on its way."""
+
+    def __init__(self, phase: str, key: tuple[int, ...], spoil: Callable[[], None]) -> None:
+        self.phase, self.key, self.spoil = phase, key, spoil
+        self.done = False
+
+    def run(self, phase: str, function: Any, payload: Any, nodes: Any, progress: Any = None) -> Any:
+        def spoilt(task: Any, *key: int) -> Any:
+            if (phase, key) == (self.phase, self.key) and not self.done:
+                self.done = True
+                self.spoil()
+            return function(task, *key)
+
+        return super().run(phase, spoilt, payload, nodes, progress)
+
+
+class Twice(InProcessExecutor):
+    """Runs every task twice, as a scheduler does that lost a receipt; the second receipt counts."""
+
+    def __init__(self) -> None:
+        self.computed_again: list[tuple[Any, ...]] = []
+
+    def run(self, phase: str, function: Any, payload: Any, nodes: Any, progress: Any = None) -> Any:
+        def twice(task: Any, *key: int) -> Any:
+            function(task, *key)
+            outcome = function(task, *key)
+            if outcome is True:
+                self.computed_again.append((phase, *key))
+            return outcome
+
+        return super().run(phase, twice, payload, nodes, progress)
 
 
 # --- chunk files ------------------------------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ def _is_loopback(address: str) -> bool:
 
 def _shake_hands(address: str, security: Any, seconds: float) -> None:
     """Open and close a connection in bounded time: Client() waits for ever for a process that accepts and is silent."""
-    from distributed.comm import connect as open_comm
+    from distributed.comm.core import connect as open_comm
 
     async def shake() -> None:
         async with asyncio.timeout(seconds):

@@ -145,9 +145,10 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any) -> Plan:
     limit = _memory_limit(job, workers)
     refusal, hint = "", ""
     if job.solver.tile_size == "auto":
-        rule = "n / 20 up to a multiple of 128, in 256..4096, within 80 % of a worker's memory"
+        rule = "n / 10 up to a multiple of 128, in 256..2048, within 80 % of a worker's memory"
         try:
-            b = choose_tile_size(n, d, limit, itemsize)
+            threads = workers * job.cluster.threads_per_worker
+            b = choose_tile_size(n, d, limit, itemsize, threads)
         except ParameterError as exc:
             b, refusal, hint = 128, exc.message, exc.hint
     else:

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from dkrr._version import __version__
-from dkrr.chunks import local_root, place, read_json, write_json
+from dkrr.chunks import local_root, place, read_json, remove_array, write_json
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.session import blas_of, connect_executor, executor_for, start_local
 from dkrr.engine.tasks import Executor, Progress
-from dkrr.errors import DataError, StoreError, StoreMismatchError
-from dkrr.fitting import FitResult, FitSettings, fit_rows, remove_array
+from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError
+from dkrr.fitting import FitResult, FitSettings, fit_rows
 from dkrr.given import store_given_matrix
 from dkrr.jobs.export import export_predictions
 from dkrr.jobs.plan import Plan, make_plan, run_id
@@ -106,7 +106,9 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
     begin = time.perf_counter()
     with _executor(job) as executor:
         seconds["start"] = time.perf_counter() - begin
-        workspace = Workspace(store=store, executor=executor, progress=progress, blas=blas_of(executor))
+        workspace = Workspace(
+            store=store, executor=executor, progress=progress, blas=blas_of(executor), durable=True
+        )
         summary = _fit(job, prepared, plan, workspace, directory)
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()
@@ -141,9 +143,14 @@ def _fit(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, dir
         gram=plan.gram,  # type: ignore[arg-type]
     )
     model_path = place(directory, "model.zarr")
-    with fit_rows(train, settings, workspace, given=given, source_digest=digest) as result:
-        model = _model(prepared, train, result, plan)
-        model.save(model_path, overwrite=True)
+    try:
+        with fit_rows(train, settings, workspace, given=given, source_digest=digest) as result:
+            model = _model(prepared, train, result, plan)
+            model.save(model_path, overwrite=True)
+    finally:
+        if given is not None:  # a copy of what the job's data holds
+            remove_array(given.location)
+            remove_array(train.path)
     kept = _clean(job, workspace.store, result, prepared)
     factor = workspace.phases["factorise"]
     rate = factor.flops_computed / factor.seconds if factor.num_computed else 0.0
@@ -326,16 +333,13 @@ def _rows_for(model: Model, data: str, work: str, *, with_targets: bool = False)
     except StoreError:
         pass
     destination = place(work, "data.zarr")
-    try:
-        return open_dataset(destination)
-    except StoreError:
-        pass
     if not with_targets:
+        # rows that an interrupted prediction left are compared with the data, which may be another by now
         return ingest(data, destination)
     if model.classes is not None:
         return open_data(DataSpec(path=data, target=[-1], one_hot=True), work)
     names = model.target_names
     try:
         return ingest(data, destination, target=names)
-    except DataError:
+    except (DataError, ParameterError):
         return ingest(data, destination, target=list(range(-model.num_targets, 0)))

@@ -14,6 +14,7 @@ from dkrr.errors import DamagedChunkError, ResidualError
 from dkrr.linalg.cholesky import factorise
 from dkrr.linalg.keys import factor_fields, key_of
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.residual import ResidualTask, residual_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.linalg.triangular import BlockColumns, SweepTask, sweep
@@ -25,12 +26,16 @@ __all__ = ["CholeskyFactor", "CholeskySolver", "Workspace"]
 
 @dataclass
 class Workspace:
-    """Where a solve keeps its arrays and who runs its tasks; collects what every phase did."""
+    """Where a solve keeps its arrays and who runs its tasks; collects what every phase did.
+
+    ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase).
+    """
 
     store: Any
     executor: Executor
     progress: Progress | None = None
     blas: str = ""
+    durable: bool = False
     phases: dict[str, RunSummary] = field(default_factory=dict)
 
     def record(self, phase: str, summary: RunSummary) -> RunSummary:
@@ -74,6 +79,8 @@ class CholeskySolver:
         factor = TileMatrix.create(location, operator.grid, dtype=self.precision, attributes=fields)
         with hold_lock(location):
             workspace.record("factorise", factorise(operator, factor, workspace.executor, workspace.progress))
+            if workspace.durable:
+                factor.array.sync()
         return CholeskyFactor(solver=self, operator=operator, factor=factor, workspace=workspace)
 
 
@@ -147,13 +154,14 @@ class CholeskyFactor:
 
     def _sweep(self, task: SweepTask) -> RunSummary:
         work = self.workspace
-        for _ in range(100):
+        repairs = Repairs()
+        while True:
             try:
                 return sweep(task, work.executor, work.progress)
             except DamagedChunkError as damage:
                 # a tile that was lost after it was written: compute it again, then go on
                 if damage.path != self.factor.location:
                     raise
+                repairs.add(damage)
                 self.factor.delete(*damage.index)
                 work.record("factorise", factorise(self.operator, self.factor, work.executor, work.progress))
-        raise ResidualError("the factor loses tiles faster than they are computed", hint="use another store")

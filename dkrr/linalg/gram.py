@@ -25,6 +25,7 @@ from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.keys import gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.verify import gram_samples_agree
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, is_finite
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["GramTask", "build_gram", "gram_matrix", "rows_of"]
 
 logger = logging.getLogger("dkrr.linalg")
-
-MAX_REPAIRS = 100
 
 
 def rows_of(dataset: Dataset, kernel: Kernel | None) -> Rows:
@@ -95,15 +94,15 @@ def build_gram(
     """Compute every tile of K that is not valid; a tile found damaged is computed again."""
     task = GramTask(operator, gram)
     nodes = gram_nodes(gram.grid, 10)
-    for _ in range(MAX_REPAIRS):
+    repairs = Repairs()
+    while True:
         try:
             return executor.run("gram", gram_tile, task, nodes, progress)
         except DamagedChunkError as damage:
             if damage.path != gram.location or operator.kernel is None:
                 raise
-            logger.warning("%s; computing it again", damage.message)
+            repairs.add(damage)
             gram.delete(*damage.index)
-    raise StoreError(f"{MAX_REPAIRS} damaged tiles in {gram.location}", hint="the device loses data; use another store")
 
 
 def repair_gram_tile(operator: RidgeOperator, index: tuple[int, ...], executor: Executor) -> RunSummary:

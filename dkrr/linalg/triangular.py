@@ -23,7 +23,7 @@ from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DataError
 from dkrr.failpoints import failpoint
-from dkrr.linalg.verify import check_finite
+from dkrr.linalg.repairs import check_finite
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import is_finite, trsm_left
 

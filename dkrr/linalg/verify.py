@@ -19,7 +19,6 @@ Gram: one tile read, five kernel entries. Factor: 4 (j + 1) row slices of b entr
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,17 +28,8 @@ from dkrr.chunks import ChunkArray, FloatArray, local_root, zarr_store
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.tiles import TileMatrix
-from dkrr.tiles.blas import is_finite
 
-__all__ = [
-    "check_finite",
-    "factor_sample_agrees",
-    "gram_samples_agree",
-    "verify_array",
-    "verify_factor",
-    "verify_gram",
-    "wrong_tile",
-]
+__all__ = ["factor_sample_agrees", "gram_samples_agree", "verify_array", "verify_factor", "verify_gram"]
 
 NUM_GRAM_SAMPLES = 4
 GRAM_RTOL = 1e-6
@@ -210,30 +200,6 @@ def _object_parts(array: ChunkArray, wanted: list[tuple[tuple[int, int], int]], 
     return [None if buffer is None else buffer.to_bytes() for buffer in sync(fetch())]
 
 
-def wrong_tile(matrix: TileMatrix, i: int, j: int, reason: str) -> DamagedChunkError:
-    """The error for a tile that passes its checksum and is nevertheless wrong; whoever can computes it again."""
-    return DamagedChunkError(
-        f"tile ({i}, {j}) of {matrix.location} is damaged ({reason})",
-        hint="delete it and start the job again",
-        path=matrix.location,
-        index=(i, j),
-        reason=reason,
-    )
-
-
-def check_finite(matrix: TileMatrix, keys: Iterable[tuple[int, int]]) -> None:
-    """Look for the tile that made a result NaN: a tile is finite when it is written, and memory may fail after that.
-
-    Raises
-    ------
-    DamagedChunkError
-        One of the tiles is not finite.
-    """
-    for i, j in keys:
-        if not is_finite(matrix.read(i, j)):
-            raise wrong_tile(matrix, i, j, "holds a value that is not finite")
-
-
 def verify_array(array: ChunkArray, indices: Iterable[Sequence[int]] | None = None) -> list[str]:
     """Problems of an array: chunks that are missing or damaged, keys that do not belong there.
 
@@ -338,4 +304,4 @@ def _keys(array: ChunkArray) -> Iterator[str]:
         return
     for folder, _, names in os.walk(root / array.path):
         for name in sorted(names):
-            yield re.sub(r"\\", "/", os.path.relpath(os.path.join(folder, name), root))
+            yield os.path.relpath(os.path.join(folder, name), root)

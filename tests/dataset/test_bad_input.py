@@ -265,7 +265,7 @@ def test_missing_source_and_parent(tmp_path: Path) -> None:
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
     """A folder that everybody may enter and nobody but its owner may write, seen by a user who is not root."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     (folder / "secret.csv").write_text("1,2\n")
     (folder / "secret.csv").chmod(0)

@@ -284,6 +284,7 @@ def test_generated_rows_do_not_depend_on_how_they_are_read(tmp_path: Path) -> No
 
     table = GeneratedTable("generate:friedman?n=3000&d=7&seed=3")
     whole = table.read_rows(0, 3000)
+    assert len(np.unique(whole[:, 0])) == 3000  # blocks have random streams of their own
     for step in (1, 100, 1024, 2500):
         parts = [table.read_rows(s, min(s + step, 3000)) for s in range(0, 3000, step)][:30]
         assert np.array_equal(np.concatenate(parts), whole[: sum(map(len, parts))])

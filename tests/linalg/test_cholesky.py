@@ -130,3 +130,65 @@ def test_a_damaged_tile_that_is_needed_is_computed_again(tmp_path: Path, damage:
     factorise(system, factor, InProcessExecutor())
     after = snapshot(tmp_path / "L.zarr")
     assert {key: value[0] for key, value in after.items()} == {key: value[0] for key, value in before.items()}
+
+
+class ManyThreads(InProcessExecutor):
+    """Says that it runs several tasks at once, so that the last columns are split."""
+
+    num_threads = 3
+
+
+@pytest.mark.parametrize("n", [150, 250, 420])
+def test_partial_sums_change_no_byte_and_leave_nothing(tmp_path: Path, n: int) -> None:
+    dataset = rows(tmp_path, n=n)
+    system = operator(dataset)
+    factor_of(system, tmp_path / "whole")
+    factor = TileMatrix.create(tmp_path / "split/L.zarr", system.grid, dtype="float64")
+    summary = factorise(system, factor, ManyThreads())
+    num_split = sum(len(node.key) == 3 for node in cholesky_nodes(system.grid, 4))
+    assert summary.num_computed == system.grid.num_lower + num_split
+    assert num_split == {150: 0, 250: 1, 420: 10}[n]
+    whole, split = snapshot(tmp_path / "whole/L.zarr"), snapshot(tmp_path / "split/L.zarr")
+    assert {key: value[0] for key, value in whole.items()} == {key: value[0] for key, value in split.items()}
+    assert [path.name for path in (tmp_path / "split").iterdir()] == ["L.zarr"]
+
+
+def test_a_damaged_partial_sum_is_computed_again(tmp_path: Path) -> None:
+    dataset = rows(tmp_path, n=420)
+    system = operator(dataset)
+    factor = factor_of(system, tmp_path)
+    before = snapshot(tmp_path / "L.zarr")
+    factor.delete(6, 6)
+    sums = TileMatrix.create(tmp_path / "L-sums.zarr", system.grid, dtype="float64")
+    sums.write(6, 6, np.zeros(system.grid.shape(6, 6)))
+    path = tmp_path / "L-sums.zarr/c/6/6"
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    factorise(system, factor, ManyThreads())
+    after = snapshot(tmp_path / "L.zarr")
+    assert {key: value[0] for key, value in after.items()} == {key: value[0] for key, value in before.items()}
+
+
+@pytest.mark.parametrize("num_split", [0, 1, 3, 40])
+def test_split_columns_wait_for_what_they_read(num_split: int) -> None:
+    grid = TileGrid(75, 10)
+    nodes = {node.key: node for node in cholesky_nodes(grid, num_split)}
+    position = {key: rank for rank, key in enumerate(nodes)}
+
+    def before(key: tuple[int, ...]) -> set[tuple[int, ...]]:
+        found: set[tuple[int, ...]] = set()
+        for dependency in nodes[key].dependencies:
+            assert position[dependency] < position[key]
+            found |= {dependency} | before(dependency)
+        return found
+
+    for key in nodes:
+        i, j = key[:2]
+        last = j - 1 if len(key) == 3 else j
+        needed = {(row, k) for k in range(last) for row in (i, j)}
+        if len(key) == 2 and i != j:
+            needed.add((j, j))
+        assert needed <= before(key)
+    flops = sum(node.flops for node in nodes.values())
+    assert flops == pytest.approx(sum(node.flops for node in cholesky_nodes(grid)))

@@ -112,7 +112,9 @@ def test_a_zero_target_has_zero_coefficients_and_residual() -> None:
 
 
 def test_the_tile_size_follows_rows_and_memory() -> None:
-    assert choose_tile_size(20_480, 10, 2**30) == 1024
+    assert choose_tile_size(20_480, 10, 2**30) == 2048
+    assert choose_tile_size(100_000, 10, None) == 2560
+    assert choose_tile_size(10_000, 10, None, num_threads=16) == 384
     assert choose_tile_size(40_960, 10, None) == 2048
     assert choose_tile_size(300, 10, None) == 256
     small = choose_tile_size(1_000_000, 10, 600 * 2**20)

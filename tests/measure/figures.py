@@ -55,7 +55,8 @@ class Judge:
 
 def write_table(reporter: Any, figures: list[Figure]) -> None:
     """Write the figures as a table to pytest's terminal."""
-    rows = [("line", "figure", "bar", ""), *((f.line, f.figure, f.bar, f.verdict) for f in figures)]
+    rows = [("", "line", "figure", "bar"), *((f.verdict, f.line, f.figure, f.bar) for f in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
-        reporter.write_line("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        reporter.write_line("  ".join([*cells, row[3]]).rstrip())

@@ -1,0 +1,154 @@
+"""Programs that run one task alone in a fresh process and say how far its memory rose.
+
+``prepare`` writes the small system of a few tiles a side on which a task works, in a process of its own: buffers that it
+leaves behind would hide what the task needs. ``run_task_alone`` first runs the same kind of task on tiny tiles, so that
+libraries and the buffers of BLAS are loaded, sets the process' high-water mark back, and runs the task.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkrr.dataset import Dataset, RowArray, ingest, open_dataset
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.kernels import make_kernel
+from dkrr.linalg.cholesky import CholeskyTask, factor_tile, factorise
+from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
+from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.residual import ResidualTask, residual_block
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.triangular import BlockColumns, SweepTask, substitute_block, sweep
+from dkrr.model import BLOCK_ROWS, Model
+from dkrr.prediction import PredictTask, predict_block_task
+from dkrr.tiles import TileGrid, TileMatrix
+from tests.benchmarks.processes import reset_peak, resident_bytes
+
+__all__ = ["KINDS", "prepare", "run_task_alone"]
+
+# A kind of task and the tile or block it is run on: of 4 tiles a side, the last one ragged.
+KINDS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "gram": ("gram", (2, 1)),
+    "gram, diagonal": ("gram", (2, 2)),
+    "gram, ragged": ("gram", (3, 1)),
+    "gram, found valid": ("gram, found valid", (2, 1)),
+    "factor": ("factor", (2, 1)),
+    "factor, diagonal": ("factor", (2, 2)),
+    "factor, ragged": ("factor", (3, 2)),
+    "factor, ragged diagonal": ("factor", (3, 3)),
+    "factor from a stored Gram matrix": ("factor, stored", (2, 1)),
+    "factor, found valid": ("factor, found valid", (2, 1)),
+    "forward": ("forward", (2, 0)),
+    "backward": ("backward", (0, 0)),
+    "residual": ("residual", (1,)),
+    "predict": ("predict", (0,)),
+    # every operand of a tile at once, as a careless task would hold them: the bar must notice
+    "control: holds its operands": ("control", (3, 2)),
+}
+
+
+def operator_of(dataset: Dataset, tile_size: int) -> RidgeOperator:
+    kernel = make_kernel("matern", kernel_params={"nu": 1.5, "length_scale": 1.0}).resolve(dataset.num_features)
+    return RidgeOperator(
+        grid=TileGrid(dataset.num_rows, tile_size),
+        alpha=1e-1,
+        kernel=kernel,
+        rows=rows_of(dataset, kernel),
+        weighted=True,
+    )
+
+
+def prepare(*, folder: str, tile_size: int, d: int, t: int, precision: str) -> dict[str, Any]:
+    """Write rows, Gram matrix, factor, right-hand sides, solutions and a model to ``folder``."""
+    random = np.random.default_rng(0)
+    n = 4 * tile_size - tile_size // 3
+    x, y = random.standard_normal((n, d)), random.standard_normal((n, t))
+    dataset = ingest(x, f"{folder}/rows.zarr", y=y, sample_weight=random.uniform(0.5, 2, n))
+    operator, executor = operator_of(dataset, tile_size), InProcessExecutor()
+    build_gram(operator, TileMatrix.create(f"{folder}/gram.zarr", operator.grid, dtype="float64"), executor)
+    factor = TileMatrix.create(f"{folder}/factor.zarr", operator.grid, dtype=precision)
+    factorise(operator, factor, executor)
+    rhs, z, u = (
+        BlockColumns.create(f"{folder}/solve.zarr", name, operator.grid, t, dtype)
+        for name, dtype in (("rhs", "float64"), ("z", precision), ("u", precision))
+    )
+    for i, panel in rhs.blocks():
+        rhs.write(i, panel, y[operator.grid.span(i), rhs.columns(panel)])
+    sweep(SweepTask(factor, rhs, z, "forward"), executor)
+    sweep(SweepTask(factor, z, u, "backward"), executor)
+    Model(
+        kernel=operator.kernel,
+        x_fit=dataset.X,
+        dual_coef=ArrayRows(y),
+        solution=Solution(
+            solver="cholesky",
+            precision=precision,
+            converged=True,
+            num_iterations=0,
+            relative_residual=[0.0] * t,
+            backward_error=[0.0] * t,
+        ),
+    ).save(f"{folder}/model.zarr")
+    return {"n": n}
+
+
+def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> Callable[[], Any]:
+    """The task as a call without arguments; what it computes is removed from the store first."""
+    dataset = open_dataset(f"{folder}/rows.zarr")
+    operator = operator_of(dataset, tile_size)
+    gram, factor = (TileMatrix.open(f"{folder}/{name}.zarr") for name in ("gram", "factor"))
+    if kind == "gram":
+        gram.delete(*index)
+    if kind.startswith("gram"):
+        return functools.partial(gram_tile, GramTask(operator, gram), *index)
+    if kind == "factor, stored":
+        operator = replace(operator, gram=gram)
+    if kind in ("factor", "factor, stored"):
+        factor.delete(*index)
+    if kind.startswith("factor"):
+        return functools.partial(factor_tile, CholeskyTask(operator, factor), *index)
+    if kind == "control":
+        i, j = index
+        return lambda: [np.array(factor.read(row, k)) for k in range(j + 1) for row in (i, j)]
+    if kind == "predict":
+        result = RowArray.create(
+            f"{folder}/predictions.zarr",
+            "predictions",
+            num_rows=dataset.num_rows,
+            num_columns=dataset.num_targets,
+            rows_per_chunk=min(BLOCK_ROWS, dataset.num_rows),
+        )
+        rows = Rows(dataset.path, dataset.digest)
+        task = PredictTask(f"{folder}/model.zarr", rows, result.rows_per_chunk, result)
+        return functools.partial(predict_block_task, task, *index)
+    rhs, z, u = (
+        BlockColumns.create(f"{folder}/solve.zarr", name, operator.grid, dataset.num_targets, dtype)
+        for name, dtype in (("rhs", "float64"), ("z", factor.dtype.name), ("u", factor.dtype.name))
+    )
+    if kind == "residual":
+        return functools.partial(residual_block, ResidualTask(operator, rhs, u), *index)
+    source, result_blocks = (rhs, z) if kind == "forward" else (z, u)
+    result_blocks.array.delete(index)
+    return functools.partial(substitute_block, SweepTask(factor, source, result_blocks, kind), *index)  # type: ignore[arg-type]
+
+
+def run_task_alone(
+    *, kind: str, index: list[int], folder: str, tile_size: int, tiny_folder: str, tiny_tile_size: int
+) -> dict[str, Any]:
+    """Peak of the process in bytes, and how far it rose above what was resident before the task."""
+    task_of(kind, tiny_folder, tiny_tile_size, tuple(index))()
+    task = task_of(kind, folder, tile_size, tuple(index))
+    reset_peak()
+    before, _ = resident_bytes()
+    outcome = task()
+    _, peak = resident_bytes()
+    written = bool(outcome[0] if isinstance(outcome, tuple) else outcome)
+    return {"before_bytes": before, "peak_bytes": peak, "rise_bytes": peak - before, "computed": written}
+
+
