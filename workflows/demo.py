@@ -117,14 +117,17 @@ def facts(summary: FitSummary) -> dict[str, str]:
     limit = "" if plan.memory_limit_bytes is None else f" x {plan.memory_limit_bytes / 2**30:g} GiB"
     return {
         "training rows": f"{plan.num_rows:,} x {plan.num_features}, {count(plan.num_targets, 'target')}",
-        "kernel": f"{plan.kernel['kernel']}, gamma {plan.kernel['gamma']:g}, alpha {plan.alpha[0]:g}",
+        "kernel": f"{plan.kernel['kernel']}, gamma {plan.kernel['gamma']:g}",
+        "ridge alpha": f"{plan.alpha[0]:g}",
         "Gram matrix": gigabytes(8 * plan.num_rows**2),
         "tiles on disk": on_disk(plan),
         "workers": f"{plan.workers}{limit}",
         "peak worker memory": gigabytes(peak),
-        "fit": f"{seconds['total']:.1f} s, {seconds['start']:.1f} s of it to start workers",
+        "start of workers": f"{seconds['start']:.1f} s",
         "factorisation": f"{seconds['factorise']:.1f} s, {summary.flops_per_second / 1e9:.0f} GF/s",
+        "whole fit": f"{seconds['total']:.1f} s",
         "relative residual": f"{max(summary.relative_residual):.1e}",
+        "held-out rows": "none" if summary.score is None else f"{summary.score.num_rows:,}",
         "held-out score": f"[bold]{score(summary)}[/bold]",
     }
 
@@ -137,12 +140,12 @@ def on_disk(plan: Plan) -> str:
 
 
 def score(summary: FitSummary) -> str:
-    """The held-out score and the rows it was measured on."""
+    """The score on the held-out rows, and which it is."""
     if summary.score is None:
         return "none"
     value = summary.score.value(summary.metric)
     text = f"{100 * value:.2f} %" if summary.metric == "accuracy" else f"{value:.4g}"
-    return f"{summary.metric} {text} on {count(summary.score.num_rows, 'row')}"
+    return f"{summary.metric} {text}"
 
 
 def count(number: int, noun: str) -> str:
@@ -164,7 +167,7 @@ def show(result: Any) -> None:
     """Print the table, without the empty lines around it."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 100)
+    console = Console(width=None if sys.stdout.isatty() else 80)
     with console.capture() as capture:
         console.print(result)
     print(capture.get().strip("\n").rstrip(), flush=True)

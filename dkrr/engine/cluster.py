@@ -117,11 +117,13 @@ def _bytes(value: Any) -> int:
 
 
 def runs_in_process() -> bool:
-    """Whether work belongs into this process: inside a task of a Dask worker, or in a daemonic process.
+    """Whether work belongs into this process: inside a task of a Dask worker, in a daemonic process, in joblib's pool.
 
     A task that waited for tasks on its own cluster could wait for itself, and a daemonic process may have no children.
+    The siblings of a process of joblib's pool use the other processors already.
     """
-    if multiprocessing.current_process().daemon:
+    process = multiprocessing.current_process()
+    if process.daemon or type(process).__name__ == "LokyProcess":
         return True
     if "distributed" not in sys.modules:
         return False

@@ -7,6 +7,8 @@ flops              n^3 / 3 per distinct alpha
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from dkrr.chunks import ChunkArray, is_url, local_root, place, read_json
-from dkrr.engine.doctor import Calibration, calibrate, free_memory_bytes
+from dkrr.engine.doctor import Calibration, calibrate
 from dkrr.engine.environment import cpu_count
+from dkrr.engine.memory import total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fitting import BASELINE_BYTES, choose_gram, choose_tile_size, task_bytes
 from dkrr.jobs.prepare import Prepared, prepare
-from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.spec import JobSpec, StorageSpec
 from dkrr.kernels import Kernel
 from dkrr.tiles import TileGrid
 
@@ -125,12 +128,17 @@ def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
 
 
 def run_id(job: JobSpec) -> str:
-    """What ``{id}`` in the output directory becomes: the last part of the directory when it holds none."""
-    return Path(job.output.directory.replace("{id}", "run")).name
+    """What ``{id}`` in the output directory becomes: 12 hexadecimal digits that belong to this job and no other."""
+    if "{id}" not in job.output.directory:
+        return Path(job.output.directory).name
+    text = json.dumps(job.to_dict(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def make_plan(job: JobSpec, prepared: Prepared, store: Any) -> Plan:
     """Plan a job whose rows are prepared. Measures the machine; starts nothing."""
+    if job.storage != StorageSpec():
+        raise ParameterError("[storage] is for object stores, which this version's jobs do not use yet")
     train = prepared.train
     n, d, t = train.num_rows, train.num_features, train.num_targets
     kernel = job.model.build_kernel()
@@ -231,7 +239,7 @@ def _seconds(
 def _memory_limit(job: JobSpec, workers: int) -> int | None:
     limit = job.cluster.memory_limit
     if limit == "auto":
-        return free_memory_bytes() // workers if job.cluster.scheduler == "local" else None
+        return total_memory_bytes() // workers if job.cluster.scheduler == "local" else None
     return int(limit)
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from dkrr._version import __version__
 from dkrr.chunks import local_root, place, read_json, remove_array, write_json
 from dkrr.dataset import Dataset, ingest, open_dataset
-from dkrr.engine.session import blas_of, connect_executor, executor_for, start_local
+from dkrr.engine.session import blas_of, connect_executor, executor_for, memory_limit_of, start_local
 from dkrr.engine.tasks import Executor, Progress
-from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError
-from dkrr.fitting import FitResult, FitSettings, fit_rows
+from dkrr.errors import ClusterError, DataError, ParameterError, StoreError, StoreMismatchError
+from dkrr.fitting import FitResult, FitSettings, fit_rows, task_bytes
 from dkrr.given import store_given_matrix
 from dkrr.jobs.export import export_predictions
 from dkrr.jobs.plan import Plan, make_plan, run_id
@@ -106,6 +106,7 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
     begin = time.perf_counter()
     with _executor(job) as executor:
         seconds["start"] = time.perf_counter() - begin
+        _check_limit(executor, plan)
         workspace = Workspace(
             store=store, executor=executor, progress=progress, blas=blas_of(executor), durable=True
         )
@@ -209,6 +210,17 @@ def _model(prepared: Prepared, train: Dataset, result: FitResult, plan: Plan) ->
             "gram": plan.gram,
         },
     )
+
+
+def _check_limit(executor: Executor, plan: Plan) -> None:
+    """Refuse workers that could not hold a task: they would be killed again and again."""
+    limit = memory_limit_of(executor)
+    needed = task_bytes(plan.tile_size, plan.num_features, np.dtype(plan.precision).itemsize)
+    if limit is not None and limit < needed:
+        raise ClusterError(
+            f"a worker may use {limit:,} bytes a thread, a task needs {needed:,} (tiles of {plan.tile_size})",
+            hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
+        )
 
 
 def _claim(job: JobSpec, directory: str) -> None:

@@ -107,14 +107,15 @@ def cholesky_nodes(grid: TileGrid, num_split: int = 0) -> list[Node]:
     return [node(key) for key in sorted(keys, key=rank)]
 
 
-def factor_tile(task: CholeskyTask, i: int, j: int, partial: int = 0) -> bool:
+def factor_tile(task: CholeskyTask, i: int, j: int, partial: int = 0) -> tuple[bool, dict[str, Any]] | bool:
     """Compute and write L[i, j], or its partial sum, unless it is valid; whether it was computed.
 
     A tile that is there was written by an earlier run, or by an attempt whose receipt was lost. Two of its entries are
     compared with A: it may have changed places with another tile, whose checksum is as good.
     """
     if partial:
-        return _compute_partial_sum(task, i, j)
+        computed = _compute_partial_sum(task, i, j)
+        return computed, {"partial_sum": 1} if computed else {}
     factor = task.factor
     suspect = factor.is_valid(i, j)
     if suspect:
@@ -135,6 +136,8 @@ def factor_tile(task: CholeskyTask, i: int, j: int, partial: int = 0) -> bool:
         _check_operands(task, i, j)
         raise _not_finite(task, i, j, c)
     if not (suspect and _is_stored(factor, i, j, c)):
+        if suspect:
+            _forget_sums(task, i)  # first: what comes between must not leave sums of a tile that is gone
         factor.write(i, j, c)
         failpoint("cholesky.tile.after_write")
     return True
@@ -182,6 +185,14 @@ def _compute_partial_sum(task: CholeskyTask, i: int, j: int) -> bool:
         raise _not_finite(task, i, j, c)
     task.sums.write(i, j, c)
     return True
+
+
+def _forget_sums(task: CholeskyTask, i: int) -> None:
+    """Remove the partial sums that row block i went into: one of its tiles was wrong."""
+    if task.sums is not None:
+        for row, column in task.grid.lower():
+            if i in (row, column) and is_split(task.grid, column, task.num_split):
+                task.sums.delete(row, column)
 
 
 def _update(task: CholeskyTask, i: int, j: int) -> Any:
@@ -283,6 +294,9 @@ def factorise(
             summary = executor.run("factorise", factor_tile, task, nodes, progress)
             if sums is not None:
                 remove_array(sums.array.store)
+            # what was done is counted in tiles
+            summary.num_computed -= sum(len(key) == 3 for key in summary.values)
+            summary.num_tasks = factor.grid.num_lower
             return summary
         except DamagedChunkError as damage:
             if sums is not None and damage.path == sums.location:
@@ -290,6 +304,7 @@ def factorise(
                 sums.delete(*damage.index)
             elif damage.path == factor.location:
                 repairs.add(damage)
+                _forget_sums(task, damage.index[0])
                 factor.delete(*damage.index)
             elif gram is not None and damage.path == gram.location and operator.kernel is not None:
                 repairs.add(damage)

@@ -39,7 +39,7 @@ def tile_option(text: str) -> int | str:
 @click.option("--d", default=10, show_default=True, help="Features.")
 @click.option("--factorise-n", type=int, help="Rows of the factorisation; 1.2 n by default.")
 @click.option("--repeats", default=3, show_default=True, help="Turns of every contender; figures are medians.")
-@click.option("--tile-size", default="auto", show_default=True, help="dkrr's tile size; a number below n = 6,000.")
+@click.option("--tile-size", default="auto", show_default=True, help="dkrr's tile size.")
 @click.option("--gram", type=click.Choice(["on_the_fly", "stored"]), default="on_the_fly", show_default=True)
 @click.option("--only", multiple=True, help="Part of a contender's name, or factorisation; may be repeated.")
 @click.option("--folder", type=click.Path(file_okay=False, exists=True), help="Where the work is done: a disk.")

@@ -16,6 +16,7 @@ import numpy as np
 __all__ = ["blas_in_use", "dask_solve", "dkrr_ridge", "sklearn_ridge"]
 
 WORKERS = 2
+SMALL_ROWS = 8192
 
 
 def blas_in_use() -> str:
@@ -53,8 +54,12 @@ def dkrr_ridge(
     from distributed import Client
 
     import dkrr
+    from dkrr.fitting import choose_tile_size
 
     x, y = _rows(folder)
+    if tile_size == "auto" and len(x) <= SMALL_ROWS:
+        # a small fit would run in this process; the same rule as "auto", said explicitly, keeps it on the tiled path
+        tile_size = choose_tile_size(*x.shape, dask.utils.parse_bytes(memory_limit))
     with dask.config.set({"temporary-directory": scratch}):  # the factor's place: a disk, not memory
         estimator = dkrr.KernelRidge(kernel="rbf", gamma=gamma, alpha=alpha, tile_size=tile_size)
         began = time.perf_counter()

@@ -25,7 +25,17 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["ROOT", "Completed", "MemorySampler", "clean_environment", "kill_tree", "reset_peak", "resident_bytes", "run_sampled", "started"]
+__all__ = [
+    "ROOT",
+    "Completed",
+    "MemorySampler",
+    "clean_environment",
+    "kill_tree",
+    "reset_peak",
+    "resident_bytes",
+    "run_sampled",
+    "started",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.2

@@ -83,7 +83,11 @@ def fail(how: str, i: int) -> bool:
 
 @pytest.mark.parametrize(
     ("how", "kind", "message"),
-    [("data", DataError, "row 3 is bad"), ("memory", MemoryBudgetError, "tile_size"), ("disk", StorageFullError, "space")],
+    [
+        ("data", DataError, "row 3 is bad"),
+        ("memory", MemoryBudgetError, "tile_size"),
+        ("disk", StorageFullError, "space"),
+    ],
 )
 def test_errors_keep_their_type_and_facts(executor: Any, how: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message) as caught:

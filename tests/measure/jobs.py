@@ -97,15 +97,15 @@ class ClusterObserver:
             if self._stopped.wait(0.2):
                 return
         # the command closes its scheduler when it is done, whatever this client is doing then
-        with contextlib.suppress(OSError, TimeoutError, RuntimeError):
-            with Client(address, set_as_default=False, timeout=30) as client:
-                while not self._stopped.is_set() and client.status == "running":
-                    for worker in client.scheduler_info(n_workers=-1)["workers"].values():
-                        self.num_looks += 1
-                        self.statuses.add(str(worker["status"]))
-                        spilled = worker.get("metrics", {}).get("spilled_bytes", {})
-                        self.spilled_bytes = max(self.spilled_bytes, sum(spilled.values()))
-                    self._stopped.wait(0.5)
+        ended = contextlib.suppress(OSError, TimeoutError, RuntimeError)
+        with ended, Client(address, set_as_default=False, timeout=30) as client:
+            while not self._stopped.is_set() and client.status == "running":
+                for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+                    self.num_looks += 1
+                    self.statuses.add(str(worker["status"]))
+                    spilled = worker.get("metrics", {}).get("spilled_bytes", {})
+                    self.spilled_bytes = max(self.spilled_bytes, sum(spilled.values()))
+                self._stopped.wait(0.5)
 
 
 def run_fit(job: Path, *, timeout: float = 3600.0, prefix: tuple[str, ...] = ()) -> Completed:

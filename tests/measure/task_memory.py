@@ -1,6 +1,6 @@
 """Programs that run one task alone in a fresh process and say how far its memory rose.
 
-``prepare`` writes the small system of a few tiles a side on which a task works, in a process of its own: buffers that it
+``prepare`` writes the system of a few tiles a side on which a task works, in a process of its own: buffers that it
 leaves behind would hide what the task needs. ``run_task_alone`` first runs the same kind of task on tiny tiles, so that
 libraries and the buffers of BLAS are loaded, sets the process' high-water mark back, and runs the task.
 """
@@ -10,23 +10,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dkrr.dataset import Dataset, RowArray, ingest, open_dataset
+from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cholesky import CholeskyTask, factor_tile, factorise
 from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
-from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.residual import ResidualTask, residual_block
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.triangular import BlockColumns, SweepTask, substitute_block, sweep
-from dkrr.model import BLOCK_ROWS, Model
-from dkrr.prediction import PredictTask, predict_block_task
+from dkrr.model import Model, load_model
+from dkrr.prediction import predict_dataset
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.benchmarks.processes import reset_peak, resident_bytes
 
@@ -64,8 +63,14 @@ def operator_of(dataset: Dataset, tile_size: int) -> RidgeOperator:
     )
 
 
-def prepare(*, folder: str, tile_size: int, d: int, t: int, precision: str) -> dict[str, Any]:
-    """Write rows, Gram matrix, factor, right-hand sides, solutions and a model to ``folder``."""
+def prepare(*, systems: dict[str, int], d: int, t: int, precision: str) -> dict[str, Any]:
+    """Write rows, Gram matrix, factor, right-hand sides, solutions and a model to each folder with its tile size."""
+    for folder, tile_size in systems.items():
+        write_system(folder, tile_size, d, t, precision)
+    return {}
+
+
+def write_system(folder: str, tile_size: int, d: int, t: int, precision: str) -> None:
     random = np.random.default_rng(0)
     n = 4 * tile_size - tile_size // 3
     x, y = random.standard_normal((n, d)), random.standard_normal((n, t))
@@ -95,7 +100,6 @@ def prepare(*, folder: str, tile_size: int, d: int, t: int, precision: str) -> d
             backward_error=[0.0] * t,
         ),
     ).save(f"{folder}/model.zarr")
-    return {"n": n}
 
 
 def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> Callable[[], Any]:
@@ -117,16 +121,9 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
         i, j = index
         return lambda: [np.array(factor.read(row, k)) for k in range(j + 1) for row in (i, j)]
     if kind == "predict":
-        result = RowArray.create(
-            f"{folder}/predictions.zarr",
-            "predictions",
-            num_rows=dataset.num_rows,
-            num_columns=dataset.num_targets,
-            rows_per_chunk=min(BLOCK_ROWS, dataset.num_rows),
-        )
-        rows = Rows(dataset.path, dataset.digest)
-        task = PredictTask(f"{folder}/model.zarr", rows, result.rows_per_chunk, result)
-        return functools.partial(predict_block_task, task, *index)
+        model, executor = load_model(f"{folder}/model.zarr"), InProcessExecutor()
+        # both blocks, one after the other: what a block needs, and what the first one leaves behind
+        return lambda: predict_dataset(model, dataset, f"{folder}/predictions.zarr", executor)[1].num_computed
     rhs, z, u = (
         BlockColumns.create(f"{folder}/solve.zarr", name, operator.grid, dataset.num_targets, dtype)
         for name, dtype in (("rhs", "float64"), ("z", factor.dtype.name), ("u", factor.dtype.name))
@@ -150,5 +147,3 @@ def run_task_alone(
     _, peak = resident_bytes()
     written = bool(outcome[0] if isinstance(outcome, tuple) else outcome)
     return {"before_bytes": before, "peak_bytes": peak, "rise_bytes": peak - before, "computed": written}
-
-

@@ -67,9 +67,7 @@ def test_measure_resume_with_a_hole(judge: Judge, folder: Path, undisturbed: dic
     finish_and_judge(judge, f"resume: killed, tile {name} deleted", job, before, undisturbed)
 
 
-def finish_and_judge(
-    judge: Judge, line: str, job: Path, before: dict[str, Tile], undisturbed: dict[str, Tile]
-) -> None:
+def finish_and_judge(judge: Judge, line: str, job: Path, before: dict[str, Tile], undisturbed: dict[str, Tile]) -> None:
     assert 0 < len(before) < NUM_TILES
     done = run_fit(job)
     assert done.status == "ok", done.stderr

@@ -19,13 +19,8 @@ MAX_TIME_RATIO = 0.45
 MIN_RATE_RATIO = 0.75
 
 
-def tile_size(n: int) -> int | str:
-    """The default at full size; a small fit has to be told to take the tiled path."""
-    return "auto" if SCALE == 1 else max(64, n // 5)
-
-
 def test_measure_speed_fit(judge: Judge, folder: Path) -> None:
-    problem = Problem(n=(n := scaled(20_480)), d=10, tile_size=tile_size(n))
+    problem = Problem(n=(n := scaled(20_480)), d=10)
     rivals = [one for one in contenders().values() if one.family == "sklearn"]
     comparison = run_in_turns(problem, turns(contenders()["dkrr"], rivals), folder, say=print)
     Console(width=150).print(comparison_table(comparison))
@@ -54,7 +49,7 @@ def turns(own: Contender, rivals: list[Contender]) -> list[Contender]:
 
 
 def test_measure_speed_factorise(judge: Judge, folder: Path) -> None:
-    problem = Problem(n=(n := scaled(24_576)), d=10, tile_size=tile_size(n))
+    problem = Problem(n=(n := scaled(24_576)), d=10)
     problem.write(folder)
     short = {} if SCALE == 1 else {"gemm_seconds": 0.2}
     runs = [run_once(replace(FACTORISATION, overrides=short), problem, folder) for _ in range(3 if SCALE == 1 else 1)]

@@ -38,9 +38,10 @@ class Bench:
         return task_bytes(self.tile_size, self.d, np.dtype(self.precision).itemsize)
 
     def prepare(self, t: int) -> None:
-        for name, tile_size in (("large", self.tile_size), ("tiny", TINY_TILE_SIZE)):
-            (self.folder / name).mkdir()
-            self._program("prepare", folder=self._path(name), tile_size=tile_size, d=self.d, t=t, precision=self.precision)
+        systems = {self._path("large"): self.tile_size, self._path("tiny"): TINY_TILE_SIZE}
+        for folder in systems:
+            Path(folder).mkdir()
+        self._program("prepare", systems=systems, d=self.d, t=t, precision=self.precision)
 
     def run(self, kind: str) -> dict[str, Any]:
         """Run one kind of task alone."""
@@ -93,7 +94,7 @@ def test_measure_task_memory(judge: Judge, folder: Path, d: int, t: int, precisi
         f"memory: tasks, d = {d}, t = {t}, {precision}",
         f"at most {worst['rise_bytes'] / MIB:.1f} MiB ({kind}), process {peak / MIB:.0f} MiB; "
         f"control {control['rise_bytes'] / MIB:.1f} MiB",
-        f"b = {bench.tile_size:,}: projected {bar / MIB:.1f} MiB, process {bench.projected_bytes / MIB:.0f} MiB; control above",
+        f"b = {bench.tile_size:,}: {bar / MIB:.1f} MiB, process {bench.projected_bytes / MIB:.0f} MiB; control above",
         worst["rise_bytes"] <= bar and peak <= bench.projected_bytes and control["rise_bytes"] > bar,
         at_full_size=True,
     )

@@ -20,6 +20,10 @@ import psutil
 import pytest
 
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.jobs.plan import plan
+from dkrr.jobs.run import FitSummary
+from dkrr.jobs.spec import JobSpec
+from dkrr.prediction import Score
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "workflows" / "demo.py"
@@ -78,12 +82,31 @@ def test_the_table_comes_last_and_the_folder_is_removed(
     assert "small.toml" in lines[2]
     labels = [line.split("  ")[1].strip() for line in lines[4:]]
     assert labels == [
-        "training rows", "kernel", "Gram matrix", "tiles on disk", "workers", "peak worker memory", "fit",
-        "factorisation", "relative residual", "held-out score",
+        "training rows", "kernel", "ridge alpha", "Gram matrix", "tiles on disk", "workers", "peak worker memory",
+        "start of workers", "factorisation", "whole fit", "relative residual", "held-out rows", "held-out score",
     ]  # fmt: skip
-    assert re.search(r"r2 0\.9\d* on 1\d\d rows$", lines[-1])
+    assert re.search(r"r2 0\.9\d*$", lines[-1])
     assert "1 x 1 GiB" in out
     assert err.index("disk: ") < err.index("[1/1] dkrr fit small.toml")
+
+
+def test_both_columns_fit_into_a_terminal_of_80_characters(
+    demo: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(ROOT / "workflows" / "large.toml", folder)
+    spec = JobSpec.load(folder / "large.toml")
+    summary = FitSummary(
+        run_directory="", model_path="", plan=plan(spec), seconds={"total": 1234.5, "start": 12.3, "factorise": 1111.1},
+        tiles_computed=210, tiles_total=210, flops_per_second=1.234e14, peak_rss_bytes={"a": 10**9},
+        client_peak_rss_bytes=0, relative_residual=[1.8e-12], backward_error=[1e-17], message="",
+        score=Score(2048, [1.0163], [0.95]), metric="rmse",
+    )  # fmt: skip
+    demo.show(demo.table({"digits": summary, "large": summary}))
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("20,480 x 10, 1 target") == out.count("GB (Gram + factor)") == out.count("rmse 1.016") == 2
+    assert out.count("1234.5 s") == out.count("12.3 s") == out.count("1111.1 s, 123400 GF/s") == 2
 
 
 def test_a_full_disk_is_refused_before_anything_starts(
@@ -93,7 +116,7 @@ def test_a_full_disk_is_refused_before_anything_starts(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 10**9))
     assert demo.main(["--folder", str(folder), str(ROOT / "workflows" / "large.toml"), str(job)]) == 3
     err = capfd.readouterr().err
-    assert re.search(r"disk: 3\.5\d GB needed for a while in .*work, 1\.00 GB free", err)
+    assert re.search(r"disk: 3\.\d\d GB needed for a while in .*work, 1\.00 GB free", err)
     assert "error: the job writes" in err
     assert [*folder.iterdir()] == []
 
