@@ -1,0 +1,95 @@
+"""The stored Gram matrix and its lazy dask array."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dkrr
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.linalg.gram import build_gram, gram_matrix
+from dkrr.tiles import TileMatrix
+from tests.linalg.helpers import assembled, operator, rows, snapshot
+from tests.reference import reference_kernel
+
+
+@pytest.mark.parametrize(
+    ("kernel", "parameters"),
+    [
+        ("rbf", {"gamma": 0.3}),
+        ("matern", {"kernel_params": {"nu": 1.5, "length_scale": 0.8}}),
+        ("poly", {}),
+        ("laplacian", {}),
+    ],
+)
+@pytest.mark.parametrize("n", [64, 65, 200])
+def test_tiles_against_the_formula(tmp_path: Path, n: int, kernel: str, parameters: dict) -> None:
+    dataset = rows(tmp_path, n=n)
+    system = operator(dataset, kernel=kernel, **parameters)
+    gram = TileMatrix.create(tmp_path / "K.zarr", system.grid, dtype="float64")
+    summary = build_gram(system, gram, InProcessExecutor())
+    x = dataset.X.read(0, n)
+    expected = reference_kernel(system.kernel.to_dict(), x, x)
+    lower = np.tril(np.ones((n, n), dtype=bool))
+    np.testing.assert_allclose(assembled(gram)[lower], expected[lower], rtol=1e-12, atol=1e-13)
+    assert summary.num_computed == system.grid.num_lower
+    assert build_gram(system, gram, InProcessExecutor()).num_computed == 0
+
+
+def test_rows_far_from_the_origin_are_centred(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((150, 3))
+    near = gram_matrix(x, "rbf", gamma=0.5, store=tmp_path / "near", tile_size=64).compute()
+    far = gram_matrix(x + 2.0**16, "rbf", gamma=0.5, store=tmp_path / "far", tile_size=64).compute()
+    np.testing.assert_allclose(far, near, atol=1e-9)
+
+
+def test_a_lazy_symmetric_matrix_whose_tiles_are_stored_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((210, 4))
+    lazy = dkrr.gram_matrix(da.from_array(x, chunks=(50, 4)), kernel="rbf", gamma=0.3, store=tmp_path, tile_size=64)
+    assert isinstance(lazy, da.Array)
+    assert lazy.shape == (210, 210)
+    assert lazy.chunks == ((64, 64, 64, 18),) * 2
+    assert not [name for name in snapshot(tmp_path) if name.startswith("grams")]
+    corner = lazy[:64, 64:128].compute(scheduler="synchronous")
+    stored = [name for name in snapshot(tmp_path) if name.startswith("grams")]
+    assert len(stored) == 1
+    assert stored[0].endswith("c/1/0")
+    with dask.config.set(scheduler="synchronous"):
+        full = lazy.compute()
+        first = {name: value for name, value in snapshot(tmp_path).items() if name.startswith("grams")}
+        assert len(first) == 10
+        again = lazy.compute()
+    assert {name: value for name, value in snapshot(tmp_path).items() if name.startswith("grams")} == first
+    np.testing.assert_array_equal(full, full.T)
+    np.testing.assert_array_equal(full, again)
+    np.testing.assert_array_equal(corner, full[:64, 64:128])
+    np.testing.assert_allclose(full, dkrr.make_kernel("rbf", gamma=0.3)(x, x), atol=1e-13)
+    np.testing.assert_array_equal(np.diag(full), np.ones(210))
+
+
+def test_equal_rows_share_their_tiles(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((100, 4))
+    for _ in range(2):
+        gram_matrix(x, "rbf", store=tmp_path, tile_size=64).compute(scheduler="synchronous")
+    assert len(list((tmp_path / "grams").iterdir())) == 1
+
+
+def test_a_swapped_tile_is_found_by_its_entries(tmp_path: Path) -> None:
+    dataset = rows(tmp_path)
+    system = operator(dataset)
+    gram = TileMatrix.create(tmp_path / "K.zarr", system.grid, dtype="float64")
+    build_gram(system, gram, InProcessExecutor())
+    before = snapshot(tmp_path / "K.zarr")
+    one, other = tmp_path / "K.zarr/c/1/0", tmp_path / "K.zarr/c/2/1"
+    swapped = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(swapped)
+    assert build_gram(system, gram, InProcessExecutor()).num_computed == 2
+    after = snapshot(tmp_path / "K.zarr")
+    assert {name: value[0] for name, value in after.items()} == {name: value[0] for name, value in before.items()}

@@ -1,0 +1,180 @@
+"""kernel="precomputed": the matrix as NumPy, dask, Zarr or a file, on tiles and in memory."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
+from sklearn.metrics.pairwise import rbf_kernel
+from sklearn.model_selection import GridSearchCV
+
+from dkrr import KernelRidge, load_model
+from dkrr.errors import DataError, NotPositiveDefiniteError
+
+N, TILE = 250, 64
+RNG = np.random.default_rng(1)
+X = RNG.standard_normal((N, 4))
+Y = np.stack([np.sin(X[:, 0]), X[:, 1]], axis=1)
+WEIGHT = RNG.uniform(0, 2, N) * (np.arange(N) % 4 > 0)
+K = rbf_kernel(X)
+K_TEST = rbf_kernel(RNG.standard_normal((31, 4)), X)
+FORMS = ("array", "Fortran", "dask", "zarr", "zarr path", ".npy", "memory map", "float32 dask")
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path) -> Iterator[Path]:
+    """Dask's temporary directory; no test leaves anything there."""
+    with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
+        yield tmp_path / "temporary"
+    assert not (tmp_path / "temporary").exists() or list((tmp_path / "temporary").iterdir()) == []
+
+
+def form(name: str, folder: Path, matrix: np.ndarray = K) -> Any:
+    match name:
+        case "array":
+            return matrix
+        case "Fortran":
+            return np.asfortranarray(matrix)
+        case "dask":
+            return da.from_array(matrix, chunks=(70, 101))
+        case "float32 dask":
+            return da.from_array(matrix, chunks=50).astype(np.float32)
+        case "zarr":
+            return zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40))
+        case "zarr path":
+            zarr.create_array(str(folder / "K.zarr"), data=matrix, chunks=(90, 40))
+            return folder / "K.zarr"
+        case _:
+            np.save(folder / "K.npy", matrix)
+            return folder / "K.npy" if name == ".npy" else np.load(folder / "K.npy", mmap_mode="r")
+
+
+@pytest.mark.parametrize("tile_size", ["auto", TILE])
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_the_matrix(name: str, tile_size: Any, tmp_path: Path) -> None:
+    expected = DenseKernelRidge(kernel="precomputed", alpha=0.1).fit(K, Y, sample_weight=WEIGHT)
+    rtol = 1e-5 if "float32" in name else 1e-9
+    fit = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=tile_size)
+    fit.fit(form(name, tmp_path), Y, sample_weight=WEIGHT)
+    assert np.linalg.norm(fit.dual_coef_ - expected.dual_coef_) < rtol * np.linalg.norm(expected.dual_coef_)
+    assert np.all(fit.dual_coef_[WEIGHT == 0] == 0)
+    assert fit.n_features_in_ == N
+    assert fit.solution_.backward_error[0] < 1e-12
+    for rows in (K_TEST, da.from_array(K_TEST, chunks=(10, 100))):
+        predicted = fit.predict(rows)
+        assert type(predicted) is type(rows)
+        np.testing.assert_allclose(np.asarray(predicted), expected.predict(K_TEST), rtol=100 * rtol, atol=rtol)
+
+
+def test_predictions_from_files(tmp_path: Path) -> None:
+    fit = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE).fit(K, Y[:, 0])
+    np.save(tmp_path / "K_test.npy", K_TEST)
+    stored = zarr.create_array(str(tmp_path / "K_test.zarr"), data=K_TEST, chunks=(8, 50))
+    for rows in (tmp_path / "K_test.npy", stored, tmp_path / "K_test.zarr", np.load(tmp_path / "K_test.npy", "r")):
+        np.testing.assert_array_equal(fit.predict(rows), fit.predict(K_TEST))
+
+
+def test_same_as_the_kernel_itself() -> None:
+    direct = KernelRidge(kernel="rbf", alpha=0.1, tile_size=TILE).fit(X, Y)
+    given = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE).fit(K, Y)
+    np.testing.assert_allclose(given.dual_coef_, direct.dual_coef_, rtol=1e-9, atol=1e-11)
+
+
+def test_a_ridge_per_target() -> None:
+    fit = KernelRidge(kernel="precomputed", alpha=[0.1, 3.0], tile_size=TILE).fit(K, Y)
+    for column, alpha in enumerate((0.1, 3.0)):
+        alone = np.linalg.solve(K + alpha * np.eye(N), Y[:, column])
+        np.testing.assert_allclose(fit.dual_coef_[:, column], alone, rtol=1e-8, atol=1e-10)
+
+
+def test_a_kept_store_holds_a_factor_and_no_copy_of_the_matrix(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for _ in range(2):
+        KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE, store=store).fit(da.from_array(K, chunks=99), Y)
+    assert [len(list((store / name).glob("*.zarr"))) for name in ("factors", "grams", "rows")] == [1, 0, 0]
+    # another matrix is another factor, whatever its row numbers
+    KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE, store=store).fit(rbf_kernel(X, gamma=0.1), Y)
+    assert len(list((store / "factors").glob("*.zarr"))) == 2
+
+
+def test_grid_search_slices_both_axes() -> None:
+    grid = {"alpha": [0.01, 1.0]}
+    ours = GridSearchCV(KernelRidge(kernel="precomputed", tile_size=TILE), grid, cv=3).fit(K, Y[:, 0])
+    theirs = GridSearchCV(DenseKernelRidge(kernel="precomputed"), grid, cv=3).fit(K, Y[:, 0])
+    np.testing.assert_allclose(
+        ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"], rtol=1e-7, atol=1e-9
+    )
+
+
+def test_save_load_and_copies(tmp_path: Path) -> None:
+    fit = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE).fit(K, Y)
+    fit.save(tmp_path / "model.zarr")
+    assert sorted(path.name for path in (tmp_path / "model.zarr").iterdir()) == [
+        "dual_coef",
+        "manifest.json",
+        "zarr.json",
+    ]
+    model = load_model(tmp_path / "model.zarr")
+    assert (model.kernel, model.num_rows, model.num_features) == (None, N, N)
+    for other in (model, pickle.loads(pickle.dumps(fit))):
+        assert np.array_equal(other.predict(K_TEST), fit.predict(K_TEST))
+    with pytest.raises(DataError, match=r"\(31, 249\); \(m, 250\) expected"):
+        model.predict(K_TEST[:, 1:])
+
+
+def spoiled(place: tuple[int, int], value: float) -> np.ndarray:
+    matrix = K.copy()
+    matrix[place] = value
+    return matrix
+
+
+BAD: dict[str, tuple[np.ndarray, str]] = {
+    "not square": (K[:, :-1], r"\(250, 249\)"),
+    "NaN below the diagonal": (spoiled((200, 3), np.nan), "row 200, column 3"),
+    "infinity above the diagonal": (spoiled((3, 200), np.inf), "row 3, column 200"),
+    "not symmetric": (spoiled((240, 70), 0.5), r"entry \(240, 70\) is 0\.5, its mirror image"),
+    "not symmetric in the last tile": (spoiled((249, 248), -0.1), r"entry \(249, 248\) is -0\.1"),
+}
+
+
+@pytest.mark.parametrize("name", ["array", "dask", "zarr path", ".npy"])
+@pytest.mark.parametrize("tile_size", ["auto", TILE])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_matrices(case: str, tile_size: Any, name: str, tmp_path: Path) -> None:
+    matrix, message = BAD[case]
+    store = tmp_path / "store"
+    for given in ({}, {"store": store}):
+        estimator = KernelRidge(kernel="precomputed", tile_size=tile_size, **given)
+        with pytest.raises(DataError, match=message) as error:
+            estimator.fit(form(name, tmp_path, matrix), Y)
+        assert isinstance(error.value, ValueError)
+        assert not store.exists()
+        if name == "zarr path":
+            __import__("shutil").rmtree(tmp_path / "K.zarr")
+
+
+def test_rounding_is_no_asymmetry() -> None:
+    # entries far below the diagonal differ from their mirror images by rounding of the large ones they came from
+    noise = 1e-13 * RNG.standard_normal((N, N))
+    fit = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE).fit(np.eye(N) + noise, Y)
+    np.testing.assert_allclose(fit.dual_coef_, Y / 1.1, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("row", [0, 63, 64, 130, 249])
+@pytest.mark.parametrize("tile_size", ["auto", TILE])
+def test_an_indefinite_matrix_names_the_row(row: int, tile_size: Any) -> None:
+    matrix = K.copy()
+    matrix[row, row] = -2.0
+    with pytest.raises(NotPositiveDefiniteError, match=f"not positive definite at row {row} ") as error:
+        KernelRidge(kernel="precomputed", alpha=0.5, tile_size=tile_size).fit(matrix, Y)
+    assert error.value.row == row
+    assert error.value.pivot < -1
+    assert error.value.exit_code == 5
