@@ -156,8 +156,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             A parameter or a row cannot be used.
         NotPositiveDefiniteError
             K + alpha I is not positive definite; names the row and a suggested alpha.
-        PlanRefusedError
-            The disk is too small for the factor, or a worker's memory for the tiles.
+        StorageFullError, ClusterError
+            The disk is too small for the factor; workers cannot be used, or have too little memory for the tiles.
         """
         check_choices(solver=self.solver, precision=self.precision)
         precision = "float64" if self.precision == "auto" else self.precision

@@ -111,6 +111,8 @@ def _checked_tiles(matrix: Any, grid: TileGrid) -> Iterator[tuple[int, int, Floa
         tile = _block(matrix, grid, i, j)
         mirror = tile.T if i == j else _block(matrix, grid, j, i).T
         difference = np.abs(tile - mirror)
+        if i == j:
+            difference = np.tril(difference)  # of the two entries the lower one is named
         p, q = np.unravel_index(int(np.argmax(difference)), difference.shape)
         if difference[p, q] > SYMMETRY_RTOL * max(scale, float(np.abs(tile).max())):
             row, column = grid.span(i).start + p, grid.span(j).start + q

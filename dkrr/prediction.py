@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.chunks import ChunkArray
-from dkrr.dataset import Dataset, RowArray
+from dkrr.dataset import Dataset, Floats, RowArray
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
@@ -24,7 +24,7 @@ from dkrr.linalg.operators import Rows, open_rows
 from dkrr.manifest import manifest_digest
 from dkrr.model import BLOCK_ROWS, Model, load_model
 
-__all__ = ["Score", "predict_dataset", "score_dataset"]
+__all__ = ["Score", "check_features", "predict_dataset", "score_dataset"]
 
 MIN_BLOCK_ROWS = 128
 
@@ -78,9 +78,16 @@ class Score:
 @lru_cache(maxsize=2)
 def _model(path: str, digest: str) -> Model:
     # the caller has verified the manifest; chunks carry their own checksum
-    if manifest_digest(path) != digest:
-        raise StoreError(f"{path} was replaced by another model during a prediction", hint="start again")
     return load_model(path, verify=False)
+
+
+def _predicted(task: PredictTask, rows: Floats, first_row: int) -> Floats:
+    """Predictions from the model that was meant, although a model of that name may be replaced at any time."""
+    values = _model(task.model, task.model_digest).predict_rows(rows, first_row=first_row)
+    # a model is replaced whole: when it is there now, it was there when its rows were read
+    if manifest_digest(task.model) != task.model_digest:
+        raise StoreError(f"{task.model} was replaced by another model during a prediction", hint="start again")
+    return values
 
 
 def predict_block_task(task: PredictTask, i: int) -> bool:
@@ -91,7 +98,7 @@ def predict_block_task(task: PredictTask, i: int) -> bool:
     failpoint("predict.block.before_read")
     dataset = open_rows(task.rows.store, task.rows.digest)
     start, stop = task.span(i, dataset.num_rows)
-    values = _model(task.model, task.model_digest).predict_rows(dataset.X.read(start, stop), first_row=start)
+    values = _predicted(task, dataset.X.read(start, stop), start)
     failpoint("predict.block.after_compute", values)
     if not np.isfinite(values).all():
         raise DataError(f"predictions of rows {start:,} to {stop:,} are not finite", hint="scale the features")
@@ -115,7 +122,7 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     """Sums of squared errors over row block i."""
     dataset = open_rows(task.rows.store, task.rows.digest)
     start, stop = task.span(i, dataset.num_rows)
-    values = _model(task.model, task.model_digest).predict_rows(dataset.X.read(start, stop), first_row=start)
+    values = _predicted(task, dataset.X.read(start, stop), start)
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     truth = dataset.y.read(start, stop)
     hits = int(np.sum(np.argmax(values, axis=1) == np.argmax(truth, axis=1)))
@@ -141,7 +148,7 @@ def predict_dataset(
     model
         A saved model (its ``location`` is what the tasks open).
     """
-    _check_features(model, dataset)
+    check_features(model, dataset)
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
     digest = manifest_digest(model.location)
     result = RowArray.create(
@@ -168,7 +175,7 @@ def score_dataset(
     model: Model, dataset: Dataset, executor: Executor, progress: Progress | None = None
 ) -> tuple[Score, RunSummary]:
     """RMSE, R^2 and (for one-hot targets) accuracy of a saved model on a data set with targets."""
-    _check_features(model, dataset)
+    check_features(model, dataset)
     if dataset.y is None or dataset.num_targets != model.num_targets:
         raise DataError(f"{dataset.path} has {dataset.num_targets} targets, the model {model.num_targets}")
     dataset.verify()
@@ -198,7 +205,8 @@ def _std(dataset: Dataset) -> Any:
     return np.sqrt(total / dataset.num_rows)
 
 
-def _check_features(model: Model, dataset: Dataset) -> None:
+def check_features(model: Model, dataset: Dataset) -> None:
+    """Refuse rows of another width than the model's."""
     if dataset.num_features != model.num_features:
         raise DataError(
             f"{dataset.path} has {dataset.num_features} features, the model was fitted with {model.num_features}",

@@ -18,7 +18,7 @@ from dkrr.dataset.sources import Table, open_table
 from dkrr.engine.cluster import find_client
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor
-from dkrr.errors import DataError, PlanRefusedError
+from dkrr.errors import ClusterError, DataError
 from dkrr.fitting import choose_tile_size, task_bytes
 from dkrr.lazy import lazy_rows
 from dkrr.tiles import TileGrid, TileMatrix
@@ -53,7 +53,7 @@ def resolve_tile_size(
 
     Raises
     ------
-    PlanRefusedError
+    ClusterError
         A worker's memory is too small for the tiles that were asked for.
     """
     itemsize = np.dtype(precision).itemsize
@@ -61,8 +61,8 @@ def resolve_tile_size(
         return choose_tile_size(num_rows, num_features, memory_limit, itemsize)
     needed = task_bytes(min(given, num_rows), num_features, itemsize)
     if memory_limit is not None and needed > memory_limit:
-        raise PlanRefusedError(
-            f"a task with tiles of {given} needs {needed:,} bytes, a worker may use {memory_limit:,}",
+        raise ClusterError(
+            f"a task with tiles of {given} needs {needed:,} bytes, a worker may use {memory_limit:,} a thread",
             hint="give a smaller tile_size, or workers with more memory",
         )
     return given
@@ -192,7 +192,7 @@ def nothing_new(root: Any) -> Iterator[None]:
     if path is None:
         yield
         return
-    wanted = [path / "rows", path / "grams", path, *path.parents]
+    wanted = [path / "rows", path / "grams", path / "data", path, *path.parents]
     new = [folder for folder in wanted if not folder.exists()]
     try:
         yield

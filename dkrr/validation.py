@@ -131,11 +131,12 @@ def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDA
     """X (n, d) and y (n,) or (n, t) in memory, as float64 in C order; sets ``n_features_in_`` and feature names."""
     X, y = _refused(X, "X"), _refused(y, "y")
     try:
-        X, y = validate_data(
-            estimator, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", multi_output=True,
-            y_numeric=True,
-        )  # fmt: skip
-    except (ValueError, TypeError) as exc:
+        with np.errstate(invalid="ignore"):  # infinities of both signs, summed to see whether there is one
+            X, y = validate_data(
+                estimator, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", multi_output=True,
+                y_numeric=True,
+            )  # fmt: skip
+    except (ValueError, TypeError, OverflowError) as exc:
         raise _explained(exc, X, y) from exc
     return dense_rows(X), np.ascontiguousarray(y, dtype=np.float64)
 
@@ -144,14 +145,11 @@ def rows_to_predict(estimator: Any, X: Any) -> Any:
     """Rows (m, d) for the model: a plain array as it is (the model converts block by block), else float64."""
     X = _refused(X, "X")
     is_plain = isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
+    options: dict[str, Any] = {"accept_sparse": ("csr", "csc"), "dtype": np.float64, "order": "C"}
     try:
-        if is_plain:
-            checked = validate_data(estimator, X, reset=False, skip_check_array=True)
-        else:
-            checked = validate_data(
-                estimator, X, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", reset=False
-            )
-    except (ValueError, TypeError) as exc:
+        with np.errstate(invalid="ignore"):
+            checked = validate_data(estimator, X, reset=False, skip_check_array=is_plain, **options)
+    except (ValueError, TypeError, OverflowError) as exc:
         raise _explained(exc, X, None) from exc
     return dense_rows(checked)
 

@@ -32,7 +32,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import dkrr.engine.session
 import dkrr.estimator
 from dkrr import KernelRidge, ingest, load_model, make_kernel
-from dkrr.errors import PlanRefusedError, StorageFullError, StoreError
+from dkrr.errors import ClusterError, StorageFullError, StoreError
 from dkrr.temporary import TemporaryStore, file_system, temporary_folder
 
 RNG = np.random.default_rng(0)
@@ -377,9 +377,9 @@ def test_many_rows_run_on_the_client_that_is_found(cluster_client: Any, monkeypa
     np.testing.assert_allclose(estimator.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-11)
     assert len(psutil.Process().children(recursive=True)) == before
     assert cluster_client.status == "running"
-    with pytest.raises(PlanRefusedError, match=r"tiles of 9000 needs .* bytes, a worker may use") as refused:
+    with pytest.raises(ClusterError, match=r"tiles of 9000 needs .* bytes, a worker may use") as refused:
         KernelRidge(kernel="rbf", tile_size=9000).fit(RNG.standard_normal((9000, 1)), RNG.standard_normal(9000))
-    assert refused.value.exit_code == 3
+    assert refused.value.exit_code == 6
 
 
 def test_inside_a_dask_worker_work_runs_in_process(cluster_client: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def test_bad_matrices(case: str, tile_size: Any, name: str, tmp_path: Path) -> N
         assert isinstance(error.value, ValueError)
         assert not store.exists()
         if name == "zarr path":
-            __import__("shutil").rmtree(tmp_path / "K.zarr")
+            shutil.rmtree(tmp_path / "K.zarr")
 
 
 def test_rounding_is_no_asymmetry() -> None:

@@ -14,7 +14,9 @@ from dkrr.chunks import is_url, local_root
 from dkrr.dataset import RowArray
 from dkrr.errors import ParameterError
 
-__all__ = ["export_predictions"]
+__all__ = ["check_output", "export_predictions"]
+
+ENDINGS = (".zarr", ".npy", ".parquet", ".csv")
 
 
 def export_predictions(predictions: RowArray, output: str, names: list[str], *, y_is_1d: bool) -> None:
@@ -26,12 +28,9 @@ def export_predictions(predictions: RowArray, output: str, names: list[str], *, 
         The ending is none of .zarr, .npy, .parquet, .csv.
     """
     names = names or [f"prediction_{column}" for column in range(predictions.num_columns)]
+    check_output(output)
     writers = {".zarr": _zarr, ".npy": _npy, ".parquet": _parquet, ".csv": _csv}
     ending = Path(output).suffix
-    if ending not in writers:
-        raise ParameterError(f"{output} ends in {ending!r}; one of {', '.join(writers)} expected")
-    if is_url(output):
-        raise ParameterError(f"{output} is a URL", hint="write predictions to a local path")
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     partial = f"{output}.{uuid.uuid4().hex}.partial"
     try:
@@ -44,6 +43,21 @@ def export_predictions(predictions: RowArray, output: str, names: list[str], *, 
             shutil.rmtree(partial)
         elif os.path.exists(partial):
             os.unlink(partial)
+
+
+def check_output(output: str) -> None:
+    """Refuse a name that predictions cannot be written to.
+
+    Raises
+    ------
+    ParameterError
+        A URL, or an ending that is none of .zarr, .npy, .parquet, .csv.
+    """
+    if is_url(output):
+        raise ParameterError(f"{output} is a URL", hint="write predictions to a local path")
+    ending = Path(output).suffix
+    if ending not in ENDINGS:
+        raise ParameterError(f"{output} ends in {ending!r}; one of {', '.join(ENDINGS)} expected", hint="rename it")
 
 
 def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:

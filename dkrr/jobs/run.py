@@ -25,14 +25,15 @@ from dkrr.engine.tasks import Executor, Progress
 from dkrr.errors import ClusterError, DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.fitting import FitResult, FitSettings, fit_rows, task_bytes
 from dkrr.given import store_given_matrix
-from dkrr.jobs.export import export_predictions
+from dkrr.jobs.export import check_output, export_predictions
 from dkrr.jobs.plan import Plan, make_plan, run_id
 from dkrr.jobs.prepare import Prepared, open_data, prepare
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.direct import Workspace
 from dkrr.model import Model, load_model
-from dkrr.prediction import Score, predict_dataset, score_dataset
+from dkrr.prediction import Score, check_features, predict_dataset, score_dataset
+from dkrr.resources import nothing_new
 
 __all__ = ["FitSummary", "evaluate_job", "fit_job", "predict_job"]
 
@@ -97,10 +98,16 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
     started = time.perf_counter()
     name = run_id(job)
     directory, store = job.output.run_directory(name), job.output.store_directory(name)
-    _claim(job, directory)
-    prepared = prepare(job, store)
+    document = _check_claim(job, directory)
+    with nothing_new(store):
+        prepared = prepare(job, store)
     plan = make_plan(job, prepared, store)
     plan.check()
+    # only now: a job whose data or size is refused must not hold the directory for itself
+    write_json(directory, "job.json", document)
+    root = local_root(directory)
+    if root is not None:
+        (root / "job.toml").write_text(job.to_toml())
     _resolve_once(plan, directory)
     seconds = {"prepare": time.perf_counter() - started}
     begin = time.perf_counter()
@@ -223,8 +230,8 @@ def _check_limit(executor: Executor, plan: Plan) -> None:
         )
 
 
-def _claim(job: JobSpec, directory: str) -> None:
-    """Write job.json, or refuse a directory that belongs to another job."""
+def _check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
+    """What job.json shall hold; a directory that belongs to another job is refused."""
     wanted = {key: value for key, value in job.to_dict().items() if key not in ("cluster", "storage")}
     found = read_json(directory, "job.json")
     if found is not None and found != wanted:
@@ -242,9 +249,7 @@ def _claim(job: JobSpec, directory: str) -> None:
     root = local_root(directory)
     if found is None and root is not None and root.exists() and any(root.iterdir()):
         raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
-    write_json(directory, "job.json", wanted)
-    if root is not None:
-        (root / "job.toml").write_text(job.to_toml())
+    return wanted
 
 
 def _resolve_once(plan: Plan, directory: str) -> None:
@@ -306,11 +311,18 @@ def predict_job(model_path: str, data: str, output: str, *, progress: Progress |
     DataError
         The data has other features than the model, or targets that cannot be told from features.
     """
+    check_output(output)
     model = load_model(model_path)
     work = f"{output}.work"
-    dataset = _rows_for(model, data, work)
-    with executor_for() as executor:
-        predictions, _ = predict_dataset(model, dataset, place(work, "result.zarr"), executor, progress)
+    with nothing_new(work):
+        dataset = _rows_for(model, data, work)
+    try:
+        check_features(model, dataset)
+        with executor_for() as executor:
+            predictions, _ = predict_dataset(model, dataset, place(work, "result.zarr"), executor, progress)
+    except DataError:  # these rows stay as bad as they are, there is nothing to continue
+        remove_array(work)
+        raise
     export_predictions(predictions, output, model.target_names, y_is_1d=model.y_is_1d)
     remove_array(work)
     return dataset.num_rows

@@ -284,8 +284,8 @@ def factorise(
     StoreError
         A tile is damaged again and again.
     """
-    num_split = executor.num_threads + 1 if executor.num_threads > 1 else 0
-    sums = _scratch(factor) if num_split else None
+    sums = _scratch(factor) if executor.num_threads > 1 else None
+    num_split = executor.num_threads + 1 if sums is not None else 0
     task = CholeskyTask(operator, factor, sums, num_split)
     nodes = cholesky_nodes(factor.grid, num_split)
     repairs, gram = Repairs(), operator.gram

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dkrr.chunks import FloatArray
 from dkrr.dataset import Dataset, open_dataset
-from dkrr.errors import StoreError
+from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer
@@ -121,10 +121,11 @@ class RidgeOperator:
         a = self.rows.read(a_span.start, a_span.stop)
         if out is None:
             out = np.empty(self.grid.shape(i, j))
-        if i == j:
-            self.kernel.block(a, a, out, same=True)
-        else:
-            self.kernel.block(a, self.rows.read(b_span.start, b_span.stop), out)
+        b = a if i == j else self.rows.read(b_span.start, b_span.stop)
+        try:
+            self.kernel.block(a, b, out, same=i == j)
+        except DataError as exc:
+            raise DataError(f"tile ({i}, {j}): {exc.message}", hint=exc.hint, **exc.details) from exc
         return out
 
     def tile(self, i: int, j: int, out: FloatArray) -> FloatArray:

@@ -146,14 +146,21 @@ class MemorySampler:
         except psutil.NoSuchProcess:
             children = []
         total = 0
+        root_line: list[str] = []
         for process in [self._root, *children]:
             self.tree.setdefault(process.pid, process)
-            rss, peak = resident_bytes(process.pid)
-            total += rss
-            if peak:
-                # looked at every time: between fork and exec a process still carries its parent's command line
-                with contextlib.suppress(psutil.Error):
-                    key = (process.pid, kind_of(process.cmdline(), is_root=process.pid == self.pid))
+            is_root = process.pid == self.pid
+            with contextlib.suppress(psutil.Error):
+                # looked at every time: a process gets its own command line, and its own memory, at exec
+                line = process.cmdline()
+                if is_root:
+                    root_line = line
+                elif line == root_line and time.time() - process.create_time() < 1:
+                    continue  # between vfork and exec: its memory is its parent's
+                rss, peak = resident_bytes(process.pid)
+                total += rss
+                if peak:
+                    key = (process.pid, kind_of(line, is_root=is_root))
                     self.peaks[key] = max(self.peaks.get(key, 0), peak)
         self.total_peak_bytes = max(self.total_peak_bytes, total)
         self.num_samples += 1

@@ -141,11 +141,14 @@ class Tile:
 
 
 def tile_files(store: Path, kind: str = "factors") -> dict[str, Path]:
-    """Finished chunks of the tile matrices in a store by "array/i/j"; what is being written is not one."""
+    """Finished chunks of the tile matrices in a store by "array/i/j".
+
+    What is being written is not one, and scratch matrices are not looked at.
+    """
     return {
         "/".join((path.parents[2].name, path.parent.name, path.name)): path
         for path in (store / kind).glob("*.zarr/c/*/*")
-        if path.name.isdigit()
+        if path.name.isdigit() and not path.parents[2].name.endswith("-sums.zarr")
     }
 
 

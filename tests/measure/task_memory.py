@@ -31,25 +31,28 @@ from tests.benchmarks.processes import reset_peak, resident_bytes
 
 __all__ = ["KINDS", "prepare", "run_task_alone"]
 
-# A kind of task and the tile or block it is run on: of 4 tiles a side, the last one ragged.
+# A kind of task and the tile or block it is run on: of 5 tiles a side, the last one ragged.
 KINDS: dict[str, tuple[str, tuple[int, ...]]] = {
     "gram": ("gram", (2, 1)),
     "gram, diagonal": ("gram", (2, 2)),
-    "gram, ragged": ("gram", (3, 1)),
+    "gram, ragged": ("gram", (4, 1)),
     "gram, found valid": ("gram, found valid", (2, 1)),
-    "factor": ("factor", (2, 1)),
-    "factor, diagonal": ("factor", (2, 2)),
-    "factor, ragged": ("factor", (3, 2)),
-    "factor, ragged diagonal": ("factor", (3, 3)),
-    "factor from a stored Gram matrix": ("factor, stored", (2, 1)),
-    "factor, found valid": ("factor, found valid", (2, 1)),
-    "forward": ("forward", (2, 0)),
+    "factor": ("factor", (3, 2)),
+    "factor, diagonal": ("factor", (3, 3)),
+    "factor, ragged": ("factor", (4, 3)),
+    "factor, ragged diagonal": ("factor", (4, 4)),
+    "factor from a stored Gram matrix": ("factor, stored", (3, 2)),
+    "factor, found valid": ("factor, found valid", (3, 2)),
+    "partial sum": ("partial sum", (3, 3)),
+    "factor from a partial sum": ("factor, from a sum", (4, 3)),
+    "forward": ("forward", (3, 0)),
     "backward": ("backward", (0, 0)),
     "residual": ("residual", (1,)),
     "predict": ("predict", (0,)),
     # every operand of a tile at once, as a careless task would hold them: the bar must notice
-    "control: holds its operands": ("control", (3, 2)),
+    "control: holds its operands": ("control", (4, 3)),
 }
+NUM_SPLIT = 3
 
 
 def operator_of(dataset: Dataset, tile_size: int) -> RidgeOperator:
@@ -72,13 +75,17 @@ def prepare(*, systems: dict[str, int], d: int, t: int, precision: str) -> dict[
 
 def write_system(folder: str, tile_size: int, d: int, t: int, precision: str) -> None:
     random = np.random.default_rng(0)
-    n = 4 * tile_size - tile_size // 3
+    n = 5 * tile_size - tile_size // 3
     x, y = random.standard_normal((n, d)), random.standard_normal((n, t))
     dataset = ingest(x, f"{folder}/rows.zarr", y=y, sample_weight=random.uniform(0.5, 2, n))
     operator, executor = operator_of(dataset, tile_size), InProcessExecutor()
     build_gram(operator, TileMatrix.create(f"{folder}/gram.zarr", operator.grid, dtype="float64"), executor)
     factor = TileMatrix.create(f"{folder}/factor.zarr", operator.grid, dtype=precision)
     factorise(operator, factor, executor)
+    sums = TileMatrix.create(f"{folder}/sums.zarr", operator.grid, dtype=precision)
+    factor.delete(4, 3)
+    for partial in (1, 0):
+        factor_tile(CholeskyTask(operator, factor, sums, NUM_SPLIT), 4, 3, partial)
     rhs, z, u = (
         BlockColumns.create(f"{folder}/solve.zarr", name, operator.grid, t, dtype)
         for name, dtype in (("rhs", "float64"), ("z", precision), ("u", precision))
@@ -106,17 +113,19 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
     """The task as a call without arguments; what it computes is removed from the store first."""
     dataset = open_dataset(f"{folder}/rows.zarr")
     operator = operator_of(dataset, tile_size)
-    gram, factor = (TileMatrix.open(f"{folder}/{name}.zarr") for name in ("gram", "factor"))
+    gram, factor, sums = (TileMatrix.open(f"{folder}/{name}.zarr") for name in ("gram", "factor", "sums"))
     if kind == "gram":
         gram.delete(*index)
     if kind.startswith("gram"):
         return functools.partial(gram_tile, GramTask(operator, gram), *index)
     if kind == "factor, stored":
         operator = replace(operator, gram=gram)
-    if kind in ("factor", "factor, stored"):
-        factor.delete(*index)
-    if kind.startswith("factor"):
-        return functools.partial(factor_tile, CholeskyTask(operator, factor), *index)
+    if kind.startswith(("factor", "partial")):
+        if kind != "factor, found valid":
+            factor.delete(*index)
+        split = "sum" in kind
+        task = CholeskyTask(operator, factor, sums if split else None, NUM_SPLIT if split else 0)
+        return functools.partial(factor_tile, task, *index, int(kind == "partial sum"))
     if kind == "control":
         i, j = index
         return lambda: [np.array(factor.read(row, k)) for k in range(j + 1) for row in (i, j)]
@@ -145,5 +154,8 @@ def run_task_alone(
     before, _ = resident_bytes()
     outcome = task()
     _, peak = resident_bytes()
+    if kind == "partial sum":  # its tile is missing now, and other tasks read it
+        for used, edge in ((tiny_folder, tiny_tile_size), (folder, tile_size)):
+            task_of("factor", used, edge, tuple(index))()
     written = bool(outcome[0] if isinstance(outcome, tuple) else outcome)
     return {"before_bytes": before, "peak_bytes": peak, "rise_bytes": peak - before, "computed": written}

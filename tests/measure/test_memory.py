@@ -44,8 +44,11 @@ def test_measure_memory(judge: Judge, folder: Path, gram: str) -> None:
         f"memory: {gram}, workers",
         f"{len(workers)} worker processes, {observer.num_looks} looks: {', '.join(sorted(observer.statuses))}, "
         f"{observer.spilled_bytes} bytes spilled",
-        "two, never restarted, always running, nothing spilled",
-        len(workers) == 2 and observer.statuses == {"running"} and observer.spilled_bytes == 0,
+        "two, never restarted, seen running, never paused, nothing spilled",
+        len(workers) == 2
+        and "running" in observer.statuses
+        and "paused" not in observer.statuses
+        and observer.spilled_bytes == 0,
     )
     # what Dask's memory monitors say when they spill, pause, terminate or restart
     assert "memory" not in done.stderr.lower(), done.stderr

@@ -17,7 +17,7 @@ from tests.measure.jobs import Tile, fit_command, job_document, read_result, run
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(1800)]
 
-N = scaled(8192)
+N = scaled(8192, least=1024)
 TILE_SIZE = 512 if SCALE == 1 else 64
 DOCUMENT = job_document(N, solver={"tile_size": TILE_SIZE})
 NUM_TILES = TileGrid(N, TILE_SIZE).num_lower
