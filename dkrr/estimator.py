@@ -14,20 +14,16 @@ import numpy as np
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.chunks import place
-from dkrr.dataset import Dataset, ingest
-from dkrr.dataset.sources import open_table
-from dkrr.engine.cluster import runs_in_process
-from dkrr.engine.session import executor_for
-from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.bulk import is_worth_a_cluster, predict_on_workers, predict_table
+from dkrr.dataset import Dataset
+from dkrr.errors import StoreError
 from dkrr.given import check_given
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.lazy import HeldRows, lazy_rows
 from dkrr.linalg.dense import solve_dense
 from dkrr.linalg.predict import ArrayRows
-from dkrr.model import Model, load_model
-from dkrr.prediction import predict_dataset
-from dkrr.resources import feature_columns, find_dataset
+from dkrr.model import Model
+from dkrr.resources import find_dataset
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 from dkrr.tiled import TiledFit
@@ -47,8 +43,6 @@ __all__ = ["KernelRidge"]
 
 # Starting a cluster takes about two seconds, as long as one core needs for a factor of this many rows.
 MAX_IN_PROCESS_ROWS = 6_000
-# One core evaluates about 1e9 kernel entries in two seconds.
-MAX_IN_PROCESS_ENTRIES = 4_000_000_000
 # A memory map of few rows is read at once up to this size, and a copy of the estimator takes its rows along up to it.
 IN_MEMORY_BYTES = 256 * 2**20
 
@@ -195,9 +189,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         )
         return self._fit_tiled(tiled, find_dataset(X), y, weight, in_memory)
 
-    def _fit_dense(
-        self, X: Any, y: Any, weight: Any, kernel: Kernel, precision: str, names: list[str]
-    ) -> KernelRidge:
+    def _fit_dense(self, X: Any, y: Any, weight: Any, kernel: Kernel, precision: str, names: list[str]) -> KernelRidge:
         targets = y.reshape(len(y), -1)
         alpha = check_alpha(self.alpha, targets.shape[1])
         resolved = None if kernel.name == "precomputed" else kernel.resolve(X.shape[1])
@@ -273,60 +265,12 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         if is_dask_array(X):
             return self._model.predict(X)
         if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap):
-            return self._predict_table(X)
+            return predict_table(self._model, find_dataset(X))
         X = rows_to_predict(self, X)
-        if self._is_parallel(len(X)):
-            return self._predict_parallel(X, len(X))
+        if is_worth_a_cluster(self._model, len(X)):
+            return predict_on_workers(self._model, X, len(X))
         with single_blas_thread():
             return self._model.predict(X)
-
-    def _predict_table(self, X: Any) -> Any:
-        """Predictions for rows that are read a block at a time."""
-        X = find_dataset(X)
-        table = open_table(X)
-        columns = feature_columns(table)
-        if len(columns) != self._model.num_features:
-            raise DataError(
-                f"{table.label} has {len(columns)} features, but KernelRidge is expecting {self._model.num_features}",
-                hint="give the features of the fit, without targets",
-            )
-        rows_only = isinstance(X, Dataset) or len(columns) == len(table.names)
-        if rows_only and table.num_rows is not None and self._is_parallel(table.num_rows):
-            return self._predict_parallel(X, table.num_rows)
-        parts, row = [], 0
-        with single_blas_thread():
-            for block, _ in table.blocks(columns):
-                parts.append(self._model.predict_rows(np.ascontiguousarray(block), first_row=row))
-                row += len(block)
-        result = np.concatenate(parts)
-        return result[:, 0] if self._model.y_is_1d else result
-
-    def _is_parallel(self, num_rows: int) -> bool:
-        """Whether predictions are worth a cluster, and can be computed on one."""
-        model = self._model
-        if num_rows * model.num_rows <= MAX_IN_PROCESS_ENTRIES or model.kernel is None or runs_in_process():
-            return False
-        try:
-            model.kernel.to_dict()
-        except ParameterError:  # a function without an importable name exists in this process alone
-            return False
-        return True
-
-    def _predict_parallel(self, X: Any, num_rows: int) -> Any:
-        """The same predictions, a block of rows a task."""
-        model = self._model
-        store = TemporaryStore(8 * (num_rows + model.num_rows) * (model.num_features + model.num_targets))
-        try:
-            location = place(store.path, "model.zarr")
-            model.save(location)
-            dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
-            with executor_for() as executor:
-                saved = load_model(location, verify=False)
-                predictions, _ = predict_dataset(saved, dataset, place(store.path, "result.zarr"), executor)
-            result = predictions.read(0, num_rows)
-        finally:
-            store.close()
-        return result[:, 0] if model.y_is_1d else result
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the fitted model to ``path``; :func:`dkrr.load_model` reads it."""

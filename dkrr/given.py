@@ -54,7 +54,7 @@ def store_given_matrix(
         tiles = TileMatrix.create(location, grid, dtype="float64")
         for i, j, tile in _checked_tiles(matrix, grid):
             tiles.write(i, j, tile)
-            digest.update(tile)
+            digest.update(tile.data)
     except BaseException:
         remove_array(location)
         remove_array(dataset.path)

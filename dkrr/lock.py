@@ -8,7 +8,9 @@ reader's own clock; clocks of different machines are never compared. Taking over
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import logging
 import os
 import socket
 import threading
@@ -21,9 +23,11 @@ from typing import Any
 import psutil
 
 from dkrr.chunks import local_root, read_json, write_json
-from dkrr.errors import LockedError
+from dkrr.errors import LockedError, StoreError
 
 __all__ = ["hold_lock"]
+
+logger = logging.getLogger("dkrr.lock")
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
@@ -72,8 +76,9 @@ def hold_lock(location: str, *, stale_seconds: float = STALE_SECONDS) -> Iterato
     finally:
         stop.set()
         thread.join()
-        if _owned(path, token):
-            with contextlib.suppress(FileNotFoundError):
+        # a lock that cannot be removed is stale as soon as this process ends; its error must not hide another
+        with contextlib.suppress(OSError, StoreError):
+            if _owned(path, token):
                 path.unlink()
 
 
@@ -96,12 +101,29 @@ def _acquire(path: Path, token: str, stale_seconds: float) -> int:
                 hint="wait for it, or stop it and start again",
                 owner=owner,
             )
+        epoch = _take_over(path, token, found)
+        if epoch is not None:
+            return epoch
+
+
+def _take_over(path: Path, token: str, stale: dict[str, Any]) -> int | None:
+    """Replace a stale lock; None when it is not the one that was seen any more.
+
+    Two processes may have seen the same stale lock. The kernel lets one of them at a time compare and replace; the
+    folder is what they lock, so that no file is left behind.
+    """
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a network file system that cannot; the comparison alone has to do
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        found = read_json(str(path.parent), path.name)
+        if found is None or (found["token"], found["counter"]) != (stale["token"], stale["counter"]):
+            return None
         epoch = int(found["epoch"]) + 1
         write_json(str(path.parent), path.name, _record(token, epoch, 0))
-        # two processes may have seen the same stale lock: the one whose token stands is the owner
-        time.sleep(0.05)
-        if _owned(path, token):
-            return epoch
+        return epoch
+    finally:
+        os.close(folder)
 
 
 def _create(path: Path, record: dict[str, Any]) -> bool:
@@ -135,7 +157,12 @@ def _owned(path: Path, token: str) -> bool:
 def _beat(path: Path, token: str, epoch: int, stop: threading.Event) -> None:
     counter = 0
     while not stop.wait(HEARTBEAT_SECONDS):
-        if not _owned(path, token):
-            return
         counter += 1
-        write_json(str(path.parent), path.name, _record(token, epoch, counter))
+        try:
+            if not _owned(path, token):
+                logger.warning("%s was taken over by another process", path)
+                return
+            write_json(str(path.parent), path.name, _record(token, epoch, counter))
+        except (OSError, StoreError) as exc:
+            # a full disk now may have room in a few seconds; without a heartbeat the lock would be lost for good
+            logger.warning("%s cannot be renewed (%s)", path, exc)

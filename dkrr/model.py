@@ -33,7 +33,7 @@ __all__ = ["Model", "load_model"]
 FORMAT = "dkrr-model"
 FORMAT_VERSION = 1
 BLOCK_ROWS = 4096
-IN_MEMORY_BYTES = 256 * 2**20
+IN_MEMORY_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +229,7 @@ class Model:
         write_manifest(store)
 
     def in_memory(self) -> Model:
-        """The same model with its rows read into memory when they are small (256 MiB)."""
+        """The same model with its rows read into memory when they are small (64 MiB)."""
         arrays = [rows for rows in (self.x_fit, self.dual_coef) if rows is not None]
         if sum(8 * rows.num_rows * rows.num_columns for rows in arrays) > IN_MEMORY_BYTES:
             return self

@@ -109,7 +109,11 @@ class TiledFit:
             with find_executor(n, self.max_in_process_rows) as executor:
                 b = resolve_tile_size(self.tile_size, n, d, self.precision, memory_limit_of(executor))
                 grid = TileGrid(n, b)
-                known = {"rows_digest": [dataset.digest], "kernel": [kernel.to_dict()], "alpha": [*alpha, None]}
+                known: dict[str, list[Any]] = {
+                    "rows_digest": [dataset.digest],
+                    "kernel": [kernel.to_dict()],
+                    "alpha": [*alpha, None],
+                }
                 check_disk(root, tiles_bytes(grid, self.precision, alpha, gram), grid, known)
                 settings = FitSettings(
                     kernel=kernel, alpha=tuple(alpha), tile_size=b, precision=self.precision, gram=gram

@@ -79,8 +79,8 @@ def check_nonnegative(X: NDArray[np.float64], kernel: str) -> None:
     if X.min() < 0:
         row, column = (int(place) for place in np.argwhere(X < 0)[0])
         raise DataError(
-            f"Negative values in data: {float(X[row, column])!r} at row {row:,}, column {column}; kernel {kernel!r} needs "
-            "non-negative features",
+            f"Negative values in data: {float(X[row, column])!r} at row {row:,}, column {column}; "
+            f"kernel {kernel!r} needs non-negative features",
             hint="shift the features to start at 0, or take another kernel",
             row=row,
             column=column,
@@ -228,8 +228,7 @@ def _first_bad(values: Any, label: str, error: Exception) -> DataError | None:
     row, column = int(first[0]), int(first[1]) if array.ndim > 1 else 0
     noun = "1 value that is" if count == 1 else f"{count:,} values that are"
     return DataError(
-        f"input {label} has {noun} NaN or infinity; the first is {array[tuple(first)]} at row {row:,}, "
-        f"column {column}",
+        f"input {label} has {noun} NaN or infinity; the first is {array[tuple(first)]} at row {row:,}, column {column}",
         hint="remove these rows or fill the values in; rows and columns count from 0",
         row=row,
         column=column,

@@ -39,6 +39,7 @@ __all__ = [
     "chunk_files",
     "contents",
     "delete",
+    "end_commands",
     "failing_at",
     "flip",
     "kill_all_workers",
@@ -222,8 +223,12 @@ DAMAGES: dict[str, Callable[[Path], None]] = {"truncated": truncate, "flipped": 
 
 
 def chunk_files(folder: Path) -> list[Path]:
-    """The chunks of every array below a folder."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "c" in path.relative_to(folder).parts)
+    """The chunks of every array below a folder, without what a killed writer left."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if "c" in path.relative_to(folder).parts and path.suffix != ".partial" and path.is_file()
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -300,7 +305,7 @@ class Command:
             variables["DKRR_FAILPOINTS"] = self.failpoints
         if self.once is not None:
             variables["DKRR_FAILPOINTS_ONCE"] = str(self.once)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "dkrr.cli", *self.arguments],
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -308,10 +313,26 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
         )
+        started.append(process)
+        return process
 
     def run(self, seconds: float = 60.0) -> Run:
         """Start it and wait for its end."""
         return finish(self.start(), seconds)
+
+
+started: list[subprocess.Popen[str]] = []
+"""Commands of the test that is running."""
+
+
+def end_commands() -> None:
+    """Kill the commands that a failed test left behind."""
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
+    started.clear()
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 60.0) -> Run:

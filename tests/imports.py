@@ -14,7 +14,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"linalg"}),
     frozenset({"estimator", "fitting", "given", "lazy", "model", "prediction", "resources", "selection", "temporary"})
-    | frozenset({"tiled", "validation"}),
+    | frozenset({"bulk", "tiled", "validation"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),
 )

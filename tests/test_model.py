@@ -159,7 +159,7 @@ def test_saving_never_replaces_what_is_not_a_model(path: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("x")
     for name in ("folder", "file"):
         for overwrite in (False, True):
-            with pytest.raises(StoreError, match="exists|is not a model"):
+            with pytest.raises(StoreError, match=r"exists|is not a model"):
                 model.save(tmp_path / name, overwrite=overwrite)
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "years of work"
     assert (tmp_path / "file").read_text() == "x"

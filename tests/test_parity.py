@@ -116,7 +116,7 @@ def reference() -> np.ndarray:
 
 @pytest.mark.parametrize("tile_size", [1, 40, 201, 202, 402, 403, 404, 1000])
 def test_tile_size_does_not_matter(tile_size: int, reference: np.ndarray) -> None:
-    rows = slice(0, 40) if tile_size == 1 else slice(None)
+    rows = slice(0, 15) if tile_size == 1 else slice(None)
     expected = reference
     if tile_size == 1:
         expected = KernelRidge(**REFERENCE).fit(X[rows], Y[rows], sample_weight=WEIGHT[rows]).dual_coef_
@@ -269,4 +269,4 @@ def test_measure_parity_real_data(data_folder: Path) -> None:
                 f"{result['scikit-learn']:>14.1f}  {result['dkrr']:>6.1f}  {result['rmse']:.3f}"
             )
     assert worst < RTOL
-    assert dkrr.estimator.MAX_IN_PROCESS_ROWS < len(rows[0])  # these fits ran on tiles
+    assert len(rows[0]) > dkrr.estimator.MAX_IN_PROCESS_ROWS  # these fits ran on tiles

@@ -83,7 +83,7 @@ def test_a_deleted_block_alone_is_predicted_again(model: Model, dataset: Dataset
     folder = tmp_path / "out"
     result, _ = predict_dataset(model, dataset, str(folder), InProcessExecutor())
     before = chunks(folder)
-    again, summary = predict_dataset(model, dataset, str(folder), InProcessExecutor())
+    _, summary = predict_dataset(model, dataset, str(folder), InProcessExecutor())
     assert summary.num_computed == 0
     assert chunks(folder) == before
     result.array.delete((2, 0))
@@ -102,7 +102,7 @@ def test_a_damaged_block_is_predicted_again(model: Model, dataset: Dataset, tmp_
     octets = bytearray(path.read_bytes())
     octets[9] ^= 16
     path.write_bytes(octets)
-    result, summary = predict_dataset(model, dataset, str(folder), InProcessExecutor())
+    _, summary = predict_dataset(model, dataset, str(folder), InProcessExecutor())
     assert summary.num_computed == 1
     assert {name: data for name, (data, _) in chunks(folder).items()} == {name: d for name, (d, _) in before.items()}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-__all__ = ["free_memory_bytes", "total_memory_bytes"]
+__all__ = ["free_memory_bytes", "peak_rss_bytes", "total_memory_bytes"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -24,6 +25,20 @@ def free_memory_bytes() -> int:
     Page cache counts as free, for the kernel gives it up.
     """
     return max(0, min([int(psutil.virtual_memory().available), *(limit - used for limit, used in _cgroups())]))
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory that this process ever had.
+
+    ``VmHWM`` where there is one: ``ru_maxrss`` of a child starts with the peak of the process that started it.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _cgroups() -> Iterator[tuple[int, int]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import queue
-import resource
 import time
 import uuid
 from collections import Counter
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dkrr.engine.memory import peak_rss_bytes
 from dkrr.errors import ClusterError, DkrrError, MemoryBudgetError, StorageFullError, StoreError, WorkerLostError
 
 __all__ = ["DaskExecutor", "Executor", "InProcessExecutor", "Node", "Progress", "Receipt", "RunSummary"]
@@ -145,7 +145,7 @@ def run_task(function: TaskFunction, payload: Any, key: Key, *_waited_for: Any) 
         seconds=time.perf_counter() - started,
         values=values,
         worker=_worker_name(),
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_rss_bytes=peak_rss_bytes(),
     )
 
 

@@ -6,7 +6,6 @@ interruption.
 
 from __future__ import annotations
 
-import resource
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import numpy as np
 from dkrr._version import __version__
 from dkrr.chunks import local_root, place, read_json, remove_array, write_json
 from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, executor_for, memory_limit_of, start_local
 from dkrr.engine.tasks import Executor, Progress
 from dkrr.errors import ClusterError, DataError, ParameterError, StoreError, StoreMismatchError
@@ -126,7 +126,7 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
             seconds["evaluate"] = time.perf_counter() - begin
     summary.seconds = seconds | {"total": time.perf_counter() - started}
     summary.peak_rss_bytes = _peaks(workspace)
-    summary.client_peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    summary.client_peak_rss_bytes = peak_rss_bytes()
     if summary.score is not None:
         asked = job.evaluate.metric if job.evaluate is not None else None
         summary.metric = asked or ("rmse" if summary.score.accuracy is None else "accuracy")

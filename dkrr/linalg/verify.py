@@ -302,6 +302,7 @@ def _keys(array: ChunkArray) -> Iterator[str]:
 
         yield from sorted(collect_aiterator(zarr_store(array.store).list_prefix(array.path)))
         return
-    for folder, _, names in os.walk(root / array.path):
+    for folder, folders, names in os.walk(root / array.path):
+        folders.sort()
         for name in sorted(names):
             yield os.path.relpath(os.path.join(folder, name), root)

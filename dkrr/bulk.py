@@ -1,0 +1,78 @@
+"""Predictions of rows that are not in memory, or that are too many for one core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dkrr.chunks import place
+from dkrr.dataset import Dataset, ingest
+from dkrr.dataset.sources import open_table
+from dkrr.engine.cluster import runs_in_process
+from dkrr.engine.session import executor_for
+from dkrr.errors import DataError, ParameterError
+from dkrr.model import Model, load_model
+from dkrr.prediction import predict_dataset
+from dkrr.resources import feature_columns
+from dkrr.temporary import TemporaryStore
+from dkrr.threads import single_blas_thread
+
+__all__ = ["is_worth_a_cluster", "predict_on_workers", "predict_table"]
+
+# One core evaluates so many kernel entries in about the time that a cluster takes to start.
+MAX_IN_PROCESS_ENTRIES = 4_000_000_000
+
+
+def predict_table(model: Model, X: Any) -> Any:
+    """Predictions (m,) or (m, t) for rows that are read a block at a time: a path, a Zarr array, a data set.
+
+    Raises
+    ------
+    DataError
+        Another number of features than the model's.
+    """
+    table = open_table(X)
+    columns = feature_columns(table)
+    if len(columns) != model.num_features:
+        raise DataError(
+            f"{table.label} has {len(columns)} features, but KernelRidge is expecting {model.num_features}",
+            hint="give the features of the fit, without targets",
+        )
+    holds_rows_only = isinstance(X, Dataset) or len(columns) == len(table.names)
+    if holds_rows_only and table.num_rows is not None and is_worth_a_cluster(model, table.num_rows):
+        return predict_on_workers(model, X, table.num_rows)
+    parts, row = [], 0
+    with single_blas_thread():
+        for block, _ in table.blocks(columns):
+            parts.append(model.predict_rows(np.ascontiguousarray(block), first_row=row))
+            row += len(block)
+    result = np.concatenate(parts)
+    return result[:, 0] if model.y_is_1d else result
+
+
+def is_worth_a_cluster(model: Model, num_rows: int) -> bool:
+    """Whether so many predictions take longer than starting a cluster, and can be computed on one."""
+    if num_rows * model.num_rows <= MAX_IN_PROCESS_ENTRIES or model.kernel is None or runs_in_process():
+        return False
+    try:
+        model.kernel.to_dict()
+    except ParameterError:  # a function without an importable name exists in this process alone
+        return False
+    return True
+
+
+def predict_on_workers(model: Model, X: Any, num_rows: int) -> Any:
+    """The same predictions, a block of rows a task, through a temporary store."""
+    store = TemporaryStore(8 * (num_rows + model.num_rows) * (model.num_features + model.num_targets))
+    try:
+        location = place(store.path, "model.zarr")
+        model.save(location)
+        dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
+        with executor_for() as executor:
+            saved = load_model(location, verify=False)
+            predictions, _ = predict_dataset(saved, dataset, place(store.path, "result.zarr"), executor)
+        result = predictions.read(0, num_rows)
+    finally:
+        store.close()
+    return result[:, 0] if model.y_is_1d else result

@@ -1,0 +1,237 @@
+"""Samples and ``--verify`` find what a checksum cannot, and only that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from zarr.storage import MemoryStore
+
+from dkrr.dataset import RowArray
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.errors import DamagedChunkError
+from dkrr.jobs.inspection import verify
+from dkrr.kernels import RBF
+from dkrr.linalg.cholesky import factorise
+from dkrr.linalg.gram import build_gram
+from dkrr.linalg.keys import factor_fields, gram_fields, key_of
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.verify import (
+    _factor_errors,
+    factor_sample_agrees,
+    gram_samples_agree,
+    operator_entry,
+    read_rows,
+    verify_array,
+    verify_factor,
+    verify_gram,
+)
+from dkrr.tiles import TileMatrix
+from tests.faults import DAMAGES, FaultyStore, swap
+from tests.linalg.helpers import dense, operator, rows
+
+
+def factor_of(system: RidgeOperator, store: Any, dtype: str = "float64") -> TileMatrix:
+    factor = TileMatrix.create(store, system.grid, dtype=dtype)
+    factorise(system, factor, InProcessExecutor())
+    return factor
+
+
+def gram_of(system: RidgeOperator, store: Any) -> TileMatrix:
+    gram = TileMatrix.create(store, system.grid, dtype="float64")
+    build_gram(system, gram, InProcessExecutor())
+    return gram
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "laplacian", "poly", "linear"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_right_tiles_agree_with_room_to_spare(tmp_path: Path, kernel: str, dtype: str, weights: bool) -> None:
+    """Also at a small alpha, where L L^T cancels most: a hundredth of the bar is enough."""
+    data = rows(tmp_path, n=200, weights=weights)
+    system = operator(data, tile_size=48, kernel=kernel, alpha=1e-3 if dtype == "float32" else 1e-7)
+    factor = factor_of(system, tmp_path / "L", dtype)
+    gram = gram_of(system, tmp_path / "K")
+    for i, j in system.grid.lower():
+        assert gram_samples_agree(system, gram, i, j)
+        assert factor_sample_agrees(system, factor, i, j)
+        for error, bar in _factor_errors(system, factor, i, j):
+            assert error <= 0.01 * bar
+
+
+def test_an_entry_of_the_operator_is_that_of_the_dense_matrix(tmp_path: Path) -> None:
+    data = rows(tmp_path, n=100, weights=True)
+    system = operator(data, tile_size=48)
+    expected = dense(system, data)
+    for p, q in [(0, 0), (7, 7), (99, 3), (50, 49), (49, 49)]:
+        entry, scale = operator_entry(system, p, q)
+        assert entry == pytest.approx(expected[p, q], rel=1e-12)
+        assert abs(entry) <= scale * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("store", ["folder", "memory", "faulty"])
+def test_rows_of_tiles_are_read_without_the_rest(tmp_path: Path, store: str) -> None:
+    where: Any = {"folder": tmp_path / "L", "memory": MemoryStore(), "faulty": FaultyStore()}[store]
+    system = operator(rows(tmp_path, n=150))
+    factor = factor_of(system, where)
+    found = read_rows(factor, [(0, 0, 5), (2, 1, 3), (1, 0, 63)])
+    for row, (i, k, p) in zip(found, [(0, 0, 5), (2, 1, 3), (1, 0, 63)], strict=True):
+        np.testing.assert_array_equal(row, factor.array.read((i, k))[p])
+    factor.delete(2, 1)
+    with pytest.raises(DamagedChunkError, match=r"chunk \(2, 1\) of .* is damaged \(missing\)"):
+        read_rows(factor, [(2, 1, 3)])
+    assert factor_sample_agrees(system, factor, 1, 1)
+
+
+def test_samples_read_two_rows_of_a_tile_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    system = operator(rows(tmp_path, n=300))
+    factor = factor_of(system, tmp_path / "L")
+    sizes = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: sizes.append(size) or pread(fd, size, offset))
+    assert factor_sample_agrees(system, factor, 4, 3)
+    assert sizes == [64 * 8] * (2 * 2 * 4)
+    monkeypatch.setattr(TileMatrix, "read", lambda *_: pytest.fail("a whole tile was read"))
+    assert factor_sample_agrees(system, factor, 3, 3)
+
+
+@pytest.mark.parametrize("gamma", [None, 4.0])
+def test_every_exchange_of_two_gram_tiles_is_found(tmp_path: Path, gamma: float | None) -> None:
+    """Also of a short-ranged kernel, most of whose entries are nearly zero."""
+    system = operator(rows(tmp_path, n=256), gamma=gamma)
+    gram = gram_of(system, tmp_path / "K")
+    tiles = list(system.grid.lower())
+    for number, first in enumerate(tiles):
+        for second in tiles[:number]:
+            paths = [tmp_path / "K/c" / str(i) / str(j) for i, j in (first, second)]
+            swap(*paths)
+            assert not gram_samples_agree(system, gram, *first), (first, second)
+            assert not gram_samples_agree(system, gram, *second), (first, second)
+            swap(*paths)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_every_exchange_of_two_factor_tiles_is_found_at_the_first_of_them(tmp_path: Path, dtype: str) -> None:
+    system = operator(rows(tmp_path, n=256), alpha=1e-2)
+    factor = factor_of(system, tmp_path / "L", dtype)
+    tiles = list(system.grid.lower())  # in the order in which a continued factorisation meets them
+    for number, second in enumerate(tiles):
+        for first in tiles[:number]:
+            paths = [tmp_path / "L/c" / str(i) / str(j) for i, j in (first, second)]
+            swap(*paths)
+            assert not factor_sample_agrees(system, factor, *first), (first, second)
+            swap(*paths)
+
+
+def test_places_differ_from_tile_to_tile_and_not_from_run_to_run(tmp_path: Path) -> None:
+    from dkrr.linalg.verify import _factor_places
+
+    places = {(i, j): tuple(_factor_places(64, 64, i, j)) for i in range(6) for j in range(i + 1)}
+    assert places == {(i, j): tuple(_factor_places(64, 64, i, j)) for i in range(6) for j in range(i + 1)}
+    assert len(set(places.values())) == len(places)
+    assert all(q <= p for (i, j), found in places.items() if i == j for p, q in found)
+    assert _factor_places(1, 1, 0, 0) == [(0, 0), (0, 0)]
+
+
+def test_nothing_is_compared_with_a_given_matrix_of_gram_tiles(tmp_path: Path) -> None:
+    """But the factor of a given matrix is compared with the matrix."""
+    data = rows(tmp_path, n=150)
+    gram = gram_of(operator(data), tmp_path / "K")
+    given = replace(operator(data), kernel=None, rows=None, gram=gram)
+    factor = factor_of(given, tmp_path / "L")
+    assert gram_samples_agree(given, gram, 1, 0)
+    assert all(factor_sample_agrees(given, factor, i, j) for i, j in given.grid.lower())
+    swap(tmp_path / "L/c/1/0", tmp_path / "L/c/1/1")
+    assert not factor_sample_agrees(given, factor, 1, 0)
+
+
+# --- everything at a place --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_chunk_of_any_array_is_named(tmp_path: Path, damage: str) -> None:
+    array = RowArray.create(str(tmp_path), "x", num_rows=10, num_columns=2, rows_per_chunk=4)
+    for i in range(3):
+        array.write_chunk(i, np.ones((4 if i < 2 else 2, 2)))
+    assert verify_array(array.array) == []
+    DAMAGES[damage](tmp_path / "x/c/1/0")
+    (tmp_path / "x/c/2/0.0f.partial").write_bytes(b"")
+    (tmp_path / "x/c/2/7").write_bytes(b"")
+    problems = verify_array(array.array)
+    assert problems[0].startswith("chunk (1, 0) is damaged (")
+    assert problems[1:] == ["x/c/2/0.0f.partial is left by an interrupted write", "x/c/2/7 is of unknown origin"]
+    assert verify_array(array.array, [(0, 0), (1, 0)])[1] == "x/c/2/0 is of unknown origin"
+
+
+def test_every_key_of_another_store_is_known_too() -> None:
+    from zarr.core.sync import sync
+
+    from tests.faults import _buffer
+
+    store = MemoryStore()
+    array = RowArray.create(store, "x", num_rows=4, num_columns=2, rows_per_chunk=4)
+    array.write_chunk(0, np.ones((4, 2)))
+    sync(store.set("x/c/9/9", _buffer(b"")))
+    assert verify_array(array.array) == ["x/c/9/9 is of unknown origin"]
+
+
+def test_of_a_row_of_wrong_tiles_the_first_is_named(tmp_path: Path) -> None:
+    system = operator(rows(tmp_path, n=6 * 64))
+    factor, gram = factor_of(system, tmp_path / "L"), gram_of(system, tmp_path / "K")
+    assert verify_factor(factor, system) == []
+    assert verify_gram(gram, system) == []
+    for name in ("L", "K"):
+        swap(tmp_path / name / "c/3/1", tmp_path / name / "c/5/2")
+    problems = verify_factor(factor, system)
+    named = [problem.split(" passes its checksum and is wrong")[0] for problem in problems]
+    assert named == ["tile (3, 1)", "tile (5, 2)"]
+    assert verify_factor(factor) == []  # nothing to compare with
+    problems = verify_gram(gram, system)
+    assert problems == [
+        f"tile {tile} passes its checksum and holds other entries than its rows give" for tile in ("(3, 1)", "(5, 2)")
+    ]
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("kind", ["grams", "factors"])
+def test_info_finds_the_rows_of_a_store_and_compares(tmp_path: Path, kind: str, weights: bool) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/unrelated.zarr").mkdir()
+    data = rows(tmp_path / "rows", n=200, weights=weights)
+    system = operator(data)
+    if kind == "grams":
+        fields = gram_fields(system, "float64")
+    else:
+        fields = factor_fields(system, "float64", data.digest_weight, "test")
+    path = tmp_path / kind / f"{key_of(fields)}.zarr"
+    matrix = TileMatrix.create(str(path), system.grid, dtype="float64", attributes=fields)
+    if kind == "grams":
+        build_gram(system, matrix, InProcessExecutor())
+    else:
+        factorise(system, matrix, InProcessExecutor())
+    assert verify(str(path)) == []
+    swap(path / "c/1/0", path / "c/2/0")
+    problems = verify(str(path))
+    assert problems
+    assert problems[0].startswith("tile (1, 0) passes its checksum and ")
+
+
+def test_info_says_nothing_about_entries_of_a_factor_whose_rows_are_elsewhere(tmp_path: Path) -> None:
+    data = rows(tmp_path, n=200)
+    system = operator(data)
+    fields = factor_fields(system, "float64", None, "test")
+    path = tmp_path / "factors" / "x.zarr"
+    factorise(
+        system, TileMatrix.create(str(path), system.grid, dtype="float64", attributes=fields), InProcessExecutor()
+    )
+    swap(path / "c/1/0", path / "c/2/0")
+    assert verify(str(path)) == []
+    assert isinstance(system.kernel, RBF)

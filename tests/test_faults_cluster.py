@@ -1,0 +1,533 @@
+"""What processes can do to a fit: die, stand still, come back, be told to end. The same command then finishes it.
+
+B: the final bytes are those of an undisturbed run. E: a typed error; the same command, run once more, gives B.
+Always: no tile that was valid is written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import psutil
+import pytest
+from distributed import Client
+
+from dkrr.dataset import ingest, open_dataset
+from dkrr.engine.cluster import local_cluster
+from dkrr.engine.environment import worker_environment
+from dkrr.engine.session import blas_of, checked_executor
+from dkrr.errors import ClusterError, DkrrError, WorkerLostError
+from dkrr.fitting import FitSettings, fit_rows
+from dkrr.linalg.direct import Workspace
+from dkrr.linalg.verify import verify_factor
+from dkrr.model import Model, load_model
+from dkrr.prediction import predict_dataset
+from dkrr.tiles import TileMatrix
+from tests.faults import (
+    Command,
+    contents,
+    descendants,
+    end_commands,
+    finish,
+    kill_all_workers,
+    kill_worker,
+    times,
+    wait_until,
+    worker_pids,
+)
+from tests.linalg.helpers import operator, rows
+
+pytestmark = pytest.mark.system
+
+N, TILE, NEW = 1500, 128, 500
+NUM_TILES = 78
+SLOWLY = "cholesky.tile.after_write:1:sleep=0.1"
+"""Four seconds on two workers: time to interfere with a factorisation."""
+
+
+@pytest.fixture(autouse=True)
+def no_command_is_left() -> Iterator[None]:
+    yield
+    end_commands()
+
+
+# --- on the workers of a client ---------------------------------------------------------------------------------------
+
+
+class Fit:
+    """A fit with a stored Gram matrix, and a prediction, on a client's workers; the rows are written once."""
+
+    def __init__(self, rows_folder: Path, folder: Path) -> None:
+        self.rows, self.store, self.folder = rows_folder, folder / "store", folder
+        self.model = folder / "model.zarr"
+
+    def run(self, client: Any, progress: Any = None) -> None:
+        train = open_dataset(str(self.rows / "rows.zarr"))
+        kernel = operator(train).kernel
+        executor = checked_executor(client)
+        executor.stall_seconds = 60.0
+        settings = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=TILE, gram="stored")
+        work = Workspace(store=str(self.store), executor=executor, progress=progress, blas=blas_of(executor))
+        with fit_rows(train, settings, work) as result:
+            assert result.operator.rows is not None
+            center = np.asarray(result.operator.rows.center)
+            solution = result.solution.__class__(**result.solution.to_dict() | {"seconds": {}})
+            model = Model(
+                kernel=kernel, x_fit=train.X, dual_coef=result.dual_coef, solution=solution, center=center
+            )  # fmt: skip
+            model.save(str(self.model), overwrite=True)
+        new = open_dataset(str(self.rows / "new.zarr"))
+        predict_dataset(load_model(str(self.model)), new, str(self.folder / "p.zarr"), executor)
+
+    def state(self) -> dict[str, bytes]:
+        """Every tile, the model, the predictions. A zombie may have left a partial sum beside the factor."""
+        found = contents(self.folder)
+        assert len([key for key in found if "/factors/" in key and "-sums" not in key]) == NUM_TILES
+        return {key: value for key, value in found.items() if "-sums.zarr" not in key}
+
+    @property
+    def factor(self) -> Path:
+        (found,) = [path for path in (self.store / "factors").glob("*.zarr") if "-sums" not in path.name]
+        return found
+
+
+@pytest.fixture(scope="module")
+def rows_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    rows(folder, n=N, d=4, t=2)
+    ingest(np.random.default_rng(5).standard_normal((NEW, 4)), folder / "new.zarr")
+    return folder
+
+
+@contextmanager
+def cluster(failpoints: str = "", once: Path | None = None, workers: int = 2) -> Iterator[Any]:
+    """A client of workers with failpoints; this process has none."""
+    variables = {"DKRR_FAILPOINTS": failpoints, "DKRR_FAILPOINTS_ONCE": str(once or "")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        with (
+            local_cluster(workers=workers, memory_limit="1GiB") as processes,
+            Client(processes, set_as_default=False) as client,
+        ):
+            client.wait_for_workers(workers, timeout=60)
+            yield client
+
+
+@pytest.fixture(scope="module")
+def undisturbed(rows_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    fit = Fit(rows_folder, tmp_path_factory.mktemp("undisturbed"))
+    with cluster() as client:
+        fit.run(client)
+    return fit.state()
+
+
+def once_at(phase: str, done: int, action: Callable[[], None]) -> tuple[Callable[..., None], threading.Event]:
+    """A progress callback that calls ``action`` once, when ``done`` tasks of ``phase`` have finished; and whether."""
+    happened = threading.Event()
+
+    def progress(name: str, finished: int, total: int, *_: float) -> None:
+        if (name, finished) == (phase, done) and not happened.is_set():
+            happened.set()
+            action()
+
+    return progress, happened
+
+
+@pytest.mark.short
+def test_a_worker_is_killed_in_every_phase(rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    """SIGKILL between two writes, before the temporary file takes its name, and while a block is predicted."""
+    sites = ["gram.tile.after_compute", "chunk.mid_write", "cholesky.tile.after_write", "solve.block.after_compute"]
+    fit, once = Fit(rows_folder, tmp_path / "fit"), tmp_path / "once"
+    with cluster(";".join(f"{site}:@9:sigkill" for site in sites) + ";predict.*:1:sigkill", once) as client:
+        fit.run(client)
+    # a worker comes by the ninth block of a solve only where it has had most of them
+    assert {path.name for path in once.iterdir()} >= {"0", "1", "2", "4"}
+    assert fit.state() == undisturbed
+
+
+def test_all_workers_are_killed_and_come_back(rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    fit = Fit(rows_folder, tmp_path / "fit")
+    with cluster() as client:
+        before = set(worker_pids(client).values())
+        progress, happened = once_at("factorise", 30, lambda: kill_all_workers(client))
+        fit.run(client, progress)
+        assert happened.is_set()
+        assert not before & set(worker_pids(client).values())
+    assert fit.state() == undisturbed
+
+
+def test_a_worker_that_exits_by_itself(rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    fit = Fit(rows_folder, tmp_path / "fit")
+    with cluster() as client:
+
+        def leave() -> None:
+            victim = next(iter(worker_pids(client)))
+            client.run(os._exit, 1, workers=[victim], on_error="ignore")
+
+        progress, happened = once_at("factorise", 20, leave)
+        fit.run(client, progress)
+        assert happened.is_set()
+    assert fit.state() == undisturbed
+
+
+def test_a_worker_that_stands_still_is_replaced(
+    rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Stopped right before it writes a tile; the scheduler gives it up and its nanny starts another one."""
+    fit, once = Fit(rows_folder, tmp_path / "fit"), tmp_path / "once"
+    with (
+        dask.config.set({"distributed.scheduler.worker-ttl": "2s"}),
+        cluster("cholesky.tile.after_compute:@10:sigstop", once) as client,
+    ):
+        fit.run(client)
+        assert list(once.iterdir())
+    assert fit.state() == undisturbed
+
+
+@pytest.mark.short
+def test_a_zombie_that_wakes_up_writes_what_was_there(
+    rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Stopped right before it writes a tile, given up by the scheduler, without a nanny; woken when all is done."""
+    fit, once = Fit(rows_folder, tmp_path / "fit"), tmp_path / "once"
+    with (
+        foreign_cluster(
+            tmp_path / "scheduler", "cholesky.tile.after_compute:@10:sigstop", once, nannies=False
+        ) as processes,
+        Client(processes.address, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2, timeout=60)
+        pids = worker_pids(client)
+        fit.run(client)
+        (zombie,) = [pid for pid in pids.values() if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
+        written = times(fit.factor)
+        assert fit.state() == undisturbed
+        os.kill(zombie, signal.SIGCONT)
+        wait_until(lambda: times(fit.factor) != written)  # the zombie does write
+    assert fit.state() == undisturbed
+    assert verify_factor(TileMatrix.open(str(fit.factor))) == []
+
+
+def test_restarting_the_client_in_the_middle_ends_with_a_type(
+    rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    fit = Fit(rows_folder, tmp_path / "fit")
+    with cluster() as client:
+        progress, happened = once_at("factorise", 40, lambda: client.restart(timeout=30))
+        with pytest.raises(ClusterError, match="start the same job again"):
+            fit.run(client, progress)
+        assert happened.is_set()
+        written = times(fit.factor)
+        fit.run(client)
+        assert fit.state() == undisturbed
+        assert written.items() <= times(fit.factor).items()
+
+
+def test_a_task_that_kills_every_worker_is_given_up(
+    rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    """As a task does whose memory is too small."""
+    fit = Fit(rows_folder, tmp_path / "fit")
+    with cluster("cholesky.tile.before_read:1:sigkill") as client, pytest.raises(WorkerLostError) as caught:
+        fit.run(client)
+    assert caught.value.key == (0, 0)
+    assert "lower tile_size or raise memory_limit" in caught.value.hint
+    assert caught.value.exit_code == 6
+    with cluster() as client:
+        fit.run(client)
+    assert fit.state() == undisturbed
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_faults_at_random(seed: int, rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    """Whatever happens ends in B or in a typed error, and a few more attempts end in B."""
+    fit = Fit(rows_folder, tmp_path / "fit")
+    rules = "chunk.*:0.002:eio;chunk.mid_write:0.005:enospc;cholesky.*:0.005:memoryerror;*:0.0005:sigkill"
+    ends = []
+    for number in range(20):
+        with cluster(f"seed={100 * seed + number};{rules}") as client:
+            try:
+                fit.run(client)
+            except DkrrError as exc:
+                ends.append(repr(exc))
+            else:
+                break
+    else:
+        pytest.fail(f"seed {seed}: {ends}")
+    assert fit.state() == undisturbed, (seed, ends)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """A job file in a folder of its own, and what it leaves."""
+
+    def __init__(self, folder: Path, cluster: str = 'workers = 2\nmemory_limit = "1GiB"\n') -> None:
+        folder.mkdir()
+        self.file, self.folder = folder / "job.toml", folder
+        self.file.write_text(
+            f'[data]\npath = "generate:friedman?n={N}&d=5&seed=0"\nstandardize = true\n'
+            '[model]\nkernel = "rbf"\ngamma = 0.05\nalpha = 0.01\n'
+            f"[solver]\ntile_size = {TILE}\n[cluster]\n{cluster}"
+        )
+
+    def command(self, **options: Any) -> Command:
+        return Command(["fit", str(self.file)], **options)
+
+    def tiles(self) -> dict[str, int]:
+        """Times of the factor's tiles; partial sums are scratch."""
+        store = self.folder / "runs/store"
+        return {key: when for key, when in times(store).items() if key.startswith("factors/") and "-sums" not in key}
+
+    def state(self) -> tuple[dict[str, bytes], list[bytes]]:
+        """The factor, and the model's arrays; no lock and no scratch may be left over."""
+        runs = self.folder / "runs"
+        left = [str(path) for path in runs.rglob("*") if path.name.endswith((".lock", "-sums.zarr"))]
+        assert left == []
+        factors = contents(runs / "store/factors")
+        assert len(factors) == NUM_TILES
+        return factors, list(contents(runs / "job/model.zarr").values())
+
+    def wait_for_tiles(self, count: int, process: subprocess.Popen[str]) -> None:
+        wait_until(lambda: process.poll() is not None or len(self.tiles()) >= count, 60)
+        assert process.poll() is None, finish(process)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What every job must end with."""
+    job = Job(tmp_path_factory.mktemp("expected") / "job")
+    ended = job.command().run()
+    assert ended.code == 0, ended.err
+    return job.state()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+@pytest.mark.short
+def test_a_killed_command_continues_where_it_was(expected: Any, tmp_path: Path) -> None:
+    """SIGKILL in the middle of the factorisation: its workers die with it, and the next one finds every valid tile."""
+    job = Job(tmp_path / "job")
+    process = job.command(failpoints=SLOWLY).start()
+    job.wait_for_tiles(25, process)
+    workers = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: gone(workers))
+    written = job.tiles()
+    assert 25 <= len(written) < NUM_TILES
+    ended = job.command().run()
+    assert ended.code == 0, ended.err
+    assert job.state() == expected
+    assert written.items() <= job.tiles().items()
+    assert f"{NUM_TILES - len(written)} computed" in ended.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_told_to_end_says_how_to_continue(
+    number: signal.Signals, expected: Any, tmp_path: Path
+) -> None:
+    job = Job(tmp_path / "job")
+    process = job.command(failpoints=SLOWLY).start()
+    job.wait_for_tiles(10, process)
+    workers = descendants(process.pid)
+    process.send_signal(number)
+    ended = finish(process)
+    assert ended.code == 75
+    assert "interrupted" in ended.err
+    assert "start the same command again" in ended.err
+    assert "Traceback" not in ended.err
+    wait_until(lambda: gone(workers))
+    written = job.tiles()
+    again = job.command().run()
+    assert again.code == 0, again.err
+    assert job.state() == expected
+    assert written.items() <= job.tiles().items()
+
+
+def test_a_command_may_be_told_to_end_at_any_moment(expected: Any, tmp_path: Path) -> None:
+    """Also while its rows are prepared, its workers start, its model is saved: 75, or it was faster."""
+    job = Job(tmp_path / "job")
+    codes = []
+    for tenths in (10, 15, 20, 25):
+        process = job.command().start()
+        time.sleep(tenths / 10)
+        process.terminate()
+        ended = finish(process)
+        codes.append(ended.code)
+        assert "Traceback" not in ended.err, ended.err
+        if ended.code == 0:
+            break
+    assert set(codes) <= {0, 75, -signal.SIGTERM}
+    ended = job.command().run()
+    assert ended.code == 0, ended.err
+    assert job.state() == expected
+
+
+@pytest.mark.short
+def test_of_two_fits_at_once_the_second_is_locked_out(expected: Any, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    first = job.command(failpoints="cholesky.tile.after_write:1:sleep=5").start()
+    job.wait_for_tiles(1, first)
+    second = job.command().run()
+    assert second.code == 8, second.err
+    assert f"is being written by process {first.pid} on {socket.gethostname()}" in second.err
+    first.terminate()
+    assert finish(first).code == 75
+    third = job.command().run()
+    assert third.code == 0, third.err
+    assert job.state() == expected
+
+
+def test_a_stopped_command_keeps_its_lock_and_a_killed_one_does_not(expected: Any, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    first = job.command(failpoints=SLOWLY).start()
+    try:
+        job.wait_for_tiles(1, first)
+        first.send_signal(signal.SIGSTOP)
+        second = job.command().run()
+        assert second.code == 8, second.err
+    finally:
+        first.kill()
+        first.communicate()
+    third = job.command().run()
+    assert third.code == 0, third.err
+    assert job.state() == expected
+
+
+def test_a_full_disk_ends_with_3_and_the_bytes_that_are_missing(expected: Any, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    ended = job.command(failpoints="cholesky.tile.after_compute:1:enospc").run()
+    assert ended.code == 3, ended.err
+    assert f"about {NUM_TILES * (8 * TILE**2 + 4):,} bytes are still to be written" in ended.err
+    ended = job.command().run()
+    assert ended.code == 0, ended.err
+    assert job.state() == expected
+
+
+def test_too_little_memory_ends_with_3_and_a_smaller_tile(expected: Any, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    ended = job.command(failpoints="cholesky.tile.before_read:1:memoryerror").run()
+    assert ended.code == 3, ended.err
+    assert f"tiles of {TILE}" in ended.err
+    assert f"tile_size = {TILE // 2}" in ended.err
+    ended = job.command().run()
+    assert ended.code == 0, ended.err
+    assert job.state() == expected
+
+
+def test_an_interrupted_prediction_publishes_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    assert job.command().run().code == 0
+    output = tmp_path / "p.npy"
+    arguments = ["predict", str(job.folder / "runs/job"), "generate:friedman?n=300&d=5&seed=1", "-o", str(output)]
+    process = Command(arguments, failpoints="predict.block.after_compute:1:sleep=20").start()
+    wait_until(
+        lambda: process.poll() is not None or list(tmp_path.glob("p.npy.work/result.zarr/predictions/zarr.json"))
+    )
+    process.terminate()
+    ended = finish(process)
+    assert ended.code == 75, ended.err
+    assert not output.exists()
+    ended = Command(arguments).run()
+    assert ended.code == 0, ended.err
+    assert np.load(output).shape == (300, 1) or np.load(output).shape == (300,)
+    assert list(tmp_path.glob("p.npy*")) == [output]
+
+
+# --- a scheduler of its own -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Processes:
+    """A scheduler and workers that others started."""
+
+    address: str
+    scheduler: subprocess.Popen[bytes]
+
+
+@contextmanager
+def foreign_cluster(
+    folder: Path, failpoints: str = SLOWLY, once: Path | None = None, *, nannies: bool = True
+) -> Iterator[Processes]:
+    """A scheduler and two workers as others start them. A silent worker is given up after two seconds."""
+    folder.mkdir()
+    environment = {
+        **os.environ,
+        **worker_environment(),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "DKRR_FAILPOINTS": failpoints,
+        "DKRR_FAILPOINTS_ONCE": str(once or ""),
+        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "2s",
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(kind: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments, "--no-dashboard"]
+        with open(folder / f"{kind}.log", "ab") as log:
+            processes.append(
+                subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            )
+        return processes[-1]
+
+    file = folder / "scheduler.json"
+    try:
+        scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
+        wait_until(lambda: file.exists() and file.read_text().endswith("}"))
+        address = json.loads(file.read_text())["address"]
+        worker = [address, "--host", "127.0.0.1", "--nthreads", "1", "--memory-limit", "1GiB", "--death-timeout", "5"]
+        for _ in range(2):
+            start("worker", *worker, *([] if nannies else ["--no-nanny"]), "--local-directory", str(folder))
+        yield Processes(address, scheduler)
+    finally:
+        children = [child for process in processes for child in descendants(process.pid)]
+        for process in reversed(processes):  # the scheduler last: workers would try to reach it
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for child in children:
+            if child.is_running():
+                child.kill()
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_scheduler_ends_with_6_and_another_one_continues(expected: Any, tmp_path: Path) -> None:
+    with foreign_cluster(tmp_path / "first") as processes:
+        job = Job(tmp_path / "job", f'scheduler = "{processes.address}"\nworkers = 2\n')
+        process = job.command().start()
+        job.wait_for_tiles(20, process)
+        kill_worker(processes.scheduler.pid)
+        ended = finish(process)
+        assert ended.code == 6, ended.err
+        assert "start the same job again" in ended.err
+    written = job.tiles()
+    with foreign_cluster(tmp_path / "second", "") as processes:
+        text = job.file.read_text().splitlines()
+        lines = [f'scheduler = "{processes.address}"' if line.startswith("scheduler") else line for line in text]
+        job.file.write_text("\n".join(lines))
+        ended = job.command().run()
+        assert ended.code == 0, ended.err
+    assert job.state() == expected
+    assert written.items() <= job.tiles().items()
