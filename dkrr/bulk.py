@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import place
 from dkrr.dataset import Dataset, ingest
 from dkrr.dataset.sources import open_table
 from dkrr.engine.cluster import runs_in_process
@@ -15,6 +14,7 @@ from dkrr.errors import DataError, ParameterError
 from dkrr.model import Model, load_model
 from dkrr.prediction import predict_dataset
 from dkrr.resources import feature_columns
+from dkrr.stores import place
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.chunks import place, remove_array
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, ResidualError
@@ -27,6 +26,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.triangular import BlockColumns
 from dkrr.lock import hold_lock
+from dkrr.stores import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["FitSettings", "choose_gram", "choose_tile_size", "fit_rows", "task_bytes"]

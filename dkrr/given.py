@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import place, remove_array
 from dkrr.dataset import Dataset, Floats, ingest
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.table import check_shape, to_floats
 from dkrr.errors import DataError
 from dkrr.fitting import choose_tile_size
+from dkrr.stores import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["check_given", "given_rows", "store_given_matrix"]

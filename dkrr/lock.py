@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from dkrr.chunks import local_root, read_json, write_json
 from dkrr.errors import LockedError, StoreError
+from dkrr.stores import local_root, read_json, write_json
 
 __all__ = ["hold_lock"]
 

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from dkrr.chunks import get_key, list_keys, local_root, read_json, write_json, zarr_store
 from dkrr.errors import StoreError
+from dkrr.stores import get_key, list_keys, local_root, read_json, write_json, zarr_store
 
 __all__ = ["MANIFEST", "check_manifest", "manifest_digest", "refuse_links", "write_manifest"]
 

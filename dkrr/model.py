@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import local_root, read_json, sync_folder, write_json
 from dkrr.dataset import RowArray, Scaling
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError, StoreError
@@ -27,6 +26,7 @@ from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.manifest import check_manifest, refuse_links, write_manifest
+from dkrr.stores import local_root, read_json, sync_folder, write_json
 
 __all__ = ["Model", "load_model"]
 

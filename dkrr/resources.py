@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import is_url, local_root, place, read_json, remove_array
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.sources import Table, open_table
@@ -21,6 +20,7 @@ from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError
 from dkrr.fitting import choose_tile_size, task_bytes
 from dkrr.lazy import lazy_rows
+from dkrr.stores import is_url, local_root, place, read_json, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.chunks import remove_array
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.session import blas_of, memory_limit_of
 from dkrr.engine.tasks import Executor
@@ -32,6 +31,7 @@ from dkrr.resources import (
     source_table,
     tiles_bytes,
 )
+from dkrr.stores import remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.validation import check_alpha

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.storage import LocalStore, MemoryStore
 
-from dkrr.chunks import ChunkArray, read_json, write_json
+from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
+from dkrr.stores import read_json, write_json
 
 
 def filled(store: object, n: int = 10, dtype: str = "float64") -> tuple[ChunkArray, np.ndarray]:

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.chunks import local_root, read_json
 from dkrr.dataset.destination import FORMAT, FORMAT_VERSION
 from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
 from dkrr.dataset.rows import Floats, RowArray
 from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.stores import local_root, read_json
 
 __all__ = ["Dataset", "Part", "open_dataset"]
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from dkrr.chunks import local_root, read_json, write_json
 from dkrr.errors import DkrrError, StorageFullError, StoreError
+from dkrr.stores import local_root, read_json, write_json
 
 __all__ = [
     "FORMAT_VERSION",
@@ -69,7 +69,7 @@ def inspect(location: Any) -> State:
 def _is_empty_store(location: Any) -> bool:
     from zarr.core.sync import sync
 
-    from dkrr.chunks import zarr_store
+    from dkrr.stores import zarr_store
 
     return bool(sync(zarr_store(location).is_empty("")))
 
@@ -103,7 +103,7 @@ def clear(location: Any, *, keep_folder: bool = False) -> None:
     if root is None:
         from zarr.core.sync import sync
 
-        from dkrr.chunks import zarr_store
+        from dkrr.stores import zarr_store
 
         sync(zarr_store(location).delete_dir(""))
         return

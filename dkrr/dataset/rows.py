@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray, read_json, write_json
+from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.stores import read_json, write_json
 
 __all__ = ["Floats", "RowArray", "RowReader", "default_rows_per_chunk"]
 

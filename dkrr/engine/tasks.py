@@ -317,9 +317,10 @@ class DaskExecutor:
     def _raise_if_failed(self, node: Node, future: Any) -> None:
         from distributed import KilledWorker
 
-        if future.status == "finished":
+        # lost: a worker died with the receipt; the scheduler runs the task again, and gathering waits for it
+        if future.status in ("finished", "lost"):
             return
-        if future.status in ("cancelled", "lost"):
+        if future.status == "cancelled":
             raise ClusterError(
                 f"the scheduler dropped task {node.key} ({future.status})",
                 hint="start the same job again; every finished tile is kept",

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import is_url, local_root
 from dkrr.dataset import RowArray
 from dkrr.errors import ParameterError
+from dkrr.stores import is_url, local_root
 
 __all__ = ["check_output", "export_predictions"]
 

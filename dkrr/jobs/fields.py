@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from dask.utils import parse_bytes
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from dkrr.chunks import is_url
+from dkrr.stores import is_url
 
 __all__ = [
     "Alpha",

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
-from dkrr.chunks import is_url
 from dkrr.dataset.sources import Table, open_table
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.mistakes import nearest
+from dkrr.stores import is_url
 
 __all__ = ["init_job", "median_gamma"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import local_root, read_json
 from dkrr.errors import DkrrError, StoreError
+from dkrr.stores import local_root, read_json
 
 __all__ = ["Description", "describe", "verify"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray, is_url, local_root, place, read_json
+from dkrr.chunks import ChunkArray
 from dkrr.engine.doctor import Calibration, calibrate
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import total_memory_bytes
@@ -25,6 +25,7 @@ from dkrr.fitting import BASELINE_BYTES, choose_gram, choose_tile_size, task_byt
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec, StorageSpec
 from dkrr.kernels import Kernel
+from dkrr.stores import is_url, local_root, place, read_json
 from dkrr.tiles import TileGrid
 
 __all__ = ["Plan", "make_plan", "plan"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import is_url, place
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.errors import DataError, StoreError
 from dkrr.jobs.spec import DataSpec, JobSpec
+from dkrr.stores import is_url, place
 
 __all__ = ["Prepared", "open_data", "prepare"]
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from dkrr._version import __version__
-from dkrr.chunks import local_root, place, read_json, remove_array, write_json
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, executor_for, memory_limit_of, start_local
@@ -34,6 +33,7 @@ from dkrr.linalg.direct import Workspace
 from dkrr.model import Model, load_model
 from dkrr.prediction import Score, check_features, predict_dataset, score_dataset
 from dkrr.resources import nothing_new
+from dkrr.stores import local_root, place, read_json, remove_array, write_json
 
 __all__ = ["FitSummary", "evaluate_job", "fit_job", "predict_job"]
 
@@ -258,7 +258,7 @@ def _resolve_once(plan: Plan, directory: str) -> None:
     if found is None:
         write_json(directory, "plan.json", _plain(plan.to_dict()))
         return
-    fixed = ("num_rows", "num_features", "num_targets", "kernel", "alpha", "precision", "gram", "tile_size")
+    fixed = ("kernel", "alpha", "precision", "gram", "tile_size")
     for name in fixed:
         old = found[name]
         if old != getattr(plan, name):

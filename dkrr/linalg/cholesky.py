@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import remove_array
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError
 from dkrr.failpoints import failpoint
@@ -40,6 +39,7 @@ from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs, check_finite, wrong_tile
 from dkrr.linalg.verify import factor_sample_agrees
+from dkrr.stores import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, syrk, trsm_right
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dkrr.chunks import place
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, ResidualError
 from dkrr.linalg.cholesky import factorise
@@ -19,6 +18,7 @@ from dkrr.linalg.residual import ResidualTask, residual_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.linalg.triangular import BlockColumns, SweepTask, sweep
 from dkrr.lock import hold_lock
+from dkrr.stores import place
 from dkrr.tiles import TileMatrix
 
 __all__ = ["CholeskyFactor", "CholeskySolver", "Workspace"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dkrr.chunks import FloatArray, place
+from dkrr.chunks import FloatArray
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
@@ -27,6 +27,7 @@ from dkrr.linalg.keys import gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.verify import gram_samples_agree
+from dkrr.stores import place
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, is_finite
 

@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray, FloatArray, local_root, zarr_store
+from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.stores import local_root, zarr_store
 from dkrr.tiles import TileMatrix
 
 __all__ = ["factor_sample_agrees", "gram_samples_agree", "verify_array", "verify_factor", "verify_gram"]

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dkrr.chunks import is_url
 from dkrr.dataset.dataset import Dataset
 from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.sources.table import Join, Table
 from dkrr.dataset.sources.text import Header
 from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.stores import is_url
 
 __all__ = ["open_table"]
 

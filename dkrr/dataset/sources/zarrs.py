@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import is_url, local_root, read_json, zarr_store
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.destination import FORMAT
 from dkrr.dataset.rows import RowArray
 from dkrr.dataset.sources.table import BLOCK_BYTES, Join, MatrixTable, Table
 from dkrr.errors import DataError, StoreError
+from dkrr.stores import is_url, local_root, read_json, zarr_store
 
 __all__ = ["dataset_table", "open_zarr", "open_zarr_object"]
 
