@@ -102,12 +102,16 @@ def resumable() -> Iterator[None]:
     """
 
     def interrupt(*_: Any) -> None:
+        # the requests that are under way are abandoned, and asyncio would print a traceback for each
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         raise KeyboardInterrupt
 
+    before: dict[int, Any] = {}
     try:
-        before: Any = signal.signal(signal.SIGTERM, interrupt)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, interrupt)
     except ValueError:  # not in the main thread, where a signal never arrives
-        before = None
+        pass
     try:
         yield
     except KeyboardInterrupt:
@@ -115,5 +119,5 @@ def resumable() -> Iterator[None]:
             "interrupted", hint="start the same command again; it continues with what is finished"
         ) from None
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

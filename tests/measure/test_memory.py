@@ -115,12 +115,13 @@ def test_measure_memory_hard_limit(judge: Judge, folder: Path) -> None:
 
 
 HOLDS_A_ROW = """
-import sys
+import sys, time
 import numpy as np
 from dkrr.tiles import TileMatrix
 factor = TileMatrix.open(sys.argv[1])
 last = factor.grid.num_tiles - 1
 held = [np.array(factor.read(last, j)) for j in range(last)]
+time.sleep(1.0)  # longer than the interval at which memory is looked at
 """
 
 
