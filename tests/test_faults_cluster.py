@@ -205,7 +205,6 @@ def test_a_worker_that_stands_still_is_replaced(
     assert fit.state() == undisturbed
 
 
-@pytest.mark.short
 def test_a_zombie_that_wakes_up_writes_what_was_there(
     rows_folder: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:

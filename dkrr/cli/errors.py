@@ -119,5 +119,5 @@ def resumable() -> Iterator[None]:
             "interrupted", hint="start the same command again; it continues with what is finished"
         ) from None
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)

@@ -65,7 +65,7 @@ def fit_command(job: Path, as_json: bool) -> None:
 @click.option("-o", "--output", required=True, help="File to write: .zarr, .npy, .parquet or .csv.")
 def predict_command(model: str, data: str, output: str) -> None:
     """Predict the rows of DATA with MODEL (a model.zarr, or the directory of a run)."""
-    from dkrr.jobs.run import predict_job
+    from dkrr.jobs.serve import predict_job
 
     with resumable(), ProgressDisplay() as progress:
         num_rows = predict_job(model_location(model), data, output, progress=progress)
@@ -79,7 +79,7 @@ def predict_command(model: str, data: str, output: str) -> None:
 @json_option
 def evaluate_command(model: str, data: str, metric: str | None, as_json: bool) -> None:
     """Score MODEL on the rows of DATA, whose targets are known."""
-    from dkrr.jobs.run import evaluate_job
+    from dkrr.jobs.serve import evaluate_job
 
     with resumable(), ProgressDisplay() as progress:
         scores = evaluate_job(model_location(model), data, metric=metric, progress=progress)

@@ -15,10 +15,11 @@ import pyarrow.parquet
 import pytest
 import zarr
 
-import dkrr.jobs.run
+import dkrr.jobs.serve
 from dkrr import DataError, KernelRidge, StoreError, StoreMismatchError, ingest, load_model, make_kernel
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
-from dkrr.jobs.run import evaluate_job, fit_job, predict_job
+from dkrr.jobs.run import fit_job
+from dkrr.jobs.serve import evaluate_job, predict_job
 from dkrr.jobs.spec import JobSpec
 from tests.reference import dense_krr
 
@@ -332,7 +333,7 @@ def test_an_interrupted_prediction_continues_with_the_same_rows_only(
         raise InterruptedRunError("interrupted")
 
     output = str(tmp_path / "p.npy")
-    monkeypatch.setattr(dkrr.jobs.run, "export_predictions", interrupt)
+    monkeypatch.setattr(dkrr.jobs.serve, "export_predictions", interrupt)
     with pytest.raises(InterruptedRunError):
         predict_job(model, rows, output)
     assert Path(f"{output}.work").is_dir()

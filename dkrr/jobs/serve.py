@@ -1,0 +1,90 @@
+"""Use a saved model from the command line: predict or score the rows of a file on the workers."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+
+from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.engine.session import executor_for
+from dkrr.engine.tasks import Progress
+from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.jobs.export import check_output, export_predictions
+from dkrr.jobs.prepare import open_data
+from dkrr.jobs.spec import DataSpec
+from dkrr.model import Model, load_model
+from dkrr.prediction import check_features, predict_dataset, score_dataset
+from dkrr.resources import nothing_new
+from dkrr.stores import place, remove_array
+
+__all__ = ["evaluate_job", "predict_job"]
+
+
+def predict_job(model_path: str, data: str, output: str, *, progress: Progress | None = None) -> int:
+    """Predict the rows of ``data`` into ``output`` (.zarr, .npy, .parquet or .csv); the number of rows.
+
+    Finished blocks stay beside the output until it is complete, so an interrupted prediction continues.
+
+    Raises
+    ------
+    DataError
+        The data has other features than the model, or targets that cannot be told from features.
+    """
+    check_output(output)
+    model = load_model(model_path)
+    work = f"{output}.work"
+    with nothing_new(work):
+        dataset = _rows_for(model, data, work)
+    try:
+        check_features(model, dataset)
+        with executor_for() as executor:
+            predictions, _ = predict_dataset(model, dataset, place(work, "result.zarr"), executor, progress)
+    except DataError:  # these rows stay as bad as they are, there is nothing to continue
+        remove_array(work)
+        raise
+    export_predictions(predictions, output, model.target_names, y_is_1d=model.y_is_1d)
+    remove_array(work)
+    return dataset.num_rows
+
+
+def evaluate_job(
+    model_path: str, data: str, *, metric: str | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Score a model on the rows of ``data``, whose last columns (or named columns) are the targets."""
+    model = load_model(model_path)
+    work = f"{model_path}.{uuid.uuid4().hex}.partial"
+    try:
+        dataset = _rows_for(model, data, work, with_targets=True)
+        with executor_for() as executor:
+            score, _ = score_dataset(model, dataset, executor, progress)
+    finally:
+        remove_array(work)
+    if metric is not None:
+        return {metric: score.value(metric), "rows": score.num_rows}
+    facts: dict[str, Any] = {"rows": score.num_rows, "rmse": score.value("rmse"), "r2": score.value("r2")}
+    if score.rmse_whitened is not None:
+        facts["rmse (whitened)"] = float(np.mean(score.rmse_whitened))
+    if score.accuracy is not None:
+        facts["accuracy"] = score.accuracy
+    return facts
+
+
+def _rows_for(model: Model, data: str, work: str, *, with_targets: bool = False) -> Dataset:
+    """The data as rows with the model's features: a data set as it is, anything else ingested beside the output."""
+    try:
+        return open_dataset(data)
+    except StoreError:
+        pass
+    destination = place(work, "data.zarr")
+    if not with_targets:
+        # rows that an interrupted prediction left are compared with the data, which may be another by now
+        return ingest(data, destination)
+    if model.classes is not None:
+        return open_data(DataSpec(path=data, target=[-1], one_hot=True), work)
+    names = model.target_names
+    try:
+        return ingest(data, destination, target=names)
+    except (DataError, ParameterError):
+        return ingest(data, destination, target=list(range(-model.num_targets, 0)))
