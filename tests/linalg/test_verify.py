@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from zarr.storage import MemoryStore
 
+from dkrr.chunks import write_json
 from dkrr.dataset import RowArray
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DamagedChunkError
-from dkrr.jobs.inspection import verify
+from dkrr.jobs.inspection import describe, verify
 from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import factorise
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.keys import factor_fields, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.solution import Solution
 from dkrr.linalg.verify import (
     _factor_errors,
     factor_sample_agrees,
@@ -29,6 +32,7 @@ from dkrr.linalg.verify import (
     verify_factor,
     verify_gram,
 )
+from dkrr.model import Model
 from dkrr.tiles import TileMatrix
 from tests.faults import DAMAGES, FaultyStore, swap
 from tests.linalg.helpers import dense, operator, rows
@@ -235,3 +239,35 @@ def test_info_says_nothing_about_entries_of_a_factor_whose_rows_are_elsewhere(tm
     swap(path / "c/1/0", path / "c/2/0")
     assert verify(str(path)) == []
     assert isinstance(system.kernel, RBF)
+
+
+def test_a_run_is_verified_with_its_model_and_what_it_keeps(tmp_path: Path) -> None:
+    data = rows(tmp_path, n=200)
+    system = operator(data)
+    path = tmp_path / "factors" / "x.zarr"
+    fields = factor_fields(system, "float64", None, "test")
+    factorise(
+        system, TileMatrix.create(str(path), system.grid, dtype="float64", attributes=fields), InProcessExecutor()
+    )
+    solution = Solution(
+        solver="cholesky", precision="float64", converged=True, num_iterations=0, relative_residual=[0.0],
+        backward_error=[0.0],
+    )  # fmt: skip
+    coefficients = ArrayRows(np.ones((200, 1)))
+    run = tmp_path / "run"
+    Model(kernel=system.kernel, x_fit=data.X, dual_coef=coefficients, solution=solution).save(run / "model.zarr")
+    for name in ("job.json", "plan.json"):
+        write_json(str(run), name, {})
+    result = {"model_path": "", "relative_residual": [1e-12], "seconds": {"total": 1.0}, "kept": {str(path): 1}}
+    write_json(str(run), "result.json", result)
+    assert describe(str(run)).kind == "run"
+    assert verify(str(run)) == []
+    DAMAGES["flipped"](path / "c/1/0")
+    DAMAGES["deleted"](run / "model.zarr/dual_coef/c/0/0")
+    (run / "plan.json").unlink()
+    (run / "result.json.0f.partial").write_bytes(b"")
+    problems = verify(str(run))
+    assert problems[0] == "plan.json is missing"
+    assert problems[1].startswith("dual_coef/c/0/0 of ")
+    assert problems[2].startswith(f"{path}: tile (1, 0) is damaged (crc32c ")
+    assert problems[3:] == ["result.json.0f.partial is left by an interrupted write"]
