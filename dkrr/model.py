@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -325,9 +324,3 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
         if values is not None and values.shape != (count,):
             raise ValueError(f"{name} has shape {values.shape}, ({count},) expected")
     return model
-
-
-def iterate_blocks(num_rows: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of prediction blocks."""
-    for start in range(0, num_rows, BLOCK_ROWS):
-        yield start, min(start + BLOCK_ROWS, num_rows)

@@ -25,7 +25,7 @@ from dkrr.fitting import BASELINE_BYTES, choose_gram, choose_tile_size, task_byt
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec, StorageSpec
 from dkrr.kernels import Kernel
-from dkrr.stores import is_url, local_root, place, read_json
+from dkrr.stores import is_url, local_root, read_json
 from dkrr.tiles import TileGrid
 
 __all__ = ["Plan", "make_plan", "plan"]
@@ -176,7 +176,13 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any) -> Plan:
         "right-hand sides": 4 * 8 * grid.num_tiles * b * t,
         "model": 8 * n * (d + t),
     }
-    present = _present_bytes(store, grid, itemsize)
+    wanted = {
+        "kernel": None if resolved is None else json.loads(json.dumps(resolved.to_dict())),
+        "rows_digest": train.digest,
+        "n": n,
+        "tile_size": b,
+    }
+    present = _present_bytes(store, grid, wanted, alpha)
     free = _free_bytes(store)
     needed = max(0, sum(disk.values()) - present)
     if not refusal and free is not None and needed + DISK_RESERVE_BYTES > free:
@@ -244,17 +250,20 @@ def _memory_limit(job: JobSpec, workers: int) -> int | None:
     return int(limit)
 
 
-def _present_bytes(store: Any, grid: TileGrid, itemsize: int) -> int:
-    """Bytes of tiles of arrays in the store that this job would go on writing (same n and tile size)."""
+def _present_bytes(store: Any, grid: TileGrid, wanted: dict[str, Any], alpha: list[float]) -> int:
+    """Bytes of valid tiles that this job goes on writing: arrays whose key has the same fields, and one of its alphas.
+
+    The BLAS kernel is not compared: which one the workers have is known only when they run.
+    """
     root = local_root(store)
     if root is None:
         return 0
     total = 0
     for folder in ("factors", "grams"):
         for path in sorted((root / folder).glob("*.zarr")):
-            document = read_json(str(path), "zarr.json") or {}
-            chunks = document.get("chunk_grid", {}).get("configuration", {}).get("chunk_shape")
-            if document.get("shape") == [grid.n, grid.n] and chunks == [grid.tile_size, grid.tile_size]:
+            fields = (read_json(str(path), "zarr.json") or {}).get("attributes", {})
+            same = all(fields.get(name) == value for name, value in wanted.items())
+            if same and (folder == "grams" or fields.get("alpha") in alpha):
                 array = ChunkArray.open(str(path))
                 total += sum(array.chunk_bytes + 4 for key in grid.lower() if array.is_valid(key))
     return total
@@ -275,8 +284,3 @@ def _size(num_bytes: float) -> str:
     from dask.utils import format_bytes
 
     return format_bytes(int(num_bytes))
-
-
-def location_in(store: Any, *names: str) -> Any:
-    """A place below the store."""
-    return place(store, *names)

@@ -24,7 +24,7 @@ from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.keys import gram_fields, key_of
-from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.linalg.operators import RidgeOperator, Rows, open_rows
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.verify import gram_samples_agree
 from dkrr.stores import place
@@ -94,7 +94,8 @@ def build_gram(
 ) -> RunSummary:
     """Compute every tile of K that is not valid; a tile found damaged is computed again."""
     task = GramTask(operator, gram)
-    nodes = gram_nodes(gram.grid, 10)
+    rows = operator.rows
+    nodes = gram_nodes(gram.grid, 1 if rows is None else open_rows(rows.store, rows.digest).num_features)
     repairs = Repairs()
     while True:
         try:

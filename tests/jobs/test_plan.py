@@ -97,6 +97,9 @@ def test_what_is_there_is_counted(tmp_path: Path) -> None:
     after = plan(document)
     assert after.disk_present_bytes == before.disk_bytes["factor"]
     assert after.disk_needed_bytes < before.disk_needed_bytes
+    # the factor of another ridge or kernel has the same shape, and saves this job nothing
+    assert plan(document | {"model": {"kernel": "rbf", "alpha": 0.2}}).disk_present_bytes == 0
+    assert plan(document | {"model": {"kernel": "rbf", "alpha": 0.1, "gamma": 0.7}}).disk_present_bytes == 0
 
 
 def test_a_plan_is_public(tmp_path: Path) -> None:
