@@ -166,7 +166,7 @@ def _fit(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, dir
         plan=plan,
         seconds={},
         tiles_computed=factor.num_computed,
-        tiles_total=factor.num_tasks,
+        tiles_total=result.operator.grid.num_lower * len(result.factors),
         flops_per_second=rate,
         peak_rss_bytes={},
         client_peak_rss_bytes=0,

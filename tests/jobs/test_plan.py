@@ -102,6 +102,20 @@ def test_what_is_there_is_counted(tmp_path: Path) -> None:
     assert plan(document | {"model": {"kernel": "rbf", "alpha": 0.1, "gamma": 0.7}}).disk_present_bytes == 0
 
 
+def test_a_repair_during_the_solve_counts_every_tile_once(tmp_path: Path) -> None:
+    from dkrr.jobs.run import fit_job
+    from dkrr.jobs.spec import JobSpec
+
+    spec = JobSpec.from_dict(job(tmp_path))
+    assert fit_job(spec).tiles_total == 28
+    (chunk,) = (tmp_path / "runs/store/factors").glob("*.zarr/c/3/1")
+    data = bytearray(chunk.read_bytes())
+    data[100 * 100 * 4] ^= 1
+    chunk.write_bytes(data)
+    again = fit_job(spec)
+    assert (again.tiles_computed, again.tiles_total) == (1, 28)
+
+
 def test_a_plan_is_public(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('[data]\npath = "generate:friedman?n=300&d=5&seed=0"\n[model]\nkernel = "rbf"\n')
