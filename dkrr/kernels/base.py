@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dkrr.errors import ParameterError
 from dkrr.kernels.checks import as_rows, check_features, check_out, finite_guard, overflow, positive
+from dkrr.kernels.pairwise import Pairwise
 from dkrr.kernels.strips import Fill, FloatArray, fill_rectangle, fill_symmetric, strip_shape
 
 __all__ = ["Constant", "Kernel", "Product", "Sum"]
@@ -46,6 +47,11 @@ class Kernel(ABC):
     def bounded(self) -> bool:
         """Whether ``_fill`` proves from its operands that every value is finite, so that no strip is checked."""
         return False
+
+    @property
+    def pairwise(self) -> Pairwise | None:
+        """The kernel, resolved, as a function of one distance or inner product; None if it is no such function."""
+        return None
 
     @abstractmethod
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:

@@ -14,6 +14,7 @@ import numpy as np
 
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.checks import LIMIT, finite, overflow, positive
+from dkrr.kernels.pairwise import Pairwise
 from dkrr.kernels.strips import Fill, FloatArray
 
 __all__ = ["Cosine", "Linear", "Polynomial", "Sigmoid"]
@@ -68,6 +69,10 @@ class Linear(Kernel):
     def positive_semidefinite(self) -> bool:
         return True
 
+    @property
+    def pairwise(self) -> Pairwise | None:
+        return Pairwise(distance="inner", profile="power", c=1.0)
+
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
         return _product(A, _transposed(B))
 
@@ -108,6 +113,12 @@ class Polynomial(Kernel):
     def resolve(self, num_features: int) -> Self:
         super().resolve(num_features)
         return self if self.gamma is not None else dataclasses.replace(self, gamma=1.0 / num_features)
+
+    @property
+    def pairwise(self) -> Pairwise | None:
+        if self.gamma is None or not isinstance(self.degree, int) or self.degree > MAX_REPEATED:
+            return None
+        return Pairwise(distance="inner", profile="power", c=self.gamma, coef0=self.coef0, degree=self.degree)
 
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
         scratch = np.empty(entries)

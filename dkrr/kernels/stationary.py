@@ -7,7 +7,7 @@ Squared distances come from one matrix product of augmented rows,
 so that a strip is written once, already scaled, and two elementwise passes finish it. The sum cancels for rows that are
 close to each other and far from the origin: absolute error about eps c (|a|^2 + |b|^2). The caller centres the rows;
 the remaining error is clipped at 0. Kernels whose slope in |a - b|^2 is infinite at 0 (laplacian, matern with nu = 0.5)
-would turn eps into sqrt(eps) and take the exact differences of ``cdist`` instead.
+would turn eps into sqrt(eps) and take exact differences instead: compiled for blocks of many columns, else ``cdist``.
 
 Every kernel takes ``length_scale``, a number or one per feature, by which features are divided before anything else.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from scipy.spatial.distance import cdist
@@ -24,6 +24,7 @@ from scipy.spatial.distance import cdist
 from dkrr.errors import ParameterError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.checks import LIMIT, overflow, positive, positive_or_vector, rescale
+from dkrr.kernels.pairwise import Pairwise, compiled_fill, worth_compiling
 from dkrr.kernels.strips import Fill, FloatArray
 
 __all__ = ["RBF", "Laplacian", "Matern"]
@@ -116,6 +117,12 @@ class RBF(_WithGamma):
 
     name = "rbf"
 
+    @property
+    def pairwise(self) -> Pairwise | None:
+        if self.gamma is None:
+            return None
+        return Pairwise(distance="squared", profile="exp", c=self.gamma, length_scale=self.length_scale)
+
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
         left, right = self._squared_distances(A, B, -(self.gamma or 1.0 / A.shape[1]))
 
@@ -139,7 +146,16 @@ class Laplacian(_WithGamma):
 
     name = "laplacian"
 
+    @property
+    def pairwise(self) -> Pairwise | None:
+        if self.gamma is None:
+            return None
+        return Pairwise(distance="manhattan", profile="exp", c=self.gamma, length_scale=self.length_scale)
+
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
+        form = self.pairwise
+        if form is not None and worth_compiling(form, len(B), A.shape[1]):
+            return compiled_fill(form, A, B, self.describe())
         gamma = self.gamma or 1.0 / A.shape[1]
         distances = self._distances(A, B, "cityblock")
 
@@ -175,6 +191,18 @@ class Matern(_Stationary):
             raise ParameterError(f"nu = {self.nu!r} for kernel {self.name!r}", hint="0.5, 1.5 or 2.5 is expected")
         object.__setattr__(self, "nu", float(self.nu))
 
+    @property
+    def pairwise(self) -> Pairwise | None:
+        profiles: dict[float, Literal["matern12", "matern32", "matern52"]]
+        profiles = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+        return Pairwise(
+            distance="squared",
+            profile=profiles[self.nu],
+            c=2.0 * self.nu,
+            length_scale=self.length_scale,
+            exact=self.nu == 0.5,
+        )
+
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
         if self.nu == 0.5:
             return self._exponential(A, B)
@@ -200,6 +228,9 @@ class Matern(_Stationary):
         return fill
 
     def _exponential(self, A: FloatArray, B: FloatArray) -> Fill:
+        form = self.pairwise
+        if form is not None and worth_compiling(form, len(B), A.shape[1]):
+            return compiled_fill(form, A, B, self.describe())
         distances = self._distances(A, B, "euclidean")
 
         def fill(rows: slice, columns: slice, strip: FloatArray) -> None:

@@ -8,17 +8,16 @@ m n kernel entries and 2 m n t flops.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.kernels import Kernel
-from dkrr.tiles.blas import buffer
+from dkrr.linalg.products import kernel_product
 
 __all__ = ["ArrayRows", "RowSource", "predict_block"]
 
-STRIP_ROWS = 256
 TRAIN_ROWS = 2048
 
 
@@ -58,20 +57,19 @@ def predict_block(
 ) -> NDArray[np.float64]:
     """k(z, X) @ dual_coef (m, t) for rows z (m, d) that fit into memory.
 
-    The order of the sum is that of the training rows in blocks of 2,048, whatever the number of rows in ``z``.
+    The order of the sum is that of the training rows in equal blocks of at most 2,048, whatever the number of rows in
+    ``z``. Where :func:`~dkrr.linalg.products.kernel_product` is compiled (known kernels, at most 64 features and 32
+    targets, at least 1,024 training rows) a row's prediction has the same bits however ``z`` is cut into calls;
+    elsewhere it depends on the cut by rounding, because matrix products do.
     """
     result = np.zeros((len(z), dual_coef.num_columns))
     if center is not None:
         z = z - center
-    for start in range(0, x.num_rows, TRAIN_ROWS):
-        stop = min(start + TRAIN_ROWS, x.num_rows)
+    num_blocks = max(1, -(-x.num_rows // TRAIN_ROWS))
+    for i in range(num_blocks):
+        start, stop = i * x.num_rows // num_blocks, (i + 1) * x.num_rows // num_blocks
         rows = x.read(start, stop)
         if center is not None:
             rows = rows - center
-        coefficients = dual_coef.read(start, stop)
-        for first in range(0, len(z), STRIP_ROWS):
-            strip = z[first : first + STRIP_ROWS]
-            block: Any = buffer("strip", (len(strip), stop - start), np.float64)
-            kernel.block(strip, rows, block)
-            result[first : first + STRIP_ROWS] += block @ coefficients
+        kernel_product(kernel, z, rows, dual_coef.read(start, stop), result)
     return result

@@ -1,0 +1,194 @@
+"""Kernels whose entries compiled code evaluates: a function of one distance or one inner product of two rows.
+
+A kernel says so with a :class:`Pairwise`. Here its rows are scaled, checked and packed; :mod:`dkrr.kernels.compiled`
+does the rest. That module, and Numba with it, is imported on the first use of :func:`pack`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.kernels.checks import LIMIT, overflow, rescale
+from dkrr.kernels.strips import Fill, FloatArray
+
+__all__ = ["Packed", "Pairwise", "compiled_fill", "pack", "pack_rows", "pack_sums", "worth_compiling"]
+
+# Columns from which compiled code is used. Below, a product takes milliseconds with NumPy, Numba's import 0.3 s. It is
+# the columns that decide (in a prediction: the training rows), so that one row is predicted like a thousand.
+MIN_COLUMNS = 1024
+# Features up to which compiled code beats a matrix product and NumPy's elementwise passes; 1-norms have no product.
+MAX_FEATURES = 64
+# Of numbers that are multiplied in float32.
+LIMIT_SINGLE = 1e36
+# Terms of an exponent from which float32 takes the differences of two rows instead of their inner product: the sum
+# c |a|^2 + c |b|^2 - 2 c a.b is off by about 6e-8 of the largest of its terms.
+MAX_TERM_SINGLE = 6.0
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairwise:
+    """profile(x) of one number x a pair of rows.
+
+    Parameters
+    ----------
+    distance
+        "squared": x = c |a - b|^2; "manhattan": x = c |a - b|_1, both of rows divided by ``length_scale``;
+        "inner": x = c a.b + coef0.
+    profile
+        "exp": exp(-x). "matern12", "matern32", "matern52": with r = sqrt(x) exp(-r), (1 + r) exp(-r),
+        (1 + r + r^2 / 3) exp(-r). "power": x^degree.
+    exact
+        A squared distance is always summed from differences, also in float64: the slope of the profile is infinite at
+        0.
+    """
+
+    distance: Literal["squared", "manhattan", "inner"]
+    profile: Literal["exp", "matern12", "matern32", "matern52", "power"]
+    c: float
+    length_scale: float | tuple[float, ...] = 1.0
+    coef0: float = 0.0
+    degree: int = 1
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows of both sides as compiled code takes them.
+
+    ``rows`` (blocks, d, ROWS) with ``row_offsets``, ``columns`` (panels, d, panel) with ``column_offsets``; zeros where
+    there is no row.
+    """
+
+    distance: str
+    profile: str
+    width: int
+    rows: NDArray[Any]
+    row_offsets: NDArray[Any]
+    columns: NDArray[Any]
+    column_offsets: NDArray[Any]
+    factor: NDArray[Any]
+    degree: int
+
+    @property
+    def panel(self) -> int:
+        """Columns in a panel."""
+        return int(self.columns.shape[2])
+
+
+def worth_compiling(form: Pairwise, num_columns: int, num_features: int) -> bool:
+    """Whether compiled code is used for blocks with that many columns."""
+    return num_columns >= MIN_COLUMNS and (num_features <= MAX_FEATURES or form.distance == "manhattan")
+
+
+def pack(
+    form: Pairwise, A: FloatArray, B: FloatArray, dtype: Any, description: str, *, same: bool = False
+) -> Packed | None:
+    """Scale, check and pack rows A (m, d) and B (n, d).
+
+    Returns
+    -------
+    None where an intermediate value could leave the range of ``dtype``: the caller then evaluates in blocks, which
+    check every value.
+
+    Raises
+    ------
+    DataError
+        A feature is not finite, or distances overflow.
+    """
+    from dkrr.kernels import compiled
+
+    A, B = rescale(A, form.length_scale), rescale(B, form.length_scale)
+    with np.errstate(all="ignore"):  # overflow is checked on the next lines
+        squares_a = np.einsum("ij,ij->i", A, A)
+        squares_b = squares_a if same else np.einsum("ij,ij->i", B, B)
+        largest = max(float(squares_a.max()), float(squares_b.max())) * max(1.0, form.c)
+        if not np.isfinite(squares_a).all() or not np.isfinite(squares_b).all() or not largest < LIMIT:
+            if form.distance == "inner" and np.isfinite(A).all() and np.isfinite(B).all():
+                return None
+            raise overflow(description, A, B)
+    single = np.dtype(dtype) == np.float32
+    limit = LIMIT_SINGLE if single else LIMIT
+    if form.distance == "inner":
+        # in logarithms: the power itself may overflow
+        if form.degree * np.log(max(form.c * largest / max(1.0, form.c) + abs(form.coef0), 1.0)) >= np.log(limit):
+            return None
+    elif largest >= limit:
+        return None
+    kind: str = form.distance
+    scaled, factor = 1.0, form.c
+    norms: float | None = None
+    if form.distance == "squared":
+        unit = form.c * (LOG2E if form.profile == "exp" else 1.0)
+        term = unit * max(float(squares_a.max()), float(squares_b.max()))
+        if form.exact or (single and term > MAX_TERM_SINGLE):
+            scaled = float(np.sqrt(unit))
+        else:
+            # -unit |a - b|^2 for exp, else unit |a - b|^2
+            kind, norms = "inner", -unit if form.profile == "exp" else unit
+    elif form.distance == "manhattan":
+        factor = -form.c * LOG2E
+    width = compiled.vector_width(dtype)
+    left, right = (A, B) if scaled == 1.0 else (A * scaled, B * scaled)
+    if norms is not None:
+        offset_a, offset_b = norms * squares_a, norms * squares_b
+        left = A * (-2.0 * norms)
+    elif form.distance == "inner":
+        offset_a, offset_b = np.full(len(A), form.coef0), np.zeros(len(B))
+        left = A * form.c
+    else:
+        offset_a, offset_b = np.zeros(len(A)), np.zeros(len(B))
+    panel = compiled.PANEL_VECTORS * width
+    return Packed(
+        distance=kind,
+        profile=form.profile,
+        width=width,
+        rows=pack_rows(left, compiled.ROWS, dtype),
+        row_offsets=_padded(offset_a, compiled.ROWS, dtype),
+        columns=pack_rows(right, panel, dtype),
+        column_offsets=_padded(offset_b, panel, dtype),
+        factor=np.array([factor], dtype),
+        degree=form.degree,
+    )
+
+
+def compiled_fill(form: Pairwise, A: FloatArray, B: FloatArray, description: str) -> Fill:
+    """What fills strips of a block k(A, B) whose distances are summed from differences; packed once."""
+    from dkrr.kernels.compiled import fill_function
+
+    packed = pack(form, A, B, np.float64, description)
+    assert packed is not None  # noqa: S101  (distances in float64 either fit or raise)
+    sides = packed.rows, packed.row_offsets, packed.columns, packed.column_offsets
+    function = fill_function(packed.distance, packed.profile, packed.width)
+
+    def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
+        function(*sides, strip, packed.factor, packed.degree, rows.start, columns.start)
+
+    return fill
+
+
+def pack_rows(rows: NDArray[Any], group: int, dtype: Any) -> NDArray[Any]:
+    """Rows (n, k) as (groups, k, group), the last group filled up with zeros."""
+    n, k = rows.shape
+    groups, full = -(-n // group), n // group
+    packed = np.zeros((groups, k, group), dtype) if groups > full else np.empty((groups, k, group), dtype)
+    packed[:full] = rows[: full * group].reshape(full, group, k).transpose(0, 2, 1)
+    if groups > full:
+        packed[full, :, : n - full * group] = rows[full * group :].T
+    return packed
+
+
+def pack_sums(packed: NDArray[Any], n: int) -> NDArray[Any]:
+    """The inverse of :func:`pack_rows`: (groups, k, group) as (n, k)."""
+    groups, k, group = packed.shape
+    return packed.transpose(0, 2, 1).reshape(groups * group, k)[:n]
+
+
+def _padded(values: NDArray[Any], group: int, dtype: Any) -> NDArray[Any]:
+    padded = np.zeros(-(-len(values) // group) * group, dtype)
+    padded[: len(values)] = values
+    return padded

@@ -1,0 +1,125 @@
+"""Compiled code: its exponential, when it is loaded, and what happens where it cannot be kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dkrr.kernels import make_kernel, pairwise
+from dkrr.kernels.pairwise import Pairwise, pack
+
+
+def laplacian(x: np.ndarray, dtype: type) -> np.ndarray:
+    """exp(-x) for x (n,), through the smallest kernel there is."""
+    from dkrr.kernels.compiled import fill_function
+
+    form = Pairwise(distance="manhattan", profile="exp", c=1.0)
+    packed = pack(form, np.zeros((1, 1)), x[:, None], dtype, "laplacian")
+    assert packed is not None
+    out = np.full((1, len(x)), np.nan, dtype)
+    sides = packed.rows, packed.row_offsets, packed.columns, packed.column_offsets
+    fill_function(packed.distance, packed.profile, packed.width)(*sides, out, packed.factor, 1, 0, 0)
+    return out[0]
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 1.0), (np.float32, 1.0)])
+def test_the_exponential_is_right_to_two_units_in_the_last_place(dtype: type, largest: float) -> None:
+    x = np.concatenate([[0.0], np.linspace(0, largest, 20001), np.geomspace(1e-20, largest, 1000)]).astype(dtype)
+    exact = np.exp(-x.astype(np.longdouble))
+    error = np.abs(laplacian(x.astype(float), dtype) - exact) / exact
+    assert float(error.max()) < 2 * np.finfo(dtype).eps
+    assert laplacian(x.astype(float), dtype)[0] == 1.0
+
+
+@pytest.mark.parametrize(("dtype", "cutoff"), [(np.float64, 1000 * np.log(2)), (np.float32, 100 * np.log(2))])
+def test_the_exponential_of_large_arguments(dtype: type, cutoff: float) -> None:
+    x = np.linspace(1.0, cutoff - 0.01, 10001).astype(dtype)
+    exact = np.exp(-x.astype(np.longdouble))
+    error = np.abs(laplacian(x.astype(float), dtype) - exact) / exact
+    # half a unit in the last place of x log2(e), twice
+    assert (error < np.finfo(dtype).eps * (2 + x)).all()
+    beyond = laplacian(np.array([cutoff + 0.01, 750.0, 1e4, 1e17]), dtype)
+    assert (beyond == 0.0).all()
+    assert not np.signbit(beyond).any()
+
+
+@pytest.mark.parametrize("name", ["laplacian", "matern"])
+def test_compiled_blocks_agree_with_scipy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    A, B = rng.standard_normal((301, 7)), rng.standard_normal((1100, 7))
+    B[5] = A[0]
+    kernel = make_kernel(name, kernel_params={"nu": 0.5} if name == "matern" else None).resolve(7)
+    compiled, square = kernel.block(A, B), kernel.block(B, B, same=True)
+    monkeypatch.setattr(pairwise, "MIN_COLUMNS", 10**9)
+    np.testing.assert_allclose(compiled, kernel.block(A, B), rtol=1e-14, atol=0)
+    np.testing.assert_allclose(square, kernel.block(B, B, same=True), rtol=1e-14, atol=0)
+    assert compiled[0, 5] == 1.0
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_numba_is_loaded_by_the_first_large_block_only() -> None:
+    code = """
+import sys, numpy as np
+import dkrr
+from dkrr.linalg.products import kernel_product
+from dkrr.kernels import make_kernel
+small, large = np.ones((1000, 2)), np.ones((1024, 2))
+kernel = make_kernel("rbf", gamma=1.0)
+kernel_product(kernel, large, small, small, np.zeros((1024, 2)))
+kernel_product(make_kernel("cosine"), large, large, large, np.zeros((1024, 2)))
+print("numba" in sys.modules)
+kernel_product(kernel, small, large, large, np.zeros((1000, 2)))
+print("numba" in sys.modules)
+"""
+    assert run(code).split() == ["False", "True"]
+
+
+def test_it_works_where_compiled_code_cannot_be_kept() -> None:
+    # what Numba raises when neither the package's folder nor the user's cache folder can be written
+    code = """
+import numba.core.caching as caching
+class Nowhere:
+    @classmethod
+    def from_function(cls, *_):
+        return None
+for implementation in (caching.CompileResultCacheImpl,):
+    implementation._locator_classes = [Nowhere]
+import numpy as np
+from dkrr.linalg.products import kernel_product
+from dkrr.kernels import make_kernel
+rows, out = np.ones((1024, 2)), np.zeros((1024, 1))
+kernel_product(make_kernel("rbf", gamma=1.0), rows, rows, np.ones((1024, 1)), out)
+print((out == 1024).all())
+"""
+    assert run(code).split() == ["True"]
+
+
+def test_compiled_code_is_kept_between_processes(tmp_path: Path) -> None:
+    code = """
+import numpy as np
+from dkrr.kernels.compiled import fill_function, vector_width
+from tests.kernels.test_compiled import laplacian
+laplacian(np.ones(5), np.float64)
+stats = fill_function("manhattan", "exp", vector_width(np.float64)).stats
+print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+"""
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert run(code, **environment).split() == ["0", "1"]
+    assert run(code, **environment).split() == ["1", "0"]

@@ -1,0 +1,208 @@
+"""Fused products against dense matrices: every kernel, ragged sizes, both precisions, both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.errors import DataError
+from dkrr.kernels import Constant, Kernel, Linear, make_kernel, pairwise
+from dkrr.linalg.products import kernel_product
+from tests.reference import reference_kernel
+
+TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
+ARD = [0.5, 1.0, 2.0, 3.0, 0.25]
+
+
+def matern(nu: float, length_scale: Any = 1.0) -> Kernel:
+    return make_kernel("matern", kernel_params={"nu": nu, "length_scale": length_scale})
+
+
+COMPILED: dict[str, Kernel] = {
+    "rbf": make_kernel("rbf", gamma=0.05),
+    "rbf, narrow": make_kernel("rbf", gamma=5.0),
+    "rbf, one length scale a feature": make_kernel("rbf", gamma=0.3, kernel_params={"length_scale": ARD}),
+    "laplacian": make_kernel("laplacian"),
+    "laplacian, one length scale a feature": make_kernel("laplacian", kernel_params={"length_scale": ARD}),
+    "matern 0.5": matern(0.5),
+    "matern 1.5": matern(1.5),
+    "matern 1.5, narrow": matern(1.5, 0.2),
+    "matern 2.5, one length scale a feature": matern(2.5, ARD),
+    "poly": make_kernel("poly"),
+    "poly of degree 1": make_kernel("poly", degree=1, gamma=2.0),
+    "linear": Linear(),
+}
+BLOCKS: dict[str, Kernel] = {
+    "poly of degree 2.5": make_kernel("poly", degree=2.5, gamma=0.01, coef0=2.0),
+    "poly of degree 12": make_kernel("poly", degree=12, gamma=0.1),
+    "cosine": make_kernel("cosine"),
+    "sigmoid": make_kernel("sigmoid", gamma=0.1),
+    "sum": make_kernel("rbf") + make_kernel("laplacian") + 0.5,
+    "product": 3 * make_kernel("rbf") * Linear(),
+    "constant": Constant(value=2.0),
+}
+
+
+@pytest.fixture
+def always_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairwise, "MIN_COLUMNS", 1)
+
+
+def relative(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+def check_product(kernel: Kernel, m: int, n: int, t: int, s: int, precision: Any, d: int = 5, seed: int = 0) -> None:
+    """Every law of a product at one size: added to what is there, both directions, symmetric blocks."""
+    rng = np.random.default_rng(seed)
+    kernel = kernel.resolve(d)
+    a, b = rng.standard_normal((m, d)), rng.standard_normal((n, d))
+    b[0] = a[0]
+    v, u = rng.standard_normal((n, t)), rng.standard_normal((m, s))
+    start, start_t = rng.standard_normal((m, t)), rng.standard_normal((n, s))
+    dense = reference_kernel(kernel.to_dict(), a, b)
+    bar = TOLERANCE[precision]
+    out, out_t = start.copy(), start_t.copy()
+    kernel_product(kernel, a, b, v, out, u=u, out_t=out_t, precision=precision)
+    # of the magnitudes that are added up: with one row or column a sum may cancel by itself
+    scale, scale_t = np.abs(dense) @ np.abs(v), np.abs(dense).T @ np.abs(u)
+    assert np.linalg.norm(out - start - dense @ v) < bar * np.linalg.norm(scale + np.abs(start))
+    assert np.linalg.norm(out_t - start_t - dense.T @ u) < bar * np.linalg.norm(scale_t + np.abs(start_t))
+    alone = start.copy()
+    kernel_product(kernel, a, b, v, alone, precision=precision)
+    np.testing.assert_array_equal(alone, out, err_msg="the transposed product changes the plain one")
+
+    square = reference_kernel(kernel.to_dict(), b, b)
+    np.fill_diagonal(square, kernel.diag(b))
+    out = np.zeros((n, t))
+    kernel_product(kernel, b, b, v, out, same=True, precision=precision)
+    assert np.linalg.norm(out - square @ v) < bar * np.linalg.norm(np.abs(square) @ np.abs(v))
+
+
+SIZES = [(1, 1, 1, 1), (7, 255, 3, 1), (257, 7, 1, 3), (255, 257, 17, 2), (70, 1000, 1, 17), (300, 600, 40, 40)]
+
+
+@pytest.mark.usefixtures("always_compiled")
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("kernel", COMPILED.values(), ids=COMPILED.keys())
+def test_laws_of_compiled_products(kernel: Kernel, precision: str) -> None:
+    for seed, size in enumerate(SIZES):
+        check_product(kernel, *size, precision, seed=seed)
+    check_product(kernel, 31, 40, 2, 2, precision, d=5)
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("kernel", {**COMPILED, **BLOCKS}.values(), ids={**COMPILED, **BLOCKS}.keys())
+def test_laws_of_products_in_blocks(kernel: Kernel, precision: str) -> None:
+    for seed, size in enumerate(SIZES):
+        check_product(kernel, *size, precision, seed=seed)
+
+
+@pytest.mark.usefixtures("always_compiled")
+@pytest.mark.parametrize("name", ["rbf", "laplacian", "linear"])
+@pytest.mark.parametrize("d", [1, 2, 63, 64, 65, 200])
+def test_any_number_of_features(name: str, d: int) -> None:
+    for precision in TOLERANCE:
+        check_product(make_kernel(name), 30, 80, 1, 1, precision, d=d)
+
+
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+@pytest.mark.parametrize(("precision", "bar"), [("float64", 1e-13), ("float32", 1e-6)])
+@pytest.mark.parametrize("t", [1, 3])
+def test_error_of_the_norm_also_far_from_the_origin(shift: float, precision: Any, bar: float, t: int) -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.standard_normal((3000, 10))
+    v = rng.standard_normal((3000, t))
+    for kernel in (make_kernel("rbf", gamma=0.05), matern(0.5), matern(1.5), matern(2.5), make_kernel("laplacian")):
+        kernel = kernel.resolve(10)
+        moved = rows + shift
+        exact = reference_kernel(kernel.to_dict(), moved[:500], moved) @ v
+        centred = moved - moved.mean(axis=0)
+        out = np.zeros((500, t))
+        kernel_product(kernel, centred[:500], centred, v, out, precision=precision)
+        assert relative(out, exact) < bar, kernel
+        out = np.zeros((3000, t))
+        kernel_product(kernel, centred, centred, v, out, same=True, precision=precision)
+        assert relative(out[:500], exact) < bar, kernel
+
+
+@pytest.mark.usefixtures("always_compiled")
+@pytest.mark.parametrize("name", ["rbf", "matern", "poly", "laplacian"])
+def test_a_row_has_the_same_bits_whatever_its_neighbours(name: str) -> None:
+    rng = np.random.default_rng(4)
+    a, b, v = rng.standard_normal((301, 6)), rng.standard_normal((700, 6)), rng.standard_normal((700, 3))
+    kernel = make_kernel(name).resolve(6)
+    whole = np.zeros((301, 3))
+    kernel_product(kernel, a, b, v, whole)
+    for cuts in ([1, 2, 5, 130], [64, 131], [299]):
+        for part, expected in zip(np.split(a, cuts), np.split(whole, cuts), strict=True):
+            out = np.zeros((len(part), 3))
+            kernel_product(kernel, part, b, v, out)
+            np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.usefixtures("always_compiled")
+def test_the_diagonal_is_exact_for_rows_far_from_the_origin() -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((100, 3)) * 1e-3 + 1e6  # not centred: entries are noise, the diagonal is not
+    v = np.zeros((100, 1))
+    v[37] = 1.0
+    for precision in ("float64", "float32"):
+        out = np.zeros((100, 1))
+        kernel_product(make_kernel("rbf", gamma=1.0), rows, rows, v, out, same=True, precision=precision)  # type: ignore[arg-type]
+        assert out[37, 0] == 1.0
+        assert np.isfinite(out).all()
+        assert out.max() <= 1.0
+
+
+@pytest.mark.usefixtures("always_compiled")
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e30, 1e200])
+def test_float32_does_not_care_for_the_size_of_vectors(size: float) -> None:
+    rng = np.random.default_rng(6)
+    a, v = rng.standard_normal((90, 4)), rng.standard_normal((90, 2))
+    kernel = make_kernel("rbf").resolve(4)
+    out, large = np.zeros((90, 2)), np.zeros((90, 2))
+    kernel_product(kernel, a, a, v, out, same=True, precision="float32")
+    kernel_product(kernel, a, a, v * [1.0, size], large, same=True, precision="float32")
+    np.testing.assert_allclose(large / [1.0, size], out, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("always_compiled")
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("name", ["rbf", "laplacian", "matern"])
+def test_entries_that_underflow_are_zero(name: str, precision: Any) -> None:
+    a, b = np.zeros((5, 2)), np.full((40, 2), 1e5)
+    b[7] = 0.0
+    v = np.arange(1.0, 41.0)[:, None]
+    out = np.zeros((5, 1))
+    kernel_product(make_kernel(name, gamma=1.0) if name != "matern" else matern(1.5), a, b, v, out, precision=precision)
+    np.testing.assert_array_equal(out, 8.0)
+
+
+@pytest.mark.usefixtures("always_compiled")
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("name", ["rbf", "laplacian", "matern", "poly", "linear"])
+def test_what_is_not_finite_is_named(name: str, precision: Any) -> None:
+    good, bad = np.ones((20, 3)), np.ones((20, 3))
+    bad[4, 1] = np.nan
+    kernel, v = make_kernel(name).resolve(3), np.ones((20, 1))
+    with pytest.raises(DataError, match=r"B\[4, 1\] = nan"):
+        kernel_product(kernel, good, bad, v, np.zeros((20, 1)), precision=precision)
+    bad[4, 1] = np.inf
+    with pytest.raises(DataError, match=r"A\[4, 1\] = inf"):
+        kernel_product(kernel, bad, good, v, np.zeros((20, 1)), precision=precision)
+    huge = np.full((20, 3), 1e160)
+    with pytest.raises(DataError, match="scale the features"):
+        kernel_product(kernel, huge, huge, v, np.zeros((20, 1)), precision=precision)
+
+
+@pytest.mark.usefixtures("always_compiled")
+def test_rows_beyond_the_range_of_float32_are_evaluated_in_float64() -> None:
+    rng = np.random.default_rng(7)
+    a = rng.standard_normal((30, 3)) * 1e25
+    kernel = make_kernel("rbf", gamma=1e-50).resolve(3)
+    v, out = rng.standard_normal((30, 1)), np.zeros((30, 1))
+    kernel_product(kernel, a, a, v, out, same=True, precision="float32")
+    assert relative(out, reference_kernel(kernel.to_dict(), a, a) @ v) < 1e-6
