@@ -5,46 +5,24 @@ Two verbs, split by what they need to know: ``prepare`` sees only the matrix, ``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from dkrr.engine.tasks import Executor, Progress, RunSummary
+from dkrr.engine.tasks import RunSummary
 from dkrr.errors import DamagedChunkError, ResidualError
 from dkrr.linalg.cholesky import factorise
 from dkrr.linalg.keys import factor_fields, key_of
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs
-from dkrr.linalg.residual import ResidualTask, residual_norms
+from dkrr.linalg.residual import residual_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.linalg.triangular import BlockColumns, SweepTask, sweep
+from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
 from dkrr.stores import place
 from dkrr.tiles import TileMatrix
 
 __all__ = ["CholeskyFactor", "CholeskySolver", "Workspace"]
-
-
-@dataclass
-class Workspace:
-    """Where a solve keeps its arrays and who runs its tasks; collects what every phase did.
-
-    ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase).
-    """
-
-    store: Any
-    executor: Executor
-    progress: Progress | None = None
-    blas: str = ""
-    durable: bool = False
-    phases: dict[str, RunSummary] = field(default_factory=dict)
-
-    def record(self, phase: str, summary: RunSummary) -> RunSummary:
-        """Add the figures of a phase."""
-        if phase in self.phases:
-            self.phases[phase].merge(summary)
-        else:
-            self.phases[phase] = summary
-        return summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +105,7 @@ class CholeskyFactor:
         for source, result, direction in ((rhs, forward, "forward"), (forward, backward, "backward")):
             task = SweepTask(self.factor, source, result, direction)  # type: ignore[arg-type]
             work.record("solve", self._sweep(task))
-        norms = residual_norms(ResidualTask(self.operator, rhs, backward), work.executor, work.progress)
-        work.record("residual", norms.summary)
+        norms = residual_norms(self.operator, rhs, backward, work, rhs.array.store)
         bar = backward_error_bar(rhs.grid.n, precision)
         worst = max(norms.backward_error)
         if not worst <= bar:

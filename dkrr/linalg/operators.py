@@ -7,7 +7,6 @@ weighting and every alpha.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -19,12 +18,10 @@ from dkrr.chunks import FloatArray
 from dkrr.dataset import Dataset, open_dataset
 from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel
+from dkrr.linalg.pairs import Entries, KernelEntries, Pair, StoredEntries, entry_nanoseconds, super_blocks
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer
 
 __all__ = ["RidgeOperator", "Rows", "open_rows"]
-
-STRIP_ROWS = 256
 
 FloatMatrix = NDArray[np.float64]
 
@@ -154,53 +151,49 @@ class RidgeOperator:
         span = self.grid.span(i)
         return self.rows.root_weight(span.start, span.stop)
 
-    def matmul_rows(self, i: int, read: Callable[[int, int], FloatMatrix], num_columns: int) -> tuple[Any, Any]:
-        """Row block i of A V, and the sums of |a_pq| over its rows; V (n, t) comes from ``read(start, stop)``.
+    @property
+    def num_features(self) -> int:
+        """d of the rows; 1 for a precomputed matrix."""
+        return 1 if self.rows is None else open_rows(self.rows.store, self.rows.digest).num_features
 
-        Matrix-free (or from the given matrix), in strips that stay in the cache; no stored Gram tile of a kernel is
-        ever used, so that the product is independent of what the factorisation read.
+    def root_weights(self) -> FloatMatrix | None:
+        """The diagonal of S (n,), None when the operator is not weighted."""
+        return self.rows.root_weight(0, self.grid.n) if self.weighted and self.rows is not None else None
+
+    def entries(self, *, use_gram: bool = False) -> Entries:
+        """Where a product takes the entries of K from: the kernel and the rows, or the matrix that was given.
+
+        Parameters
+        ----------
+        use_gram
+            Take stored tiles of a kernel where there are some. They may hold anything that passes a checksum, so the
+            residual does without.
+        """
+        if self.gram is not None and (use_gram or self.kernel is None):
+            return StoredEntries(self.gram)
+        if self.kernel is None or self.rows is None:
+            raise StoreError("the operator has neither a kernel nor a matrix", hint="give the matrix again")
+        return KernelEntries(self.kernel, self.rows, self.num_features)
+
+    def super_blocks(self, *, use_gram: bool = False, num_blocks: int | None = None) -> TileGrid:
+        """The partition of the rows for products; see :func:`~dkrr.linalg.pairs.super_blocks`."""
+        stored = self.gram is not None and (use_gram or self.kernel is None)
+        kernel, tile_size = (None, self.grid.tile_size) if stored else (self.kernel, None)
+        return super_blocks(self.grid.n, entry_nanoseconds(kernel, self.num_features), tile_size, num_blocks)
+
+    def matmul(self, v: FloatMatrix) -> FloatMatrix:
+        """A V (n, t) in this process, matrix-free (or from the given matrix), each entry evaluated once.
 
         Cost
         ----
-        n b kernel entries and 2 n b t flops; memory for one strip.
+        n^2 / 2 kernel entries and 2 n^2 t flops; memory for two blocks of rows and one strip, and 3 n t numbers.
         """
-        span = self.grid.span(i)
-        product = np.zeros((self.grid.rows(i), num_columns))
-        row_sums = np.zeros(self.grid.rows(i))
-        left = self.root_weight(i)
-        a = None if self.kernel is None or self.rows is None else self.rows.read(span.start, span.stop)
-        for j in range(self.grid.num_tiles):
-            columns = self.grid.span(j)
-            v = read(columns.start, columns.stop)
-            right = self.root_weight(j)
-            b = None if a is None or self.rows is None else self.rows.read(columns.start, columns.stop)
-            for start in range(0, len(product), STRIP_ROWS):
-                rows = slice(start, min(start + STRIP_ROWS, len(product)))
-                if a is not None and b is not None:
-                    strip = self._strip(a, b, rows, i == j)
-                else:
-                    strip = self._given_strip(i, j, rows)
-                if left is not None and right is not None:
-                    strip *= left[rows, None]
-                    strip *= right[None, :]
-                if i == j:
-                    index = np.arange(rows.start, rows.stop)
-                    strip[index - rows.start, index] += self.alpha
-                product[rows] += strip @ v
-                row_sums[rows] += np.abs(strip, out=strip).sum(axis=1)
-        return product, row_sums
-
-    def _strip(self, a: FloatMatrix, b: FloatMatrix, rows: slice, diagonal: bool) -> FloatMatrix:
-        assert self.kernel is not None  # noqa: S101  (narrows the type)
-        strip: FloatMatrix = self.kernel.block(a[rows], b, buffer("strip", (rows.stop - rows.start, len(b)), float))
-        if diagonal:
-            index = np.arange(rows.start, rows.stop)
-            strip[index - rows.start, index] = self.kernel.diag(a[rows])
-        return strip
-
-    def _given_strip(self, i: int, j: int, rows: slice) -> FloatMatrix:
-        if self.gram is None:
-            raise StoreError("the operator has neither a kernel nor a matrix")
-        strip: FloatMatrix = buffer("strip", (rows.stop - rows.start, self.grid.rows(j)), np.float64)
-        strip[...] = self.gram.read(i, j)[rows] if i >= j else self.gram.read(j, i)[:, rows].T
-        return strip
+        root, entries, blocks = self.root_weights(), self.entries(), self.super_blocks()
+        scaled = np.ascontiguousarray(v if root is None else root[:, None] * v, dtype=np.float64)
+        result = np.zeros(scaled.shape)
+        for i, j in blocks.lower():
+            rows, columns = blocks.span(i), blocks.span(j)
+            entries.multiply(Pair(rows, columns, scaled[rows], scaled[columns], result[rows], result[columns]))
+        if root is not None:
+            result *= root[:, None]
+        return result + self.alpha * v

@@ -1,11 +1,12 @@
 """The true residual R = S Y - A u, evaluated in float64 from the kernel and the rows, never from stored tiles.
 
 (Only for a precomputed matrix, which has no kernel, the given matrix is read.) It is independent of everything the
-factorisation stored, so a wrong tile that passed its checksum shows here.
+solver stored, so a wrong tile that passed its checksum shows here.
 
 Cost
 ----
-n^2 kernel entries and 2 n^2 t flops; one task a row block.
+n^2 / 2 kernel entries and 2 n^2 t flops, in the pairs of :mod:`dkrr.linalg.matmul`; the sums of |A| over its rows are
+one more column of the same product. The driver holds three (n, 256) arrays.
 """
 
 from __future__ import annotations
@@ -14,58 +15,37 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.chunks import FloatArray
-from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
+from dkrr.errors import ParameterError
+from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.triangular import BlockColumns
-from dkrr.tiles import TileGrid
+from dkrr.linalg.workspace import Workspace
 
-__all__ = ["ResidualNorms", "ResidualTask", "residual_norms"]
+__all__ = ["ResidualNorms", "block_norms", "combine_norms", "residual_norms", "true_residual"]
 
-
-@dataclass(frozen=True)
-class ResidualTask:
-    """Which system, which right-hand sides, which solution."""
-
-    operator: RidgeOperator
-    rhs: BlockColumns
-    solution: BlockColumns
-
-    @property
-    def grid(self) -> TileGrid:
-        return self.operator.grid
+FloatMatrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ResidualNorms:
-    """Norms per target that the two numbers of a :class:`Solution` are made of."""
+    """The two numbers of a :class:`~dkrr.linalg.solution.Solution`, per target."""
 
     relative_residual: list[float]
     backward_error: list[float]
-    summary: RunSummary
-
-
-def residual_block(task: ResidualTask, i: int) -> tuple[bool, dict[str, Any]]:
-    """Sums and maxima over row block i."""
-    tile_size = task.grid.tile_size
-
-    def read(start: int, stop: int) -> Any:
-        return task.solution.read_rows(start // tile_size).astype(np.float64, copy=False)
-
-    rhs = task.rhs.read_rows(i).astype(np.float64, copy=False)
-    product, row_sums = task.operator.matmul_rows(i, read, task.rhs.num_columns)
-    return True, block_norms(rhs - product, rhs, read(task.grid.span(i).start, 0), row_sums)
 
 
 def block_norms(residual: FloatArray, rhs: FloatArray, solution: FloatArray, row_sums: FloatArray) -> dict[str, Any]:
+    """Sums and maxima per target over some rows; ``row_sums`` of |A| is (rows,), or (rows, t) for one A per target."""
     return {
         "residual_squares": np.square(residual).sum(axis=0),
         "rhs_squares": np.square(rhs).sum(axis=0),
         "residual_max": np.abs(residual).max(axis=0),
         "rhs_max": np.abs(rhs).max(axis=0),
         "solution_max": np.abs(solution).max(axis=0),
-        "matrix_norm": row_sums.max(keepdims=True),
+        "matrix_norm": np.max(row_sums, axis=0, keepdims=row_sums.ndim == 1),
     }
 
 
@@ -88,11 +68,93 @@ def combine_norms(parts: list[dict[str, Any]]) -> tuple[list[float], list[float]
     return relative.tolist(), backward.tolist()
 
 
-def residual_norms(task: ResidualTask, executor: Executor, progress: Progress | None = None) -> ResidualNorms:
-    """Evaluate the residual of every target."""
-    grid = task.grid
-    flops = 2.0 * grid.n * grid.tile_size * task.rhs.num_columns
-    nodes = [Node((i,), (), flops) for i in range(grid.num_tiles)]
-    summary = executor.run("residual", residual_block, task, nodes, progress)
-    relative, backward = combine_norms([summary.values[node.key] for node in nodes])
-    return ResidualNorms(relative, backward, summary)
+def true_residual(
+    product: OperatorProduct, alpha: NDArray[np.float64], rhs: FloatMatrix, solution: FloatMatrix
+) -> ResidualNorms:
+    """The norms of R = S Y - (S K S + diag(alpha)) u, column by column.
+
+    Parameters
+    ----------
+    product
+        In float64 and from the kernel: ``OperatorProduct(operator, workspace, scratch)``.
+    alpha : (t,)
+        The ridge of each column.
+    rhs, solution : (n, t)
+        S Y and u.
+
+    Raises
+    ------
+    ParameterError
+        The product is in float32, or reads stored tiles of a kernel: its residual would prove nothing.
+    """
+    operator = product.operator
+    if product.precision != "float64" or (product.reads_tiles and operator.kernel is not None):
+        raise ParameterError(
+            f"a residual from {product.precision} entries{' of stored tiles' if product.reads_tiles else ''}",
+            hint="give a float64 product from the kernel",
+        )
+    alpha = np.broadcast_to(np.asarray(alpha, dtype=np.float64), solution.shape[1:])
+    if product.row_sums is None:
+        multiplied, product.row_sums = product.with_row_sums(solution)
+    else:
+        multiplied = product(solution)
+    diagonal = _diagonal(operator, product.root)
+    parts = []
+    for i in range(product.blocks.num_tiles):
+        rows = product.blocks.span(i)
+        shift = np.broadcast_to(alpha, (rows.stop - rows.start, len(alpha)))
+        if diagonal is not None:  # |a_pp| = |k_pp + alpha|, which is |k_pp| + alpha unless k_pp is negative
+            shift = np.abs(diagonal[rows, None] + shift) - np.abs(diagonal[rows, None])
+        row_sums = product.row_sums[rows, None] + shift
+        residual = rhs[rows] - (multiplied[rows] + alpha * solution[rows])
+        parts.append(block_norms(residual, rhs[rows], solution[rows], row_sums))
+    return ResidualNorms(*combine_norms(parts))
+
+
+def _diagonal(operator: RidgeOperator, root: FloatMatrix | None) -> FloatMatrix | None:
+    """The diagonal of S K S (n,); None when no entry of it is negative because K is positive semi-definite."""
+    kernel, grid = operator.kernel, operator.grid
+    if kernel is not None and kernel.positive_semidefinite:
+        return None
+    parts = []
+    for i in range(grid.num_tiles):
+        if kernel is not None and operator.rows is not None:
+            span = grid.span(i)
+            parts.append(kernel.diag(operator.rows.read(span.start, span.stop)))
+        elif operator.gram is not None:
+            parts.append(np.diagonal(operator.gram.read(i, i)).astype(np.float64))
+    diagonal = np.concatenate(parts)
+    return diagonal if root is None else root * root * diagonal
+
+
+def residual_norms(
+    operator: RidgeOperator, rhs: BlockColumns, solution: BlockColumns, workspace: Workspace, scratch: Any
+) -> ResidualNorms:
+    """The norms of R = S Y - A u for right-hand sides and solutions on disk; phase "residual" of the workspace.
+
+    Parameters
+    ----------
+    rhs, solution : BlockColumns (n, t)
+        S Y and u, in any precision.
+    scratch
+        See :class:`~dkrr.linalg.matmul.OperatorProduct`.
+    """
+    relative: list[float] = []
+    backward: list[float] = []
+    with OperatorProduct(operator, workspace, scratch, phase="residual") as product:
+        for panel in range(rhs.num_panels):
+            norms = true_residual(
+                product, np.array([operator.alpha]), _panel(rhs, panel), _panel(solution, panel)
+            )  # fmt: skip
+            relative += norms.relative_residual
+            backward += norms.backward_error
+    return ResidualNorms(relative, backward)
+
+
+def _panel(blocks: BlockColumns, panel: int) -> FloatMatrix:
+    """All rows of one column block (n, <= 256) in float64."""
+    columns = blocks.columns(panel)
+    whole = np.empty((blocks.grid.n, columns.stop - columns.start))
+    for i in range(blocks.grid.num_tiles):
+        whole[blocks.grid.span(i)] = blocks.read(i, panel)
+    return whole

@@ -31,10 +31,7 @@ def test_tiles_and_products(tmp_path: Path, form: str, weights: bool, n: int, b:
         tile = system.tile(i, j, np.empty(grid.shape(i, j)))
         np.testing.assert_allclose(tile, a[grid.span(i), grid.span(j)], atol=1e-13)
     v = np.random.default_rng(0).standard_normal((n, 3))
-    for i in range(grid.num_tiles):
-        product, row_sums = system.matmul_rows(i, lambda start, stop: v[start:stop], 3)
-        np.testing.assert_allclose(product, (a @ v)[grid.span(i)], atol=1e-11)
-        np.testing.assert_allclose(row_sums, np.abs(a).sum(axis=1)[grid.span(i)], rtol=1e-12)
+    np.testing.assert_allclose(system.matmul(v), a @ v, atol=1e-11)
 
 
 def test_the_product_never_reads_stored_tiles_of_a_kernel(tmp_path: Path) -> None:
@@ -43,8 +40,13 @@ def test_the_product_never_reads_stored_tiles_of_a_kernel(tmp_path: Path) -> Non
     empty = TileMatrix.create(tmp_path / "K.zarr", system.grid, dtype="float64")
     stored = replace(system, gram=empty)
     v = np.ones((250, 1))
-    product, _ = stored.matmul_rows(0, lambda start, stop: v[start:stop], 1)
-    np.testing.assert_allclose(product, (dense(system, dataset) @ v)[:64], rtol=1e-12)
+    np.testing.assert_allclose(stored.matmul(v), dense(system, dataset) @ v, rtol=1e-12)
+
+
+def test_an_operator_without_entries_is_refused(tmp_path: Path) -> None:
+    system = replace(operator(rows(tmp_path)), kernel=None)
+    with pytest.raises(StoreError, match="neither a kernel nor a matrix"):
+        system.matmul(np.ones((250, 1)))
 
 
 def test_float32_tiles_are_rounded_float64_tiles(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""The two numbers of a solution against the dense residual, for kernels of one sign and of both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.errors import ParameterError
+from dkrr.kernels import make_kernel
+from dkrr.linalg.gram import build_gram
+from dkrr.linalg.matmul import OperatorProduct
+from dkrr.linalg.pairs import is_nonnegative
+from dkrr.linalg.residual import residual_norms, true_residual
+from dkrr.linalg.triangular import BlockColumns
+from dkrr.linalg.workspace import Workspace
+from dkrr.tiles import TileMatrix
+from tests.linalg.helpers import dense, operator, rows
+
+
+def work() -> Workspace:
+    return Workspace(store="", executor=InProcessExecutor())
+
+
+def on_disk(folder: Path, name: str, system: Any, values: np.ndarray, dtype: str = "float64") -> BlockColumns:
+    blocks = BlockColumns.create(str(folder / "solve"), name, system.grid, values.shape[1], dtype)
+    for i, panel in blocks.blocks():
+        blocks.write(i, panel, values[system.grid.span(i), blocks.columns(panel)].astype(dtype))
+    return blocks
+
+
+def expected_norms(a: np.ndarray, rhs: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """|R| / |Y| in 2-norms, and |R| / (|A| |u| + |Y|) in infinity norms."""
+    r = rhs - a @ u
+    bound = np.abs(a).sum(axis=1).max() * np.abs(u).max(axis=0) + np.abs(rhs).max(axis=0)
+    return np.linalg.norm(r, axis=0) / np.linalg.norm(rhs, axis=0), np.abs(r).max(axis=0) / bound
+
+
+def negative_definite(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Its diagonal is negative, so that |A| is not |K| + alpha I."""
+    return -1.0 - a @ b.T
+
+
+FORMS = ["rbf", "matern", "linear", "poly", "sigmoid", "negative", "given", "given, indefinite"]
+
+
+def system_of(folder: Path, form: str, weights: bool, n: int = 250) -> tuple[Any, np.ndarray]:
+    """An operator with alpha 0.3, and its dense matrix."""
+    dataset = rows(folder, n=n, weights=weights)
+    name = form if form in ("rbf", "matern", "poly", "sigmoid") else "linear"
+    system = operator(dataset, alpha=0.3, kernel=name)
+    if form in ("negative", "given, indefinite"):
+        kernel = make_kernel(negative_definite).resolve(4)
+        system = replace(system, kernel=kernel, rows=replace(system.rows, center=None))
+    a = dense(system, dataset)
+    if form.startswith("given"):
+        gram = TileMatrix.create(str(folder / "K.zarr"), system.grid, dtype="float64")
+        build_gram(system, gram, InProcessExecutor())
+        system = replace(system, kernel=None, gram=gram)
+    return system, a
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("weights", [False, True])
+def test_both_numbers(tmp_path: Path, form: str, weights: bool) -> None:
+    system, a = system_of(tmp_path, form, weights)
+    rng = np.random.default_rng(0)
+    rhs, u = rng.standard_normal((250, 3)), rng.standard_normal((250, 3))
+    u[:, 1] *= 1e-6
+    workspace = work()
+    norms = residual_norms(
+        system, on_disk(tmp_path, "rhs", system, rhs), on_disk(tmp_path, "u", system, u), workspace, ""
+    )
+    relative, backward = expected_norms(a, rhs, u)
+    np.testing.assert_allclose(norms.relative_residual, relative, rtol=1e-10)
+    np.testing.assert_allclose(norms.backward_error, backward, rtol=1e-10)
+    assert set(workspace.phases) == {"residual"}
+
+
+@pytest.mark.parametrize("form", ["rbf", "linear", "negative"])
+def test_one_alpha_for_each_column(tmp_path: Path, form: str) -> None:
+    system, a = system_of(tmp_path, form, weights=True)
+    k = a - 0.3 * np.eye(250)
+    rng = np.random.default_rng(0)
+    rhs, u = rng.standard_normal((250, 3)), rng.standard_normal((250, 3))
+    alpha = np.array([0.0, 1e-3, 1e4])
+    with OperatorProduct(system, work(), "", num_blocks=3) as product:
+        # the second one knows the row sums already
+        norms = [true_residual(product, alpha, rhs, u) for _ in range(2)]
+    for column in range(3):
+        part = slice(column, column + 1)
+        relative, backward = expected_norms(k + alpha[column] * np.eye(250), rhs[:, part], u[:, part])
+        for found in norms:
+            assert found.relative_residual[column] == pytest.approx(relative[0], rel=1e-10)
+            assert found.backward_error[column] == pytest.approx(backward[0], rel=1e-10)
+
+
+def test_more_columns_than_a_block_and_a_float32_solution(tmp_path: Path) -> None:
+    system, a = system_of(tmp_path, "rbf", weights=False, n=100)
+    rng = np.random.default_rng(0)
+    rhs, u = rng.standard_normal((100, 300)), rng.standard_normal((100, 300)).astype(np.float32)
+    norms = residual_norms(
+        system, on_disk(tmp_path, "rhs", system, rhs), on_disk(tmp_path, "u", system, u, "float32"), work(), ""
+    )
+    relative, backward = expected_norms(a, rhs, u.astype(np.float64))
+    np.testing.assert_allclose(norms.relative_residual, relative, rtol=1e-10)
+    np.testing.assert_allclose(norms.backward_error, backward, rtol=1e-10)
+
+
+def test_a_residual_near_rounding_and_zero_targets(tmp_path: Path) -> None:
+    system, a = system_of(tmp_path, "rbf", weights=True)
+    rhs = np.random.default_rng(0).standard_normal((250, 2))
+    rhs[:, 1] = 0
+    u = np.linalg.solve(a, rhs)
+    norms = residual_norms(system, on_disk(tmp_path, "rhs", system, rhs), on_disk(tmp_path, "u", system, u), work(), "")
+    assert norms.relative_residual[0] < 1e-12
+    assert norms.backward_error[0] < 1e-14
+    assert norms.relative_residual[1] == norms.backward_error[1] == 0
+    u[3, 1] = 1.0
+    product = OperatorProduct(system, work(), "")
+    assert true_residual(product, np.array([0.3]), rhs, u).relative_residual[1] == np.inf
+
+
+def test_a_residual_that_would_prove_nothing_is_refused(tmp_path: Path) -> None:
+    system, _ = system_of(tmp_path, "rbf", weights=False)
+    stored = replace(system, gram=TileMatrix.create(str(tmp_path / "K.zarr"), system.grid, dtype="float64"))
+    vectors = np.ones((250, 1))
+    for product in (
+        OperatorProduct(system, work(), "", precision="float32"),
+        OperatorProduct(stored, work(), "", use_gram=True),
+    ):
+        with pytest.raises(ParameterError, match="a residual from"):
+            true_residual(product, np.array([0.3]), vectors, vectors)
+    # the stored tiles do not even exist
+    found = true_residual(OperatorProduct(stored, work(), ""), np.array([0.3]), vectors, vectors)
+    assert found == true_residual(OperatorProduct(system, work(), ""), np.array([0.3]), vectors, vectors)
+
+
+def test_kernels_of_one_sign() -> None:
+    names = ("rbf", "laplacian", "matern", "chi2", "linear", "poly", "sigmoid", "cosine", "additive_chi2")
+    kernels = {name: make_kernel(name).resolve(4) for name in names}
+    assert {name for name in names if is_nonnegative(kernels[name])} == {"rbf", "laplacian", "matern", "chi2"}
+    assert is_nonnegative(2 * kernels["rbf"] + kernels["matern"] * kernels["chi2"])
+    assert not is_nonnegative(kernels["rbf"] + kernels["linear"])
+    assert not is_nonnegative(None)
