@@ -22,6 +22,7 @@ __all__ = [
     "NumericalError",
     "ParameterError",
     "PlanRefusedError",
+    "PreconditionerError",
     "ResidualError",
     "StorageFullError",
     "StoreError",
@@ -141,7 +142,18 @@ class ResidualError(NumericalError):
 
 
 class ConvergenceError(NumericalError):
-    """Raised when an iterative solver did not converge; carries the residual history."""
+    """Raised when an iterative solver did not converge; carries the residual history.
+
+    Attributes: ``history`` (list of (t,) arrays), ``relative_residual`` (t,), ``converged`` (t,), ``num_iterations``,
+    ``stagnated`` (more iterations would not help).
+    """
+
+
+class PreconditionerError(NumericalError):
+    """Raised when a preconditioner is not positive definite.
+
+    Attributes: ``iteration``, ``target``.
+    """
 
 
 class ClusterError(DkrrError, RuntimeError):

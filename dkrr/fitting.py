@@ -10,26 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
-from dkrr.errors import DamagedChunkError, DataError, ParameterError, ResidualError
+from dkrr.errors import DamagedChunkError, DataError, NumericalError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.direct import CholeskySolver, Workspace
 from dkrr.linalg.gram import build_gram, rows_of
+from dkrr.linalg.iterative import CGSolver
 from dkrr.linalg.keys import gram_fields, key_of
+from dkrr.linalg.mixed import MixedSolver
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.triangular import BlockColumns
+from dkrr.linalg.targets import Solved, dual_coef_block, right_hand_sides, start_from
 from dkrr.lock import hold_lock
 from dkrr.stores import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["FitSettings", "choose_gram", "choose_tile_size", "fit_rows", "task_bytes"]
+
+FloatMatrix = NDArray[np.float64]
 
 # A worker's interpreter with NumPy, SciPy and distributed, measured (peak, before any task): about 150 MB.
 BASELINE_BYTES = 260 * 2**20
@@ -95,15 +101,31 @@ class FitSettings:
         Resolved kernel; None with a given matrix.
     alpha
         One ridge, or one per target.
-    tile_size, precision, gram
-        As resolved.
+    tile_size, precision, gram, solver
+        As resolved. "mixed": float32 inside, the float64 answer.
+    iterative
+        Of cg, and of the refinement of a mixed factor.
+
+    Raises
+    ------
+    ParameterError
+        A float32 answer of conjugate gradients: their answers are float64.
     """
 
     kernel: Kernel | None
     alpha: tuple[float, ...]
     tile_size: int
-    precision: Literal["float64", "float32"] = "float64"
+    precision: Literal["float64", "float32", "mixed"] = "float64"
     gram: Literal["stored", "on_the_fly"] = "on_the_fly"
+    solver: Literal["cholesky", "cg"] = "cholesky"
+    iterative: IterativeSettings = field(default_factory=IterativeSettings)
+
+    def __post_init__(self) -> None:
+        if self.solver == "cg" and self.precision == "float32":
+            raise ParameterError(
+                "precision float32 with solver cg, whose answers are float64",
+                hint='"mixed" evaluates the kernel in float32 and gives a float64 answer',
+            )
 
 
 @dataclass
@@ -125,6 +147,7 @@ def fit_rows(
     *,
     given: TileMatrix | None = None,
     source_digest: str = "",
+    start: FloatMatrix | None = None,
 ) -> Iterator[FitResult]:
     """Solve (K + alpha I) dual_coef = Y for the rows of a data set; a context manager.
 
@@ -141,11 +164,16 @@ def fit_rows(
         A precomputed matrix in tiles, instead of a kernel.
     source_digest
         Digest of ``given``.
+    start : (m, t), optional
+        Coefficients of an earlier fit of the first m <= n rows, from which an iteration begins; rows beyond them begin
+        at zero. A direct solve has no use for it.
 
     Raises
     ------
     NotPositiveDefiniteError, ResidualError
         See :class:`dkrr.linalg.direct.CholeskySolver`.
+    NotPositiveDefiniteError, PreconditionerError, ConvergenceError
+        See :func:`dkrr.linalg.cg.conjugate_gradients`.
     LockedError
         Another process does the same fit on the same store.
     """
@@ -165,21 +193,45 @@ def fit_rows(
         weighted=dataset.weight is not None,
         gram=given,
     )
-    solve_key = key_of(
-        {"gram": gram_fields(operator, settings.precision, source_digest), "alpha": list(alphas), "y": dataset.digest_y}
-        | {"weight": dataset.digest_weight, "tile_size": settings.tile_size, "blas": workspace.blas}
-    )
+    solve_key = key_of(_solve_fields(dataset, settings, operator, workspace, alphas, source_digest))
+    guess = None if start is None else start_from(dataset, start)
     solve_store = place(workspace.store, "solves", solve_key + ".zarr")
     with hold_lock(solve_store), storage_errors(workspace.store):
         # two chunks of rows that changed places pass their checksums, and every residual after that
         dataset.verify()
         try:
-            yield _solve_all(dataset, settings, operator, workspace, solve_store, alphas, source_digest)
-        except (ResidualError, DamagedChunkError, DataError):
-            # a rerun must not find the blocks of a wrong or damaged answer valid
+            yield _solve_all(dataset, settings, operator, workspace, solve_store, alphas, source_digest, guess)
+        except (NumericalError, DamagedChunkError, DataError):
+            # a rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration
             remove_array(solve_store)
             raise
         remove_array(solve_store)
+
+
+def _solve_fields(
+    dataset: Dataset,
+    settings: FitSettings,
+    operator: RidgeOperator,
+    workspace: Workspace,
+    alphas: tuple[float, ...],
+    source_digest: str,
+) -> dict[str, Any]:
+    """What decides the answer. What an iteration has besides is left out for a direct solve."""
+    fields: dict[str, Any] = {
+        "gram": gram_fields(operator, settings.precision, source_digest),
+        "alpha": list(alphas),
+        "y": dataset.digest_y,
+        "weight": dataset.digest_weight,
+        "tile_size": settings.tile_size,
+        "blas": workspace.blas,
+    }
+    if settings.solver == "cg" or settings.precision == "mixed":
+        fields["solver"], fields["tol"] = settings.solver, settings.iterative.tol
+    if settings.solver == "cg":
+        iterative = settings.iterative
+        fields["preconditioner"] = [iterative.preconditioner, iterative.rank, iterative.seed]
+        fields["source"] = settings.gram
+    return fields
 
 
 def _solve_all(
@@ -190,27 +242,40 @@ def _solve_all(
     solve_store: Any,
     alphas: tuple[float, ...],
     source_digest: str,
+    start: FloatMatrix | None,
 ) -> FitResult:
-    solver = CholeskySolver(precision=settings.precision)
-    factored, gram_location = operator, None
+    source, gram_location = operator, None
     if settings.gram == "stored" and operator.gram is None:
         gram = _stored_gram(operator, workspace)
         gram_location = gram.location
-        factored = replace(operator, gram=gram)
-    solutions: list[tuple[list[int], Solution, BlockColumns]] = []
-    factors = []
-    for number, alpha in enumerate(dict.fromkeys(alphas)):
-        targets = [column for column, value in enumerate(alphas) if value == alpha]
-        factor = solver.prepare(
-            factored.with_alpha(alpha),
-            workspace,
-            weight_digest=dataset.digest_weight,
-            source_digest=source_digest,
-        )
-        factors.append(factor.factor.location)
-        rhs = _right_hand_sides(dataset, operator, targets, place(solve_store, f"alpha-{number}"))
-        u, solution = factor.solve(rhs)
+        source = replace(operator, gram=gram)
+    digests: Any = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
+    factors: list[str] = []
+    solutions: list[Solved] = []
+    if settings.solver == "cg":
+        targets = list(range(dataset.num_targets))
+        own = place(solve_store, "cg")
+        prepared = CGSolver(
+            settings=settings.iterative, precision="mixed" if settings.precision == "mixed" else "float64"
+        ).prepare(source.with_alpha(min(alphas)), workspace, store=own, num_columns=len(targets), **digests)
+        u, solution = prepared.solve(right_hand_sides(dataset, operator, targets, own), np.array(alphas), start)
         solutions.append((targets, solution, u))
+    else:
+        for number, alpha in enumerate(dict.fromkeys(alphas)):
+            targets = [column for column, value in enumerate(alphas) if value == alpha]
+            with_alpha = source.with_alpha(alpha)
+            if settings.precision == "mixed":
+                mixed = MixedSolver(settings=settings.iterative).prepare(with_alpha, workspace, **digests)
+                factors.append(mixed.factor.location)
+                begin = None if start is None else start[:, targets]
+                own = place(solve_store, f"alpha-{number}")  # not before there is a factor: it makes the folder
+                u, solution = mixed.solve(right_hand_sides(dataset, operator, targets, own), begin)
+            else:
+                factor = CholeskySolver(precision=settings.precision).prepare(with_alpha, workspace, **digests)
+                factors.append(factor.factor.location)
+                own = place(solve_store, f"alpha-{number}")
+                u, solution = factor.solve(right_hand_sides(dataset, operator, targets, own))
+            solutions.append((targets, solution, u))
     coefficients = RowArray.create(
         solve_store,
         "dual_coef",
@@ -219,7 +284,7 @@ def _solve_all(
         rows_per_chunk=settings.tile_size,
     )
     for i in range(operator.grid.num_tiles):
-        coefficients.write_chunk(i, _dual_coef_block(operator, solutions, i, dataset.num_targets))
+        coefficients.write_chunk(i, dual_coef_block(operator, solutions, i, dataset.num_targets))
     return FitResult(
         dual_coef=coefficients,
         solution=_combined(solutions, dataset.num_targets, workspace),
@@ -237,47 +302,20 @@ def _stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
     return gram
 
 
-def _right_hand_sides(dataset: Dataset, operator: RidgeOperator, targets: list[int], store: Any) -> BlockColumns:
-    """S Y in blocks. A block that an earlier attempt left is compared: the residual rests on it."""
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets), "float64")
-    for i in range(operator.grid.num_tiles):
-        span = operator.grid.span(i)
-        block = dataset.y.read(span.start, span.stop)[:, targets]
-        root = operator.root_weight(i)
-        if root is not None:
-            block = root[:, None] * block
-        for panel in range(rhs.num_panels):
-            part = block[:, rhs.columns(panel)]
-            if not (rhs.is_valid(i, panel) and _holds(rhs, i, panel, part)):
-                rhs.write(i, panel, part)
-    return rhs
-
-
-def _holds(rhs: BlockColumns, i: int, panel: int, part: np.ndarray[Any, Any]) -> bool:
-    try:
-        return np.array_equal(rhs.read(i, panel), part)
-    except DamagedChunkError:
-        return False
-
-
-def _dual_coef_block(
-    operator: RidgeOperator, solutions: list[tuple[list[int], Solution, BlockColumns]], i: int, num_targets: int
-) -> np.ndarray[Any, Any]:
-    block = np.empty((operator.grid.rows(i), num_targets))
-    for targets, _, u in solutions:
-        block[:, targets] = u.read_rows(i)
-    root = operator.root_weight(i)
-    return block if root is None else root[:, None] * block
-
-
-def _combined(
-    solutions: list[tuple[list[int], Solution, BlockColumns]], num_targets: int, workspace: Workspace
-) -> Solution:
+def _combined(solutions: list[Solved], num_targets: int, workspace: Workspace) -> Solution:
     relative, backward = [0.0] * num_targets, [0.0] * num_targets
     for targets, solution, _ in solutions:
         for position, target in enumerate(targets):
             relative[target] = solution.relative_residual[position]
             backward[target] = solution.backward_error[position]
     seconds = {phase: summary.seconds for phase, summary in workspace.phases.items()}
-    return replace(solutions[0][1], relative_residual=relative, backward_error=backward, seconds=seconds)
+    # the least exact of them speaks for all
+    worst = max((solution for _, solution, _ in solutions), key=lambda solution: max(solution.relative_residual))
+    return replace(
+        worst,
+        converged=all(solution.converged for _, solution, _ in solutions),
+        num_iterations=max(solution.num_iterations for _, solution, _ in solutions),
+        relative_residual=relative,
+        backward_error=backward,
+        seconds=seconds,
+    )

@@ -230,7 +230,12 @@ class DaskExecutor:
 
     @property
     def num_threads(self) -> int:
-        return max(1, int(sum(self.client.nthreads().values())))
+        try:
+            return max(1, int(sum(self.client.nthreads().values())))
+        except OSError as exc:  # a scheduler that went away between two graphs; not an error of the storage
+            raise ClusterError(
+                f"lost the scheduler ({exc})", hint="start the same job again; everything finished so far is kept"
+            ) from exc
 
     def run(
         self,

@@ -1,0 +1,90 @@
+"""Parameters of iterative solvers, with nothing left to choose but a rank.
+
+Frozen, keyword-only, checked on construction; they travel into the keys and the records of a run as plain dicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from dkrr.errors import ParameterError
+
+__all__ = ["IterativeSettings", "NystromSettings"]
+
+DEFAULT_MAX_ITER = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterativeSettings:
+    """Parameters of the conjugate gradients.
+
+    Parameters
+    ----------
+    tol
+        A column is converged when its true relative residual |S Y - A u| / |S Y| is at most this.
+    max_iter
+        Passes over the kernel; None means 1,000.
+    preconditioner
+        "rpcholesky" (randomly pivoted Cholesky), "nystrom" (uniform columns), or "none".
+    rank
+        Columns of the preconditioner; "auto" takes what a memory and time budget allows.
+    seed
+        Of every random choice.
+    allow_unconverged
+        Return, and record in the model, an answer that did not converge, instead of raising.
+    """
+
+    tol: float = 1e-8
+    max_iter: int | None = None
+    preconditioner: Literal["rpcholesky", "nystrom", "none"] = "rpcholesky"
+    rank: int | Literal["auto"] = "auto"
+    seed: int = 0
+    allow_unconverged: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tol < 1:
+            raise ParameterError(f"tol = {self.tol!r}", hint="give a number between 0 and 1")
+        if self.max_iter is not None and self.max_iter < 1:
+            raise ParameterError(f"max_iter = {self.max_iter!r}", hint="give at least 1, or None")
+        if self.preconditioner not in ("rpcholesky", "nystrom", "none"):
+            raise ParameterError(
+                f"preconditioner = {self.preconditioner!r}", hint='"rpcholesky", "nystrom" or "none" expected'
+            )
+        if self.rank != "auto" and (not isinstance(self.rank, int) or self.rank < 1):
+            raise ParameterError(f"rank = {self.rank!r}", hint='give a positive integer or "auto"')
+
+    @property
+    def iterations(self) -> int:
+        """The limit on iterations."""
+        return DEFAULT_MAX_ITER if self.max_iter is None else self.max_iter
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NystromSettings:
+    """Parameters of Nystrom regression, an approximation: f = sum over m centres instead of n rows.
+
+    Parameters
+    ----------
+    num_centers
+        m.
+    centers
+        "rpcholesky" chooses them by randomly pivoted Cholesky on a sample of the rows, "uniform" draws them.
+    """
+
+    num_centers: int = 5000
+    centers: Literal["rpcholesky", "uniform"] = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.num_centers < 1:
+            raise ParameterError(f"num_centers = {self.num_centers!r}", hint="give a positive integer")
+        if self.centers not in ("rpcholesky", "uniform"):
+            raise ParameterError(f"centers = {self.centers!r}", hint='"rpcholesky" or "uniform" expected')
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)

@@ -1,0 +1,70 @@
+"""Between a data set and a solver: right-hand sides S Y, guesses of u, and coefficients S u."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.dataset import Dataset
+from dkrr.errors import DamagedChunkError, ParameterError
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.triangular import BlockColumns
+
+__all__ = ["Solved", "dual_coef_block", "right_hand_sides", "start_from"]
+
+FloatMatrix = NDArray[np.float64]
+Solved = tuple[list[int], Solution, BlockColumns]
+"""Numbers of some targets, how they were solved, and their u."""
+
+
+def start_from(dataset: Dataset, dual_coef: FloatMatrix) -> FloatMatrix:
+    """u = S^-1 dual_coef (n, t), zero for new rows and for rows without weight."""
+    values = np.asarray(dual_coef, dtype=np.float64)
+    values = values[:, None] if values.ndim == 1 else values
+    n, m = dataset.num_rows, len(values)
+    if m > n or values.shape[1] != dataset.num_targets or not np.isfinite(values).all():
+        raise ParameterError(
+            f"start has shape {np.shape(dual_coef)}; at most ({n}, {dataset.num_targets}) finite numbers expected",
+            hint="give the coefficients of an earlier fit of the first rows",
+        )
+    start = np.zeros((n, dataset.num_targets))
+    start[:m] = values
+    if dataset.weight is not None:
+        root = np.sqrt(dataset.weight.read(0, m))
+        start[:m] = np.divide(values, root, out=np.zeros_like(values), where=root > 0)
+    return start
+
+
+def right_hand_sides(dataset: Dataset, operator: RidgeOperator, targets: list[int], store: Any) -> BlockColumns:
+    """S Y in blocks. A block that an earlier attempt left is compared: the residual rests on it."""
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets), "float64")
+    for i in range(operator.grid.num_tiles):
+        span = operator.grid.span(i)
+        block = dataset.y.read(span.start, span.stop)[:, targets]
+        root = operator.root_weight(i)
+        if root is not None:
+            block = root[:, None] * block
+        for panel in range(rhs.num_panels):
+            part = block[:, rhs.columns(panel)]
+            if not (rhs.is_valid(i, panel) and _holds(rhs, i, panel, part)):
+                rhs.write(i, panel, part)
+    return rhs
+
+
+def _holds(rhs: BlockColumns, i: int, panel: int, part: np.ndarray[Any, Any]) -> bool:
+    try:
+        return np.array_equal(rhs.read(i, panel), part)
+    except DamagedChunkError:
+        return False
+
+
+def dual_coef_block(operator: RidgeOperator, solutions: list[Solved], i: int, num_targets: int) -> np.ndarray[Any, Any]:
+    block = np.empty((operator.grid.rows(i), num_targets))
+    for targets, _, u in solutions:
+        block[:, targets] = u.read_rows(i)
+    root = operator.root_weight(i)
+    return block if root is None else root[:, None] * block

@@ -1,0 +1,322 @@
+"""Conjugate gradients in memory against dense solves, and every way in which they can fail."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, PreconditionerError
+from dkrr.linalg.cg import conjugate_gradients
+from dkrr.linalg.precondition import Identity
+from dkrr.linalg.settings import IterativeSettings
+
+
+class System:
+    """K of smooth random rows, right-hand sides, and products that count columns."""
+
+    def __init__(self, n: int = 300, t: int = 5, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        x = rng.standard_normal((n, 3))
+        self.matrix = np.exp(-0.2 * np.square(x[:, None] - x[None]).sum(axis=-1))
+        self.rhs = rng.standard_normal((n, t))
+        self.columns: list[int] = []
+        self.true_columns: list[int] = []
+
+    def multiply(self, p: np.ndarray) -> np.ndarray:
+        self.columns.append(p.shape[1])
+        return self.matrix @ p
+
+    def single(self, p: np.ndarray) -> np.ndarray:
+        self.columns.append(p.shape[1])
+        return (self.matrix.astype(np.float32) @ p.astype(np.float32)).astype(np.float64)
+
+    def exact(self, p: np.ndarray) -> np.ndarray:
+        self.true_columns.append(p.shape[1])
+        return self.matrix @ p
+
+    def solution(self, alpha: np.ndarray) -> np.ndarray:
+        n = len(self.matrix)
+        columns = [np.linalg.solve(self.matrix + a * np.eye(n), self.rhs[:, k]) for k, a in enumerate(alpha)]
+        return np.stack(columns, axis=1)
+
+    def residual(self, x: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+        r = self.rhs - self.matrix @ x - alpha * x
+        return np.linalg.norm(r, axis=0) / np.linalg.norm(self.rhs, axis=0)
+
+
+class Spectral:
+    """The inverse of the best approximation of a given rank, plus alpha."""
+
+    def __init__(self, matrix: np.ndarray, rank: int) -> None:
+        w, v = np.linalg.eigh(matrix)
+        self.w, self.v, self.description = w[-rank:, None], v[:, -rank:], f"eigenvectors, rank {rank}"
+
+    def apply(self, r: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+        return (r - self.v @ (self.w / (self.w + alpha) * (self.v.T @ r))) / alpha
+
+
+ALPHA = np.array([1e-2, 1.0, 0.1, 10.0, 0.3])
+
+
+@pytest.mark.parametrize("rank", [0, 40])
+@pytest.mark.parametrize("n", [1, 7, 300])
+def test_each_column_has_its_own_alpha(n: int, rank: int) -> None:
+    system = System(n)
+    preconditioner = Spectral(system.matrix, min(n, rank)) if rank else Identity()
+    result = conjugate_gradients(system.multiply, system.rhs, ALPHA, preconditioner, IterativeSettings(tol=1e-11))
+    np.testing.assert_allclose(result.x, system.solution(ALPHA), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(result.relative_residual, system.residual(result.x, ALPHA), rtol=0.05, atol=1e-14)
+    assert result.converged.all()
+    assert (result.relative_residual <= 1e-11).all()
+    assert len(result.history) == result.num_iterations + 1
+    assert result.num_iterations == result.iterations.max()
+    largest = np.abs(system.rhs - system.matrix @ result.x - ALPHA * result.x).max(axis=0)
+    np.testing.assert_allclose(result.largest_residual, largest, rtol=0.05, atol=1e-13)
+
+
+def test_the_tolerance_is_relative_to_each_column() -> None:
+    system = System(t=3)
+    system.rhs *= [1e-120, 1.0, 1e120]
+    alpha = np.full(3, 0.1)
+    result = conjugate_gradients(system.multiply, system.rhs, alpha, Identity(), IterativeSettings(tol=1e-6))
+    assert (system.residual(result.x, alpha) <= 1e-6).all()
+    # not much further than was asked for: nobody goes on for the sake of another column
+    assert (system.residual(result.x, alpha) > 1e-9).all()
+
+
+def test_a_preconditioner_saves_iterations() -> None:
+    system = System()
+    settings = IterativeSettings(tol=1e-8)
+    plain = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), settings)
+    better = conjugate_gradients(system.multiply, system.rhs, ALPHA, Spectral(system.matrix, 60), settings)
+    assert better.num_iterations < plain.num_iterations / 4
+
+
+def test_a_frozen_column_is_not_multiplied_again() -> None:
+    system = System()
+    result = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), IterativeSettings(tol=1e-6))
+    checks = result.num_iterations // 50 + 1
+    assert len(system.columns) <= result.num_iterations + checks, "a product an iteration, and one for each check"
+    assert sum(system.columns) <= result.iterations.sum() + 5 * checks
+    assert result.iterations.min() < result.num_iterations / 4
+    assert system.columns[0] == 5
+    assert 1 in system.columns
+
+
+def test_products_without_a_start_are_iterations_and_one_check() -> None:
+    system = System(t=4)
+    result = conjugate_gradients(
+        system.multiply, system.rhs, np.ones(4), Spectral(system.matrix, 100), IterativeSettings(tol=1e-6)
+    )
+    assert result.num_iterations < 50
+    assert len(system.columns) == result.num_iterations + 1
+    assert system.columns[-1] == 4, "the true residual of all columns is one product"
+
+
+def test_zero_targets_are_done_at_once() -> None:
+    system = System()
+    system.rhs[:, [1, 3]] = 0.0
+    result = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), IterativeSettings())
+    assert not result.x[:, [1, 3]].any()
+    assert not result.relative_residual[[1, 3]].any()
+    assert result.iterations[[1, 3]].tolist() == [0, 0]
+    assert max(system.columns) == 3
+    nothing = System()
+    nothing.rhs[:] = 0.0
+    result = conjugate_gradients(nothing.multiply, nothing.rhs, ALPHA, Identity(), IterativeSettings())
+    assert result.converged.all()
+    assert nothing.columns == []
+
+
+def test_hundreds_of_columns() -> None:
+    system = System(n=120, t=300)
+    alpha = np.geomspace(1e-2, 1e2, 300)
+    result = conjugate_gradients(system.multiply, system.rhs, alpha, Identity(), IterativeSettings(tol=1e-9))
+    np.testing.assert_allclose(result.x, system.solution(alpha), rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_bits_twice() -> None:
+    results = []
+    for _ in range(2):
+        system = System(n=5000 // 10)
+        results.append(conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), IterativeSettings()).x)
+    assert np.array_equal(*results)
+
+
+# --- true residuals ---------------------------------------------------------------------------------------------------
+
+
+def test_an_approximate_product_gives_the_exact_answer() -> None:
+    system = System()
+    settings = IterativeSettings(tol=1e-11)
+    result = conjugate_gradients(system.single, system.rhs, ALPHA, Identity(), settings, true_multiply=system.exact)
+    assert (system.residual(result.x, ALPHA) <= 1e-11).all()
+    np.testing.assert_allclose(result.x, system.solution(ALPHA), rtol=1e-8, atol=1e-8)
+    assert len(system.true_columns) < len(system.columns) / 8
+
+
+def test_a_wrong_product_does_not_pass() -> None:
+    """A relative error of 1e-7 that the recursive residual never sees."""
+    system = System()
+
+    def wrong(p: np.ndarray) -> np.ndarray:
+        system.columns.append(p.shape[1])
+        return system.matrix @ (p * (1 + 1e-7))
+
+    settings = IterativeSettings(tol=1e-12)
+    result = conjugate_gradients(wrong, system.rhs, ALPHA, Identity(), settings, true_multiply=system.exact)
+    assert (system.residual(result.x, ALPHA) <= 1e-12).all()
+
+
+@pytest.mark.parametrize("iteration", [3, 30, 60])
+def test_a_product_that_errs_once_is_found_by_the_true_residual(iteration: int) -> None:
+    system = System()
+
+    def multiply(p: np.ndarray) -> np.ndarray:
+        product = system.multiply(p)
+        if len(system.columns) == iteration:
+            product[7] *= 1.0 + 1e-3
+        return product
+
+    settings = IterativeSettings(tol=1e-9)
+    result = conjugate_gradients(multiply, system.rhs, ALPHA, Identity(), settings)
+    assert (system.residual(result.x, ALPHA) <= 1e-9).all()
+
+
+def test_a_tolerance_out_of_reach_says_what_is_in_reach() -> None:
+    system = System()
+    with pytest.raises(ConvergenceError, match=r"stays at .* out of reach \(. of 5 targets\)") as caught:
+        conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), IterativeSettings(tol=1e-16))
+    error = caught.value
+    assert error.stagnated
+    assert 1e-16 < error.relative_residual.max() < 1e-10
+    assert error.num_iterations < 1000
+    assert "set tol to at least" in error.hint
+    wanted = float(error.hint.split("at least ")[1].split(",")[0])
+    again = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), IterativeSettings(tol=wanted))
+    assert again.converged.all()
+
+
+# --- ways to fail -----------------------------------------------------------------------------------------------------
+
+
+def test_too_few_iterations_raise_with_the_history() -> None:
+    system = System()
+    settings = IterativeSettings(tol=1e-10, max_iter=12)
+    with pytest.raises(ConvergenceError, match=r"did not converge in 12 iterations.*target 0.*tol = 1e-10") as caught:
+        conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), settings)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert error.num_iterations == 12
+    assert len(error.history) == 13
+    assert error.history[0].tolist() == [1.0] * 5
+    assert not error.stagnated
+    assert error.converged.tolist() == (error.relative_residual <= 1e-10).tolist()
+    for word in ("max_iter", "rank", "tol", "alpha", "allow_unconverged"):
+        assert word in error.hint
+    assert error.exit_code == 5
+
+
+def test_allowed_it_returns_what_there_is() -> None:
+    system = System()
+    settings = IterativeSettings(tol=1e-10, max_iter=12, allow_unconverged=True)
+    result = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), settings)
+    assert not result.converged.all()
+    assert result.num_iterations == 12
+    np.testing.assert_allclose(result.relative_residual, system.residual(result.x, ALPHA), rtol=1e-6)
+
+
+def test_an_indefinite_matrix_is_named() -> None:
+    system = System()
+    n = len(system.matrix)
+    system.matrix -= 2.0 * np.eye(n)
+    with pytest.raises(NotPositiveDefiniteError, match=r"CG: p\^T A p = -.* <= 0 at iteration \d+ of target") as caught:
+        conjugate_gradients(system.multiply, system.rhs, np.full(5, 0.1), Identity(), IterativeSettings())
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert error.suggested_alpha > 0.1
+    assert error.curvature < 0
+    assert error.suggested_alpha <= 2.0, "not beyond the smallest eigenvalue"
+
+
+def test_entries_that_are_not_finite_are_named() -> None:
+    system = System()
+    system.matrix[3, 4] = np.nan
+    with pytest.raises(NotPositiveDefiniteError, match="not finite"):
+        conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), IterativeSettings())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e200, 1e-200])
+def test_right_hand_sides_beyond_the_range_are_refused(value: float) -> None:
+    system = System()
+    system.rhs[:, 2] = value
+    with pytest.raises(DataError, match="norm of target 2"):
+        conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), IterativeSettings())
+
+
+def test_an_indefinite_preconditioner_has_an_error_of_its_own() -> None:
+    class Negative:
+        description = "minus one"
+
+        def apply(self, r: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+            return -r
+
+    system = System()
+    with pytest.raises(PreconditionerError, match=r"r\^T z = -.*preconditioner \(minus one\) is not positive definite"):
+        conjugate_gradients(system.multiply, system.rhs, ALPHA, Negative(), IterativeSettings())
+
+
+# --- where to begin ---------------------------------------------------------------------------------------------------
+
+
+def test_a_good_start_saves_products() -> None:
+    system = System()
+    settings = IterativeSettings(tol=1e-8)
+    first = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), settings)
+    cold = len(system.columns)
+    start = first.x * (1 + 1e-5 * np.random.default_rng(0).standard_normal(first.x.shape))
+    system.columns.clear()
+    kept = start.copy()
+    second = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), settings, start=start)
+    assert len(system.columns) < 0.8 * cold
+    assert np.array_equal(start, kept), "the start is the caller's"
+    assert (system.residual(second.x, ALPHA) <= 1e-8).all()
+    system.columns.clear()
+    third = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), settings, start=first.x)
+    assert len(system.columns) == 1, "a start that is the answer costs one product"
+    assert np.array_equal(third.x, first.x)
+
+
+@pytest.mark.parametrize("factor", [-3.0, 1e6, 0.0])
+def test_a_bad_start_is_no_worse_than_none(factor: float) -> None:
+    system = System()
+    settings = IterativeSettings(tol=1e-8)
+    cold = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), settings)
+    start = factor * np.random.default_rng(1).standard_normal(system.rhs.shape)
+    result = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), settings, start=start)
+    assert result.num_iterations < 1.3 * cold.num_iterations
+    assert (system.residual(result.x, ALPHA) <= 1e-8).all()
+
+
+def test_zero_targets_stay_zero_whatever_the_start() -> None:
+    system = System()
+    system.rhs[:, 1] = 0.0
+    start = np.ones_like(system.rhs)
+    result = conjugate_gradients(system.multiply, system.rhs, ALPHA, Identity(), IterativeSettings(), start=start)
+    assert not result.x[:, 1].any()
+    assert result.relative_residual[1] == 0
+
+
+def test_iterations_are_reported() -> None:
+    system = System()
+    seen: list[tuple[int, float]] = []
+    result = conjugate_gradients(
+        system.multiply,
+        system.rhs,
+        ALPHA,
+        Identity(),
+        IterativeSettings(),
+        on_iteration=lambda iteration, relative: seen.append((iteration, float(relative.max()))),
+    )
+    assert [number for number, _ in seen] == list(range(1, result.num_iterations + 1))
+    assert seen[-1][1] == result.relative_residual.max()

@@ -1,0 +1,586 @@
+"""What storage, memory and processes can do to conjugate gradients: the right answer, or a typed error and then it.
+
+T: the true relative residual is at most the tolerance, evaluated here by a dense product; E: a typed error; the same
+fit, run once more, gives T. Always: nothing is left over.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import psutil
+import pytest
+from distributed import Client
+
+from dkrr.dataset import open_dataset
+from dkrr.engine.session import blas_of, checked_executor
+from dkrr.errors import (
+    ClusterError,
+    DkrrError,
+    LockedError,
+    MemoryBudgetError,
+    StorageFullError,
+    StoreError,
+    WorkerLostError,
+)
+from dkrr.fitting import FitSettings, fit_rows
+from dkrr.linalg import iterative
+from dkrr.linalg.checkpoint import StoredCheckpoint
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.workspace import Workspace
+from dkrr.tiles import TileGrid
+from tests.faults import (
+    DAMAGES,
+    InTurn,
+    chunk_files,
+    failing_at,
+    kill_all_workers,
+    kill_worker,
+    swap,
+    wait_until,
+    worker_pids,
+)
+from tests.linalg.helpers import dense, operator, rows
+from tests.test_faults_cluster import cluster, foreign_cluster, gone
+
+N, TILE, BLOCK = 150, 32, 64
+TOL = 1e-8
+SETTINGS = IterativeSettings(tol=TOL, rank=60)
+
+
+def blocks(n: int) -> TileGrid:
+    """Three super-blocks."""
+    return TileGrid(n, BLOCK * n // N)
+
+
+class Frequent(StoredCheckpoint):
+    """A checkpoint every four iterations."""
+
+    def __init__(self, *arguments: Any, **parameters: Any) -> None:
+        super().__init__(*arguments, **parameters | {"every_iterations": 4})
+
+
+@pytest.fixture(autouse=True)
+def small_and_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in six pairs of super-blocks, whatever n; a checkpoint every four iterations."""
+    monkeypatch.setattr(
+        RidgeOperator, "super_blocks", lambda self, **_: TileGrid(self.grid.n, BLOCK * self.grid.n // N)
+    )
+    monkeypatch.setattr(iterative, "StoredCheckpoint", Frequent)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
+
+
+class Apart:
+    """Tasks run here, but what they exchange goes through the store, as between processes.
+
+    Parameters
+    ----------
+    around
+        Makes a task function of a phase into another one.
+    """
+
+    num_threads = 2
+
+    def __init__(self, around: Callable[[str, Any], Any] = lambda phase, function: function) -> None:
+        self.around = around
+
+    def run(self, phase: str, function: Any, payload: Any, nodes: Any, progress: Any = None) -> Any:
+        return InTurn().run(phase, self.around(phase, function), payload, nodes, progress)
+
+
+@cache
+def system(n: int = N) -> tuple[Path, np.ndarray, np.ndarray]:
+    """A folder with rows, A, and the targets."""
+    import atexit
+    import tempfile
+
+    holder = tempfile.TemporaryDirectory(prefix="dkrr-faults-cg-")
+    atexit.register(holder.cleanup)
+    folder = Path(holder.name)
+    data = rows(folder, n=n, d=3, t=2)
+    assert data.y is not None
+    return folder, dense(operator(data, alpha=1e-2), data), data.y.read(0, n)
+
+
+class Fit:
+    """A fit in a folder; running it again continues."""
+
+    def __init__(self, folder: Path, *, n: int = N, **settings: Any) -> None:
+        self.folder, self.store, self.n = folder, folder / "store", n
+        folder.mkdir()
+        shutil.copytree(system(n)[0] / "rows.zarr", folder / "rows.zarr")
+        self.settings: dict[str, Any] = {"iterative": SETTINGS} | settings
+        self.begun: list[int] = []
+
+    def run(self, executor: Any = None, progress: Any = None, blas: str = "test") -> Solution:
+        """Fit; T or an exception."""
+        train = open_dataset(str(self.folder / "rows.zarr"))
+
+        def report(phase: str, done: int, *figures: float) -> None:
+            if phase == "cg":
+                self.begun.append(done)
+            if progress is not None:
+                progress(phase, done, *figures)
+
+        settings = FitSettings(
+            kernel=operator(train).kernel,
+            alpha=(1e-2,),
+            tile_size=TILE * self.n // N,
+            solver="cg",
+            **self.settings,
+        )
+        work = Workspace(store=str(self.store), executor=executor or Apart(), progress=report, blas=blas)
+        self.begun.clear()
+        with fit_rows(train, settings, work) as result:
+            found, solution = result.dual_coef.read(0, self.n), result.solution
+        _, matrix, y = system(self.n)
+        residual = np.linalg.norm(y - matrix @ found, axis=0) / np.linalg.norm(y, axis=0)
+        assert (residual <= 1.001 * TOL + 1e-13).all(), residual
+        assert solution.converged
+        left = [path for path in self.store.rglob("*") if path.suffix in (".partial", ".lock")]
+        assert not left
+        assert not list((self.store / "solves").iterdir())
+        return solution
+
+    def run_on(self, client: Any, progress: Any = None) -> Solution:
+        """On the workers of a client."""
+        executor = checked_executor(client)
+        executor.stall_seconds = 60.0
+        return self.run(executor, progress, blas_of(executor))
+
+    def interrupt(self, after: int) -> None:
+        """Run it up to an iteration."""
+
+        def progress(phase: str, done: int, *_: float) -> None:
+            if (phase, done) == ("cg", after):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.run(progress=progress)
+
+
+def attempt(action: Callable[[], Any]) -> str:
+    """T, or E for a typed error of one line."""
+    try:
+        action()
+    except DkrrError as exc:
+        return "E" if exc.message and "\n" not in str(exc) else f"a bad message: {exc!r}"
+    return "T"
+
+
+# --- storage and memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(
+    ("site", "action"),
+    [
+        ("chunk.before_read", "estale"),
+        ("chunk.before_write", "eio"),
+        ("chunk.mid_write", "enospc"),
+        ("chunk.after_write", "eio"),
+    ],
+)
+def test_every_access_may_fail_once(site: str, action: str, tmp_path: Path) -> None:
+    """A task tries again, so that one failure within a task is not even noticed; elsewhere it ends the fit with E."""
+    outcomes = []
+    for number in range(1, 4000, 59 if site == "chunk.before_read" else 37):
+        fit = Fit(tmp_path / str(number))
+        with failing_at(f"{site}:@{number}:{action}") as points:
+            outcomes.append(attempt(fit.run))
+        if points.rules[0].visits < number:
+            assert outcomes[-1] == "T"
+            assert number > 100
+            break
+        if outcomes[-1] != "T":
+            assert outcomes[-1] == "E"
+            fit.run()
+    else:
+        pytest.fail("the fault never stopped firing")
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("number", [30, 100, 160])
+def test_a_disk_that_stays_full_ends_the_fit_and_a_larger_one_continues_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = Fit(tmp_path / "fit")
+    with failing_at("chunk.mid_write:1:enospc") as points:
+        rule = points.rules[0]
+
+        def is_due() -> bool:
+            rule.visits += 1
+            return rule.visits >= number
+
+        monkeypatch.setattr(rule, "is_due", is_due)
+        with pytest.raises(StorageFullError) as caught:
+            fit.run()
+    assert caught.value.exit_code == 3
+    saved = max([*fit.begun, 0]) // 4 * 4
+    fit.run()
+    assert fit.begun[0] in (saved + 1, max(1, saved - 3)), "from the last checkpoint, or the one before"
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_full_disk_at_a_checkpoint_says_how_much_is_missing(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    with failing_at("cg.checkpoint.before_pointer:1:enospc"), pytest.raises(StorageFullError) as caught:
+        fit.run()
+    assert f"about {3 * N * 2 * 8:,} bytes are still to be written" in caught.value.message
+    fit.run()
+    assert fit.begun[0] == 1
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_device_that_is_gone_ends_the_fit_with_a_type(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    with failing_at("multiply.pair.before_read:1:estale"), pytest.raises(StoreError, match="cannot use its storage"):
+        fit.run()
+    fit.run()
+
+
+def test_memory_errors_name_the_tile_size(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    with failing_at("multiply.pair.before_read:@20:memoryerror"), pytest.raises(MemoryBudgetError) as caught:
+        fit.run()
+    assert caught.value.tile_size == TILE
+    fit.run()
+
+
+@pytest.mark.parametrize("action", ["nan", "bitflip"])
+@pytest.mark.parametrize("number", [3, 43])
+def test_what_memory_does_to_a_product_is_found(action: str, number: int, tmp_path: Path) -> None:
+    """A flipped bit is finite: the true residual finds it, or the direction does."""
+    fit = Fit(tmp_path / "fit")
+    with failing_at(f"multiply.pair.after_compute:@{number}:{action}") as points:
+        outcome = attempt(fit.run)
+    assert points.rules[0].visits >= number
+    assert outcome in "ET"
+    fit.run()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_bits_that_flip_in_one_of_twenty_products(seed: int, tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    with failing_at(f"seed={seed};multiply.pair.after_compute:0.008:bitflip"):
+        assert attempt(fit.run) in "ET"
+    fit.run()
+
+
+def test_every_task_may_run_twice(tmp_path: Path) -> None:
+    """The same bits as once: what is there is not computed again, and not counted again."""
+    computed_again = []
+
+    def around(phase: str, function: Any) -> Any:
+        def twice(task: Any, *key: int) -> Any:
+            function(task, *key)
+            outcome = function(task, *key)
+            if phase in ("multiply", "residual") and outcome is True:
+                computed_again.append(key)
+            return outcome
+
+        return twice
+
+    once = Fit(tmp_path / "once").run()
+    again = Fit(tmp_path / "again").run(Apart(around))
+    assert again.relative_residual == once.relative_residual
+    assert again.num_iterations == once.num_iterations
+    assert computed_again == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("number", [1, 8, 61])
+def test_what_is_damaged_on_its_way_between_tasks_is_made_again(number: int, damage: str, tmp_path: Path) -> None:
+    """Blocks of the vector and partial results, right after they were written."""
+    fit = Fit(tmp_path / "fit")
+    count = [0]
+
+    def around(phase: str, function: Any) -> Any:
+        def spoilt(task: Any, *key: int) -> Any:
+            count[0] += 1
+            if phase == "multiply" and count[0] >= number and not done:
+                files = [path for path in chunk_files(fit.store) if "product-" in str(path)]
+                if files:
+                    done.append(files[number % len(files)])
+                    DAMAGES[damage](done[0])
+            return function(task, *key)
+
+        return spoilt
+
+    done: list[Path] = []
+    fit.run(Apart(around))
+    assert done
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
+def test_damaged_gram_tiles(damage: str, tmp_path: Path) -> None:
+    """Computed again where it shows; two that changed places are found by the residual, which does not read tiles."""
+    fit = Fit(tmp_path / "fit", gram="stored")
+    fit.interrupt(5)
+    files = [path for path in chunk_files(fit.store) if "grams" in str(path)]
+    if damage == "swapped":
+        swap(files[1], files[3])
+    else:
+        DAMAGES[damage](files[1])
+    outcome = attempt(fit.run)
+    assert outcome == "T" or (outcome == "E" and damage == "swapped")
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
+def test_a_damaged_preconditioner(damage: str, tmp_path: Path) -> None:
+    """Built again, or worse than it was; never a wrong answer."""
+    fit = Fit(tmp_path / "fit")
+    fit.interrupt(5)
+    files = [path for path in chunk_files(fit.store) if "preconditioners" in str(path)]
+    assert files
+    if damage == "swapped" and len(files) > 1:
+        same = [path for path in files if path.stat().st_size == files[0].stat().st_size]
+        swap(same[0], same[-1]) if len(same) > 1 else None
+    else:
+        DAMAGES.get(damage, DAMAGES["flipped"])(files[0])
+    outcome = attempt(fit.run)
+    assert outcome in "ET"
+    if outcome == "E":
+        fit.run()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_fault_during_the_recovery_from_one(damage: str, tmp_path: Path) -> None:
+    """A damaged checkpoint, and another interruption right after it was answered."""
+    fit = Fit(tmp_path / "fit")
+    fit.interrupt(10)
+    state = next((fit.store / "solves").glob("*.zarr/cg/state"))
+    for path in chunk_files(state)[::3]:
+        DAMAGES[damage](path)
+    with failing_at("cg.checkpoint.after_pointer:1:eio"):
+        assert attempt(fit.run) == "E"
+    fit.run()
+
+
+def test_of_two_fits_at_once_the_second_is_locked_out(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    caught: list[BaseException] = []
+
+    def second(phase: str, done: int, *_: float) -> None:
+        if phase == "cg" and done == 3:
+            try:
+                fit.run()
+            except LockedError as exc:
+                caught.append(exc)
+
+    first = Fit.run
+    begun = threading.get_ident()
+    first(fit, progress=second)
+    assert begun == threading.get_ident()
+    (error,) = caught
+    assert f"is being written by process {os.getpid()} on {socket.gethostname()}" in str(error)
+    assert error.exit_code == 8  # type: ignore[attr-defined]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+LARGE = 600
+
+
+def once_at(iteration: int, action: Callable[[], None]) -> tuple[Callable[..., None], threading.Event]:
+    """A progress callback that calls ``action`` once, after an iteration; and whether."""
+    happened = threading.Event()
+
+    def progress(phase: str, done: int, *_: float) -> None:
+        if phase == "cg" and done >= iteration and not happened.is_set():
+            happened.set()
+            action()
+
+    return progress, happened
+
+
+@pytest.mark.system
+@pytest.mark.short
+def test_workers_are_killed_in_every_phase(tmp_path: Path) -> None:
+    """After a pair was computed, after it was written, and before a file has its name."""
+    fit, once = Fit(tmp_path / "fit", n=LARGE), tmp_path / "once"
+    sites = ["multiply.pair.after_compute:@9", "multiply.pair.after_write:@23", "chunk.mid_write:@31"]
+    with cluster(";".join(f"{site}:sigkill" for site in sites), once) as client:
+        fit.run_on(client)
+    assert {path.name for path in once.iterdir()} == {"0", "1", "2"}
+
+
+@pytest.mark.system
+def test_all_workers_are_killed_and_come_back(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit", n=LARGE)
+    with cluster() as client:
+        before = set(worker_pids(client).values())
+        progress, happened = once_at(6, lambda: kill_all_workers(client))
+        fit.run_on(client, progress)
+        assert happened.is_set()
+        assert not before & set(worker_pids(client).values())
+
+
+@pytest.mark.system
+def test_a_worker_that_exits_by_itself(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit", n=LARGE)
+    with cluster() as client:
+
+        def leave() -> None:
+            victim = next(iter(worker_pids(client)))
+            client.run(os._exit, 1, workers=[victim], on_error="ignore")
+
+        progress, happened = once_at(4, leave)
+        fit.run_on(client, progress)
+        assert happened.is_set()
+
+
+@pytest.mark.system
+def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
+    fit, once = Fit(tmp_path / "fit", n=LARGE), tmp_path / "once"
+    with (
+        dask.config.set({"distributed.scheduler.worker-ttl": "2s"}),
+        cluster("multiply.pair.after_compute:@10:sigstop", once) as client,
+    ):
+        fit.run_on(client)
+        assert list(once.iterdir())
+
+
+@pytest.mark.system
+def test_the_old_sums_of_a_zombie_are_ignored(tmp_path: Path) -> None:
+    """Stopped before it writes a partial result, given up, woken some iterations later: nobody reads what it writes."""
+    fit, once = Fit(tmp_path / "fit", n=LARGE), tmp_path / "once"
+    woken: list[int] = []
+    with (
+        foreign_cluster(
+            tmp_path / "scheduler", "multiply.pair.after_compute:@10:sigstop", once, nannies=False
+        ) as processes,
+        Client(processes.address, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2, timeout=60)
+        pids = worker_pids(client).values()
+
+        def wake(phase: str, done: int, *_: float) -> None:
+            still = [pid for pid in pids if psutil.Process(pid).status() == psutil.STATUS_STOPPED] if not woken else []
+            if phase == "cg" and still:
+                for pid in still:
+                    os.kill(pid, signal.SIGCONT)
+                woken.append(done)
+
+        solution = fit.run_on(client, wake)
+    assert woken
+    assert woken[0] < solution.num_iterations
+
+
+@pytest.mark.system
+def test_restarting_the_client_in_the_middle_ends_with_a_type(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit", n=LARGE)
+    with cluster() as client:
+        # between two iterations nothing runs, so the restart comes from aside
+        progress, happened = once_at(
+            6, lambda: threading.Thread(target=client.restart, kwargs={"timeout": 30}, daemon=True).start()
+        )
+        outcome = attempt(lambda: fit.run_on(client, progress))
+        assert happened.is_set()
+        assert outcome in "ET"
+        if outcome == "E":
+            client.wait_for_workers(2, timeout=30)
+            fit.run_on(client)
+            assert fit.begun[0] > 1, "from a checkpoint"
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_a_killed_scheduler_ends_with_a_type_and_another_one_continues(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit", n=LARGE)
+    with (
+        foreign_cluster(tmp_path / "first", "") as processes,
+        Client(processes.address, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2, timeout=60)
+        progress, happened = once_at(9, lambda: kill_worker(processes.scheduler.pid))
+        with pytest.raises(ClusterError, match="start the same job again"):
+            fit.run_on(client, progress)
+        assert happened.is_set()
+    with (
+        foreign_cluster(tmp_path / "second", "") as processes,
+        Client(processes.address, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2, timeout=60)
+        fit.run_on(client)
+    assert fit.begun[0] in (5, 9), "from a checkpoint"
+
+
+@pytest.mark.system
+def test_a_task_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit", n=LARGE)
+    with cluster("multiply.pair.before_read:1:sigkill") as client, pytest.raises(WorkerLostError) as caught:
+        fit.run_on(client)
+    assert caught.value.exit_code == 6
+    with cluster() as client:
+        fit.run_on(client)
+
+
+@pytest.mark.system
+def test_a_killed_process_is_continued_by_another_one(tmp_path: Path) -> None:
+    """SIGKILL of the process that iterates; its workers die with it."""
+    fit = Fit(tmp_path / "fit", n=LARGE)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom dkrr.linalg import iterative\n"
+        "from tests.test_faults_cg import Fit, Frequent, LARGE, cluster\n"
+        "iterative.StoredCheckpoint = Frequent\n"
+        "fit = Fit.__new__(Fit)\nfit.__dict__.update(folder=Path(sys.argv[1]), store=Path(sys.argv[1]) / 'store')\n"
+        "fit.n, fit.begun = LARGE, []\nfrom tests.test_faults_cg import SETTINGS\n"
+        "fit.settings = {'iterative': SETTINGS}\n"
+        "with cluster() as client:\n    from dkrr import failpoints\n"
+        "    failpoints._active = failpoints.Failpoints('cg.checkpoint.before_pointer:@3:sigkill')\n"
+        "    print(*client.run(__import__('os').getpid).values(), flush=True)\n    fit.run_on(client)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.run(
+        [sys.executable, "-c", code, str(fit.folder)], env=environment, timeout=100, check=False, capture_output=True
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    workers = [int(pid) for pid in process.stdout.split()]
+    wait_until(lambda: gone([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)]))
+    with cluster() as client:
+        fit.run_on(client)
+    assert fit.begun[0] == 9
+
+
+@contextmanager
+def trouble(seed: int) -> Iterator[Any]:
+    rules = "chunk.*:0.001:eio;chunk.mid_write:0.002:enospc;multiply.*:0.002:memoryerror;*:0.0003:sigkill"
+    with cluster(f"seed={seed};{rules}") as client:
+        yield client
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("seed", [1, 2])
+def test_faults_at_random(seed: int, tmp_path: Path) -> None:
+    """Whatever happens ends in T or in a typed error, and a few more attempts end in T."""
+    fit = Fit(tmp_path / "fit", n=LARGE)
+    ends = []
+    for number in range(20):
+        with trouble(100 * seed + number) as client:
+            try:
+                fit.run_on(client)
+            except DkrrError as exc:
+                ends.append(repr(exc))
+            else:
+                return
+    pytest.fail(f"seed {seed}: {ends}")
