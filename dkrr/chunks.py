@@ -15,7 +15,7 @@ import contextlib
 import json
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,16 +187,49 @@ class ChunkArray:
             return False
         return bool(sync(store.getsize(key)) == self.chunk_bytes + CRC_BYTES)
 
-    def read(self, index: Sequence[int]) -> FloatArray:
+    def read(self, index: Sequence[int], *, verify: bool = True) -> FloatArray:
         """Read one whole chunk, read-only: mapped on a local file system, fetched by key elsewhere.
 
         The mapping lives as long as the returned array; drop it soon, mapped pages count as resident memory.
+        Without ``verify`` the checksum is not compared: for what has been verified lately and is read again and again.
 
         Raises
         ------
         DamagedChunkError
             The chunk is missing, has a wrong size, or its crc32c does not match.
         """
+        data, block = self._fetch(index)
+        if verify:
+            self._verify(index, data, crc32c(data[: self.chunk_bytes]))
+        failpoint("chunk.after_read")
+        return block
+
+    def read_strips(
+        self, index: Sequence[int], num_rows: int, *, verify: bool = True
+    ) -> Iterator[tuple[int, FloatArray]]:
+        """Read one chunk in strips of ``num_rows`` rows, read-only: (first row, strip), top to bottom.
+
+        Each strip is added to the checksum right before it is handed out, so that it is fetched from memory once for
+        both. The sum is compared behind the last strip: whatever was made of the strips is void when this raises.
+
+        Raises
+        ------
+        DamagedChunkError
+            The chunk is missing or has a wrong size, at once; its crc32c does not match, at the end.
+        """
+        data, block = self._fetch(index)
+        row_bytes, found = self.chunk_bytes // self.chunks[0], 0
+        for start in range(0, self.chunks[0], num_rows):
+            strip = block[start : start + num_rows]
+            if verify:
+                found = crc32c(data[start * row_bytes : (start + len(strip)) * row_bytes], found)
+            yield start, strip
+        if verify:
+            self._verify(index, data, found)
+        failpoint("chunk.after_read")
+
+    def _fetch(self, index: Sequence[int]) -> tuple[memoryview, FloatArray]:
+        """The bytes of a chunk with its checksum, which has not been compared, and its values."""
         failpoint("chunk.before_read")
         root = local_root(self.store)
         data: Any
@@ -216,16 +249,15 @@ class ChunkArray:
                 raise self._damaged(index, "missing")
             if len(data) != self.chunk_bytes + CRC_BYTES:
                 raise self._damaged(index, f"{len(data)} bytes, {self.chunk_bytes + CRC_BYTES} expected")
-        view = memoryview(data)
-        found = crc32c(view[: self.chunk_bytes])
-        stored = int.from_bytes(view[self.chunk_bytes :], "little")
-        if found != stored:
-            raise self._damaged(index, f"crc32c {found:08x}, {stored:08x} stored")
         count = int(np.prod(self.chunks))
         block = np.frombuffer(data, dtype=self.numpy_dtype, count=count).reshape(self.chunks)
         block.flags.writeable = False
-        failpoint("chunk.after_read")
-        return block
+        return memoryview(data), block
+
+    def _verify(self, index: Sequence[int], data: memoryview, found: int) -> None:
+        stored = int.from_bytes(data[self.chunk_bytes :], "little")
+        if found != stored:
+            raise self._damaged(index, f"crc32c {found:08x}, {stored:08x} stored")
 
     def write(self, index: Sequence[int], block: FloatArray) -> None:
         """Write one whole chunk atomically. ``block`` has the chunk's shape and dtype and is C-contiguous."""

@@ -18,12 +18,13 @@ from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cholesky import CholeskyTask, factor_tile, factorise
+from dkrr.linalg.exchange import Layout, StoreExchange
 from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
+from dkrr.linalg.matmul import MultiplyTask, multiply_pair, panel_width
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows
-from dkrr.linalg.residual import ResidualTask, residual_block
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.triangular import BlockColumns, SweepTask, substitute_block, sweep
+from dkrr.linalg.triangular import BlockColumns, SweepsTask, SweepTask, substitute, sweep
 from dkrr.model import Model, load_model
 from dkrr.prediction import predict_dataset
 from dkrr.tiles import TileGrid, TileMatrix
@@ -47,7 +48,8 @@ KINDS: dict[str, tuple[str, tuple[int, ...]]] = {
     "factor from a partial sum": ("factor, from a sum", (4, 3)),
     "forward": ("forward", (3, 0)),
     "backward": ("backward", (0, 0)),
-    "residual": ("residual", (1,)),
+    "residual": ("residual", (1, 0, 0)),
+    "residual, diagonal": ("residual", (1, 1, 0)),
     "predict": ("predict", (0,)),
     # every operand of a tile at once, as a careless task would hold them: the bar must notice
     "control: holds its operands": ("control", (4, 3)),
@@ -138,10 +140,25 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
         for name, dtype in (("rhs", "float64"), ("z", factor.dtype.name), ("u", factor.dtype.name))
     )
     if kind == "residual":
-        return functools.partial(residual_block, ResidualTask(operator, rhs, u), *index)
+        return functools.partial(multiply_pair, residual_task(operator, f"{folder}/scratch", u), *index)
     source, result_blocks = (rhs, z) if kind == "forward" else (z, u)
     result_blocks.array.delete(index)
-    return functools.partial(substitute_block, SweepTask(factor, source, result_blocks, kind), *index)  # type: ignore[arg-type]
+    one = SweepTask(factor, source, result_blocks, kind)  # type: ignore[arg-type]
+    # as many steps as row blocks: a task is one block of the result
+    step, panel = (index[0], index[1]) if kind == "forward" else (operator.grid.num_tiles - 1 - index[0], index[1])
+    return functools.partial(substitute, SweepsTask((one,), operator.grid.num_tiles), 0, panel, step, step)
+
+
+def residual_task(operator: RidgeOperator, scratch: str, u: BlockColumns) -> MultiplyTask:
+    """The product of two super-blocks; the first panel of the solutions waits in the scratch."""
+    blocks = operator.super_blocks(num_blocks=2)
+    exchange = StoreExchange(Layout(blocks, (slice(0, panel_width(blocks.tile_size, u.num_columns)),)), scratch, "1")
+    v = np.vstack([u.read(i, 0) for i in range(operator.grid.num_tiles)])
+    for i in range(2):
+        exchange.write_vector(i, 0, v)
+    for j in range(2):
+        exchange.discard((1, j, 0))
+    return MultiplyTask(operator.entries(), exchange, operator.grid)
 
 
 def run_task_alone(

@@ -1,0 +1,155 @@
+"""Mixed precision: the residual on real data against float64's own, time and disk against float64, and the sweeps."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.dataset import Dataset, ingest
+from dkrr.engine.session import blas_of, start_local
+from dkrr.engine.tasks import DaskExecutor
+from dkrr.fitting import FitSettings, choose_tile_size, fit_rows
+from dkrr.kernels import make_kernel
+from dkrr.linalg.factor_precondition import FactorPreconditioner
+from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.workspace import Workspace
+from dkrr.tiles import TileGrid, TileMatrix
+from tests.measure.figures import Judge, scaled
+from tests.test_parity import REAL, whitened
+
+pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
+
+MATERN: dict[str, Any] = {"kernel": "matern", "kernel_params": {"nu": 1.5, "length_scale": 0.75}}
+RBF: dict[str, Any] = {"kernel": "rbf", "gamma": 0.05}
+RESIDUAL = 1e-9
+MAX_TIME_RATIO = 0.6
+MAX_DISK_RATIO = 0.51
+SWEEPS_SECONDS = 0.1
+TILES_A_SIDE = 10
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[DaskExecutor]:
+    with start_local(workers=2) as found:
+        yield found
+
+
+def fit(
+    dataset: Dataset, kernel: dict[str, Any], alpha: float, precision: Any, folder: Path, executor: DaskExecutor
+) -> tuple[float, int, Solution, Workspace]:
+    """Wall seconds, bytes of the factor, the solution, and the workspace with figures of every phase."""
+    n, d = dataset.num_rows, dataset.num_features
+    settings = FitSettings(
+        kernel=make_kernel(**kernel).resolve(d),
+        alpha=(alpha,),
+        # the same tiles for both, and several of them at any scale
+        tile_size=choose_tile_size(n, d, None) if n > 256 * TILES_A_SIDE else -(-n // TILES_A_SIDE),
+        precision=precision,
+        iterative=IterativeSettings(tol=RESIDUAL / 2),
+    )
+    work = Workspace(store=str(folder / precision), executor=executor, blas=blas_of(executor))
+    began = time.perf_counter()
+    with fit_rows(dataset, settings, work) as result:
+        seconds = time.perf_counter() - began
+        solution = result.solution
+    num_bytes = sum(path.stat().st_size for path in (folder / precision / "factors").rglob("*") if path.is_file())
+    return seconds, num_bytes, solution, work
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_measure_mixed_real_data(
+    name: str, judge: Judge, data_folder: Path, folder: Path, executor: DaskExecutor
+) -> None:
+    x, y, *_ = whitened(data_folder / name)
+    n = scaled(len(x))
+    dataset = ingest(x[:n], folder / "rows.zarr", y=y[:n])
+    for alpha in (1e-6, 1e-4, 1e-2, 1.0):
+        double, _, reference, _ = fit(dataset, MATERN, alpha, "float64", folder, executor)
+        mixed, _, solution, _ = fit(dataset, MATERN, alpha, "mixed", folder, executor)
+        for precision in ("float64", "mixed"):
+            shutil.rmtree(folder / precision)
+        found, own = solution.relative_residual[0], reference.relative_residual[0]
+        shifted = "shift: " if "broke down" in solution.message else ""
+        judge(
+            f"mixed: {name}, alpha {alpha:g}",
+            f"residual {found:.1e} (float64 {own:.1e}), {solution.num_iterations} iterations, "
+            f"{shifted}{mixed:.1f} s (float64 {double:.1f} s)",
+            f"n = {n:,}: below 1e-9 or twice float64's",
+            found < max(RESIDUAL, 2 * own),
+        )
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-2, 0.1, 1.0])
+def test_measure_mixed_time_and_disk(alpha: float, judge: Judge, folder: Path, executor: DaskExecutor) -> None:
+    n, d = scaled(24_576), 10
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, d))
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * rng.standard_normal(n)
+    dataset = ingest(x, folder / "rows.zarr", y=y[:, None])
+    double, double_bytes, reference, _ = fit(dataset, RBF, alpha, "float64", folder, executor)
+    shutil.rmtree(folder / "float64")
+    mixed, mixed_bytes, solution, work = fit(dataset, RBF, alpha, "mixed", folder, executor)
+    phases = ", ".join(f"{name} {summary.seconds:.1f} s" for name, summary in work.phases.items())
+    found, own = solution.relative_residual[0], reference.relative_residual[0]
+    judge(
+        f"mixed: time, alpha {alpha:g}",
+        f"{mixed / double:.3f} of float64 ({mixed:.1f} of {double:.1f} s; {phases}; {solution.num_iterations} "
+        f"iterations to {found:.1e}, float64 {own:.1e})",
+        f"n = {n:,}: at most {MAX_TIME_RATIO}, residual below 1e-9",
+        mixed <= MAX_TIME_RATIO * double and found < max(RESIDUAL, 2 * own),
+        at_full_size=True,
+    )
+    judge(
+        f"mixed: disk, alpha {alpha:g}",
+        f"{mixed_bytes / double_bytes:.3f} of float64 ({mixed_bytes / 2**30:.2f} GiB)",
+        f"at most {MAX_DISK_RATIO}",
+        mixed_bytes <= MAX_DISK_RATIO * double_bytes,
+    )
+
+
+def read_rate() -> float:
+    """Bytes a second at which one process sums up an array that fits no cache."""
+    array = np.ones(64 << 20, dtype=np.float32)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        array.dot(array)
+        seconds.append(time.perf_counter() - began)
+    return array.nbytes / min(seconds)
+
+
+@pytest.mark.parametrize("num_columns", [1, 10])
+def test_measure_mixed_application(num_columns: int, judge: Judge, folder: Path, executor: DaskExecutor) -> None:
+    """Both sweeps of a preconditioner; the tiles hold any numbers."""
+    n = scaled(24_576)
+    grid = TileGrid(n, choose_tile_size(n, 10, None) if n > 2560 else -(-n // TILES_A_SIDE))
+    factor = TileMatrix.create(str(folder / "L"), grid, dtype="float32")
+    tile = np.random.default_rng(0).standard_normal((grid.tile_size,) * 2, dtype=np.float32) / n
+    lower = np.tril(tile) + np.eye(grid.tile_size, dtype=np.float32)
+    for i, j in grid.lower():
+        rows, columns = grid.shape(i, j)
+        factor.write(i, j, (lower if i == j else tile)[:rows, :columns])
+    rate = sum(executor.client.run(read_rate).values())
+    r, alpha = np.random.default_rng(1).standard_normal((n, num_columns)), np.ones(num_columns)
+    work = Workspace(store=str(folder), executor=executor)
+    seconds = []
+    with FactorPreconditioner(factor, work, str(folder / "scratch")) as precondition:
+        for _ in range(6):
+            began = time.perf_counter()
+            precondition.apply(r, alpha)
+            seconds.append(time.perf_counter() - began)
+    bar = 2 * n**2 * 4 / rate + SWEEPS_SECONDS
+    judge(
+        f"mixed: an application to {num_columns} columns",
+        f"{min(seconds[1:]):.3f} s ({seconds[0]:.3f} s the first, with checksums; workers read {rate / 1e9:.1f} GB/s)",
+        f"n = {n:,}: at most {bar:.3f} s",
+        min(seconds[1:]) <= bar or num_columns > 1,
+        at_full_size=True,
+    )
