@@ -47,7 +47,17 @@ def sklearn_ridge(*, folder: str, gamma: float, alpha: float, **_: Any) -> dict[
 
 
 def dkrr_ridge(
-    *, folder: str, gamma: float, alpha: float, tile_size: Any, memory_limit: str, scratch: str, **_: Any
+    *,
+    folder: str,
+    gamma: float,
+    alpha: float,
+    tile_size: Any,
+    memory_limit: str,
+    scratch: str,
+    solver: str = "cholesky",
+    precision: str = "float64",
+    tol: float = 1e-9,
+    **_: Any,
 ) -> dict[str, Any]:
     """``dkrr.KernelRidge`` on the tiled path: a cluster of two one-thread workers is started, used and closed."""
     import dask
@@ -61,7 +71,9 @@ def dkrr_ridge(
         # a small fit would run in this process; the same rule as "auto", said explicitly, keeps it on the tiled path
         tile_size = choose_tile_size(*x.shape, dask.utils.parse_bytes(memory_limit))
     with dask.config.set({"temporary-directory": scratch}):  # the factor's place: a disk, not memory
-        estimator = dkrr.KernelRidge(kernel="rbf", gamma=gamma, alpha=alpha, tile_size=tile_size)
+        estimator = dkrr.KernelRidge(
+            kernel="rbf", gamma=gamma, alpha=alpha, tile_size=tile_size, solver=solver, precision=precision, tol=tol
+        )
         began = time.perf_counter()
         with dkrr.local_cluster(workers=WORKERS, memory_limit=memory_limit) as cluster, Client(cluster) as client:
             client.wait_for_workers(WORKERS, timeout=60)
@@ -77,6 +89,8 @@ def dkrr_ridge(
             "start_seconds": started - began,
             "blas": f"{WORKERS} x ({blas})",
             "phases": dict(estimator.solution_.seconds),
+            "relative_residual": max(estimator.solution_.relative_residual),
+            "message": estimator.solution_.message,
         }
 
 

@@ -76,6 +76,13 @@ def contenders() -> dict[str, Contender]:
     same = {} if coretype is None else {CORETYPE: coretype}
     found = [
         Contender(name="dkrr", family="dkrr", function=f"{MODULE}:dkrr_ridge"),
+        # the same answer to a residual of 1e-9, by whatever solver the planner takes
+        Contender(
+            name="dkrr auto",
+            family="dkrr auto",
+            function=f"{MODULE}:dkrr_ridge",
+            overrides={"solver": "auto", "precision": "auto"},
+        ),
         _sklearn("scikit-learn as shipped", {}),
         _sklearn("scikit-learn, one BLAS thread", ONE_THREAD),
         _sklearn("scikit-learn, Haswell kernels", {CORETYPE: "Haswell"}),

@@ -16,6 +16,8 @@ from tests.measure.figures import SCALE, Judge, scaled
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
 
 MAX_TIME_RATIO = 0.45
+MAX_AUTO_TIME_RATIO = 0.22
+MAX_AUTO_RESIDUAL = 1e-9
 MIN_RATE_RATIO = 0.75
 
 
@@ -36,6 +38,28 @@ def test_measure_speed_fit(judge: Judge, folder: Path) -> None:
         f"against {rows[best.name]['seconds']:.1f} s{''.join(f'; {text}' for text in crashed)})",
         f"n = {n:,}: at most {MAX_TIME_RATIO}",
         ratio <= MAX_TIME_RATIO,
+        at_full_size=True,
+    )
+
+
+def test_measure_speed_auto(judge: Judge, folder: Path) -> None:
+    problem = Problem(n=(n := scaled(20_480)), d=10, alpha=1.0)
+    rivals = [one for one in contenders().values() if one.family == "sklearn"]
+    comparison = run_in_turns(problem, turns(contenders()["dkrr auto"], rivals), folder, say=print)
+    Console(width=150).print(comparison_table(comparison))
+    assert not comparison.rejected
+    rows = {row["contender"]: row for row in comparison_rows(comparison)}
+    best = comparison.fastest("sklearn")
+    assert best is not None, "no variant of scikit-learn ran"
+    own = rows["dkrr auto"]
+    ratio = own["seconds"] / rows[best.name]["seconds"]
+    residual = max(facts["relative_residual"] for facts in own["facts"])
+    judge(
+        "speed: auto",
+        f"{ratio:.3f} x {best.name} ({own['seconds']:.1f} s against {rows[best.name]['seconds']:.1f} s), "
+        f"residual {residual:.1e}; {own['facts'][0]['message']}",
+        f"n = {n:,}, alpha 1: at most {MAX_AUTO_TIME_RATIO}, residual at most {MAX_AUTO_RESIDUAL:g}",
+        ratio <= MAX_AUTO_TIME_RATIO and residual <= MAX_AUTO_RESIDUAL,
         at_full_size=True,
     )
 
