@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dkrr.bulk import is_worth_a_cluster, predict_on_workers, predict_table
+from dkrr.choices import SolverChoice
 from dkrr.dataset import Dataset
 from dkrr.errors import StoreError
 from dkrr.given import check_given
@@ -29,7 +30,6 @@ from dkrr.threads import single_blas_thread
 from dkrr.tiled import TiledFit
 from dkrr.validation import (
     check_alpha,
-    check_choices,
     check_nonnegative,
     check_tile_size,
     check_weight,
@@ -64,22 +64,30 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         As in scikit-learn; gamma=None means 1 / d.
     kernel_params : dict, optional
         Further parameters, e.g. ``{"nu": 1.5, "length_scale": 0.75}`` for matern.
-    solver : {"auto", "cholesky"}
-    precision : {"auto", "float64", "float32"}
-        "auto" is float64.
+    solver : {"auto", "cholesky", "cg", "nystrom"}
+        "auto" takes the fastest exact way that fits, and the Cholesky factor in memory for few rows. "nystrom" is an
+        approximation with ``num_centers`` rows as centres; it is never what "auto" becomes.
+    precision : {"auto", "float64", "mixed", "float32"}
+        "auto" and "mixed" (float32 inside) give the float64 answer.
     tile_size : int or "auto"
         Edge b of a tile; given, it selects the tiled path at any n.
     store : path or URL, optional
         Root of Gram matrices and factors, shared by fits, kept. None: a temporary folder below Dask's
         ``temporary-directory``, removed with the estimator.
     tol, max_iter
-        For iterative solvers.
+        For iterative solvers: the relative residual to reach, and the most iterations (None: 1,000).
+    solver_params : dict, optional
+        ``preconditioner`` ("rpcholesky", "nystrom", "none"), ``rank``, ``seed``, ``allow_unconverged`` for cg;
+        ``num_centers``, ``centers`` ("uniform", "rpcholesky") for nystrom.
+    warm_start : bool, default False
+        Let cg begin from the ``dual_coef_`` of the last fit, also when rows were appended since.
 
     Attributes
     ----------
     dual_coef_ : (n,) or (n, t)
     X_fit_ : (n, d)
-        The training rows; for rows that were read from disk a lazy dask array. The matrix for kernel="precomputed".
+        The training rows; for rows that were read from disk a lazy dask array. The matrix for kernel="precomputed", the
+        centres for nystrom, whose ``dual_coef_`` has a row for each of them.
     n_features_in_ : int
     solution_ : Solution
         Relative residual and backward error per target, seconds per phase.
@@ -110,6 +118,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         store: Any = None,
         tol: float = 1e-8,
         max_iter: int | None = None,
+        solver_params: dict[str, Any] | None = None,
+        warm_start: bool = False,
     ) -> None:
         self.alpha = alpha
         self.kernel = kernel
@@ -123,6 +133,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         self.store = store
         self.tol = tol
         self.max_iter = max_iter
+        self.solver_params = solver_params
+        self.warm_start = warm_start
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -150,11 +162,14 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             A parameter or a row cannot be used.
         NotPositiveDefiniteError
             K + alpha I is not positive definite; names the row and a suggested alpha.
+        ConvergenceError
+            An iterative solver did not reach ``tol``, and ``allow_unconverged`` is not set.
         StorageFullError, ClusterError
             The disk is too small for the factor; workers cannot be used, or have too little memory for the tiles.
         """
-        check_choices(solver=self.solver, precision=self.precision)
-        precision = "float64" if self.precision == "auto" else self.precision
+        choice = SolverChoice.from_estimator(
+            self.solver_params, solver=self.solver, precision=self.precision, tol=self.tol, max_iter=self.max_iter
+        )
         tile_size = check_tile_size(self.tile_size)
         check_alpha(self.alpha)
         kernel = make_kernel(
@@ -164,7 +179,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             coef0=self.coef0,
             kernel_params=self.kernel_params,
         )
-        is_tiled = self.store is not None or tile_size is not None
+        start = getattr(self, "dual_coef_", None) if self.warm_start else None
+        is_tiled = self.store is not None or tile_size is not None or choice.is_iterative
         # a small memory map is read at once, unless the tiled path was asked for
         in_memory = not is_out_of_core(X, 0 if is_tiled else MAX_IN_PROCESS_ROWS, IN_MEMORY_BYTES)
         weight, names = sample_weight, None
@@ -176,16 +192,18 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
                 check_nonnegative(X, kernel.name)
             names = list(getattr(self, "feature_names_in_", []))
             if not is_tiled and len(X) <= MAX_IN_PROCESS_ROWS:
+                precision = "float64" if choice.precision == "auto" else choice.precision
                 return self._fit_dense(X, y, weight, kernel, precision, names)
         else:
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on named columns
         tiled = TiledFit(
             kernel=kernel,
             alpha=self.alpha,
-            precision=precision,  # type: ignore[arg-type]
+            choice=choice,
             tile_size=tile_size,
             max_in_process_rows=MAX_IN_PROCESS_ROWS,
             feature_names=names,
+            start=start,
         )
         return self._fit_tiled(tiled, find_dataset(X), y, weight, in_memory)
 
@@ -220,6 +238,12 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
                 holder.close()
             raise
         rows = X
+        if tiled.choice.solver == "nystrom":  # all that predictions need is in memory
+            if holder is not None:
+                holder.close()
+            self.n_features_in_ = model.num_features
+            assert model.x_fit is not None  # noqa: S101  (narrows the type)
+            return self._finish(model, model.x_fit.read(0, model.num_rows))
         if holder is not None:
             # predictions need the rows and no tiles, and these rows only where the caller does not have them
             holder.keep("rows")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,15 @@ from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
     "check_disk",
+    "existing_folder",
     "feature_columns",
     "find_dataset",
     "find_executor",
+    "free_bytes",
     "nothing_new",
     "resolve_tile_size",
     "rows_on_disk",
     "source_table",
-    "tiles_bytes",
 ]
 
 
@@ -68,11 +70,17 @@ def resolve_tile_size(
     return given
 
 
-def tiles_bytes(grid: TileGrid, precision: str, alpha: Sequence[float], gram: str) -> int:
-    """Bytes of one factor per distinct alpha, and of the Gram matrix where it is stored."""
-    entries = grid.num_lower * grid.tile_size**2
-    factors = entries * np.dtype(precision).itemsize * len(set(alpha))
-    return factors + (8 * entries if gram == "stored" else 0)
+def existing_folder(root: Any) -> Path:
+    """The folder of a store, or the nearest one above it that is there; the current one for an address."""
+    path = Path.cwd() if is_url(str(root)) else Path(root).absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def free_bytes(root: Any) -> int | None:
+    """Bytes that are free where a store is; None for an address."""
+    return None if is_url(str(root)) else shutil.disk_usage(existing_folder(root)).free
 
 
 def check_disk(root: Any, needed_bytes: int, grid: TileGrid, fields: dict[str, list[Any]]) -> None:

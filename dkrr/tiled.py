@@ -1,42 +1,57 @@
 """The estimator's fit on tiles: rows or a given matrix in, a model out.
 
-It decides what "auto" means for rows that an estimator was handed, refuses what does not fit a worker or the disk, and
-cleans up: what the caller has in memory does not stay in a store that is kept.
+It asks the planner what "auto" means for rows that an estimator was handed, refuses what does not fit a worker or the
+disk, and cleans up: what the caller has in memory does not stay in a store that is kept.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from dkrr.choices import SolverChoice
+from dkrr.costs import Machine, cholesky_disk
 from dkrr.dataset import Dataset, RowArray
+from dkrr.engine.memory import free_memory_bytes
 from dkrr.engine.session import blas_of, memory_limit_of
-from dkrr.engine.tasks import Executor
-from dkrr.errors import DataError
+from dkrr.engine.tasks import Executor, InProcessExecutor
+from dkrr.errors import DataError, ParameterError
 from dkrr.fitting import FitSettings, choose_gram, choose_tile_size, fit_rows
 from dkrr.given import given_rows, store_given_matrix
 from dkrr.kernels import Kernel
-from dkrr.linalg.direct import Workspace
+from dkrr.linalg.nystrom import fit_nystrom
 from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
+from dkrr.planner import Limits, Problem, decide
+from dkrr.rates import measure_machine
+from dkrr.records import nystrom_parts, solver_details, usable_rows
 from dkrr.resources import (
     check_disk,
+    existing_folder,
     find_executor,
+    free_bytes,
     nothing_new,
     resolve_tile_size,
     rows_on_disk,
     source_table,
-    tiles_bytes,
 )
 from dkrr.stores import remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.trial import sample_trial
 from dkrr.validation import check_alpha
 
 __all__ = ["TiledFit"]
+
+logger = logging.getLogger("dkrr.tiled")
+
+# what of a candidate's disk is checked here: the rest is small
+MATRICES = ("factor", "gram", "preconditioner", "centres")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +64,25 @@ class TiledFit:
         As given; resolved for the rows.
     alpha
         One ridge, or one per target.
+    choice
+        The solver as it was asked for.
     tile_size
         None means "auto".
     max_in_process_rows
         Up to so many rows the tasks run in this process when there is no client.
     feature_names
         Names of the columns of rows in memory.
+    start
+        Coefficients (m, t) of an earlier fit of the first m rows, for iterations.
     """
 
     kernel: Kernel
     alpha: Any
-    precision: Literal["float64", "float32"]
+    choice: SolverChoice
     tile_size: int | None
     max_in_process_rows: int
     feature_names: Sequence[str] | None = None
+    start: Any = None
 
     def __post_init__(self) -> None:
         self.kernel.to_dict()  # arrays are keyed by the kernel, so a function without a name is refused now
@@ -82,8 +102,15 @@ class TiledFit:
             n, d = table.num_rows or 0, len(table.names)
         if not n:
             return 0
-        b = self.tile_size or choose_tile_size(n, d, None, np.dtype(self.precision).itemsize)
-        return tiles_bytes(TileGrid(n, b), self.precision, alpha, self._gram(alpha)) + 8 * n * d
+        if self.choice.solver == "nystrom":
+            return 16 * self.choice.nystrom(n).num_centers ** 2 + 8 * n * d
+        if self.choice.solver == "cg" and self.choice.gram != "stored":
+            return 8 * n * (d + (2000 if self.choice.rank == "auto" else self.choice.rank))
+        precision = "float64" if self.choice.precision == "auto" else self.choice.precision
+        b = self.tile_size or choose_tile_size(n, d, None)
+        return sum(
+            cholesky_disk(n, b, d, 1, precision=precision, gram=self._gram(alpha), num_alphas=len(set(alpha))).values()
+        )
 
     def solve(self, X: Any, y: Any, weight: Any, root: Any) -> tuple[Model, RowArray | None]:
         """The model, with coefficients in memory, and its rows on disk (None for a given matrix).
@@ -105,37 +132,108 @@ class TiledFit:
         with rows_on_disk(X, y, weight, root) as dataset:
             n, d = dataset.num_rows, dataset.num_features
             alpha = check_alpha(self.alpha, dataset.num_targets).tolist()
-            kernel, gram = self.kernel.resolve(d), self._gram(alpha)
+            kernel = self.kernel.resolve(d)
+            problem = Problem(
+                num_rows=n, num_features=d, num_targets=dataset.num_targets, kernel=kernel, alpha=tuple(alpha)
+            )
             with find_executor(n, self.max_in_process_rows) as executor:
-                b = resolve_tile_size(self.tile_size, n, d, self.precision, memory_limit_of(executor))
-                grid = TileGrid(n, b)
+                memory = memory_limit_of(executor)
+                if self.tile_size is not None:
+                    resolve_tile_size(self.tile_size, n, d, self._precision, memory)  # refused if no worker holds it
+                decision = decide(
+                    problem,
+                    self.choice,
+                    Limits(
+                        threads=executor.num_threads,
+                        memory_bytes=memory,
+                        driver_bytes=free_memory_bytes(),
+                        disk_bytes=free_bytes(root),
+                    ),
+                    tile_size=self.tile_size,
+                    machine=lambda: measure_machine(
+                        kernel, d, existing_folder(root), threads=executor.num_threads, where=_where(executor)
+                    ),
+                    trial=lambda seconds: sample_trial(dataset, kernel, seconds, seed=self.choice.seed),
+                )
+                chosen = decision.chosen
+                logger.info("%s (%s)", chosen.name, decision.reason)
                 known: dict[str, list[Any]] = {
                     "rows_digest": [dataset.digest],
                     "kernel": [kernel.to_dict()],
                     "alpha": [*alpha, None],
                 }
-                check_disk(root, tiles_bytes(grid, self.precision, alpha, gram), grid, known)
-                settings = FitSettings(
-                    kernel=kernel, alpha=tuple(alpha), tile_size=b, precision=self.precision, gram=gram
-                )
+                needed = sum(chosen.disk_bytes.get(name, 0) for name in MATRICES)
+                check_disk(root, needed, TileGrid(n, chosen.tile_size), known)
+                settings = decision.settings(problem, self.choice)
+                if self.choice.solver == "nystrom":
+                    return self._nystrom(dataset, settings, root, executor), dataset.X
                 return self._model(dataset, settings, root, executor), dataset.X
+
+    @property
+    def _precision(self) -> str:
+        """Of the tiles that a worker must hold at least."""
+        return "float32" if self.choice.precision in ("float32", "mixed") else "float64"
+
+    def _nystrom(self, dataset: Dataset, settings: FitSettings, root: Any, executor: Executor) -> Model:
+        nystrom = self.choice.nystrom(usable_rows(dataset))
+        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
+        found = fit_nystrom(dataset, settings, nystrom, settings.iterative, workspace)
+        return Model(
+            **nystrom_parts(found, settings.kernel),
+            solution=found.solution,
+            **self._names(dataset),
+            provenance=_provenance(dataset, settings, nystrom.to_dict()),
+        )
+
+    def _start(self, dataset: Dataset) -> Any:
+        """The earlier coefficients, unless they are of other targets or of more rows than there are now."""
+        if self.start is None:
+            return None
+        start = np.asarray(self.start, dtype=np.float64)
+        start = start[:, None] if start.ndim == 1 else start
+        fits = len(start) <= dataset.num_rows and start.shape[1] == dataset.num_targets
+        return start if fits else None
+
+    def _names(self, dataset: Dataset) -> dict[str, Any]:
+        names = self.feature_names
+        if names is None:
+            names = () if self.is_given else dataset.feature_names
+        return {
+            "y_is_1d": dataset.y_is_1d,
+            "feature_names": list(names),
+            "target_names": list(dataset.target_names),
+            "classes": None if dataset.classes is None else list(dataset.classes),
+        }
 
     def _solve_given(self, K: Any, y: Any, weight: Any, root: Any) -> tuple[Model, None]:
         n = given_rows(K)
         if y is None:
             raise DataError("fit requires y to be passed, but the target y is None")
+        if self.choice.solver == "nystrom":
+            raise ParameterError(
+                "solver 'nystrom' with a precomputed matrix", hint="give the rows and a kernel; centres are chosen rows"
+            )
         alpha = check_alpha(self.alpha).tolist()
         with find_executor(n, self.max_in_process_rows) as executor:
-            b = resolve_tile_size(self.tile_size, n, 1, self.precision, memory_limit_of(executor))
+            memory = memory_limit_of(executor)
+            b = resolve_tile_size(self.tile_size, n, 1, self._precision, memory)
+            num_targets = 1 if np.ndim(y) < 2 else int(np.shape(y)[1])
+            problem = Problem(num_rows=n, num_features=1, num_targets=num_targets, kernel=None, alpha=tuple(alpha))
+            # what costs most, the matrix, is there already: nothing is measured
+            choice = self.choice if self.choice.solver != "auto" else replace(self.choice, solver="cholesky")
+            if choice.precision == "auto":
+                choice = replace(choice, precision="float64")
+            limits = Limits(threads=executor.num_threads, memory_bytes=memory)
+            decision = decide(problem, choice, limits, tile_size=b, machine=_unmeasured)
             grid = TileGrid(n, b)
-            check_disk(root, tiles_bytes(grid, self.precision, alpha, "stored"), grid, {"rows_digest": []})
+            needed = sum(decision.chosen.disk_bytes.get(name, 0) for name in MATRICES)
+            check_disk(root, needed, grid, {"rows_digest": []})
             with nothing_new(root):
                 dataset, given, digest = store_given_matrix(K, y, weight, root, b)
             try:
                 alpha = check_alpha(self.alpha, dataset.num_targets).tolist()
-                settings = FitSettings(
-                    kernel=None, alpha=tuple(alpha), tile_size=b, precision=self.precision, gram="stored"
-                )
+                problem = replace(problem, alpha=tuple(alpha))
+                settings = replace(decision.settings(problem, choice), gram="stored")
                 return self._model(dataset, settings, root, executor, given, digest), None
             finally:
                 # the caller has the matrix: a store that is kept needs no copy of it
@@ -152,30 +250,40 @@ class TiledFit:
         digest: str = "",
     ) -> Model:
         workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
-        fit = fit_rows(dataset, settings, workspace, given=given, source_digest=digest)
+        start = self._start(dataset)
+        fit = fit_rows(dataset, settings, workspace, given=given, source_digest=digest, start=start)
         with single_blas_thread(), fit as result:
             coefficients = result.dual_coef.read(0, dataset.num_rows)
         rows = result.operator.rows
         center = None if given is not None or rows is None else rows.center
-        names = self.feature_names
-        if names is None:
-            names = () if given is not None else dataset.feature_names
         return Model(
             kernel=settings.kernel,
             x_fit=None if given is not None else dataset.X,
             dual_coef=ArrayRows(coefficients),
             solution=result.solution,
             center=None if center is None else np.asarray(center),
-            y_is_1d=dataset.y_is_1d,
-            feature_names=list(names),
-            target_names=list(dataset.target_names),
-            classes=None if dataset.classes is None else list(dataset.classes),
-            provenance={
-                "alpha": list(settings.alpha),
-                "tile_size": settings.tile_size,
-                "precision": settings.precision,
-                "gram": settings.gram,
-                "rows_digest": digest or dataset.digest,
-                "targets_digest": dataset.digest_y,
-            },
+            **self._names(dataset),
+            provenance=_provenance(dataset, settings, None, digest),
         )
+
+
+def _provenance(
+    dataset: Dataset, settings: FitSettings, nystrom: dict[str, Any] | None, digest: str = ""
+) -> dict[str, Any]:
+    return {
+        "alpha": list(settings.alpha),
+        "tile_size": settings.tile_size,
+        "precision": settings.precision,
+        "gram": settings.gram,
+        "rows_digest": digest or dataset.digest,
+        "targets_digest": dataset.digest_y,
+        **solver_details(settings, nystrom),
+    }
+
+
+def _where(executor: Executor) -> Literal["client", "in process"]:
+    return "in process" if isinstance(executor, InProcessExecutor) else "client"
+
+
+def _unmeasured() -> Machine:
+    raise AssertionError("one way to solve needs no rates")

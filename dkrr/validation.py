@@ -22,7 +22,6 @@ from dkrr.tiles import MAX_TILE_SIZE
 __all__ = [
     "DataTypeError",
     "check_alpha",
-    "check_choices",
     "check_nonnegative",
     "check_tile_size",
     "check_weight",
@@ -34,22 +33,10 @@ __all__ = [
 ]
 
 MAX_SPARSE_ENTRIES = 20_000_000
-ALLOWED = {"solver": ("auto", "cholesky"), "precision": ("auto", "float64", "float32")}
-LATER = {"solver": ("cg",), "precision": ("mixed",)}
 
 
 class DataTypeError(DataError, TypeError):
     """Raised when values are not numbers; a ``TypeError`` too, as scikit-learn's checks expect."""
-
-
-def check_choices(**given: Any) -> None:
-    """``solver`` and ``precision`` have one of their values."""
-    for name, value in given.items():
-        if not isinstance(value, str) or value not in ALLOWED[name]:
-            allowed = ", ".join(map(repr, ALLOWED[name]))
-            later = isinstance(value, str) and value in LATER[name]
-            hint = f"{value} comes with a later version" if later else ""
-            raise ParameterError(f"{name} is {value!r}; one of {allowed} expected", hint=hint)
 
 
 def check_tile_size(value: Any) -> int | None:

@@ -379,9 +379,11 @@ PARAMETERS = [
     ),
     Case("nu", fit(kernel="matern", kernel_params={"nu": 7}), ParameterError, "nu = 7"),
     Case("length scales", fit(kernel="matern", kernel_params={"length_scale": [1.0, 2.0]}), ParameterError, "2"),
-    Case("solver", fit(solver="svd"), ParameterError, "solver is 'svd'; one of 'auto', 'cholesky' expected"),
-    Case("solver of later", fit(solver="cg"), ParameterError, "cg comes with a later version"),
-    Case("precision", fit(precision="float16"), ParameterError, "'auto', 'float64', 'float32' expected"),
+    Case("solver", fit(solver="svd"), ParameterError, "solver is 'svd'; one of 'auto', 'cholesky', 'cg', 'nystrom'"),
+    Case("float32 answers of cg", fit(solver="cg", precision="float32"), ParameterError, "precision 'mixed'"),
+    Case("centres of cg", fit(solver="cg", solver_params={"num_centers": 5}), ParameterError, "solver 'nystrom'"),
+    Case("parameter of no solver", fit(solver_params={"rnk": 5}), ParameterError, "known: preconditioner, rank"),
+    Case("precision", fit(precision="float16"), ParameterError, "'auto', 'float64', 'float32', 'mixed' expected"),
     *(
         Case(f"tile size {value}", fit(tile_size=value), ParameterError, "tile_size is .* from 1 to 16,384 expected")
         for value in (0, -1, 2.5, "big", True, 16_385)
@@ -664,7 +666,13 @@ WORKERS = [
     ),
     Case("another machine", job(cluster={"scheduler": "tcp://10.0.0.1:8786"}), 2, "insecure = true"),
     Case("other versions", job(), 6, "the workers and this process differ", other_versions, (*RUN, *SCRATCH)),
-    Case("a worker's memory", job(solver={"tile_size": 6000}), 3, "a task with tiles of 6000 needs", leaves=DATA),
+    Case(
+        "a worker's memory",
+        job(solver={"tile_size": 6000, "precision": "float64"}),
+        3,
+        "a task with tiles of 6000 needs",
+        leaves=DATA,
+    ),
     Case(
         "a worker's memory, auto",
         job(solver={"tile_size": "auto"}, cluster={"memory_limit": "64MiB"}),
@@ -675,7 +683,7 @@ WORKERS = [
 ]
 
 DISKS = [
-    Case("job", job(), 3, "100.00 MiB are free", full_disk(100 << 20, "dkrr.jobs.plan"), DATA),
+    Case("job", job(), 3, "100.00 MiB are free", full_disk(100 << 20, "dkrr.resources"), DATA),
     Case(
         "ingest",
         run("ingest", "generate:friedman?n=20&d=5", "{out}/rows.zarr"),

@@ -87,6 +87,9 @@ CHECKED = {
     "chi2": KernelRidge(kernel="chi2", gamma=0.5),
     "tiles": KernelRidge(kernel="rbf", tile_size=32),
     "precomputed": KernelRidge(kernel="precomputed"),
+    "cg": KernelRidge(kernel="rbf", alpha=0.1, solver="cg"),
+    "mixed": KernelRidge(kernel="rbf", alpha=0.1, precision="mixed"),
+    "nystrom": KernelRidge(kernel="rbf", alpha=0.1, solver="nystrom"),
 }
 INDEFINITE = "the check hands over an indefinite matrix; scikit-learn falls back to least squares, dkrr refuses"
 
@@ -628,9 +631,9 @@ def test_a_full_disk_is_refused_before_anything_is_computed(tmp_path: Path, monk
     from collections import namedtuple
 
     usage = namedtuple("usage", "total used free")
-    needed = 15 * 64 * 64 * 8
+    needed = 15 * (64 * 64 * 8 + 4)
     monkeypatch.setattr("dkrr.dataset.destination.shutil.disk_usage", lambda path: usage(0, 0, needed - 1))
-    with pytest.raises(StorageFullError, match=r"needs 491,520 bytes and 491,519 are free"):
+    with pytest.raises(StorageFullError, match=r"needs 491,580 bytes and 491,579 are free"):
         fitted(store=tmp_path / "store", tile_size=64)
     assert not list((tmp_path / "store").rglob("c"))
     monkeypatch.undo()

@@ -124,7 +124,7 @@ def facts(summary: FitSummary) -> dict[str, str]:
         "workers": f"{plan.workers}{limit}",
         "peak worker memory": gigabytes(peak),
         "start of workers": f"{seconds['start']:.1f} s",
-        "factorisation": f"{seconds['factorise']:.1f} s, {summary.flops_per_second / 1e9:.0f} GF/s",
+        "factorisation": factorisation(summary),
         "whole fit": f"{seconds['total']:.1f} s",
         "relative residual": f"{max(summary.relative_residual):.1e}",
         "held-out rows": "none" if summary.score is None else f"{summary.score.num_rows:,}",
@@ -132,10 +132,18 @@ def facts(summary: FitSummary) -> dict[str, str]:
     }
 
 
+def factorisation(summary: FitSummary) -> str:
+    """Its time and rate; a job may do without."""
+    if "factorise" not in summary.seconds:
+        return f"none: {summary.num_iterations} iterations"
+    return f"{summary.seconds['factorise']:.1f} s, {summary.flops_per_second / 1e9:.0f} GF/s"
+
+
 def on_disk(plan: Plan) -> str:
     """Size of the matrices that the job writes, and which they are."""
-    sizes = {name: plan.disk_bytes.get(name, 0) for name in ("gram", "factor")}
-    names = " + ".join({"gram": "Gram", "factor": "factor"}[name] for name, size in sizes.items() if size)
+    labels = {"gram": "Gram", "factor": "factor", "preconditioner": "preconditioner", "centres": "centres"}
+    sizes = {name: plan.disk_bytes.get(name, 0) for name in labels}
+    names = " + ".join(labels[name] for name, size in sizes.items() if size)
     return f"{gigabytes(sum(sizes.values()))} ({names})"
 
 

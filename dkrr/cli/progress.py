@@ -16,6 +16,8 @@ from typing import IO, Any, Self
 __all__ = ["Estimate", "ProgressDisplay"]
 
 SECONDS_BETWEEN_LINES = 10.0
+# phases that count iterations; what follows a comma in a phase's name is a fact of the moment, e.g. a residual
+ITERATIVE = ("cg", "refine", "nystrom")
 
 
 @dataclass
@@ -51,9 +53,13 @@ class Estimate:
         return left * self.seconds / work if work > 0 and self.seconds > 0 else None
 
     def sentence(self) -> str:
-        """``factorise: 120 of 210 tiles, 163.2 GF/s, 0:41 left``."""
-        parts = [f"{self.phase}: {self.done} of {self.total} tiles"]
-        if self.gflops > 0:
+        """``factorise: 120 of 210 tiles, 163.2 GF/s, 0:41 left``; ``cg: iteration 12 of about 40, 1:30 left``."""
+        name, _, facts = self.phase.partition(", ")
+        if name in ITERATIVE:
+            parts = [f"{name}: iteration {self.done} of about {self.total}", *([facts] if facts else [])]
+        else:
+            parts = [f"{self.phase}: {self.done} of {self.total} tiles"]
+        if self.gflops > 0 and name not in ITERATIVE:
             parts.append(f"{self.gflops:.1f} GF/s")
         if self.seconds_left is not None:
             parts.append(f"{_clock(self.seconds_left)} left")
@@ -108,10 +114,13 @@ class ProgressDisplay:
 
     def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
         now = self.clock()
-        if self.estimate is None or self.estimate.phase != phase or done < self.estimate.done:
+        name = phase.partition(", ")[0]
+        before = None if self.estimate is None else self.estimate.phase.partition(", ")[0]
+        if self.estimate is None or before != name or done < self.estimate.done:
             self.estimate = Estimate(phase, now, done, flops_done)
             if self._bar is not None:
-                self._task = self._bar.add_task(phase, total=total, facts="")
+                self._task = self._bar.add_task(name, total=total, facts="")
+        self.estimate.phase = phase
         self.estimate.update(now, done, total, flops_done, flops_total)
         facts = self.estimate.sentence()
         if self._bar is not None:

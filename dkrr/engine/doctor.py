@@ -26,7 +26,7 @@ from dkrr.engine.selftest import blas_libraries, self_test
 from dkrr.errors import StorageFullError, StoreError
 from dkrr.threads import single_blas_thread
 
-__all__ = ["Calibration", "MachineReport", "calibrate", "free_memory_bytes", "machine_report"]
+__all__ = ["Calibration", "MachineReport", "calibrate", "disk_rates", "free_memory_bytes", "machine_report"]
 
 GEMM_EDGE = 1024
 KERNEL_SHAPE = (1024, 1024, 10)
@@ -110,6 +110,11 @@ def calibrate(folder: str | os.PathLike[str], *, seconds: float = 0.5) -> Calibr
     On a slow disk it takes longer: at least 8 MiB are written, and waited for.
     """
     return _measure(Path(folder), CALIBRATION_DISK_BYTES, seconds)
+
+
+def disk_rates(folder: str | os.PathLike[str], *, seconds: float = 0.25) -> tuple[float, float]:
+    """Bytes per second written (with fsync) and read back, in about ``seconds``; see :func:`calibrate`."""
+    return _disk_rates(Path(folder), CALIBRATION_DISK_BYTES, seconds)
 
 
 def _measure(folder: Path, disk_bytes: int, seconds: float = float("inf")) -> Calibration:

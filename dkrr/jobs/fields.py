@@ -23,9 +23,10 @@ __all__ = [
     "Columns",
     "Header",
     "Location",
+    "NumCenters",
     "Positive",
+    "Rank",
     "TileSize",
-    "available",
     "is_data_file",
     "is_loopback",
     "locate",
@@ -33,7 +34,6 @@ __all__ = [
 
 MAX_TILE_SIZE = 16_384  # LAPACK calls with 32-bit indices overflow at 46,340 rows; a 16,384 tile is 2 GiB already
 FILE_SUFFIXES = (".csv", ".csv.gz", ".npy", ".npz", ".parquet", ".zarr")
-LATER = {"cg": "solver", "nystrom": "solver", "primal": "solver", "mixed": "precision"}
 
 
 def locate(value: str, info: ValidationInfo) -> str:
@@ -99,9 +99,11 @@ def _header(value: Any) -> Any:
     return value
 
 
-def available(value: Any) -> Any:
-    if isinstance(value, str) and value in LATER:
-        raise ValueError(f"this {LATER[value]} is not available yet in this version of dkrr")
+def _count(value: Any) -> Any:
+    if value == "auto":
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError('"auto" or a whole number above 0 expected')
     return value
 
 
@@ -125,5 +127,7 @@ Columns = Annotated[Any, BeforeValidator(_columns)]
 ByteSize = Annotated[Any, BeforeValidator(_bytes)]
 Alpha = Annotated[Any, BeforeValidator(_alpha)]
 TileSize = Annotated[Any, BeforeValidator(_tile_size)]
+Rank = Annotated[Any, BeforeValidator(_count)]
+NumCenters = Annotated[Any, BeforeValidator(_count)]
 Header = Annotated[Any, BeforeValidator(_header)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -1,9 +1,10 @@
 """What a store holds that no run and no model refers to.
 
 A Gram matrix, a factor or a copy of rows is needed when a JSON document of a run or a model names its key, or when a
-run that has a plan and no result may go on writing it. You need this when a store has grown: factors are kept so that a
-fit can be extended, and nothing else removes them. Files of interrupted writes (``*.partial``) are garbage too. What
-changed lately is left alone: it may belong to a fit that is running.
+run that has a plan and no result may go on writing it; so are preconditioners and the state of an iteration ("solves").
+You need this when a store has grown: factors are kept so that a fit can be extended, and nothing else removes them.
+Scratch, and files of interrupted writes (``*.partial``), are garbage too. What changed lately is left alone: it may
+belong to a fit that is running.
 
 Cost: one walk over the folders; documents are read, chunks are not.
 """
@@ -26,7 +27,9 @@ __all__ = ["Garbage", "delete_garbage", "find_garbage"]
 
 KEPT_SECONDS = 3600.0
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
-_ARRAYS = ("grams", "factors", "rows", "data")
+_ARRAYS = ("grams", "factors", "rows", "data", "preconditioners", "solves")
+# what is there besides: vectors of a pass that was killed, and notes about float32 factors that broke down
+_OTHERS = ("scratch", "breakdowns")
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ def find_garbage(
     unfinished = [plan for folder in folders for plan in _unfinished_plans(folder)]
     newest = time.time() - kept_seconds
     found = []
-    for kind in _ARRAYS:
-        for array in sorted((root / kind).glob("*.zarr")):
+    for kind in (*_ARRAYS, *_OTHERS):
+        for array in sorted((root / kind).glob("*.json" if kind == "breakdowns" else "*.zarr")):
             keys = {key.decode() for key in _KEY.findall(array.name.encode())}
             if not keys & named and _last_change(array) < newest and not _may_resume(array, kind, unfinished):
                 found.append(Garbage(array, _size(array), "no run or model refers to it"))
@@ -119,6 +122,8 @@ def _unfinished_plans(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _may_resume(array: Path, kind: str, unfinished: list[dict[str, Any]]) -> bool:
     """Whether one of the unfinished runs would find the array when it is started again."""
+    if kind == "scratch":
+        return False  # its name is drawn anew by every attempt
     if kind not in ("grams", "factors"):
         return bool(unfinished)
     try:

@@ -105,17 +105,21 @@ def _describe_model(path: str) -> dict[str, Any]:
 
     model = load_model(path, verify=False)
     solution = model.solution
-    return {
+    facts = {
         "rows": model.num_rows,
         "features": model.num_features,
         "targets": model.num_targets,
         "kernel": "precomputed" if model.kernel is None else model.kernel.to_dict(),
         "scaling": "none" if model.scaling is None else "X and y whitened",
-        "solver": f"{solution.solver}, {solution.precision}",
+        "solver": f"{solution.solver}, {solution.precision}" + ("" if solution.converged else ", NOT CONVERGED"),
+        "iterations": solution.num_iterations,
         "relative residual": _worst(solution.relative_residual),
         "backward error": _worst(solution.backward_error),
-        **{str(name).replace("_", " "): value for name, value in model.provenance.items()},
     }
+    if not solution.converged or model.provenance.get("is_approximation"):
+        facts["note"] = solution.message
+    details = {str(name).replace("_", " "): value for name, value in model.provenance.items()}
+    return facts | {name: value for name, value in details.items() if name not in facts}
 
 
 def _worst(values: Any) -> str:

@@ -1,46 +1,46 @@
 """Plan: what a job needs and how long it may take, computed before anything is started; refuses what cannot fit.
 
-memory of a task   260 MiB + 5 b^2 itemsize + 24 b d bytes
-disk               rows + tiles of the factor (and of the Gram matrix when stored) + right-hand sides + model
-flops              n^3 / 3 per distinct alpha
+What was left to "auto" is decided here, by :mod:`dkrr.planner`, unless an earlier attempt of the same run decided it.
+Memory, disk and seconds are those of :mod:`dkrr.costs`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dkrr.chunks import ChunkArray
-from dkrr.engine.doctor import Calibration, calibrate
+from dkrr.costs import Machine
 from dkrr.engine.environment import cpu_count
-from dkrr.engine.memory import total_memory_bytes
+from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
-from dkrr.fitting import BASELINE_BYTES, choose_gram, choose_tile_size, task_bytes
+from dkrr.fitting import BASELINE_BYTES
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec, StorageSpec
 from dkrr.kernels import Kernel
-from dkrr.stores import is_url, local_root, read_json
+from dkrr.planner import DISK_RESERVE_BYTES, Candidate, Decision, Limits, Problem, decide
+from dkrr.rates import measure_machine
+from dkrr.records import usable_rows
+from dkrr.resources import existing_folder, free_bytes
+from dkrr.stores import local_root, read_json
 from dkrr.tiles import TileGrid
+from dkrr.trial import Trial, sample_trial
 
 __all__ = ["Plan", "make_plan", "plan"]
-
-PARALLEL_EFFICIENCY = 0.8
-MAPPED_READ_BYTES_PER_SECOND = 4e9
-CLUSTER_START_SECONDS = 2.0
-DISK_RESERVE_BYTES = 256 * 2**20
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything that "auto" became, what it needs, and what is there.
 
-    Sizes are in bytes, times in seconds.
+    Sizes are in bytes, times in seconds: ``estimated_seconds`` at the upper end of ``iterations``,
+    ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
+    possible.
     """
 
     num_rows: int
@@ -58,6 +58,7 @@ class Plan:
     num_tasks: int
     flops: float
     workers: int
+    threads_per_worker: int
     memory_limit_bytes: int | None
     task_bytes: int
     disk_bytes: dict[str, int]
@@ -65,6 +66,13 @@ class Plan:
     disk_free_bytes: int | None
     estimated_seconds: dict[str, float]
     calibration: dict[str, float]
+    rank: int = 0
+    iterations: list[float] | None = None
+    estimated_low_seconds: float = 0.0
+    choice: dict[str, Any] = field(default_factory=dict)
+    nystrom: dict[str, Any] | None = None
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    reason: str = ""
     refusal: str = ""
     hint: str = ""
     notes: list[str] = field(default_factory=list)
@@ -136,8 +144,14 @@ def run_id(job: JobSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def make_plan(job: JobSpec, prepared: Prepared, store: Any) -> Plan:
-    """Plan a job whose rows are prepared. Measures the machine; starts nothing."""
+def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None = None) -> Plan:
+    """Plan a job whose rows are prepared. Measures the machine; starts nothing.
+
+    Parameters
+    ----------
+    recorded
+        The plan of an earlier attempt of the same run: what "auto" became stays.
+    """
     if job.storage != StorageSpec():
         raise ParameterError("[storage] is for object stores, which this version's jobs do not use yet")
     train = prepared.train
@@ -147,51 +161,65 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any) -> Plan:
     alpha = [float(a) for a in np.atleast_1d(job.model.alpha)]
     if len(alpha) not in (1, t):
         raise ParameterError(f"[model] alpha has {len(alpha)} values for {t} targets; 1 or {t} expected")
-    precision = "float64" if job.solver.precision == "auto" else job.solver.precision
-    itemsize = 8 if precision == "float64" else 4
-    gram = job.solver.gram if job.solver.gram != "auto" else choose_gram(resolved, len(set(alpha)))
     workers = job.cluster.workers or cpu_count()
+    threads = workers * job.cluster.threads_per_worker
     limit = _memory_limit(job, workers)
-    refusal, hint = "", ""
-    if job.solver.tile_size == "auto":
-        rule = "n / 10 up to a multiple of 128, in 256..2048, within 80 % of a worker's memory"
-        try:
-            threads = workers * job.cluster.threads_per_worker
-            b = choose_tile_size(n, d, limit, itemsize, threads)
-        except ParameterError as exc:
-            b, refusal, hint = 128, exc.message, exc.hint
-    else:
-        b, rule = int(job.solver.tile_size), "as given"
-    per_task = task_bytes(b, d, itemsize) * job.cluster.threads_per_worker
-    if not refusal and limit is not None and per_task > limit:
-        smaller = int(((0.8 * limit - BASELINE_BYTES) / (5 * itemsize)) ** 0.5) if limit > BASELINE_BYTES else 0
-        refusal = f"a task with tiles of {b} needs {_size(per_task)}, a worker may use {_size(limit)}"
-        hint = f"set tile_size to at most {smaller // 128 * 128}" if smaller >= 128 else "raise memory_limit"
-    grid = TileGrid(n, b)
-    num_factors = len(set(alpha))
-    tiles = grid.num_lower * (b * b * itemsize + 4)
-    disk = {
-        "factor": tiles * num_factors,
-        "gram": grid.num_lower * (b * b * 8 + 4) if gram == "stored" else 0,
-        "right-hand sides": 4 * 8 * grid.num_tiles * b * t,
-        "model": 8 * n * (d + t),
-    }
+    free = free_bytes(store)
+    problem = Problem(num_rows=n, num_features=d, num_targets=t, kernel=resolved, alpha=tuple(alpha))
+    choice = job.solver.choice()
+    given_tiles = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
+    earlier = recorded if recorded is not None and "solver" in recorded else None
+    if earlier is not None:
+        choice = replace(
+            choice,
+            **{name: earlier[name] for name in ("solver", "precision", "gram")},
+            rank=(earlier.get("rank") or "auto") if earlier["solver"] == "cg" else "auto",
+            preconditioner=_preconditioner(choice.preconditioner, earlier),
+        )
+        given_tiles = int(earlier["tile_size"])
+
+    def machine() -> Machine:
+        where = "new cluster" if job.cluster.scheduler == "local" else "client"
+        return measure_machine(resolved, d, existing_folder(store), threads=threads, where=where)  # type: ignore[arg-type]
+
+    def trial(seconds: float) -> Trial | None:
+        if resolved is None or earlier is not None:
+            return None
+        return sample_trial(train, resolved, seconds, seed=choice.seed)
+
     wanted = {
         "kernel": None if resolved is None else json.loads(json.dumps(resolved.to_dict())),
         "rows_digest": train.digest,
         "n": n,
-        "tile_size": b,
     }
-    present = _present_bytes(store, grid, wanted, alpha)
-    free = _free_bytes(store)
-    needed = max(0, sum(disk.values()) - present)
-    if not refusal and free is not None and needed + DISK_RESERVE_BYTES > free:
-        refusal = f"the job writes {_size(needed)} to {store}, {_size(free)} are free"
-        hint = "give another [output] store" + ("" if itemsize == 4 else ", or precision = 'float32' (half)")
-    calibration = calibrate(_existing_folder(store))
+    limits = Limits(
+        threads=threads,
+        memory_bytes=None if limit is None else limit // job.cluster.threads_per_worker,
+        driver_bytes=free_memory_bytes(),
+        disk_bytes=None if free is None else free + _present_bytes(store, wanted, alpha),
+    )
+    decision = decide(
+        problem,
+        choice,
+        limits,
+        tile_size=given_tiles,
+        machine=machine,
+        trial=trial,
+        always_measure=earlier is None,
+    )
+    chosen = decision.chosen
+    b, grid = chosen.tile_size, TileGrid(n, chosen.tile_size)
+    present = _present_bytes(store, wanted | {"tile_size": b}, alpha)
+    per_task = chosen.memory_bytes * job.cluster.threads_per_worker
+    needed = max(0, sum(chosen.disk_bytes.values()) - present)
+    refusal, hint = _refusal(chosen, decision, store, limit, per_task, needed, free)
     notes = []
     if job.cluster.insecure:
         notes.append("insecure = true: the scheduler is reached without encryption or authentication")
+    nystrom = choice.nystrom(usable_rows(train)) if choice.solver == "nystrom" else None
+    if nystrom is not None:
+        notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
+    known = _measured(chosen, decision, machine) if earlier is None else {name: earlier[name] for name in _MEASURED}
     return Plan(
         num_rows=n,
         num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
@@ -199,48 +227,97 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any) -> Plan:
         num_targets=t,
         kernel={"kernel": "precomputed"} if resolved is None else resolved.to_dict(),
         alpha=alpha,
-        solver="cholesky",
-        precision=precision,
-        gram=gram,
+        solver=chosen.solver,
+        precision=chosen.precision,
+        gram=chosen.gram,
         tile_size=b,
-        tile_rule=rule,
+        tile_rule=decision.tile_rule,
         num_tiles_per_side=grid.num_tiles,
-        num_tasks=grid.num_lower * (num_factors + (gram == "stored")) + (2 * num_factors + 1) * grid.num_tiles,
-        flops=n**3 / 3 * num_factors,
+        num_tasks=_num_tasks(chosen, grid, problem.num_alphas),
+        flops=_flops(chosen, problem),
         workers=workers,
+        threads_per_worker=job.cluster.threads_per_worker,
         memory_limit_bytes=limit,
         task_bytes=per_task,
-        disk_bytes=disk,
+        disk_bytes=chosen.disk_bytes,
         disk_present_bytes=present,
         disk_free_bytes=free,
-        estimated_seconds=_seconds(calibration, n, t, itemsize, workers * job.cluster.threads_per_worker, alpha, gram),
-        calibration=asdict(calibration),
+        rank=chosen.rank,
+        choice=job.solver.choice().to_dict(),
+        nystrom=None if nystrom is None else nystrom.to_dict(),
+        reason=decision.reason if earlier is None else "as the first attempt of this run decided",
         refusal=refusal,
         hint=hint,
         notes=notes,
+        **known,
     )
 
 
-def _seconds(
-    calibration: Calibration, n: int, t: int, itemsize: int, threads: int, alpha: list[float], gram: str
-) -> dict[str, float]:
-    threads = min(threads, cpu_count())
-    rate = (
-        calibration.gemm_flops_per_second_float64 if itemsize == 8 else calibration.gemm_flops_per_second_float32
-    ) * threads
-    entry = calibration.kernel_entry_seconds / threads
-    num_factors = len(set(alpha))
-    factor_bytes = n * n / 2 * itemsize
-    written = factor_bytes * num_factors + (4 * n * n if gram == "stored" else 0)
-    kernel_passes = 0.5 if gram == "stored" else 0.5 * num_factors
+_MEASURED = ("estimated_seconds", "estimated_low_seconds", "iterations", "candidates", "calibration")
+
+
+def _measured(chosen: Candidate, decision: Decision, machine: Callable[[], Machine]) -> dict[str, Any]:
+    """What a plan says about time; a later attempt of the same run goes by what the first one said."""
     return {
-        "start": CLUSTER_START_SECONDS,
-        "gram": kernel_passes * n * n * entry,
-        "factorise": n**3 / 3 * num_factors / (rate * PARALLEL_EFFICIENCY),
-        "write": written / calibration.disk_write_bytes_per_second,
-        "solve": 2 * num_factors * factor_bytes / MAPPED_READ_BYTES_PER_SECOND,
-        "residual": num_factors * n * n * entry + 2.0 * n * n * t / rate,
+        "estimated_seconds": chosen.seconds,
+        "estimated_low_seconds": chosen.seconds_low,
+        "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
+        "candidates": [item.to_dict() for item in decision.candidates],
+        "calibration": machine().to_dict(),
     }
+
+
+def _preconditioner(asked: str, earlier: dict[str, Any]) -> str:
+    if earlier["solver"] != "cg" or asked != "auto":
+        return asked
+    return "auto" if earlier.get("rank") else "none"
+
+
+def _refusal(
+    chosen: Candidate,
+    decision: Decision,
+    store: Any,
+    limit: int | None,
+    per_task: int,
+    needed: int,
+    free: int | None,
+) -> tuple[str, str]:
+    """Why the job cannot run, and what would help; two empty texts when it can."""
+    itemsize = 8 if chosen.precision == "float64" else 4
+    if "cannot hold a task" in chosen.infeasible:
+        return chosen.infeasible, "raise memory_limit"
+    if limit is not None and per_task > limit:
+        if chosen.solver == "nystrom":
+            hint = "lower num_centers, or raise memory_limit"
+        elif chosen.solver == "cg":
+            hint = "lower rank, or raise memory_limit"
+        else:
+            smaller = int(((0.8 * limit - BASELINE_BYTES) / (5 * itemsize)) ** 0.5) if limit > BASELINE_BYTES else 0
+            hint = f"set tile_size to at most {smaller // 128 * 128}" if smaller >= 128 else "raise memory_limit"
+        what = f"a task with tiles of {chosen.tile_size}" if chosen.solver == "cholesky" else f"a task of {chosen.name}"
+        return f"{what} needs {_size(per_task)}, a worker may use {_size(limit)}", hint
+    if free is not None and needed + DISK_RESERVE_BYTES > free:
+        smaller_way = ", or name = 'cg' (no factor)" if chosen.solver == "cholesky" else ""
+        return (
+            f"the job writes {_size(needed)} to {store}, {_size(free)} are free",
+            f"give another [output] store{smaller_way}",
+        )
+    return "", ""
+
+
+def _num_tasks(chosen: Candidate, grid: TileGrid, num_alphas: int) -> int:
+    """Tiles of factors and of a stored Gram matrix, sweeps and residuals; one pass of cg counts as one task."""
+    if chosen.solver != "cholesky":
+        return 0 if chosen.iterations is None else round(chosen.iterations.high)
+    return grid.num_lower * (num_alphas + (chosen.gram == "stored")) + (2 * num_alphas + 1) * grid.num_tiles
+
+
+def _flops(chosen: Candidate, problem: Problem) -> float:
+    n, t = problem.num_rows, problem.num_targets
+    if chosen.solver == "cholesky":
+        return n**3 / 3 * problem.num_alphas
+    iterations = 0.0 if chosen.iterations is None else chosen.iterations.high
+    return 2.0 * n * n * t * iterations + 2.0 * n * chosen.rank**2
 
 
 def _memory_limit(job: JobSpec, workers: int) -> int | None:
@@ -250,7 +327,7 @@ def _memory_limit(job: JobSpec, workers: int) -> int | None:
     return int(limit)
 
 
-def _present_bytes(store: Any, grid: TileGrid, wanted: dict[str, Any], alpha: list[float]) -> int:
+def _present_bytes(store: Any, wanted: dict[str, Any], alpha: list[float]) -> int:
     """Bytes of valid tiles that this job goes on writing: arrays whose key has the same fields, and one of its alphas.
 
     The BLAS kernel is not compared: which one the workers have is known only when they run.
@@ -264,20 +341,9 @@ def _present_bytes(store: Any, grid: TileGrid, wanted: dict[str, Any], alpha: li
             fields = (read_json(str(path), "zarr.json") or {}).get("attributes", {})
             same = all(fields.get(name) == value for name, value in wanted.items())
             if same and (folder == "grams" or fields.get("alpha") in alpha):
-                array = ChunkArray.open(str(path))
+                array, grid = ChunkArray.open(str(path)), TileGrid(fields["n"], fields["tile_size"])
                 total += sum(array.chunk_bytes + 4 for key in grid.lower() if array.is_valid(key))
     return total
-
-
-def _existing_folder(store: Any) -> Path:
-    path = Path.cwd() if is_url(store) else Path(store).absolute()
-    while not path.exists():
-        path = path.parent
-    return path
-
-
-def _free_bytes(store: Any) -> int | None:
-    return None if is_url(store) else shutil.disk_usage(_existing_folder(store)).free
 
 
 def _size(num_bytes: float) -> str:

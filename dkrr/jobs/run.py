@@ -9,27 +9,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dkrr._version import __version__
+from dkrr.choices import SolverChoice
 from dkrr.dataset import Dataset
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, memory_limit_of, start_local
-from dkrr.engine.tasks import Executor, Progress
+from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import ClusterError, StoreError, StoreMismatchError
-from dkrr.fitting import FitResult, FitSettings, fit_rows, task_bytes
+from dkrr.fitting import FitResult, FitSettings, fit_rows
 from dkrr.given import store_given_matrix
 from dkrr.jobs.plan import Plan, make_plan, run_id
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
-from dkrr.linalg.direct import Workspace
+from dkrr.linalg.nystrom import fit_nystrom
+from dkrr.linalg.settings import NystromSettings
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model, load_model
 from dkrr.prediction import Score, score_dataset
+from dkrr.records import nystrom_parts, solver_details
 from dkrr.resources import nothing_new
 from dkrr.stores import local_root, place, read_json, remove_array, write_json
 
@@ -47,6 +52,10 @@ class FitSummary:
     tiles_computed: int
     tiles_total: int
     flops_per_second: float
+    solver: str
+    precision: str
+    converged: bool
+    num_iterations: int
     peak_rss_bytes: dict[str, int]
     client_peak_rss_bytes: int
     relative_residual: list[float]
@@ -55,6 +64,7 @@ class FitSummary:
     score: Score | None = None
     metric: str = ""
     kept: dict[str, int] = field(default_factory=dict)
+    estimated_seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -99,7 +109,7 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
     document = _check_claim(job, directory)
     with nothing_new(store):
         prepared = prepare(job, store)
-    plan = make_plan(job, prepared, store)
+    plan = make_plan(job, prepared, store, read_json(directory, "plan.json"))
     plan.check()
     # only now: a job whose data or size is refused must not hold the directory for itself
     write_json(directory, "job.json", document)
@@ -123,6 +133,7 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
             workspace.record("evaluate", run)
             seconds["evaluate"] = time.perf_counter() - begin
     summary.seconds = seconds | {"total": time.perf_counter() - started}
+    summary.estimated_seconds = plan.estimated_seconds | {"total": plan.total_seconds}
     summary.peak_rss_bytes = _peaks(workspace)
     summary.client_peak_rss_bytes = peak_rss_bytes()
     if summary.score is not None:
@@ -141,39 +152,64 @@ def _fit(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, dir
         weight = None if train.weight is None else train.weight.read(0, train.num_rows)[:, 0]
         rows = _LazyMatrix(train)
         train, given, digest = store_given_matrix(rows, targets, weight, workspace.store, plan.tile_size)
+    choice = SolverChoice.from_dict(plan.choice)
+    iterative = choice.iterative(rank=plan.rank or None)
+    if plan.solver == "cg" and not plan.rank:
+        iterative = replace(iterative, preconditioner="none")
     settings = FitSettings(
         kernel=kernel,
         alpha=tuple(plan.alpha),
         tile_size=plan.tile_size,
         precision=plan.precision,  # type: ignore[arg-type]
         gram=plan.gram,  # type: ignore[arg-type]
+        solver="cg" if plan.solver == "nystrom" else plan.solver,  # type: ignore[arg-type]
+        iterative=iterative,
     )
     model_path = place(directory, "model.zarr")
+    details = solver_details(settings, plan.nystrom)
+    if plan.nystrom is not None:
+        found = fit_nystrom(train, settings, NystromSettings(**plan.nystrom), iterative, workspace)
+        _model(prepared, found.solution, nystrom_parts(found, kernel), plan, details).save(model_path, overwrite=True)
+        return _summary(plan, workspace, directory, model_path, found.solution)
     try:
         with fit_rows(train, settings, workspace, given=given, source_digest=digest) as result:
-            model = _model(prepared, train, result, plan)
-            model.save(model_path, overwrite=True)
+            center = result.operator.rows.center if result.operator.rows is not None else None
+            parts = {
+                "kernel": result.operator.kernel,
+                "x_fit": None if result.operator.kernel is None else train.X,
+                "dual_coef": result.dual_coef,
+                "center": None if center is None else np.asarray(center),
+            }
+            _model(prepared, result.solution, parts, plan, details).save(model_path, overwrite=True)
     finally:
         if given is not None:  # a copy of what the job's data holds
             remove_array(given.location)
             remove_array(train.path)
-    kept = _clean(job, workspace.store, result, prepared)
-    factor = workspace.phases["factorise"]
-    rate = factor.flops_computed / factor.seconds if factor.num_computed else 0.0
+    summary = _summary(plan, workspace, directory, model_path, result.solution)
+    summary.tiles_total = result.operator.grid.num_lower * len(result.factors)
+    summary.kept = _clean(job, workspace.store, result, prepared)
+    return summary
+
+
+def _summary(plan: Plan, workspace: Workspace, directory: str, model_path: str, solution: Solution) -> FitSummary:
+    factor = workspace.phases.get("factorise", RunSummary())
     return FitSummary(
         run_directory=directory,
         model_path=model_path,
         plan=plan,
         seconds={},
         tiles_computed=factor.num_computed,
-        tiles_total=result.operator.grid.num_lower * len(result.factors),
-        flops_per_second=rate,
+        tiles_total=0,
+        flops_per_second=factor.flops_computed / factor.seconds if factor.num_computed else 0.0,
+        solver=solution.solver,
+        precision=solution.precision,
+        converged=solution.converged,
+        num_iterations=solution.num_iterations,
         peak_rss_bytes={},
         client_peak_rss_bytes=0,
-        relative_residual=result.solution.relative_residual,
-        backward_error=result.solution.backward_error,
-        message=result.solution.message,
-        kept=kept,
+        relative_residual=solution.relative_residual,
+        backward_error=solution.backward_error,
+        message=solution.message,
     )
 
 
@@ -192,14 +228,12 @@ class _LazyMatrix:
         return self.dataset.X.read(rows.start, rows.stop)[:, columns]
 
 
-def _model(prepared: Prepared, train: Dataset, result: FitResult, plan: Plan) -> Model:
-    center = result.operator.rows.center if result.operator.rows is not None else None
+def _model(
+    prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: Plan, details: dict[str, Any]
+) -> Model:
     return Model(
-        kernel=result.operator.kernel,
-        x_fit=None if result.operator.kernel is None else train.X,
-        dual_coef=result.dual_coef,
-        solution=result.solution,
-        center=None if center is None else np.asarray(center),
+        **parts,
+        solution=solution,
         scaling=prepared.scaling,
         y_is_1d=prepared.train.y_is_1d,
         feature_names=list(prepared.train.feature_names or []),
@@ -213,6 +247,7 @@ def _model(prepared: Prepared, train: Dataset, result: FitResult, plan: Plan) ->
             "tile_size": plan.tile_size,
             "precision": plan.precision,
             "gram": plan.gram,
+            **details,
         },
     )
 
@@ -220,7 +255,8 @@ def _model(prepared: Prepared, train: Dataset, result: FitResult, plan: Plan) ->
 def _check_limit(executor: Executor, plan: Plan) -> None:
     """Refuse workers that could not hold a task: they would be killed again and again."""
     limit = memory_limit_of(executor)
-    needed = task_bytes(plan.tile_size, plan.num_features, np.dtype(plan.precision).itemsize)
+    threads = max(1, plan.threads_per_worker)
+    needed = plan.task_bytes // threads
     if limit is not None and limit < needed:
         raise ClusterError(
             f"a worker may use {limit:,} bytes a thread, a task needs {needed:,} (tiles of {plan.tile_size})",
@@ -251,16 +287,14 @@ def _check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
 
 
 def _resolve_once(plan: Plan, directory: str) -> None:
-    """What "auto" became is fixed by the first attempt; a later one must use the same tiles."""
+    """What "auto" became is fixed by the first attempt; a later one must use the same tiles and the same solver."""
     found = read_json(directory, "plan.json")
     if found is None:
         write_json(directory, "plan.json", _plain(plan.to_dict()))
         return
-    fixed = ("kernel", "alpha", "precision", "gram", "tile_size")
-    for name in fixed:
-        old = found[name]
-        if old != getattr(plan, name):
-            object.__setattr__(plan, name, old)
+    for name in ("kernel", "alpha", "solver", "precision", "gram", "tile_size", "rank", "nystrom"):
+        if name in found and found[name] != getattr(plan, name):
+            object.__setattr__(plan, name, found[name])
 
 
 def _clean(job: JobSpec, store: Any, result: FitResult, prepared: Prepared) -> dict[str, int]:

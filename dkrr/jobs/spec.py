@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
-    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -24,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from dkrr.choices import SolverChoice
 from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes, toml
 from dkrr.jobs.fields import (
@@ -33,8 +33,9 @@ from dkrr.jobs.fields import (
     Columns,
     Header,
     Location,
+    NumCenters,
+    Rank,
     TileSize,
-    available,
     is_data_file,
     is_loopback,
     locate,
@@ -123,14 +124,46 @@ class ModelSpec(KernelParameters):
 
 
 class SolverSpec(Table):
-    """``[solver]``: how the system is solved."""
+    """``[solver]``: how the system is solved. "auto" is what the plan expects to be fastest among the exact solvers.
 
-    name: Annotated[Literal["auto", "cholesky"], BeforeValidator(available)] = "auto"
+    ``tol``, ``max_iter``, ``seed`` and ``allow_unconverged`` are for everything that iterates (cg, nystrom, and
+    precision = "mixed"); ``preconditioner`` and ``rank`` for cg; ``num_centers`` and ``centers`` for nystrom, an
+    approximation, which is never chosen by "auto".
+    """
+
+    name: Literal["auto", "cholesky", "cg", "nystrom"] = "auto"
     tile_size: TileSize = "auto"
-    precision: Annotated[Literal["auto", "float64", "float32"], BeforeValidator(available)] = "auto"
+    precision: Literal["auto", "float64", "float32", "mixed"] = "auto"
     gram: Literal["auto", "stored", "on_the_fly"] = "auto"
     tol: Annotated[float, Field(gt=0, lt=1)] = 1e-8
     max_iter: Annotated[int, Field(ge=1)] | None = None
+    preconditioner: Literal["auto", "rpcholesky", "nystrom", "none"] = "auto"
+    rank: Rank = "auto"
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    allow_unconverged: bool = False
+    num_centers: NumCenters = "auto"
+    centers: Literal["auto", "rpcholesky", "uniform"] = "auto"
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        self.choice()  # raises what a combination without a meaning deserves
+        return self
+
+    def choice(self) -> SolverChoice:
+        """The same for everybody who solves: what is asked for, "auto" included."""
+        return SolverChoice(
+            solver=self.name,
+            precision=self.precision,
+            gram=self.gram,
+            tol=self.tol,
+            max_iter=self.max_iter,
+            preconditioner=self.preconditioner,
+            rank=self.rank,
+            seed=self.seed,
+            allow_unconverged=self.allow_unconverged,
+            num_centers=self.num_centers,
+            centers=self.centers,
+        )
 
 
 class ClusterSpec(Table):
@@ -207,6 +240,12 @@ class JobSpec(Table):
     cluster: ClusterSpec = ClusterSpec()
     storage: StorageSpec = StorageSpec()
     output: OutputSpec = OutputSpec()
+
+    @model_validator(mode="after")
+    def _centres_are_rows(self) -> Self:
+        if self.solver.name == "nystrom" and self.model.kernel == "precomputed":
+            raise ValueError("[solver] name = 'nystrom' with a precomputed matrix: give the rows and a kernel")
+        return self
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> JobSpec:

@@ -48,22 +48,71 @@ def plan_table(plan: Plan) -> Any:
     table = _table("plan")
     table.add_row("training rows", _rows(plan) + (f"; {plan.num_test_rows:,} held out" if plan.num_test_rows else ""))
     table.add_row("model", f"{_kernel(plan)}, alpha {_alpha(plan)}")
-    table.add_row("solver", f"{plan.solver}, {plan.precision}, Gram matrix {plan.gram.replace('_', ' ')}")
+    table.add_row("solver", _solver(plan) + (f" ({plan.reason})" if plan.reason else ""))
     side = plan.num_tiles_per_side
     count = side * (side + 1) // 2
-    table.add_row("tiles", f"{plan.tile_size} rows ({plan.tile_rule}); {side} a side, {count:,} in all")
-    table.add_row("work", f"{plan.num_tasks:,} tasks, {plan.flops:.3g} flops")
+    if plan.solver == "cholesky":
+        table.add_row("tiles", f"{plan.tile_size} rows ({plan.tile_rule}); {side} a side, {count:,} in all")
+        table.add_row("work", f"{plan.num_tasks:,} tasks, {plan.flops:.3g} flops")
+    else:
+        table.add_row("work", f"{plan.flops:.3g} flops")
     table.add_row("workers", f"{plan.workers}, memory limit {size(plan.memory_limit_bytes)} each")
     table.add_row("memory per worker", f"{size(plan.task_bytes)} projected peak")
     parts = ", ".join(f"{name} {size(value)}" for name, value in plan.disk_bytes.items() if value)
     table.add_row("disk", f"{size(plan.disk_needed_bytes)} to write ({parts}); {size(plan.disk_free_bytes)} free")
+    if plan.iterations is not None:
+        table.add_row("iterations", _iterations(plan.iterations))
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in plan.estimated_seconds.items())
-    table.add_row("estimated", f"{plan.total_seconds:.0f} s ({seconds})")
+    table.add_row("estimated", f"{_range(plan.estimated_low_seconds, plan.total_seconds)} s ({seconds})")
+    for name, text in _candidates(plan):
+        table.add_row(name, text)
     for note in plan.notes:
         table.add_row("note", note)
     if plan.refusal:
         table.add_row("[red]refused[/red]", plan.refusal + (f": {plan.hint}" if plan.hint else ""))
     return table
+
+
+def _solver(plan: Plan) -> str:
+    if plan.nystrom is not None:
+        return f"nystrom, {plan.precision}, {plan.nystrom['num_centers']:,} centres: an approximation"
+    gram = f"Gram matrix {plan.gram.replace('_', ' ')}"
+    if plan.solver == "cg":
+        how = f"preconditioner of rank {plan.rank:,}" if plan.rank else "no preconditioner"
+        return f"cg, {plan.precision}, {how}, {gram}"
+    return f"{plan.solver}, {plan.precision}, {gram}"
+
+
+def _range(low: float, high: float) -> str:
+    """Two numbers of seconds, one where they are the same."""
+    first, last = f"{low:,.0f}", f"{high:,.0f}"
+    return last if not low or first == last else f"{first} to {last}"
+
+
+def _iterations(iterations: list[float]) -> str:
+    low, high = (round(value) for value in iterations)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _candidates(plan: Plan) -> list[tuple[str, str]]:
+    """The cheapest candidate of each solver and precision: seconds, iterations, memory of a worker, disk."""
+    if len(plan.candidates) < 2:
+        return []
+    best: dict[tuple[str, str], dict[str, Any]] = {}
+    for item in sorted(plan.candidates, key=lambda item: (bool(item["infeasible"]), item["total_seconds"])):
+        best.setdefault((item["solver"], item["precision"]), item)
+    rows = []
+    for item in best.values():
+        facts = [f"{_range(item['seconds_low'], item['total_seconds'])} s"]
+        if item["iterations"] is not None:
+            low, high = (round(item["iterations"][end]) for end in ("low", "high"))
+            facts.append(f"{low:,} to {high:,} iterations" if low != high else f"{low:,} iterations")
+        facts.append(f"{size(item['memory_bytes'])} a worker")
+        facts.append(f"{size(sum(item['disk_bytes'].values()))} on disk")
+        if item["infeasible"]:
+            facts.append(f"not possible: {item['infeasible']}")
+        rows.append((f"  {item['name']}", ", ".join(facts)))
+    return [("candidates", f"{len(plan.candidates)} in all; the cheapest of each kind:"), *rows]
 
 
 def fit_table(summary: FitSummary) -> Any:
@@ -72,14 +121,23 @@ def fit_table(summary: FitSummary) -> Any:
     table = _table("fit")
     table.add_row("rows", _rows(plan))
     table.add_row("model", f"{_kernel(plan)}, alpha {_alpha(plan)}")
-    reused = summary.tiles_total - summary.tiles_computed
-    tiles = f"{summary.tiles_total:,} of {plan.tile_size} x {plan.tile_size}, {summary.tiles_computed:,} computed"
-    table.add_row("tiles", tiles + (f", {reused:,} found valid" if reused else ""))
+    table.add_row("solver", _solver(plan))
+    if summary.tiles_total:
+        reused = summary.tiles_total - summary.tiles_computed
+        tiles = f"{summary.tiles_total:,} of {plan.tile_size} x {plan.tile_size}, {summary.tiles_computed:,} computed"
+        table.add_row("tiles", tiles + (f", {reused:,} found valid" if reused else ""))
+    if summary.num_iterations or plan.solver != "cholesky":
+        guess = "" if plan.iterations is None else f" ({_iterations(plan.iterations)} expected)"
+        table.add_row("iterations", f"{summary.num_iterations:,}{guess}")
     for phase, seconds in summary.seconds.items():
         known = phase == "factorise" and summary.flops_per_second
         rate = f", {summary.flops_per_second / 1e9:.0f} GF/s" if known else ""
-        table.add_row(f"  {phase}", f"{seconds:.2f} s{rate}")
-    matrices = sum(plan.disk_bytes.get(name, 0) for name in ("factor", "gram"))
+        expected = summary.estimated_seconds.get(phase)
+        text = "" if expected is None or phase == "total" else f" ({expected:.1f} expected)"
+        if phase == "total" and expected is not None:
+            text = f" ({_range(plan.estimated_low_seconds, expected)} expected)"
+        table.add_row(f"  {phase}", f"{seconds:.2f} s{rate}{text}")
+    matrices = sum(plan.disk_bytes.get(name, 0) for name in ("factor", "gram", "preconditioner", "centres"))
     table.add_row("matrices on disk", size(matrices))
     if summary.peak_rss_bytes:
         peak = max(summary.peak_rss_bytes.values())
@@ -87,6 +145,8 @@ def fit_table(summary: FitSummary) -> Any:
         table.add_row("peak memory", f"worker {size(peak)}{limit}, client {size(summary.client_peak_rss_bytes)}")
     residual, error = max(summary.relative_residual), max(summary.backward_error)
     table.add_row("residual", f"relative {residual:.1e}, backward error {error:.1e}")
+    if not summary.converged:
+        table.add_row("[red]not converged[/red]", summary.message)
     score = summary.score
     if score is not None:
         value = score.value(summary.metric)

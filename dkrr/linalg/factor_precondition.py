@@ -3,7 +3,7 @@
 The factor need not belong to the system. A float32 factor of the same matrix leaves a few iterations; one of another
 alpha still saves most of them. So does one of the first m < n rows while few rows were appended: rows that the factor
 does not know are divided by their diagonal entry of A, and the preconditioner is block diagonal. On 250 normal rows
-with rbf, matern and laplacian kernels 4 % of new rows left a tenth to three quarters of the iterations, 20 % about as
+with rbf, matern and laplacian kernels 4 % of new rows left a tenth to nine tenths of the iterations, 20 % about as
 many as without a preconditioner, more made it worse than none: extend the factor then.
 
 A residual is divided by its norm and rounded to the factor's precision, so that nothing overflows or vanishes; the

@@ -99,3 +99,17 @@ def test_a_terminal_shows_a_bar() -> None:
     text = stream.getvalue()
     assert "factorise" in text
     assert "5 of 10 tiles, 5.0 GF/s, 0:01 left" in text
+
+
+def test_iterations_are_counted_as_such() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with ProgressDisplay(stream, clock) as progress:
+        progress("cg", 0, 1000, 0.0, 1000e9)
+        clock.now += 10
+        progress("cg", 5, 45, 5e9, 45e9)
+        clock.now += 10
+        progress("cg, worst residual 3.1e-04", 10, 40, 10e9, 40e9)
+    assert stream.getvalue().splitlines() == [
+        "cg: iteration 5 of about 45, 1:20 left",
+        "cg: iteration 10 of about 40, worst residual 3.1e-04, 1:00 left",
+    ]

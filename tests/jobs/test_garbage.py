@@ -130,3 +130,25 @@ def test_what_is_no_store_is_refused(tmp_path: Path, store: Path) -> None:
         find_garbage(tmp_path)
     with pytest.raises(StoreError, match="is not a folder"):
         find_garbage(store, [tmp_path / "none"])
+
+
+def test_what_iterations_leave_behind(store: Path) -> None:
+    make_array(store, "preconditioners", KEYS[0])
+    make_array(store, "solves", KEYS[4])
+    make_array(store, "scratch", "0123abcd")
+    (store / "breakdowns").mkdir()
+    (store / "breakdowns" / f"{KEYS[2]}.json").write_text("{}")
+    run = store.parent / "demo"
+    run.mkdir()
+    (run / "plan.json").write_text(json.dumps({"num_rows": 9, "tile_size": 9}))
+    make_old(store.parent)
+    found = {str(item.path.relative_to(store)) for item in find_garbage(store)}
+    kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr", f"breakdowns/{KEYS[2]}.json"}
+    assert "scratch/0123abcd.zarr" in found
+    assert not found & kept  # the run may go on with them
+    (run / "result.json").write_text("{}")
+    make_old(store.parent)
+    items = find_garbage(store)
+    assert kept <= {str(item.path.relative_to(store)) for item in items}
+    delete_garbage(items)
+    assert not any((store / name).exists() for name in kept)

@@ -34,7 +34,7 @@ def job_document(n: int, **tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
     document: dict[str, dict[str, Any]] = {
         "data": {"path": f"generate:friedman?n={n}&d=10&seed=0", "standardize": True},
         "model": {"kernel": "rbf", "gamma": 0.1, "alpha": 1e-3},
-        "solver": {},
+        "solver": {"name": "cholesky", "precision": "float64"},
         "cluster": {"workers": 2, "memory_limit": "1GiB"},
         "output": {"directory": "run", "store": "store"},
     }

@@ -97,7 +97,8 @@ def test_both_columns_fit_into_a_terminal_of_80_characters(
     spec = JobSpec.load(folder / "large.toml")
     summary = FitSummary(
         run_directory="", model_path="", plan=plan(spec), seconds={"total": 1234.5, "start": 12.3, "factorise": 1111.1},
-        tiles_computed=210, tiles_total=210, flops_per_second=1.234e14, peak_rss_bytes={"a": 10**9},
+        tiles_computed=210, tiles_total=210, flops_per_second=1.234e14, solver="cholesky", precision="float64",
+        converged=True, num_iterations=0, peak_rss_bytes={"a": 10**9},
         client_peak_rss_bytes=0, relative_residual=[1.8e-12], backward_error=[1e-17], message="",
         score=Score(2048, [1.0163], [0.95]), metric="rmse",
     )  # fmt: skip

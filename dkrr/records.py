@@ -1,0 +1,49 @@
+"""What a model remembers of its solver, and the parts of a model that a Nystrom regression gives.
+
+Shared by jobs and the estimator, so that a model says the same wherever it was fitted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dkrr.dataset import Dataset
+from dkrr.fitting import FitSettings
+from dkrr.kernels import Kernel
+from dkrr.linalg.nystrom import NystromResult
+from dkrr.linalg.predict import ArrayRows
+
+__all__ = ["nystrom_parts", "solver_details", "usable_rows"]
+
+
+def solver_details(settings: FitSettings, nystrom: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Solver and its parameters, as far as they decide the answer, for ``Model.provenance``."""
+    iterative = settings.iterative
+    details: dict[str, Any] = {"solver": "nystrom" if nystrom is not None else settings.solver}
+    if nystrom is not None:
+        details |= {"is_approximation": True, **nystrom, "seed": iterative.seed}
+    elif settings.solver == "cg":
+        details |= {"preconditioner": iterative.preconditioner, "rank": iterative.rank, "seed": iterative.seed}
+    if nystrom is not None or settings.solver == "cg" or settings.precision == "mixed":
+        details["tol"] = iterative.tol
+        if iterative.allow_unconverged:
+            details["allow_unconverged"] = True
+    return details
+
+
+def usable_rows(dataset: Dataset) -> int:
+    """Rows that may be centres: those whose weight is not zero."""
+    n = dataset.num_rows
+    return n if dataset.weight is None else int(np.count_nonzero(dataset.weight.read(0, n)))
+
+
+def nystrom_parts(found: NystromResult, kernel: Kernel | None) -> dict[str, Any]:
+    """Kernel, centres, coefficients and the centre of the features, for :class:`dkrr.model.Model`."""
+    return {
+        "kernel": kernel,
+        "x_fit": ArrayRows(found.centres),
+        "dual_coef": ArrayRows(found.dual_coef),
+        "center": found.center,
+    }

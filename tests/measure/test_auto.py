@@ -1,0 +1,172 @@
+"""Auto against every fixed choice on a grid of problems, and its estimates beside what happened.
+
+Every run is a fit of a job on a store of its own, workers started for it. What is compared is the time of the whole
+fit; an estimate is compared with what comes after the plan, for that is what it is of. A choice that does not fit, or
+does not converge in as many iterations as it is allowed, is not a choice.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from dkrr.dataset import ingest
+from dkrr.errors import ClusterError, ConvergenceError, NumericalError, PlanRefusedError
+from dkrr.jobs.run import FitSummary, fit_job
+from dkrr.jobs.spec import JobSpec
+from tests.measure.figures import Judge, scaled
+
+pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
+
+MAX_TIME_RATIO = 1.5
+MAX_ESTIMATE_RATIO = 1.5
+MIN_GOOD_ESTIMATES = 10
+MAX_ITER = 300
+
+FIXED: dict[str, dict[str, Any]] = {
+    "cholesky": {"name": "cholesky", "precision": "float64"},
+    "mixed": {"name": "cholesky", "precision": "mixed", "max_iter": MAX_ITER},
+    "cg": {"name": "cg", "precision": "float64", "max_iter": MAX_ITER},
+    "cg mixed": {"name": "cg", "precision": "mixed", "max_iter": MAX_ITER},
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One cell of the grid; ``memory`` is the limit of each of two workers."""
+
+    n: int
+    d: int
+    t: int
+    kernel: str
+    alpha: float | list[float]
+    memory: str = "2GiB"
+
+    @property
+    def name(self) -> str:
+        alpha = f"{len(self.alpha)} of them" if isinstance(self.alpha, list) else f"{self.alpha:g}"
+        return f"{self.n:,} x {self.d}, t {self.t}, {self.kernel}, alpha {alpha}, {self.memory}"
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The kernel's table: widths at which rows are neither all alike nor all strangers."""
+        parameters: dict[str, Any] = {
+            "rbf": {"gamma": 0.5 / self.d},
+            "laplacian": {"gamma": 0.5 / self.d},
+            "matern": {"kernel_params": {"nu": 1.5, "length_scale": float(self.d) ** 0.5}},
+            "poly": {"gamma": 1.0 / self.d, "degree": 2, "coef0": 1.0},
+        }[self.kernel]
+        return {"kernel": self.kernel, "alpha": self.alpha, **parameters}
+
+
+GRID = [
+    Problem(3_000, 10, 1, "rbf", 0.1),
+    Problem(6_000, 20, 5, "matern", 1e-2, "512MiB"),
+    Problem(10_000, 5, 1, "rbf", 1.0, "1GiB"),
+    Problem(10_000, 50, 50, "rbf", 0.1),
+    Problem(12_000, 10, 1, "matern", 1e-4),
+    Problem(12_000, 20, 1, "laplacian", 1.0, "1GiB"),
+    Problem(12_000, 10, 5, "rbf", [0.01, 0.1, 1.0, 5.0, 10.0]),
+    Problem(15_000, 30, 10, "poly", 10.0),
+    Problem(16_000, 10, 1, "rbf", 10.0, "512MiB"),
+    Problem(16_000, 10, 50, "matern", 1e-2),
+    Problem(20_000, 10, 1, "rbf", 1e-3),
+    Problem(20_000, 5, 2, "matern", 1.0, "1GiB"),
+]
+
+
+def rows(problem: Problem, folder: Path) -> Path:
+    """Standard normal features, and targets that are smooth functions of some of them with noise."""
+    n = scaled(problem.n)
+    rng = np.random.default_rng(problem.n + problem.d)
+    x = rng.standard_normal((n, problem.d))
+    directions = rng.standard_normal((problem.d, problem.t)) / problem.d**0.5
+    y = np.sin(2 * x @ directions) + 0.3 * x[:, [0]] * x[:, [1]] + 0.2 * rng.standard_normal((n, problem.t))
+    path = folder / "rows.zarr"
+    ingest(x, path, y=(y - y.mean(0)) / y.std(0))
+    return path
+
+
+def run(problem: Problem, data: Path, folder: Path, solver: dict[str, Any]) -> FitSummary | str:
+    """A fit that leaves nothing behind; a word for one that could not be done."""
+    document = {
+        "data": {"path": str(data)},
+        "model": problem.model,
+        "solver": solver,
+        "cluster": {"workers": 2, "memory_limit": problem.memory},
+        "output": {"directory": str(folder / "run"), "store": str(folder / "store"), "keep": "model"},
+    }
+    try:
+        return fit_job(JobSpec.from_dict(document))
+    except PlanRefusedError:
+        return "refused"
+    except ConvergenceError:
+        return "not converged"
+    except (NumericalError, ClusterError) as exc:
+        return type(exc).__name__
+    finally:
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        shutil.rmtree(folder / "store", ignore_errors=True)
+
+
+def expected(summary: FitSummary) -> float:
+    """The middle of the estimate's two ends."""
+    high = summary.plan.total_seconds
+    return float((high * (summary.plan.estimated_low_seconds or high)) ** 0.5)
+
+
+def test_measure_auto(judge: Judge, folder: Path) -> None:
+    table = Table(title="auto against fixed choices: seconds of the whole fit")
+    for column in ("problem", "auto", "chose", "after plan", "expected", "iterations", *FIXED, "ratio"):
+        table.add_column(column)
+    ratios, estimates = [], []
+    for number, problem in enumerate(GRID):
+        place = folder / str(number)
+        place.mkdir()
+        data = rows(problem, place)
+        found = {name: run(problem, data, place, solver) for name, solver in FIXED.items()}
+        auto = run(problem, data, place, {"max_iter": MAX_ITER})
+        assert isinstance(auto, FitSummary), f"{problem.name}: {auto}"
+        seconds = {name: one.seconds["total"] for name, one in found.items() if isinstance(one, FitSummary)}
+        best = min([*seconds.values(), auto.seconds["total"]])
+        after = auto.seconds["total"] - auto.seconds["prepare"]
+        ratios.append(auto.seconds["total"] / best)
+        estimates.append(max(after / expected(auto), expected(auto) / after))
+        plan = auto.plan
+        guess = "" if plan.iterations is None else f"{plan.iterations[0]:.0f}-{plan.iterations[1]:.0f}"
+        table.add_row(
+            problem.name,
+            f"{auto.seconds['total']:.1f}",
+            f"{plan.solver} {plan.precision}" + (f" {plan.rank}" if plan.solver == "cg" else ""),
+            f"{after:.1f}",
+            f"{expected(auto):.1f}",
+            f"{auto.num_iterations} ({guess})" if guess else "",
+            *(f"{seconds[name]:.1f}" if name in seconds else str(found[name]) for name in FIXED),
+            f"{ratios[-1]:.2f}",
+        )
+        print(problem.name, plan.reason, {name: round(value, 2) for name, value in auto.seconds.items()},
+              {name: round(value, 2) for name, value in auto.estimated_seconds.items()}, flush=True)  # fmt: skip
+        shutil.rmtree(place)
+    Console(width=220).print(table)
+    good = sum(ratio <= MAX_ESTIMATE_RATIO for ratio in estimates)
+    judge(
+        "auto: estimate",
+        f"within a factor of {MAX_ESTIMATE_RATIO} on {good} of {len(GRID)}; worst {max(estimates):.2f}",
+        f"at least {MIN_GOOD_ESTIMATES}",
+        good >= MIN_GOOD_ESTIMATES,
+        at_full_size=True,
+    )
+    judge(
+        "auto: time",
+        f"at most {max(ratios):.2f} of the best fixed choice on {len(GRID)} problems",
+        f"at most {MAX_TIME_RATIO}",
+        max(ratios) <= MAX_TIME_RATIO,
+        at_full_size=True,
+    )
