@@ -15,7 +15,6 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dkrr.bulk import is_worth_a_cluster, predict_on_workers, predict_table
-from dkrr.choices import SolverChoice
 from dkrr.dataset import Dataset
 from dkrr.errors import StoreError
 from dkrr.given import check_given
@@ -24,6 +23,7 @@ from dkrr.lazy import HeldRows, lazy_rows
 from dkrr.linalg.dense import solve_dense
 from dkrr.linalg.predict import ArrayRows
 from dkrr.model import Model
+from dkrr.planning.choices import SolverChoice
 from dkrr.resources import find_dataset
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread

@@ -37,7 +37,8 @@ __all__ = ["FitSettings", "choose_gram", "choose_tile_size", "fit_rows", "task_b
 
 FloatMatrix = NDArray[np.float64]
 
-# A worker's interpreter with NumPy, SciPy and distributed, measured (peak, before any task): about 150 MB.
+# A worker's interpreter with NumPy, SciPy and distributed, measured (peak, before any task): about 150 MB, and 100 MB
+# more once it has loaded Numba for compiled products.
 BASELINE_BYTES = 260 * 2**20
 TILES_IN_MEMORY = 5
 

@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.choices import SolverChoice
-from dkrr.costs import Machine, cholesky_disk
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.memory import free_memory_bytes
 from dkrr.engine.session import blas_of, memory_limit_of
@@ -27,8 +25,11 @@ from dkrr.linalg.nystrom import fit_nystrom
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
-from dkrr.planner import Limits, Problem, decide
-from dkrr.rates import measure_machine
+from dkrr.planning.choices import SolverChoice
+from dkrr.planning.costs import Machine, cholesky_disk
+from dkrr.planning.planner import Limits, Problem, decide
+from dkrr.planning.rates import measure_machine
+from dkrr.planning.trial import sample_trial
 from dkrr.records import nystrom_parts, solver_details, usable_rows
 from dkrr.resources import (
     check_disk,
@@ -43,7 +44,6 @@ from dkrr.resources import (
 from dkrr.stores import remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.trial import sample_trial
 from dkrr.validation import check_alpha
 
 __all__ = ["TiledFit"]

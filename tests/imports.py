@@ -14,7 +14,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"linalg"}),
     frozenset({"estimator", "fitting", "given", "lazy", "model", "prediction", "resources", "selection", "temporary"})
-    | frozenset({"bulk", "choices", "costs", "planner", "rates", "records", "tiled", "trial", "validation"}),
+    | frozenset({"bulk", "planning", "records", "tiled", "validation"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),
 )

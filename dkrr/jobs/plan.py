@@ -1,7 +1,7 @@
 """Plan: what a job needs and how long it may take, computed before anything is started; refuses what cannot fit.
 
-What was left to "auto" is decided here, by :mod:`dkrr.planner`, unless an earlier attempt of the same run decided it.
-Memory, disk and seconds are those of :mod:`dkrr.costs`.
+What was left to "auto" is decided here, by :mod:`dkrr.planning.planner`, unless an earlier attempt of the same run
+decided it. Memory, disk and seconds are those of :mod:`dkrr.planning.costs`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from dkrr.chunks import ChunkArray
-from dkrr.costs import Machine
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
@@ -24,13 +23,14 @@ from dkrr.fitting import BASELINE_BYTES
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec, StorageSpec
 from dkrr.kernels import Kernel
-from dkrr.planner import DISK_RESERVE_BYTES, Candidate, Decision, Limits, Problem, decide
-from dkrr.rates import measure_machine
+from dkrr.planning.costs import Machine
+from dkrr.planning.planner import DISK_RESERVE_BYTES, Candidate, Decision, Limits, Problem, decide
+from dkrr.planning.rates import measure_machine
+from dkrr.planning.trial import Trial, sample_trial
 from dkrr.records import usable_rows
 from dkrr.resources import existing_folder, free_bytes
 from dkrr.stores import local_root, read_json
 from dkrr.tiles import TileGrid
-from dkrr.trial import Trial, sample_trial
 
 __all__ = ["Plan", "make_plan", "plan"]
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from dkrr._version import __version__
-from dkrr.choices import SolverChoice
 from dkrr.dataset import Dataset
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, memory_limit_of, start_local
@@ -33,6 +32,7 @@ from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model, load_model
+from dkrr.planning.choices import SolverChoice
 from dkrr.prediction import Score, score_dataset
 from dkrr.records import nystrom_parts, solver_details
 from dkrr.resources import nothing_new

@@ -23,7 +23,6 @@ from pydantic import (
     model_validator,
 )
 
-from dkrr.choices import SolverChoice
 from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes, toml
 from dkrr.jobs.fields import (
@@ -43,6 +42,7 @@ from dkrr.jobs.fields import (
 from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_tag
 from dkrr.jobs.mistakes import nearest
 from dkrr.kernels import Kernel
+from dkrr.planning.choices import SolverChoice
 from dkrr.stores import is_url
 
 __all__ = [

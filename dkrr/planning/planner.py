@@ -4,11 +4,11 @@
 
 Candidates are the Cholesky factor in float64, in mixed precision, and conjugate gradients of several ranks, each with
 a Gram matrix that is stored or evaluated on the fly. The number of iterations is a range, from a sample of the rows
-(:mod:`dkrr.trial`); candidates are compared at the upper end of it, for an iteration that takes longer than expected
-costs more than one that is not tried. An approximation is never a candidate, nor is an answer in float32.
+(:mod:`dkrr.planning.trial`); candidates are compared at the upper end of it, for an iteration that takes longer than
+expected costs more than one that is not tried. An approximation is never a candidate, nor is an answer in float32.
 
-Cost: arithmetic, less than 0.1 s, besides the rates (:mod:`dkrr.rates`) and the sample, which are only taken where the
-choice may matter.
+Cost: arithmetic, less than 0.1 s, besides the rates (:mod:`dkrr.planning.rates`) and the sample, which are only taken
+where the choice may matter.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
-from dkrr.choices import SolverChoice
-from dkrr.costs import (
+from dkrr.errors import ParameterError
+from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_gram, choose_tile_size, task_bytes
+from dkrr.kernels import Kernel
+from dkrr.linalg.nystrom import nystrom_bytes
+from dkrr.linalg.ranks import choose_rank
+from dkrr.planning.choices import SolverChoice
+from dkrr.planning.costs import (
     Machine,
     cg_disk,
     cg_memory,
@@ -29,12 +34,7 @@ from dkrr.costs import (
     cholesky_seconds,
     nystrom_seconds,
 )
-from dkrr.errors import ParameterError
-from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_gram, choose_tile_size, task_bytes
-from dkrr.kernels import Kernel
-from dkrr.linalg.nystrom import nystrom_bytes
-from dkrr.linalg.ranks import choose_rank
-from dkrr.trial import Iterations, Trial
+from dkrr.planning.trial import Iterations, Trial
 
 __all__ = ["Candidate", "Decision", "Limits", "Problem", "decide"]
 

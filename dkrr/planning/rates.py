@@ -23,7 +23,6 @@ from typing import Any, Literal
 import numpy as np
 from crc32c import crc32c
 
-from dkrr.costs import Machine
 from dkrr.engine.doctor import disk_rates
 from dkrr.engine.environment import CORETYPE, cpu_count, subprocess_environment, worker_environment
 from dkrr.engine.memory import free_memory_bytes
@@ -31,6 +30,7 @@ from dkrr.errors import DkrrError, StorageFullError
 from dkrr.kernels import Kernel, kernel_from_dict, make_kernel
 from dkrr.linalg.pairs import is_nonnegative
 from dkrr.linalg.products import kernel_product
+from dkrr.planning.costs import Machine
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import gemm_nt
 
@@ -124,7 +124,7 @@ def _rates(kernel: str | None, num_features: int, threads: int) -> dict[str, flo
 def _measure_like_a_worker(kernel: str | None, num_features: int, threads: int) -> dict[str, float] | None:
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "dkrr.rates"],
+            [sys.executable, "-P", "-m", "dkrr.planning.rates"],
             env={**subprocess_environment(), **worker_environment()},
             input=json.dumps([kernel, num_features, threads]).encode(),
             capture_output=True,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.choices import SolverChoice
-from dkrr.costs import Machine, cg_seconds, cholesky_seconds, factorise_seconds, pass_seconds
 from dkrr.kernels import make_kernel
-from dkrr.planner import Candidate, Decision, Limits, Problem, decide
-from dkrr.trial import Iterations, Trial
+from dkrr.planning.choices import SolverChoice
+from dkrr.planning.costs import Machine, cg_seconds, cholesky_seconds, factorise_seconds, pass_seconds
+from dkrr.planning.planner import Candidate, Decision, Limits, Problem, decide
+from dkrr.planning.trial import Iterations, Trial
 from tests.reference import dense_krr
 
 MACHINE = Machine(

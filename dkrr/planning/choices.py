@@ -1,7 +1,7 @@
 """What was asked of a solver, "auto" included: one description for job files and for the estimator.
 
 You need it where a person's words become parameters. Combinations that have no meaning are refused here, with the way
-that has one; what "auto" becomes is decided in :mod:`dkrr.planner`.
+that has one; what "auto" becomes is decided in :mod:`dkrr.planning.planner`.
 """
 
 from __future__ import annotations
