@@ -304,6 +304,7 @@ def test_an_interrupt_at_the_terminal_leaves_the_workers_to_the_command(tmp_path
     ) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == "ready\n"
+        time.sleep(0.5)  # it sleeps by then: an interrupt in the middle of a line that it prints may get lost
         os.killpg(command.pid, signal.SIGINT)  # what a terminal sends to its whole foreground group
         assert command.communicate(timeout=30) == ("42\n", "")
     assert command.returncode == 0

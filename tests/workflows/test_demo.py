@@ -52,7 +52,8 @@ def write_job(path: Path, num_rows: int = 600, tile_size: int = 200) -> Path:
         f'[data]\npath = "generate:friedman?n={num_rows}&d=5&seed=0"\nstandardize = true\n'
         '[evaluate]\nfraction = 0.2\nmetric = "r2"\n'
         '[model]\nkernel = "rbf"\ngamma = 0.05\nalpha = 0.01\n'
-        f"[solver]\ntile_size = {tile_size}\n"
+        # tiles of a factor are what an interrupted fit leaves, and what the tests look at
+        f'[solver]\nname = "cholesky"\nprecision = "float64"\ntile_size = {tile_size}\n'
         '[cluster]\nworkers = 1\nmemory_limit = "1GiB"\n'
     )
     return path
