@@ -156,7 +156,7 @@ def decide(
     Parameters
     ----------
     machine, trial
-        Called only where the choice may depend on them, ``machine`` first; ``trial`` with the seconds it may take, 4 %
+        Called only where the choice may depend on them, ``machine`` first; ``trial`` with the seconds it may take, 3 %
         of what a float64 factor would.
     tile_size
         The edge that was asked for; None means "auto".

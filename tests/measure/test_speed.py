@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,14 +24,9 @@ MIN_RATE_RATIO = 0.75
 
 def test_measure_speed_fit(judge: Judge, folder: Path) -> None:
     problem = Problem(n=(n := scaled(20_480)), d=10)
-    rivals = [one for one in contenders().values() if one.family == "sklearn"]
-    comparison = run_in_turns(problem, turns(contenders()["dkrr"], rivals), folder, say=print)
-    Console(width=150).print(comparison_table(comparison))
-    assert not comparison.rejected
-    rows = {row["contender"]: row for row in comparison_rows(comparison)}
-    best = comparison.fastest("sklearn")
-    assert best is not None, "no variant of scikit-learn ran"
-    own, ratio = rows["dkrr"], rows[best.name]["time_ratio"]
+    rows, best = against_scikit_learn("dkrr", problem, folder)
+    own = rows["dkrr"]
+    ratio = own["seconds"] / rows[best.name]["seconds"]
     crashed = [f"{name} {row['status']}" for name, row in rows.items() if row["status"] != "ok"]
     judge(
         "speed: fit",
@@ -44,13 +40,7 @@ def test_measure_speed_fit(judge: Judge, folder: Path) -> None:
 
 def test_measure_speed_auto(judge: Judge, folder: Path) -> None:
     problem = Problem(n=(n := scaled(20_480)), d=10, alpha=1.0)
-    rivals = [one for one in contenders().values() if one.family == "sklearn"]
-    comparison = run_in_turns(problem, turns(contenders()["dkrr auto"], rivals), folder, say=print)
-    Console(width=150).print(comparison_table(comparison))
-    assert not comparison.rejected
-    rows = {row["contender"]: row for row in comparison_rows(comparison)}
-    best = comparison.fastest("sklearn")
-    assert best is not None, "no variant of scikit-learn ran"
+    rows, best = against_scikit_learn("dkrr auto", problem, folder)
     own = rows["dkrr auto"]
     ratio = own["seconds"] / rows[best.name]["seconds"]
     residual = max(facts["relative_residual"] for facts in own["facts"])
@@ -62,6 +52,18 @@ def test_measure_speed_auto(judge: Judge, folder: Path) -> None:
         ratio <= MAX_AUTO_TIME_RATIO and residual <= MAX_AUTO_RESIDUAL,
         at_full_size=True,
     )
+
+
+def against_scikit_learn(name: str, problem: Problem, folder: Path) -> tuple[dict[str, dict[str, Any]], Contender]:
+    """Figures of one contender of ours and every variant of scikit-learn by name, and the fastest variant."""
+    known = contenders()
+    rivals = [one for one in known.values() if one.family == "sklearn"]
+    comparison = run_in_turns(problem, turns(known[name], rivals), folder, say=print)
+    Console(width=150).print(comparison_table(comparison))
+    assert not comparison.rejected
+    best = comparison.fastest("sklearn")
+    assert best is not None, "no variant of scikit-learn ran"
+    return {row["contender"]: row for row in comparison_rows(comparison)}, best
 
 
 def turns(own: Contender, rivals: list[Contender]) -> list[Contender]:
