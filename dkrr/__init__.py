@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dkrr.kernels import make_kernel
     from dkrr.linalg.gram import gram_matrix
     from dkrr.model import Model, load_model
+    from dkrr.selection.cv import KernelRidgeCV
 
 __all__ = [
     "ClusterError",
@@ -51,6 +52,7 @@ __all__ = [
     "InterruptedRunError",
     "JobFileError",
     "KernelRidge",
+    "KernelRidgeCV",
     "LockedError",
     "MemoryBudgetError",
     "Model",
@@ -77,6 +79,7 @@ __all__ = [
 _HOMES = {
     "Dataset": "dkrr.dataset",
     "KernelRidge": "dkrr.estimator",
+    "KernelRidgeCV": "dkrr.selection.cv",
     "Model": "dkrr.model",
     "gram_matrix": "dkrr.linalg.gram",
     "ingest": "dkrr.dataset",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dkrr.dataset import Dataset, ingest
+from dkrr.dataset import Dataset, RowArray, ingest
 from dkrr.dataset.sources import open_table
 from dkrr.engine.cluster import runs_in_process
 from dkrr.engine.session import executor_for
+from dkrr.engine.tasks import Executor, RunSummary
 from dkrr.errors import DataError, ParameterError
 from dkrr.model import Model, load_model
 from dkrr.prediction import predict_dataset
@@ -18,10 +20,12 @@ from dkrr.stores import place
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 
-__all__ = ["is_worth_a_cluster", "predict_on_workers", "predict_table"]
+__all__ = ["is_worth_a_cluster", "on_workers", "predict_on_workers", "predict_table"]
 
 # One core evaluates so many kernel entries in about the time that a cluster takes to start.
 MAX_IN_PROCESS_ENTRIES = 4_000_000_000
+
+Work = Callable[[Model, Dataset, Any, Executor], tuple[RowArray, RunSummary]]
 
 
 def predict_table(model: Model, X: Any) -> Any:
@@ -64,6 +68,12 @@ def is_worth_a_cluster(model: Model, num_rows: int) -> bool:
 
 def predict_on_workers(model: Model, X: Any, num_rows: int) -> Any:
     """The same predictions, a block of rows a task, through a temporary store."""
+    result = on_workers(model, X, num_rows, predict_dataset)
+    return result[:, 0] if model.y_is_1d else result
+
+
+def on_workers(model: Model, X: Any, num_rows: int, work: Work) -> Any:
+    """What ``work`` makes (m, t) of a saved copy of the model and rows on disk, both in a temporary store."""
     store = TemporaryStore(8 * (num_rows + model.num_rows) * (model.num_features + model.num_targets))
     try:
         location = place(store.path, "model.zarr")
@@ -71,8 +81,7 @@ def predict_on_workers(model: Model, X: Any, num_rows: int) -> Any:
         dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
         with executor_for() as executor:
             saved = load_model(location, verify=False)
-            predictions, _ = predict_dataset(saved, dataset, place(store.path, "result.zarr"), executor)
-        result = predictions.read(0, num_rows)
+            result, _ = work(saved, dataset, place(store.path, "result.zarr"), executor)
+        return result.read(0, num_rows)
     finally:
         store.close()
-    return result[:, 0] if model.y_is_1d else result

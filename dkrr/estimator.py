@@ -11,25 +11,37 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dkrr.bulk import is_worth_a_cluster, predict_on_workers, predict_table
+from dkrr.bulk_variance import ensure_factor, variance_of
 from dkrr.dataset import Dataset
+from dkrr.diagnose import Training, leave_one_out
 from dkrr.errors import StoreError
 from dkrr.given import check_given
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.lazy import HeldRows, lazy_rows
-from dkrr.linalg.dense import solve_dense
+from dkrr.linalg.calibration import IntervalMethod, check_coverage, check_method
+from dkrr.linalg.calibration import coverage as share_inside
+from dkrr.linalg.dense import DenseFit, fit_dense
+from dkrr.linalg.leave_one_out import LeaveOneOut
 from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.primal import fit_primal_arrays, primal_features
 from dkrr.model import Model
 from dkrr.planning.choices import SolverChoice
+from dkrr.planning.planner import Problem, is_plainly_primal
+from dkrr.records import primal_details, primal_parts
 from dkrr.resources import find_dataset
+from dkrr.spread import target_scale
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 from dkrr.tiled import TiledFit
+from dkrr.uncertainty import interval, loo_quantiles, standard_deviation
 from dkrr.validation import (
     check_alpha,
+    check_flag,
     check_nonnegative,
     check_tile_size,
     check_weight,
@@ -45,6 +57,8 @@ __all__ = ["KernelRidge"]
 MAX_IN_PROCESS_ROWS = 6_000
 # A memory map of few rows is read at once up to this size, and a copy of the estimator takes its rows along up to it.
 IN_MEMORY_BYTES = 256 * 2**20
+# One core forms the sums of a primal fit of rows in memory in about the time that their way to workers takes.
+MAX_PRIMAL_FLOPS = 2e11
 
 
 class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -64,9 +78,13 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         As in scikit-learn; gamma=None means 1 / d.
     kernel_params : dict, optional
         Further parameters, e.g. ``{"nu": 1.5, "length_scale": 0.75}`` for matern.
-    solver : {"auto", "cholesky", "cg", "nystrom"}
-        "auto" takes the fastest exact way that fits, and the Cholesky factor in memory for few rows. "nystrom" is an
-        approximation with ``num_centers`` rows as centres; it is never what "auto" becomes.
+    fit_intercept : bool, default False
+        Add a constant b to f that alpha does not shrink: sum_i w_i (y_i - f(x_i) - b)^2 + alpha |f|^2 is minimised.
+    solver : {"auto", "cholesky", "cg", "nystrom", "primal"}
+        "auto" takes the fastest exact way that fits, and the Cholesky factor in memory for few rows. "primal" solves
+        for coefficients of explicit features: kernel "linear", or "poly" of whole degree with coef0 >= 0, at most
+        10,000 features; "auto" becomes it for more than 6,000 rows and few features. "nystrom" is an approximation
+        with ``num_centers`` rows as centres; it is never what "auto" becomes.
     precision : {"auto", "float64", "mixed", "float32"}
         "auto" and "mixed" (float32 inside) give the float64 answer.
     tile_size : int or "auto"
@@ -85,9 +103,14 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     Attributes
     ----------
     dual_coef_ : (n,) or (n, t)
+        After a primal fit w_i (y_i - f(x_i)) / alpha, for rows in memory and alpha > 0.
+    coef_ : (d,) or (t, d)
+        f(z) = z.coef_ + intercept_; for the linear kernel, rows in memory or a primal fit.
+    intercept_ : float or (t,)
+        0.0 without ``fit_intercept``.
     X_fit_ : (n, d)
         The training rows; for rows that were read from disk a lazy dask array. The matrix for kernel="precomputed", the
-        centres for nystrom, whose ``dual_coef_`` has a row for each of them.
+        centres for nystrom, whose ``dual_coef_`` has a row for each of them. None that a primal fit read from disk.
     n_features_in_ : int
     solution_ : Solution
         Relative residual and backward error per target, seconds per phase.
@@ -112,6 +135,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         degree: float = 3,
         coef0: float = 1,
         kernel_params: dict[str, Any] | None = None,
+        fit_intercept: bool = False,
         solver: str = "auto",
         precision: str = "auto",
         tile_size: Any = "auto",
@@ -127,6 +151,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         self.degree = degree
         self.coef0 = coef0
         self.kernel_params = kernel_params
+        self.fit_intercept = fit_intercept
         self.solver = solver
         self.precision = precision
         self.tile_size = tile_size
@@ -172,6 +197,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         )
         tile_size = check_tile_size(self.tile_size)
         check_alpha(self.alpha)
+        check_flag("fit_intercept", self.fit_intercept)
         kernel = make_kernel(
             self.kernel,
             gamma=self.gamma,
@@ -191,11 +217,19 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             if self.__sklearn_tags__().input_tags.positive_only:
                 check_nonnegative(X, kernel.name)
             names = list(getattr(self, "feature_names_in_", []))
-            if not is_tiled and len(X) <= MAX_IN_PROCESS_ROWS:
+            if not is_tiled and self._is_for_features(kernel, choice, X, y):
+                self._training = Training(X=X, y=y, weight=weight, tiled=False, max_in_process_rows=MAX_IN_PROCESS_ROWS)
+                return self._fit_primal(X, y, weight, kernel, names)
+            if not is_tiled and self._is_for_memory(len(X)):
                 precision = "float64" if choice.precision == "auto" else choice.precision
+                self._training = Training(X=X, y=y, weight=weight, tiled=False, max_in_process_rows=MAX_IN_PROCESS_ROWS)
                 return self._fit_dense(X, y, weight, kernel, precision, names)
         else:
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on named columns
+        X = find_dataset(X)
+        self._training = Training(
+            X=X, y=y, weight=weight, tiled=True, tile_size=tile_size, max_in_process_rows=MAX_IN_PROCESS_ROWS
+        )
         tiled = TiledFit(
             kernel=kernel,
             alpha=self.alpha,
@@ -204,30 +238,80 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             max_in_process_rows=MAX_IN_PROCESS_ROWS,
             feature_names=names,
             start=start,
+            fit_intercept=bool(self.fit_intercept),
         )
-        return self._fit_tiled(tiled, find_dataset(X), y, weight, in_memory)
+        return self._fit_tiled(tiled, X, y, weight, in_memory)
+
+    def _is_for_memory(self, num_rows: int) -> bool:
+        """Whether rows in memory are solved in this process when nothing asks for tiles."""
+        return num_rows <= MAX_IN_PROCESS_ROWS
+
+    def _is_for_features(self, kernel: Kernel, choice: SolverChoice, X: Any, y: Any) -> bool:
+        """Whether rows in memory are solved in this process by their explicit features."""
+        (n, d), t = X.shape, 1 if y.ndim == 1 else y.shape[1]
+        if choice.solver == "primal":
+            features = primal_features(kernel, d, n)
+        elif choice.solver == "auto" and not self._is_for_memory(n) and kernel.name != "precomputed":
+            alpha = tuple(check_alpha(self.alpha, t).tolist())
+            problem = Problem(
+                num_rows=n, num_features=d, num_targets=t, kernel=kernel.resolve(d), alpha=alpha, primal=True
+            )
+            if not is_plainly_primal(problem, choice):
+                return False
+            features = primal_features(kernel, d, n)
+        else:
+            return False
+        return bool(n * features.num_features**2 <= MAX_PRIMAL_FLOPS)
+
+    def _fit_primal(self, X: Any, y: Any, weight: Any, kernel: Kernel, names: list[str]) -> KernelRidge:
+        targets = y.reshape(len(y), -1)
+        alpha = check_alpha(self.alpha, targets.shape[1])
+        found = fit_primal_arrays(X, targets, kernel, alpha, weight=weight, fit_intercept=bool(self.fit_intercept))
+        model = Model(
+            **primal_parts(found),
+            solution=found.solution,
+            y_is_1d=y.ndim == 1,
+            feature_names=names,
+            provenance={"alpha": alpha.tolist(), **primal_details(found)},
+        )
+        self._finish(model, X)
+        self.X_fit_ = X
+        if (alpha > 0).all():
+            with single_blas_thread():
+                residuals = y - model.predict(X)
+            scale = 1.0 if weight is None else weight if y.ndim == 1 else weight[:, None]
+            self.dual_coef_ = scale * residuals / (alpha if y.ndim > 1 else alpha[0])
+        return self
+
+    def _solve_in_memory(
+        self, kernel: Kernel | None, x: Any, y: NDArray[np.float64], weight: Any, precision: str
+    ) -> DenseFit:
+        alpha = check_alpha(self.alpha, y.shape[1])
+        return fit_dense(kernel, x, y, alpha, weight, precision, fit_intercept=bool(self.fit_intercept))
 
     def _fit_dense(self, X: Any, y: Any, weight: Any, kernel: Kernel, precision: str, names: list[str]) -> KernelRidge:
         targets = y.reshape(len(y), -1)
-        alpha = check_alpha(self.alpha, targets.shape[1])
         resolved = None if kernel.name == "precomputed" else kernel.resolve(X.shape[1])
         if resolved is None:
             check_given(X)
         center = X.mean(axis=0) if resolved is not None and resolved.stationary else None
         rows = X if center is None else X - center
         with single_blas_thread():
-            coefficients, solution = solve_dense(resolved, rows, targets, alpha, weight, precision)
+            fit = self._solve_in_memory(resolved, rows, targets, weight, precision)
         model = Model(
             kernel=resolved,
             x_fit=None if resolved is None else ArrayRows(X),
-            dual_coef=ArrayRows(coefficients),
-            solution=solution,
+            dual_coef=ArrayRows(fit.dual_coef),
+            solution=fit.solution,
             center=center,
+            intercept=fit.intercept,
             y_is_1d=y.ndim == 1,
             feature_names=names,
-            provenance={"alpha": alpha.tolist()},
+            provenance={"alpha": check_alpha(self.alpha, targets.shape[1]).tolist()},
         )
-        return self._finish(model, X)
+        weights = None if weight is None else ArrayRows(weight[:, None])
+        scale = target_scale(ArrayRows(targets), model.dual_coef, weights, intercept=self.fit_intercept)
+        return self._finish(replace(model, sample_weight=weights, sigma2=scale), X)
 
     def _fit_tiled(self, tiled: TiledFit, X: Any, y: Any, weight: Any, in_memory: bool) -> KernelRidge:
         holder = TemporaryStore(tiled.store_bytes(X, y)) if self.store is None else None
@@ -237,11 +321,16 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             if holder is not None:
                 holder.close()
             raise
+        if holder is not None:
+            for name in ("store", "factors"):  # both end here
+                model.provenance.pop(name, None)
         rows = X
-        if tiled.choice.solver == "nystrom":  # all that predictions need is in memory
+        if tiled.choice.solver == "nystrom" or model.features is not None:  # all that predictions need is in memory
             if holder is not None:
                 holder.close()
             self.n_features_in_ = model.num_features
+            if model.features is not None:
+                return self._finish(model, None)
             assert model.x_fit is not None  # noqa: S101  (narrows the type)
             return self._finish(model, model.x_fit.read(0, model.num_rows))
         if holder is not None:
@@ -261,31 +350,106 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     def _finish(self, model: Model, rows: Any, holder: TemporaryStore | None = None) -> KernelRidge:
         coefficients = model.dual_coef.read(0, model.num_rows)
         self._model, self._holder = model, holder
-        self.X_fit_ = rows
+        for name in ("X_fit_", "dual_coef_", "coef_"):
+            self.__dict__.pop(name, None)  # of an earlier fit
         self.solution_ = model.solution
         self.n_iter_ = max(1, model.solution.num_iterations)
-        self.dual_coef_ = coefficients[:, 0] if model.y_is_1d else coefficients
+        primal = None
+        if model.features is None:
+            self.X_fit_ = rows
+            self.dual_coef_ = coefficients[:, 0] if model.y_is_1d else coefficients
+            if model.kernel is not None and model.kernel.name == "linear" and isinstance(rows, np.ndarray):
+                primal = rows.T @ coefficients
+        elif model.features.is_linear:
+            primal = coefficients
+        if primal is not None:
+            self.coef_ = primal[:, 0] if model.y_is_1d else primal.T
+        intercept = model.intercept
+        if intercept is None:
+            self.intercept_: Any = 0.0
+        else:
+            self.intercept_ = float(intercept[0]) if model.y_is_1d else intercept
         return self
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: Any, return_std: bool = False, *, noise: bool = False, sigma2: Any = None) -> Any:
         """Predictions (m,) or (m, t) for rows X (m, d); lazy for a dask array.
 
         Parameters
         ----------
         X
             What :meth:`fit` takes; k(Z, X_fit_) (m, n) for kernel="precomputed".
+        return_std
+            Return (predictions, standard deviations), those of the Gaussian process f ~ N(0, sigma2 k) with noise
+            sigma2 alpha / w_i: see :mod:`dkrr.linalg.variance`.
+        noise
+            Standard deviations of new observations of weight 1, sigma2 alpha included, and not of f.
+        sigma2
+            None: y^T dual_coef / n per target, which maximises the likelihood (n - 1 with an intercept). A number fixes
+            it; 1.0 gives what scikit-learn's ``GaussianProcessRegressor(optimizer=None)`` gives.
 
         Raises
         ------
         DataError
             Another number of features than in the fit, or a value that is not a finite number.
+        ParameterError, StoreError
+            Standard deviations need a float64 Cholesky factor. Up to 6,000 rows one is made in memory when it is first
+            asked for, and kept; more need a fit by cholesky in float64 with ``store=``, which is kept.
 
         Cost
         ----
         m n kernel entries and 2 m n t flops. Memory for the predictions, one block of 4,096 rows, and one strip; from
         4e9 entries on the blocks are predicted by the workers of the client that is found or of a local cluster.
+        Standard deviations: n^2 m flops more for each distinct alpha, on workers from 4e11 flops on.
         """
         check_is_fitted(self)
+        if return_std:
+            deviations = standard_deviation(self._model, self._variance(X), noise=noise, sigma2=sigma2)
+            return self._predict(X), deviations
+        return self._predict(X)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife") -> tuple[Any, Any]:
+        """Ends (lower, upper), each (m,) or (m, t), of intervals that shall hold a new y with probability ``coverage``.
+
+        Parameters
+        ----------
+        X
+            As for :meth:`predict`, no dask array unless ``method`` is "jackknife".
+        method
+            "jackknife": f(z) -+ the ceil((n + 1) coverage)-th smallest absolute leave-one-out residual. "normalised":
+            the same of residuals over their standard deviations, times that of the new observation: wider where there
+            are few rows. "gaussian": the quantile of the Gaussian process, which no residual has been compared with.
+            What each may promise: :mod:`dkrr.linalg.calibration`.
+
+        Raises
+        ------
+        ParameterError
+            Too few rows for this coverage; what :meth:`leave_one_out` and :meth:`predict` raise.
+
+        Cost
+        ----
+        :meth:`leave_one_out` once, whose quantiles stay with the estimator and are saved with it; then that of
+        :meth:`predict`, with standard deviations unless ``method`` is "jackknife".
+        """
+        check_is_fitted(self)
+        check_method(method)
+        check_coverage(coverage)
+        if method != "gaussian" and self._model.quantiles is None:
+            self._model = self._model.with_quantiles(loo_quantiles(self._model, self.leave_one_out()))
+        variance = None if method == "jackknife" else self._variance(X)
+        return interval(self._model, self._predict(X), coverage, method, variance)
+
+    def interval_coverage(
+        self, X: Any, y: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife"
+    ) -> float | Any:
+        """The share of rows (X, y) whose y is in its interval: a number, or (t,) for several targets."""
+        return share_inside(*self.predict_interval(X, coverage, method), y)
+
+    def _variance(self, X: Any) -> Any:
+        ensure_factor(self._model, self._training, self.store)
+        is_rows = not is_dask_array(X) and (not is_out_of_core(X, 0, 0) or isinstance(X, np.memmap))
+        return variance_of(self._model, rows_to_predict(self, X) if is_rows else X)
+
+    def _predict(self, X: Any) -> Any:
         if is_dask_array(X):
             return self._model.predict(X)
         if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap):
@@ -295,6 +459,38 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             return predict_on_workers(self._model, X, len(X))
         with single_blas_thread():
             return self._model.predict(X)
+
+    def leave_one_out(self, method: str = "auto", num_probes: int = 32, seed: int = 0) -> LeaveOneOut:
+        """What the fit would have said of each training row, had it not seen that row; nothing is fitted n times.
+
+        Residuals (n, t), their weighted mean square, degrees of freedom and generalised cross validation per target:
+        see :class:`dkrr.linalg.leave_one_out.LeaveOneOut`. With weights, with an intercept, for every solver; the
+        centres of "nystrom" stay centres.
+
+        Parameters
+        ----------
+        method
+            "exact", or "stochastic" for estimates with standard errors; "auto" is "stochastic" after a fit by cg.
+        num_probes, seed
+            Of "stochastic": random vectors, each the right-hand side of one more solve.
+
+        Raises
+        ------
+        ParameterError
+            "stochastic" for a Nystrom regression.
+        DataError
+            A row decides its own prediction, so that nothing can be said of a fit without it.
+
+        Cost
+        ----
+        "exact": n^3 / 3 flops for each distinct alpha, as much as the factor, and that again where the fit left no
+        float64 factor: in memory, after cg or "mixed" (unless ``precision`` is "float32", whose factor will do), or
+        without ``store=``. For nystrom 4 n m^2 flops. The result of a stored factor is stored beside it.
+        "stochastic": ``num_probes`` columns of conjugate gradients to 1e-6 for each distinct alpha, up to 64 in a pass
+        over the kernel; its standard errors fall with the root of their number.
+        """
+        check_is_fitted(self)
+        return leave_one_out(self._model, self._training, self.store, method=method, num_probes=num_probes, seed=seed)
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the fitted model to ``path``; :func:`dkrr.load_model` reads it."""

@@ -20,20 +20,27 @@ from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.errors import DamagedChunkError, DataError, NumericalError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.direct import CholeskySolver, Workspace
+from dkrr.linalg.direct import Workspace
 from dkrr.linalg.gram import build_gram, rows_of
-from dkrr.linalg.iterative import CGSolver
 from dkrr.linalg.keys import gram_fields, key_of
-from dkrr.linalg.mixed import MixedSolver
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.targets import Solved, dual_coef_block, right_hand_sides, start_from
+from dkrr.linalg.solving import solve_targets
+from dkrr.linalg.targets import Solved, dual_coef_block, start_from
 from dkrr.lock import hold_lock
 from dkrr.stores import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = ["FitSettings", "choose_gram", "choose_tile_size", "fit_rows", "task_bytes"]
+__all__ = [
+    "FitSettings",
+    "choose_gram",
+    "choose_tile_size",
+    "fit_rows",
+    "ridge_operator",
+    "stored_gram",
+    "task_bytes",
+]
 
 FloatMatrix = NDArray[np.float64]
 
@@ -106,6 +113,8 @@ class FitSettings:
         As resolved. "mixed": float32 inside, the float64 answer.
     iterative
         Of cg, and of the refinement of a mixed factor.
+    fit_intercept
+        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.intercept`.
 
     Raises
     ------
@@ -120,6 +129,7 @@ class FitSettings:
     gram: Literal["stored", "on_the_fly"] = "on_the_fly"
     solver: Literal["cholesky", "cg"] = "cholesky"
     iterative: IterativeSettings = field(default_factory=IterativeSettings)
+    fit_intercept: bool = False
 
     def __post_init__(self) -> None:
         if self.solver == "cg" and self.precision == "float32":
@@ -131,13 +141,14 @@ class FitSettings:
 
 @dataclass
 class FitResult:
-    """Where the answer is and how good it is."""
+    """Where the answer is and how good it is; ``intercept`` (t,), None where none was asked for."""
 
     dual_coef: RowArray
     solution: Solution
     operator: RidgeOperator
     factors: list[str]
     gram: str | None
+    intercept: NDArray[np.float64] | None = None
 
 
 @contextmanager
@@ -186,14 +197,7 @@ def fit_rows(
             f"{len(settings.alpha)} values of alpha for {num_targets} targets; 1 or {num_targets} expected"
         )
     alphas = settings.alpha * (num_targets if len(settings.alpha) == 1 else 1)
-    operator = RidgeOperator(
-        grid=TileGrid(dataset.num_rows, settings.tile_size),
-        alpha=alphas[0],
-        kernel=settings.kernel,
-        rows=rows_of(dataset, settings.kernel),
-        weighted=dataset.weight is not None,
-        gram=given,
-    )
+    operator = ridge_operator(dataset, settings, alphas[0], given)
     solve_key = key_of(_solve_fields(dataset, settings, operator, workspace, alphas, source_digest))
     guess = None if start is None else start_from(dataset, start)
     solve_store = place(workspace.store, "solves", solve_key + ".zarr")
@@ -207,6 +211,20 @@ def fit_rows(
             remove_array(solve_store)
             raise
         remove_array(solve_store)
+
+
+def ridge_operator(
+    dataset: Dataset, settings: FitSettings, alpha: float, given: TileMatrix | None = None
+) -> RidgeOperator:
+    """A = S K S + alpha I of a data set, over its kernel or over a given matrix."""
+    return RidgeOperator(
+        grid=TileGrid(dataset.num_rows, settings.tile_size),
+        alpha=alpha,
+        kernel=settings.kernel,
+        rows=rows_of(dataset, settings.kernel),
+        weighted=dataset.weight is not None,
+        gram=given,
+    )
 
 
 def _solve_fields(
@@ -232,6 +250,8 @@ def _solve_fields(
         iterative = settings.iterative
         fields["preconditioner"] = [iterative.preconditioner, iterative.rank, iterative.seed]
         fields["source"] = settings.gram
+    if settings.fit_intercept:  # absent without one: what was solved before there were intercepts keeps its key
+        fields["fit_intercept"] = True
     return fields
 
 
@@ -247,36 +267,11 @@ def _solve_all(
 ) -> FitResult:
     source, gram_location = operator, None
     if settings.gram == "stored" and operator.gram is None:
-        gram = _stored_gram(operator, workspace)
+        gram = stored_gram(operator, workspace)
         gram_location = gram.location
         source = replace(operator, gram=gram)
-    digests: Any = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
-    factors: list[str] = []
-    solutions: list[Solved] = []
-    if settings.solver == "cg":
-        targets = list(range(dataset.num_targets))
-        own = place(solve_store, "cg")
-        prepared = CGSolver(
-            settings=settings.iterative, precision="mixed" if settings.precision == "mixed" else "float64"
-        ).prepare(source.with_alpha(min(alphas)), workspace, store=own, num_columns=len(targets), **digests)
-        u, solution = prepared.solve(right_hand_sides(dataset, operator, targets, own), np.array(alphas), start)
-        solutions.append((targets, solution, u))
-    else:
-        for number, alpha in enumerate(dict.fromkeys(alphas)):
-            targets = [column for column, value in enumerate(alphas) if value == alpha]
-            with_alpha = source.with_alpha(alpha)
-            if settings.precision == "mixed":
-                mixed = MixedSolver(settings=settings.iterative).prepare(with_alpha, workspace, **digests)
-                factors.append(mixed.factor.location)
-                begin = None if start is None else start[:, targets]
-                own = place(solve_store, f"alpha-{number}")  # not before there is a factor: it makes the folder
-                u, solution = mixed.solve(right_hand_sides(dataset, operator, targets, own), begin)
-            else:
-                factor = CholeskySolver(precision=settings.precision).prepare(with_alpha, workspace, **digests)
-                factors.append(factor.factor.location)
-                own = place(solve_store, f"alpha-{number}")
-                u, solution = factor.solve(right_hand_sides(dataset, operator, targets, own))
-            solutions.append((targets, solution, u))
+    digests = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
+    solved = solve_targets(dataset, settings, operator, source, workspace, solve_store, alphas, digests, start)
     coefficients = RowArray.create(
         solve_store,
         "dual_coef",
@@ -285,17 +280,19 @@ def _solve_all(
         rows_per_chunk=settings.tile_size,
     )
     for i in range(operator.grid.num_tiles):
-        coefficients.write_chunk(i, dual_coef_block(operator, solutions, i, dataset.num_targets))
+        coefficients.write_chunk(i, dual_coef_block(operator, solved.solutions, i, dataset.num_targets))
     return FitResult(
         dual_coef=coefficients,
-        solution=_combined(solutions, dataset.num_targets, workspace),
+        solution=_combined(solved.solutions, dataset.num_targets, workspace),
         operator=operator,
-        factors=factors,
+        factors=solved.factors,
         gram=gram_location,
+        intercept=solved.intercept,
     )
 
 
-def _stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
+def stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
+    """The Gram matrix of a kernel in the store; only tiles that are not there are computed."""
     fields = gram_fields(operator, "float64")
     location = place(workspace.store, "grams", key_of(fields) + ".zarr")
     gram = TileMatrix.create(location, operator.grid, dtype="float64", attributes=fields)

@@ -1,6 +1,6 @@
 """Model: kernel, training rows, dual coefficients and scaling, saved without pickle and checked at load.
 
-    predict(Z) = y_mean + y_std * (k((Z - x_mean) / x_std, X_fit) @ dual_coef)
+    predict(Z) = y_mean + y_std * (k((Z - x_mean) / x_std, X_fit) @ dual_coef + intercept)
 
 A saved model is a Zarr group of two arrays and attributes, with a manifest of SHA-256 over every key.
 """
@@ -22,10 +22,13 @@ from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, kernel_from_dict
+from dkrr.kernels.features import FeatureMap, feature_map
+from dkrr.linalg.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.manifest import check_manifest, refuse_links, write_manifest
 from dkrr.stores import local_root, read_json, sync_folder, write_json
+from dkrr.uncertainty import WithUncertainty
 
 __all__ = ["Model", "load_model"]
 
@@ -36,7 +39,7 @@ IN_MEMORY_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(WithUncertainty):
     """A fitted kernel ridge regression.
 
     Parameters
@@ -44,15 +47,25 @@ class Model:
     kernel
         Resolved kernel, None when it was fitted on a precomputed matrix.
     x_fit
-        Training rows (n, d) as the kernel saw them (scaled); None for a precomputed matrix.
+        Training rows (n, d) as the kernel saw them (scaled); None for a precomputed matrix, and with ``features``.
     dual_coef
-        (n, t).
+        (n, t); the coefficients (D, t) of the features where there are ``features``.
+    features
+        Explicit features F of the kernel: predictions are F(Z) @ dual_coef, and need no training rows.
     center
         Subtracted from rows before a translation-invariant kernel is evaluated (d,), or None.
     scaling
         Whitening of X and y, or None.
+    intercept
+        Added to k(Z, X) @ dual_coef, in the scale of the whitened targets (t,); None for a fit without one.
     y_is_1d
         Whether predictions are (m,) and not (m, 1).
+    sample_weight
+        Of the training rows (n, 1), None for a fit without; standard deviations need it.
+    sigma2
+        The maximum likelihood scale of the Gaussian process, in the scale of the whitened targets (t,).
+    quantiles
+        Of leave-one-out residuals, for prediction intervals; None until they were computed.
     """
 
     kernel: Kernel | None
@@ -60,22 +73,29 @@ class Model:
     dual_coef: RowSource
     solution: Solution
     center: NDArray[np.float64] | None = None
+    features: FeatureMap | None = None
     scaling: Scaling | None = None
+    intercept: NDArray[np.float64] | None = None
     y_is_1d: bool = False
     feature_names: list[str] = field(default_factory=list)
     target_names: list[str] = field(default_factory=list)
     classes: list[Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     location: str | None = None
+    sample_weight: RowSource | None = None
+    sigma2: NDArray[np.float64] | None = None
+    quantiles: Quantiles | None = None
 
     @property
     def num_rows(self) -> int:
-        """n, the number of training rows."""
+        """n, the number of training rows; D with features."""
         return self.dual_coef.num_rows
 
     @property
     def num_features(self) -> int:
         """d, or n for a precomputed matrix."""
+        if self.features is not None:
+            return self.features.num_inputs
         return self.num_rows if self.x_fit is None else self.x_fit.num_columns
 
     @property
@@ -132,6 +152,22 @@ class Model:
 
     def predict_rows(self, block: NDArray[np.float64], first_row: int = 0) -> NDArray[np.float64]:
         """Predictions (m, t) for one block of rows in memory."""
+        block = self.prepared_rows(block, first_row)
+        if self.features is not None:
+            values = self.features.apply(block, self.dual_coef.read(0, self.num_rows))
+        elif self.kernel is None or self.x_fit is None:
+            values = np.zeros((len(block), self.num_targets))
+            for start in range(0, self.num_rows, BLOCK_ROWS):
+                stop = min(start + BLOCK_ROWS, self.num_rows)
+                values += block[:, start:stop] @ self.dual_coef.read(start, stop)
+        else:
+            values = predict_block(self.kernel, block, self.x_fit, self.dual_coef, self.center)
+        if self.intercept is not None:
+            values += self.intercept
+        return values if self.scaling is None else self.scaling.invert_y(values)
+
+    def prepared_rows(self, block: NDArray[np.float64], first_row: int = 0) -> NDArray[np.float64]:
+        """A block of rows as the kernel sees them: finite, and whitened where the model whitens."""
         finite = np.isfinite(block)
         if not finite.all():
             row, column = np.argwhere(~finite)[0]
@@ -141,16 +177,7 @@ class Model:
                 row=int(first_row + row),
                 column=int(column),
             )
-        if self.kernel is None or self.x_fit is None:
-            values = np.zeros((len(block), self.num_targets))
-            for start in range(0, self.num_rows, BLOCK_ROWS):
-                stop = min(start + BLOCK_ROWS, self.num_rows)
-                values += block[:, start:stop] @ self.dual_coef.read(start, stop)
-        else:
-            if self.scaling is not None:
-                block = self.scaling.apply_x(block)
-            values = predict_block(self.kernel, block, self.x_fit, self.dual_coef, self.center)
-        return values if self.scaling is None else self.scaling.invert_y(values)
+        return block if self.scaling is None or self.kernel is None else self.scaling.apply_x(block)
 
     def _predict_dask(self, X: Any) -> Any:
         if X.ndim != 2 or X.shape[1] != self.num_features:
@@ -201,24 +228,43 @@ class Model:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _attributes(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "kernel": {"kernel": "precomputed"} if self.kernel is None else self.kernel.to_dict(),
-            "center": None if self.center is None else self.center.tolist(),
-            "scaling": None if self.scaling is None else self.scaling.to_dict(),
-            "y_is_1d": self.y_is_1d,
-            "feature_names": list(self.feature_names),
-            "target_names": list(self.target_names),
-            "classes": self.classes,
-            "solution": self.solution.to_dict(),
-            "provenance": self.provenance,
-        }
+        # absent without an intercept, as in models written before there was one
+        intercept = {} if self.intercept is None else {"intercept": self.intercept.tolist()}
+        return (
+            intercept
+            | self._uncertainty()
+            | {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "kernel": {"kernel": "precomputed"} if self.kernel is None else self.kernel.to_dict(),
+                "center": None if self.center is None else self.center.tolist(),
+                "scaling": None if self.scaling is None else self.scaling.to_dict(),
+                "y_is_1d": self.y_is_1d,
+                "feature_names": list(self.feature_names),
+                "target_names": list(self.target_names),
+                "classes": self.classes,
+                "solution": self.solution.to_dict(),
+                "provenance": self.provenance,
+            }
+        )
+
+    def _uncertainty(self) -> dict[str, Any]:
+        """Attributes that only a model has whose fit knew them."""
+        found: dict[str, Any] = {} if self.sample_weight is None else {"weighted": True}
+        if self.features is not None:
+            found["num_inputs"] = self.features.num_inputs
+        if self.sigma2 is not None:
+            found["sigma2"] = self.sigma2.tolist()
+        if self.quantiles is not None:
+            found["quantiles"] = self.quantiles.to_dict()
+        return found
+
+    def _arrays(self) -> dict[str, RowSource]:
+        named = {"X_fit": self.x_fit, "dual_coef": self.dual_coef, "sample_weight": self.sample_weight}
+        return {name: rows for name, rows in named.items() if rows is not None}
 
     def _write(self, store: Any, attributes: dict[str, Any]) -> None:
-        for name, rows in (("X_fit", self.x_fit), ("dual_coef", self.dual_coef)):
-            if rows is None:
-                continue
+        for name, rows in self._arrays().items():
             copy = RowArray.create(
                 store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=BLOCK_ROWS
             )
@@ -229,13 +275,13 @@ class Model:
 
     def in_memory(self) -> Model:
         """The same model with its rows read into memory when they are small (64 MiB)."""
-        arrays = [rows for rows in (self.x_fit, self.dual_coef) if rows is not None]
-        if sum(8 * rows.num_rows * rows.num_columns for rows in arrays) > IN_MEMORY_BYTES:
+        arrays = self._arrays()
+        if sum(8 * rows.num_rows * rows.num_columns for rows in arrays.values()) > IN_MEMORY_BYTES:
             return self
         from dataclasses import replace
 
-        x = None if self.x_fit is None else ArrayRows(self.x_fit.read(0, self.num_rows))
-        return replace(self, x_fit=x, dual_coef=ArrayRows(self.dual_coef.read(0, self.num_rows)))
+        held = {name.lower(): ArrayRows(rows.read(0, rows.num_rows)) for name, rows in arrays.items()}
+        return replace(self, **held)  # type: ignore[arg-type]
 
 
 def _predict_part(block: Any, model: Model, block_info: Any = None) -> NDArray[np.float64]:
@@ -299,27 +345,37 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
     """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
     kernel_dict = attributes["kernel"]
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
-    center, scaling = attributes["center"], attributes["scaling"]
+    center, scaling, intercept = attributes["center"], attributes["scaling"], attributes.get("intercept")
+    sigma2, quantiles, inputs = attributes.get("sigma2"), attributes.get("quantiles"), attributes.get("num_inputs")
     model = Model(
         kernel=kernel,
-        x_fit=None if kernel is None else RowArray.open(path, "X_fit"),
+        x_fit=None if kernel is None or inputs is not None else RowArray.open(path, "X_fit"),
         dual_coef=RowArray.open(path, "dual_coef"),
         solution=Solution.from_dict(attributes["solution"]),
         center=None if center is None else np.asarray(center, dtype=np.float64),
+        features=None if inputs is None else feature_map(kernel, inputs),
         scaling=None if scaling is None else Scaling.from_dict(scaling),
+        intercept=None if intercept is None else np.asarray(intercept, dtype=np.float64),
         y_is_1d=attributes["y_is_1d"],
         feature_names=attributes["feature_names"],
         target_names=attributes["target_names"],
         classes=attributes["classes"],
         provenance=attributes["provenance"],
         location=str(path),
+        sample_weight=RowArray.open(path, "sample_weight") if attributes.get("weighted") else None,
+        sigma2=None if sigma2 is None else np.asarray(sigma2, dtype=np.float64),
+        quantiles=None if quantiles is None else Quantiles.from_dict(quantiles),
     )
     if model.x_fit is not None and model.x_fit.num_rows != model.num_rows:
         raise ValueError(f"{model.x_fit.num_rows} training rows, {model.num_rows} coefficients")
+    if model.features is not None and model.features.num_features != model.num_rows:
+        raise ValueError(f"{model.features.num_features} features, {model.num_rows} coefficients")
     for name, values, count in (
         ("center", model.center, model.num_features),
         ("x_mean", None if model.scaling is None else model.scaling.x_mean, model.num_features),
         ("y_mean", None if model.scaling is None else model.scaling.y_mean, model.num_targets),
+        ("intercept", model.intercept, model.num_targets),
+        ("sigma2", model.sigma2, model.num_targets),
     ):
         if values is not None and values.shape != (count,):
             raise ValueError(f"{name} has shape {values.shape}, ({count},) expected")

@@ -23,21 +23,27 @@ from dkrr.failpoints import failpoint
 from dkrr.linalg.operators import Rows, open_rows
 from dkrr.manifest import manifest_digest
 from dkrr.model import BLOCK_ROWS, Model, load_model
+from dkrr.uncertainty import half_widths
 
-__all__ = ["Score", "check_features", "predict_dataset", "score_dataset"]
+__all__ = ["Score", "check_features", "is_whole", "predict_dataset", "saved_model", "score_dataset"]
 
 MIN_BLOCK_ROWS = 128
+DEFAULT_INTERVALS = 0.9
 
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Which model, which rows, and where predictions go (None: only their errors are summed)."""
+    """Which model, which rows, and where predictions go (None: only their errors are summed).
+
+    ``half_width``: how far from a prediction the ends of its interval are, per target, to count what is inside.
+    """
 
     model: str
     model_digest: str
     rows: Rows
     block_rows: int
     result: RowArray | None = None
+    half_width: tuple[float, ...] | None = None
 
     def span(self, i: int, num_rows: int) -> tuple[int, int]:
         """Rows of block i."""
@@ -58,6 +64,9 @@ class Score:
         RMSE divided by the training targets' standard deviation, when the model whitens.
     accuracy
         Fraction of rows whose largest output is the true class, for one-hot targets.
+    intervals, coverage
+        What jackknife intervals promise, and the fraction of rows that is inside them, per target; None for a model
+        without leave-one-out quantiles.
     """
 
     num_rows: int
@@ -65,6 +74,8 @@ class Score:
     r2: list[float]
     rmse_whitened: list[float] | None = None
     accuracy: float | None = None
+    intervals: float | None = None
+    coverage: list[float] | None = None
 
     def value(self, metric: str) -> float:
         """One number: accuracy, or the mean of "rmse" or "r2" over the targets."""
@@ -76,14 +87,15 @@ class Score:
 
 
 @lru_cache(maxsize=2)
-def _model(path: str, digest: str) -> Model:
+def saved_model(path: str, digest: str) -> Model:
+    """The model at a path, kept open per process; ``digest`` is that of its manifest."""
     # the caller has verified the manifest; chunks carry their own checksum
     return load_model(path, verify=False)
 
 
 def _predicted(task: PredictTask, rows: Floats, first_row: int) -> Floats:
     """Predictions from the model that was meant, although a model of that name may be replaced at any time."""
-    values = _model(task.model, task.model_digest).predict_rows(rows, first_row=first_row)
+    values = saved_model(task.model, task.model_digest).predict_rows(rows, first_row=first_row)
     # a model is replaced whole: when it is there now, it was there when its rows were read
     if manifest_digest(task.model) != task.model_digest:
         raise StoreError(f"{task.model} was replaced by another model during a prediction", hint="start again")
@@ -93,7 +105,7 @@ def _predicted(task: PredictTask, rows: Floats, first_row: int) -> Floats:
 def predict_block_task(task: PredictTask, i: int) -> bool:
     """Predict row block i into the result unless it is there."""
     assert task.result is not None  # noqa: S101  (narrows the type)
-    if _is_whole(task.result.array, i):
+    if is_whole(task.result.array, i):
         return False
     failpoint("predict.block.before_read")
     dataset = open_rows(task.rows.store, task.rows.digest)
@@ -107,7 +119,7 @@ def predict_block_task(task: PredictTask, i: int) -> bool:
     return True
 
 
-def _is_whole(array: ChunkArray, i: int) -> bool:
+def is_whole(array: ChunkArray, i: int) -> bool:
     """Whether a block is there and its checksum right: reading it costs nothing beside predicting it."""
     if not array.is_valid((i, 0)):
         return False
@@ -126,7 +138,10 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     truth = dataset.y.read(start, stop)
     hits = int(np.sum(np.argmax(values, axis=1) == np.argmax(truth, axis=1)))
-    return True, {"squares": np.square(values - truth).sum(axis=0), "hits": hits}
+    sums: dict[str, Any] = {"squares": np.square(values - truth).sum(axis=0), "hits": hits}
+    if task.half_width is not None:
+        sums["inside"] = (np.abs(values - truth) <= np.array(task.half_width)).sum(axis=0)
+    return True, sums
 
 
 def _nodes(task: PredictTask, num_rows: int, flops_per_row: float) -> list[Node]:
@@ -172,9 +187,23 @@ def predict_dataset(
 
 
 def score_dataset(
-    model: Model, dataset: Dataset, executor: Executor, progress: Progress | None = None
+    model: Model,
+    dataset: Dataset,
+    executor: Executor,
+    progress: Progress | None = None,
+    *,
+    intervals: float | None = None,
 ) -> tuple[Score, RunSummary]:
-    """RMSE, R^2 and (for one-hot targets) accuracy of a saved model on a data set with targets."""
+    """RMSE, R^2 and (for one-hot targets) accuracy of a saved model on a data set with targets.
+
+    ``intervals`` is the coverage that the model's jackknife intervals shall have, whose real one is counted; None: 0.9
+    if the model has leave-one-out quantiles.
+
+    Raises
+    ------
+    ParameterError
+        ``intervals`` is given, and the model has no quantiles for it.
+    """
     check_features(model, dataset)
     if dataset.y is None or dataset.num_targets != model.num_targets:
         raise DataError(f"{dataset.path} has {dataset.num_targets} targets, the model {model.num_targets}")
@@ -182,7 +211,10 @@ def score_dataset(
     threads = max(1, executor.num_threads)
     block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
     rows = Rows(dataset.path, dataset.digest)
-    task = PredictTask(str(model.location), manifest_digest(model.location), rows, block_rows)
+    if intervals is None and model.quantiles is not None and model.quantiles.knows(DEFAULT_INTERVALS):
+        intervals = DEFAULT_INTERVALS
+    width = None if intervals is None else tuple(half_widths(model, intervals, "jackknife", None).tolist())
+    task = PredictTask(str(model.location), manifest_digest(model.location), rows, block_rows, half_width=width)
     nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
     summary = executor.run("evaluate", score_block_task, task, nodes, progress)
     parts = [summary.values[node.key] for node in nodes]
@@ -193,7 +225,8 @@ def score_dataset(
     r2 = 1 - np.divide(mean_squares, variance, out=np.full_like(mean_squares, np.nan), where=variance > 0)
     whitened = None if model.scaling is None else (rmse / model.scaling.y_std).tolist()
     accuracy = sum(part["hits"] for part in parts) / m if model.classes is not None else None
-    return Score(m, rmse.tolist(), r2.tolist(), whitened, accuracy), summary
+    inside = None if width is None else (np.sum([part["inside"] for part in parts], axis=0) / m).tolist()
+    return Score(m, rmse.tolist(), r2.tolist(), whitened, accuracy, intervals, inside), summary
 
 
 def _std(dataset: Dataset) -> Any:

@@ -23,14 +23,22 @@ from dkrr.given import given_rows, store_given_matrix
 from dkrr.kernels import Kernel
 from dkrr.linalg.nystrom import fit_nystrom
 from dkrr.linalg.predict import ArrayRows
+from dkrr.linalg.primal import fit_primal
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import Machine, cholesky_disk
-from dkrr.planning.planner import Limits, Problem, decide
+from dkrr.planning.planner import Decision, Limits, Problem, decide
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import sample_trial
-from dkrr.records import nystrom_parts, solver_details, usable_rows
+from dkrr.records import (
+    nystrom_parts,
+    primal_details,
+    primal_parts,
+    solver_details,
+    uncertainty_parts,
+    usable_rows,
+)
 from dkrr.resources import (
     check_disk,
     existing_folder,
@@ -41,6 +49,7 @@ from dkrr.resources import (
     rows_on_disk,
     source_table,
 )
+from dkrr.spread import recorded_factors
 from dkrr.stores import remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
@@ -51,7 +60,7 @@ __all__ = ["TiledFit"]
 logger = logging.getLogger("dkrr.tiled")
 
 # what of a candidate's disk is checked here: the rest is small
-MATRICES = ("factor", "gram", "preconditioner", "centres")
+MATRICES = ("factor", "gram", "preconditioner", "centres", "sums")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +83,8 @@ class TiledFit:
         Names of the columns of rows in memory.
     start
         Coefficients (m, t) of an earlier fit of the first m rows, for iterations.
+    fit_intercept
+        Whether f has a constant that is not penalised.
     """
 
     kernel: Kernel
@@ -83,6 +94,7 @@ class TiledFit:
     max_in_process_rows: int
     feature_names: Sequence[str] | None = None
     start: Any = None
+    fit_intercept: bool = False
 
     def __post_init__(self) -> None:
         self.kernel.to_dict()  # arrays are keyed by the kernel, so a function without a name is refused now
@@ -102,6 +114,8 @@ class TiledFit:
             n, d = table.num_rows or 0, len(table.names)
         if not n:
             return 0
+        if self.choice.solver == "primal":
+            return 8 * n * d
         if self.choice.solver == "nystrom":
             return 16 * self.choice.nystrom(n).num_centers ** 2 + 8 * n * d
         if self.choice.solver == "cg" and self.choice.gram != "stored":
@@ -134,27 +148,19 @@ class TiledFit:
             alpha = check_alpha(self.alpha, dataset.num_targets).tolist()
             kernel = self.kernel.resolve(d)
             problem = Problem(
-                num_rows=n, num_features=d, num_targets=dataset.num_targets, kernel=kernel, alpha=tuple(alpha)
+                num_rows=n,
+                num_features=d,
+                num_targets=dataset.num_targets,
+                kernel=kernel,
+                alpha=tuple(alpha),
+                fit_intercept=self.fit_intercept,
+                primal=self._takes_primal,
             )
             with find_executor(n, self.max_in_process_rows) as executor:
                 memory = memory_limit_of(executor)
                 if self.tile_size is not None:
                     resolve_tile_size(self.tile_size, n, d, self._precision, memory)  # refused if no worker holds it
-                decision = decide(
-                    problem,
-                    self.choice,
-                    Limits(
-                        threads=executor.num_threads,
-                        memory_bytes=memory,
-                        driver_bytes=free_memory_bytes(),
-                        disk_bytes=free_bytes(root),
-                    ),
-                    tile_size=self.tile_size,
-                    machine=lambda: measure_machine(
-                        kernel, d, existing_folder(root), threads=executor.num_threads, where=_where(executor)
-                    ),
-                    trial=lambda seconds: sample_trial(dataset, kernel, seconds, seed=self.choice.seed),
-                )
+                decision = self._decide(problem, dataset, executor, root)
                 chosen = decision.chosen
                 logger.info("%s (%s)", chosen.name, decision.reason)
                 known: dict[str, list[Any]] = {
@@ -165,9 +171,40 @@ class TiledFit:
                 needed = sum(chosen.disk_bytes.get(name, 0) for name in MATRICES)
                 check_disk(root, needed, TileGrid(n, chosen.tile_size), known)
                 settings = decision.settings(problem, self.choice)
+                if chosen.solver == "primal":
+                    return self._primal(dataset, settings, root, executor), dataset.X
                 if self.choice.solver == "nystrom":
                     return self._nystrom(dataset, settings, root, executor), dataset.X
                 return self._model(dataset, settings, root, executor), dataset.X
+
+    @property
+    def _takes_primal(self) -> bool:
+        """Whether "auto" may become primal."""
+        return self.tile_size is None
+
+    def _decide(self, problem: Problem, dataset: Dataset, executor: Executor, root: Any) -> Decision:
+        """What "auto" becomes."""
+        kernel = problem.kernel
+        assert kernel is not None  # noqa: S101  (narrows the type)
+        return decide(
+            problem,
+            self.choice,
+            Limits(
+                threads=executor.num_threads,
+                memory_bytes=memory_limit_of(executor),
+                driver_bytes=free_memory_bytes(),
+                disk_bytes=free_bytes(root),
+            ),
+            tile_size=self.tile_size,
+            machine=lambda: self._machine(problem, executor, root),
+            trial=lambda seconds: sample_trial(dataset, kernel, seconds, seed=self.choice.seed),
+        )
+
+    def _machine(self, problem: Problem, executor: Executor, root: Any) -> Machine:
+        """Rates of the workers."""
+        where = _where(executor)
+        folder, threads = existing_folder(root), executor.num_threads
+        return measure_machine(problem.kernel, problem.num_features, folder, threads=threads, where=where)
 
     @property
     def _precision(self) -> str:
@@ -183,6 +220,16 @@ class TiledFit:
             solution=found.solution,
             **self._names(dataset),
             provenance=_provenance(dataset, settings, nystrom.to_dict()),
+        )
+
+    def _primal(self, dataset: Dataset, settings: FitSettings, root: Any, executor: Executor) -> Model:
+        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
+        found = fit_primal(dataset, settings.kernel, settings.alpha, workspace, fit_intercept=settings.fit_intercept)
+        return Model(
+            **primal_parts(found),
+            solution=found.solution,
+            **self._names(dataset),
+            provenance=_provenance(dataset, settings, None) | primal_details(found),
         )
 
     def _start(self, dataset: Dataset) -> Any:
@@ -209,16 +256,24 @@ class TiledFit:
         n = given_rows(K)
         if y is None:
             raise DataError("fit requires y to be passed, but the target y is None")
-        if self.choice.solver == "nystrom":
+        if self.choice.solver in ("nystrom", "primal"):
+            what = "centres are chosen rows" if self.choice.solver == "nystrom" else "features are made of rows"
             raise ParameterError(
-                "solver 'nystrom' with a precomputed matrix", hint="give the rows and a kernel; centres are chosen rows"
+                f"solver {self.choice.solver!r} with a precomputed matrix", hint=f"give the rows and a kernel; {what}"
             )
         alpha = check_alpha(self.alpha).tolist()
         with find_executor(n, self.max_in_process_rows) as executor:
             memory = memory_limit_of(executor)
             b = resolve_tile_size(self.tile_size, n, 1, self._precision, memory)
             num_targets = 1 if np.ndim(y) < 2 else int(np.shape(y)[1])
-            problem = Problem(num_rows=n, num_features=1, num_targets=num_targets, kernel=None, alpha=tuple(alpha))
+            problem = Problem(
+                num_rows=n,
+                num_features=1,
+                num_targets=num_targets,
+                kernel=None,
+                alpha=tuple(alpha),
+                fit_intercept=self.fit_intercept,
+            )
             # what costs most, the matrix, is there already: nothing is measured
             choice = self.choice if self.choice.solver != "auto" else replace(self.choice, solver="cholesky")
             if choice.precision == "auto":
@@ -262,8 +317,10 @@ class TiledFit:
             dual_coef=ArrayRows(coefficients),
             solution=result.solution,
             center=None if center is None else np.asarray(center),
+            intercept=result.intercept,
             **self._names(dataset),
-            provenance=_provenance(dataset, settings, None, digest),
+            **uncertainty_parts(dataset, ArrayRows(coefficients), intercept=settings.fit_intercept),
+            provenance=_provenance(dataset, settings, None, digest) | recorded_factors(root, result.factors),
         )
 
 
@@ -277,6 +334,7 @@ def _provenance(
         "gram": settings.gram,
         "rows_digest": digest or dataset.digest,
         "targets_digest": dataset.digest_y,
+        "weight_digest": dataset.digest_weight,
         **solver_details(settings, nystrom),
     }
 

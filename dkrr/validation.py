@@ -22,6 +22,7 @@ from dkrr.tiles import MAX_TILE_SIZE
 __all__ = [
     "DataTypeError",
     "check_alpha",
+    "check_flag",
     "check_nonnegative",
     "check_tile_size",
     "check_weight",
@@ -59,6 +60,13 @@ def check_alpha(alpha: Any, num_targets: int | None = None) -> NDArray[np.float6
     if num_targets is not None and len(values) not in (1, num_targets):
         raise ParameterError(f"alpha has {len(values)} values for {num_targets} targets; 1 or {num_targets} expected")
     return values
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """True or False, and nothing that only counts as one of them."""
+    if not isinstance(value, bool | np.bool_):
+        raise ParameterError(f"{name} is {value!r}; True or False expected")
+    return bool(value)
 
 
 def check_nonnegative(X: NDArray[np.float64], kernel: str) -> None:

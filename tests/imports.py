@@ -14,7 +14,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"linalg"}),
     frozenset({"estimator", "fitting", "given", "lazy", "model", "prediction", "resources", "selection", "temporary"})
-    | frozenset({"bulk", "planning", "records", "tiled", "validation"}),
+    | frozenset({"bulk", "bulk_variance", "diagnose", "left_out", "planning", "prediction_variance"})
+    | frozenset({"records", "spread", "tiled", "uncertainty", "validation"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),
 )

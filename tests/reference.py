@@ -22,6 +22,23 @@ def dense_krr(K: np.ndarray, Y: np.ndarray, alpha: Any, weight: np.ndarray | Non
     return np.stack(columns, axis=1).reshape(np.shape(Y))
 
 
+def dense_bordered(
+    K: np.ndarray, Y: np.ndarray, alpha: Any, weight: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """dual_coef = S u (n, t) and b (t,) of A u + b s = S Y, s^T u = 0: one solve of order n + 1 per target."""
+    n = len(K)
+    s = np.ones(n) if weight is None else np.sqrt(weight)
+    targets = np.asarray(Y, dtype=float).reshape(n, -1)
+    alphas = np.broadcast_to(np.asarray(alpha, dtype=float), targets.shape[1])
+    columns = []
+    for a, y in zip(alphas, targets.T, strict=True):
+        whole = np.block([[s[:, None] * K * s + a * np.eye(n), s[:, None]], [s[None], np.zeros((1, 1))]])
+        found = solve(whole, np.append(s * y, 0.0), assume_a="sym")
+        columns.append(np.append(s * found[:-1], found[-1]))
+    both = np.stack(columns, axis=1)
+    return both[:-1], both[-1]
+
+
 def dense_predict(K_test: np.ndarray, dual_coef: np.ndarray) -> np.ndarray:
     """Predictions (m, ...) from K_test = k(Z, X) of shape (m, n)."""
     return K_test @ dual_coef
@@ -70,3 +87,26 @@ def reference_kernel(values: dict[str, Any], A: np.ndarray, B: np.ndarray) -> np
         case "product":
             return np.prod([reference_kernel(factor, A, B) for factor in p["factors"]], axis=0)
     raise NotImplementedError(f"no reference for kernel {name!r}")
+
+
+def brute_leave_one_out(
+    K: np.ndarray, Y: np.ndarray, alpha: Any, weight: np.ndarray | None = None, *, intercept: bool = False
+) -> np.ndarray:
+    """y_i - f(x_i) (n, t) with f fitted to all rows but i, by one dense solve a row and distinct alpha."""
+    n, t = Y.shape
+    w = np.ones(n) if weight is None else weight
+    s, alphas = np.sqrt(w), np.broadcast_to(np.asarray(alpha, dtype=float), t)
+    residuals = np.empty((n, t))
+    for i in range(n):
+        rest = np.arange(n) != i
+        for a in set(alphas.tolist()):
+            columns = alphas == a
+            system = s[rest, None] * K[np.ix_(rest, rest)] * s[rest] + a * np.eye(n - 1)
+            rhs = s[rest, None] * Y[rest][:, columns]
+            if intercept:
+                system = np.block([[system, s[rest, None]], [s[None, rest], np.zeros((1, 1))]])
+                rhs = np.vstack([rhs, np.zeros((1, rhs.shape[1]))])
+            u = np.linalg.solve(system, rhs)
+            b = u[-1] if intercept else 0.0
+            residuals[i, columns] = Y[i, columns] - (K[i, rest] * s[rest]) @ u[: n - 1] - b
+    return residuals

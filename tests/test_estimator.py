@@ -90,6 +90,8 @@ CHECKED = {
     "cg": KernelRidge(kernel="rbf", alpha=0.1, solver="cg"),
     "mixed": KernelRidge(kernel="rbf", alpha=0.1, precision="mixed"),
     "nystrom": KernelRidge(kernel="rbf", alpha=0.1, solver="nystrom"),
+    "intercept": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True),
+    "intercept cg": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True, solver="cg"),
 }
 INDEFINITE = "the check hands over an indefinite matrix; scikit-learn falls back to least squares, dkrr refuses"
 

@@ -9,6 +9,7 @@ from dkrr.cli.data import ingest_command, init_command
 from dkrr.cli.errors import CommandGroup
 from dkrr.cli.inspect import doctor_command, gc_command, info_command
 from dkrr.cli.run import evaluate_command, fit_command, plan_command, predict_command
+from dkrr.cli.tune import tune_command
 
 __all__ = ["main"]
 
@@ -30,6 +31,7 @@ for command in (
     ingest_command,
     plan_command,
     fit_command,
+    tune_command,
     predict_command,
     evaluate_command,
     info_command,

@@ -58,7 +58,8 @@ class Estimate:
         if name in ITERATIVE:
             parts = [f"{name}: iteration {self.done} of about {self.total}", *([facts] if facts else [])]
         else:
-            parts = [f"{self.phase}: {self.done} of {self.total} tiles"]
+            unit = "trials" if name.startswith("tune ") else "tiles"
+            parts = [f"{self.phase}: {self.done} of {self.total} {unit}"]
         if self.gflops > 0 and name not in ITERATIVE:
             parts.append(f"{self.gflops:.1f} GF/s")
         if self.seconds_left is not None:

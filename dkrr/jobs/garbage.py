@@ -28,8 +28,9 @@ __all__ = ["Garbage", "delete_garbage", "find_garbage"]
 KEPT_SECONDS = 3600.0
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
 _ARRAYS = ("grams", "factors", "rows", "data", "preconditioners", "solves")
-# what is there besides: vectors of a pass that was killed, and notes about float32 factors that broke down
-_OTHERS = ("scratch", "breakdowns")
+# what is there besides: vectors of a pass that was killed, notes about float32 factors that broke down, and the
+# subsets and trials of searches
+_OTHERS = ("scratch", "breakdowns", "tune")
 
 
 @dataclass(frozen=True)

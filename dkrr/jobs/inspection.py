@@ -111,6 +111,7 @@ def _describe_model(path: str) -> dict[str, Any]:
         "targets": model.num_targets,
         "kernel": "precomputed" if model.kernel is None else model.kernel.to_dict(),
         "scaling": "none" if model.scaling is None else "X and y whitened",
+        "intercept": _intercept(model),
         "solver": f"{solution.solver}, {solution.precision}" + ("" if solution.converged else ", NOT CONVERGED"),
         "iterations": solution.num_iterations,
         "relative residual": _worst(solution.relative_residual),
@@ -120,6 +121,13 @@ def _describe_model(path: str) -> dict[str, Any]:
         facts["note"] = solution.message
     details = {str(name).replace("_", " "): value for name, value in model.provenance.items()}
     return facts | {name: value for name, value in details.items() if name not in facts}
+
+
+def _intercept(model: Any) -> str:
+    if model.intercept is None:
+        return "none"
+    shown = ", ".join(f"{value:.6g}" for value in model.intercept[:8]) + (", ..." if len(model.intercept) > 8 else "")
+    return shown if model.scaling is None else f"{shown} (of the whitened target)"
 
 
 def _worst(values: Any) -> str:

@@ -86,7 +86,7 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
     locations: list[str] = []
     if evaluate is not None and evaluate.path is not None:
         test = open_data(job.data, store, path=evaluate.path)
-    elif evaluate is not None:
+    elif evaluate is not None and evaluate.holds_out:
         mask = _mask(job, dataset)
     split = _key(
         dataset.digest,

@@ -23,22 +23,25 @@ from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import ClusterError, StoreError, StoreMismatchError
 from dkrr.fitting import FitResult, FitSettings, fit_rows
 from dkrr.given import store_given_matrix
+from dkrr.jobs.leave_one_out import leave_out
 from dkrr.jobs.plan import Plan, make_plan, run_id
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.nystrom import fit_nystrom
+from dkrr.linalg.primal import fit_primal
 from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model, load_model
 from dkrr.planning.choices import SolverChoice
 from dkrr.prediction import Score, score_dataset
-from dkrr.records import nystrom_parts, solver_details
+from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
 from dkrr.resources import nothing_new
+from dkrr.spread import recorded_factors
 from dkrr.stores import local_root, place, read_json, remove_array, write_json
 
-__all__ = ["FitSummary", "fit_job"]
+__all__ = ["FitSummary", "fit_job", "job_executor"]
 
 
 @dataclass
@@ -61,6 +64,8 @@ class FitSummary:
     relative_residual: list[float]
     backward_error: list[float]
     message: str
+    intercept: list[float] | None = None
+    leave_one_out: dict[str, Any] | None = None
     score: Score | None = None
     metric: str = ""
     kept: dict[str, int] = field(default_factory=dict)
@@ -80,7 +85,8 @@ class FitSummary:
 
 
 @contextmanager
-def _executor(job: JobSpec) -> Iterator[Executor]:
+def job_executor(job: JobSpec) -> Iterator[Executor]:
+    """Who runs the tasks of a job, as ``[cluster]`` says."""
     cluster = job.cluster
     if cluster.scheduler != "local":
         with connect_executor(cluster.scheduler, workers=cluster.workers, insecure=cluster.insecure) as executor:
@@ -119,17 +125,17 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
     _resolve_once(plan, directory)
     seconds = {"prepare": time.perf_counter() - started}
     begin = time.perf_counter()
-    with _executor(job) as executor:
+    with job_executor(job) as executor:
         seconds["start"] = time.perf_counter() - begin
         _check_limit(executor, plan)
-        workspace = Workspace(
-            store=store, executor=executor, progress=progress, blas=blas_of(executor), durable=True
-        )
+        workspace = Workspace(store=store, executor=executor, progress=progress, blas=blas_of(executor), durable=True)
         summary = _fit(job, prepared, plan, workspace, directory)
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()
         if prepared.test is not None:
-            summary.score, run = score_dataset(load_model(summary.model_path), prepared.test, executor, progress)
+            intervals = None if job.evaluate is None else job.evaluate.intervals
+            model = load_model(summary.model_path)
+            summary.score, run = score_dataset(model, prepared.test, executor, progress, intervals=intervals)
             workspace.record("evaluate", run)
             seconds["evaluate"] = time.perf_counter() - begin
     summary.seconds = seconds | {"total": time.perf_counter() - started}
@@ -162,15 +168,27 @@ def _fit(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, dir
         tile_size=plan.tile_size,
         precision=plan.precision,  # type: ignore[arg-type]
         gram=plan.gram,  # type: ignore[arg-type]
-        solver="cg" if plan.solver == "nystrom" else plan.solver,  # type: ignore[arg-type]
+        solver="cg" if plan.solver in ("nystrom", "primal") else plan.solver,  # type: ignore[arg-type]
         iterative=iterative,
+        fit_intercept=job.model.fit_intercept,
     )
     model_path = place(directory, "model.zarr")
     details = solver_details(settings, plan.nystrom)
     if plan.nystrom is not None:
         found = fit_nystrom(train, settings, NystromSettings(**plan.nystrom), iterative, workspace)
         _model(prepared, found.solution, nystrom_parts(found, kernel), plan, details).save(model_path, overwrite=True)
-        return _summary(plan, workspace, directory, model_path, found.solution)
+        left_out = leave_out(job, train, settings, workspace, model_path, directory)
+        summary = _summary(plan, workspace, directory, model_path, found.solution, found.intercept)
+        summary.leave_one_out = left_out
+        return summary
+    if plan.solver == "primal":
+        primal = fit_primal(train, kernel, settings.alpha, workspace, fit_intercept=settings.fit_intercept)
+        details = primal_details(primal)
+        _model(prepared, primal.solution, primal_parts(primal), plan, details).save(model_path, overwrite=True)
+        left_out = leave_out(job, train, settings, workspace, model_path, directory)
+        summary = _summary(plan, workspace, directory, model_path, primal.solution, primal.intercept)
+        summary.leave_one_out = left_out
+        return summary
     try:
         with fit_rows(train, settings, workspace, given=given, source_digest=digest) as result:
             center = result.operator.rows.center if result.operator.rows is not None else None
@@ -179,19 +197,30 @@ def _fit(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, dir
                 "x_fit": None if result.operator.kernel is None else train.X,
                 "dual_coef": result.dual_coef,
                 "center": None if center is None else np.asarray(center),
+                "intercept": result.intercept,
+                **uncertainty_parts(train, result.dual_coef, intercept=settings.fit_intercept),
             }
+            details["weight_digest"] = train.digest_weight
+            if job.output.keep != "model":
+                details |= recorded_factors(workspace.store, result.factors)
             _model(prepared, result.solution, parts, plan, details).save(model_path, overwrite=True)
+            left_out = leave_out(
+                job, train, settings, workspace, model_path, directory, given=given, source_digest=digest
+            )
     finally:
         if given is not None:  # a copy of what the job's data holds
             remove_array(given.location)
             remove_array(train.path)
-    summary = _summary(plan, workspace, directory, model_path, result.solution)
+    summary = _summary(plan, workspace, directory, model_path, result.solution, result.intercept)
+    summary.leave_one_out = left_out
     summary.tiles_total = result.operator.grid.num_lower * len(result.factors)
     summary.kept = _clean(job, workspace.store, result, prepared)
     return summary
 
 
-def _summary(plan: Plan, workspace: Workspace, directory: str, model_path: str, solution: Solution) -> FitSummary:
+def _summary(
+    plan: Plan, workspace: Workspace, directory: str, model_path: str, solution: Solution, intercept: Any
+) -> FitSummary:
     factor = workspace.phases.get("factorise", RunSummary())
     return FitSummary(
         run_directory=directory,
@@ -210,6 +239,7 @@ def _summary(plan: Plan, workspace: Workspace, directory: str, model_path: str, 
         relative_residual=solution.relative_residual,
         backward_error=solution.backward_error,
         message=solution.message,
+        intercept=None if intercept is None else intercept.tolist(),
     )
 
 
@@ -228,9 +258,7 @@ class _LazyMatrix:
         return self.dataset.X.read(rows.start, rows.stop)[:, columns]
 
 
-def _model(
-    prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: Plan, details: dict[str, Any]
-) -> Model:
+def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: Plan, details: dict[str, Any]) -> Model:
     return Model(
         **parts,
         solution=solution,
@@ -266,7 +294,7 @@ def _check_limit(executor: Executor, plan: Plan) -> None:
 
 def _check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
     """What job.json shall hold; a directory that belongs to another job is refused."""
-    wanted = {key: value for key, value in job.to_dict().items() if key not in ("cluster", "storage")}
+    wanted = {key: value for key, value in job.to_dict().items() if key not in ("cluster", "storage", "tune")}
     found = read_json(directory, "job.json")
     if found is not None and found != wanted:
         differing = sorted(

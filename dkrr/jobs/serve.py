@@ -14,6 +14,7 @@ from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.jobs.export import check_output, export_predictions
 from dkrr.jobs.prepare import open_data
 from dkrr.jobs.spec import DataSpec
+from dkrr.jobs.uncertain import Asked, uncertain_columns, uncertain_table
 from dkrr.model import Model, load_model
 from dkrr.prediction import check_features, predict_dataset, score_dataset
 from dkrr.resources import nothing_new
@@ -22,8 +23,13 @@ from dkrr.stores import place, remove_array
 __all__ = ["evaluate_job", "predict_job"]
 
 
-def predict_job(model_path: str, data: str, output: str, *, progress: Progress | None = None) -> int:
+def predict_job(
+    model_path: str, data: str, output: str, *, asked: Asked | None = None, progress: Progress | None = None
+) -> int:
     """Predict the rows of ``data`` into ``output`` (.zarr, .npy, .parquet or .csv); the number of rows.
+
+    With ``asked`` standard deviations and ends of intervals are further columns, see
+    :func:`~dkrr.jobs.uncertain.uncertain_columns`.
 
     Finished blocks stay beside the output until it is complete, so an interrupted prediction continues.
 
@@ -31,34 +37,52 @@ def predict_job(model_path: str, data: str, output: str, *, progress: Progress |
     ------
     DataError
         The data has other features than the model, or targets that cannot be told from features.
+    ParameterError, StoreError
+        The model cannot say what was asked for.
     """
     check_output(output)
     model = load_model(model_path)
+    asked = asked or Asked()
+    asked.check(model)
     work = f"{output}.work"
     with nothing_new(work):
         dataset = _rows_for(model, data, work)
     try:
         check_features(model, dataset)
         with executor_for() as executor:
-            predictions, _ = predict_dataset(model, dataset, place(work, "result.zarr"), executor, progress)
+            result = place(work, "result.zarr")
+            predictions, _ = predict_dataset(model, dataset, result, executor, progress)
+            if asked.std or asked.interval is not None:
+                predictions = uncertain_table(model, dataset, predictions, asked, result, executor, progress)
     except DataError:  # these rows stay as bad as they are, there is nothing to continue
         remove_array(work)
         raise
-    export_predictions(predictions, output, model.target_names, y_is_1d=model.y_is_1d)
+    names = model.target_names or [f"prediction_{column}" for column in range(model.num_targets)]
+    is_flat = model.y_is_1d and predictions.num_columns == 1
+    export_predictions(predictions, output, uncertain_columns(names, asked), y_is_1d=is_flat)
     remove_array(work)
     return dataset.num_rows
 
 
 def evaluate_job(
-    model_path: str, data: str, *, metric: str | None = None, progress: Progress | None = None
+    model_path: str,
+    data: str,
+    *,
+    metric: str | None = None,
+    intervals: float | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Score a model on the rows of ``data``, whose last columns (or named columns) are the targets."""
+    """Score a model on the rows of ``data``, whose last columns (or named columns) are the targets.
+
+    ``intervals``: the coverage of the jackknife intervals whose real one is counted (None: 0.9, of a model that has
+    leave-one-out quantiles).
+    """
     model = load_model(model_path)
     work = f"{model_path}.{uuid.uuid4().hex}.partial"
     try:
         dataset = _rows_for(model, data, work, with_targets=True)
         with executor_for() as executor:
-            score, _ = score_dataset(model, dataset, executor, progress)
+            score, _ = score_dataset(model, dataset, executor, progress, intervals=intervals)
     finally:
         remove_array(work)
     if metric is not None:
@@ -68,6 +92,8 @@ def evaluate_job(
         facts["rmse (whitened)"] = float(np.mean(score.rmse_whitened))
     if score.accuracy is not None:
         facts["accuracy"] = score.accuracy
+    if score.coverage is not None:
+        facts[f"inside {score.intervals:.1%} intervals"] = float(np.mean(score.coverage))
     return facts
 
 

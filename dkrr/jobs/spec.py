@@ -41,6 +41,7 @@ from dkrr.jobs.fields import (
 )
 from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_tag
 from dkrr.jobs.mistakes import nearest
+from dkrr.jobs.tune_spec import TuneSpec
 from dkrr.kernels import Kernel
 from dkrr.planning.choices import SolverChoice
 from dkrr.stores import is_url
@@ -55,6 +56,7 @@ __all__ = [
     "OutputSpec",
     "SolverSpec",
     "StorageSpec",
+    "TuneSpec",
     "nearest",
 ]
 
@@ -76,7 +78,10 @@ class EvaluateSpec(Table):
     """``[evaluate]``: which rows are held out, and the score on them. One of ``path``, ``mask``, ``fraction``.
 
     ``mask`` is a column of the data (name or number) or a file, of which ``mask_column`` is used; true means held out.
-    ``metric`` None means accuracy for one-hot targets and rmse otherwise.
+    ``metric`` None means accuracy for one-hot targets and rmse otherwise. ``intervals`` is the coverage of prediction
+    intervals: the model gets quantiles of its leave-one-out residuals, and held-out rows are counted. With
+    ``leave_one_out`` every training row is predicted as by a fit without it (true: "stochastic" after cg, "exact"
+    otherwise). Both may stand alone.
     """
 
     path: Location | None = None
@@ -84,6 +89,8 @@ class EvaluateSpec(Table):
     mask_column: Column = 0
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     metric: Literal["rmse", "r2", "accuracy"] | None = None
+    leave_one_out: bool | Literal["exact", "stochastic"] | None = None
+    intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @field_validator("mask")
     @classmethod
@@ -93,9 +100,15 @@ class EvaluateSpec(Table):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]
-        if len(given) != 1:
+        alone = not given and (self.intervals is not None or bool(self.leave_one_out))
+        if len(given) != 1 and not alone:
             raise ValueError(f"one of path, mask and fraction expected, {' and '.join(given) or 'none'} given")
         return self
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are held-out rows."""
+        return not (self.path is None and self.mask is None and self.fraction is None)
 
     @property
     def mask_is_file(self) -> bool:
@@ -104,12 +117,16 @@ class EvaluateSpec(Table):
 
 
 class ModelSpec(KernelParameters):
-    """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults."""
+    """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults.
+
+    ``fit_intercept`` adds a constant that the ridge does not shrink.
+    """
 
     kernel: Annotated[
         Annotated[str, Tag("kernel name")] | Annotated[KernelTable, Tag("kernel table")], Discriminator(kernel_tag)
     ] = "linear"
     alpha: Alpha = 1.0
+    fit_intercept: bool = False
 
     @model_validator(mode="after")
     def _check_kernel(self) -> Self:
@@ -131,7 +148,7 @@ class SolverSpec(Table):
     approximation, which is never chosen by "auto".
     """
 
-    name: Literal["auto", "cholesky", "cg", "nystrom"] = "auto"
+    name: Literal["auto", "cholesky", "cg", "nystrom", "primal"] = "auto"
     tile_size: TileSize = "auto"
     precision: Literal["auto", "float64", "float32", "mixed"] = "auto"
     gram: Literal["auto", "stored", "on_the_fly"] = "auto"
@@ -239,12 +256,13 @@ class JobSpec(Table):
     solver: SolverSpec = SolverSpec()
     cluster: ClusterSpec = ClusterSpec()
     storage: StorageSpec = StorageSpec()
+    tune: TuneSpec | None = None
     output: OutputSpec = OutputSpec()
 
     @model_validator(mode="after")
     def _centres_are_rows(self) -> Self:
-        if self.solver.name == "nystrom" and self.model.kernel == "precomputed":
-            raise ValueError("[solver] name = 'nystrom' with a precomputed matrix: give the rows and a kernel")
+        if self.solver.name in ("nystrom", "primal") and self.model.kernel == "precomputed":
+            raise ValueError(f"[solver] name = {self.solver.name!r} with a precomputed matrix: give rows and a kernel")
         return self
 
     @classmethod
@@ -294,7 +312,10 @@ class JobSpec(Table):
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
-        return self.model_dump(mode="json", exclude_none=True)
+        document: dict[str, dict[str, Any]] = self.model_dump(mode="json", exclude_none=True)
+        if not self.model.fit_intercept:  # runs that began before there were intercepts are still the same job
+            del document["model"]["fit_intercept"]
+        return document
 
     def to_toml(self) -> str:
         """The job as the text of a TOML file."""
@@ -323,6 +344,7 @@ def _unknown_keys(document: dict[str, Any]) -> list[tuple[tuple[Any, ...], list[
     tables: dict[str, type[Table]] = {
         "data": DataSpec, "evaluate": EvaluateSpec, "model": ModelSpec, "solver": SolverSpec,
         "cluster": ClusterSpec, "storage": StorageSpec, "output": OutputSpec,
+        "tune": TuneSpec,
     }  # fmt: skip
     for table, model in tables.items():
         visit(document.get(table), (table,), model.model_fields)

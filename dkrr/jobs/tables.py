@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dkrr.jobs.plan import Plan
     from dkrr.jobs.run import FitSummary
+    from dkrr.jobs.tune import TuneSummary
 
-__all__ = ["fit_table", "plan_table"]
+__all__ = ["fit_table", "plan_table", "tune_table"]
 
 
 def _table(title: str) -> Any:
@@ -76,6 +77,8 @@ def plan_table(plan: Plan) -> Any:
 def _solver(plan: Plan) -> str:
     if plan.nystrom is not None:
         return f"nystrom, {plan.precision}, {plan.nystrom['num_centers']:,} centres: an approximation"
+    if plan.solver == "primal":
+        return f"primal, {plan.precision}: explicit features, no Gram matrix"
     gram = f"Gram matrix {plan.gram.replace('_', ' ')}"
     if plan.solver == "cg":
         how = f"preconditioner of rank {plan.rank:,}" if plan.rank else "no preconditioner"
@@ -115,6 +118,23 @@ def _candidates(plan: Plan) -> list[tuple[str, str]]:
     return [("candidates", f"{len(plan.candidates)} in all; the cheapest of each kind:"), *rows]
 
 
+def _leave_one_out(figures: dict[str, Any]) -> str:
+    """The error, its generalised estimate and the degrees of freedom of every target."""
+
+    def listed(values: list[float], form: str) -> str:
+        return ", ".join(format(value, form) for value in values)
+
+    text = f"[bold]rmse {listed(figures['rmse'], '.5g')}[/bold]"
+    if "mean_squared_error_se" in figures:
+        pairs = zip(figures["mean_squared_error_se"], figures["rmse"], strict=True)
+        text += f" +- {listed([spread / (2 * rmse) if rmse else 0.0 for spread, rmse in pairs], '.1g')}"
+    root = [value**0.5 for value in figures["gcv"]]
+    return (
+        f"{text}, by generalised cross validation {listed(root, '.5g')}, degrees of freedom "
+        f"{listed(figures['degrees_of_freedom'], ',.1f')} ({figures['method']})"
+    )
+
+
 def fit_table(summary: FitSummary) -> Any:
     """What the fit did, in the order in which it did it."""
     plan = summary.plan
@@ -147,6 +167,10 @@ def fit_table(summary: FitSummary) -> Any:
     table.add_row("residual", f"relative {residual:.1e}, backward error {error:.1e}")
     if not summary.converged:
         table.add_row("[red]not converged[/red]", summary.message)
+    if summary.intercept is not None:
+        table.add_row("intercept", ", ".join(f"{value:.5g}" for value in summary.intercept))
+    if summary.leave_one_out is not None:
+        table.add_row("leave-one-out", _leave_one_out(summary.leave_one_out))
     score = summary.score
     if score is not None:
         value = score.value(summary.metric)
@@ -154,7 +178,44 @@ def fit_table(summary: FitSummary) -> Any:
         if summary.metric == "rmse" and score.rmse_whitened is not None:
             text += f" ({sum(score.rmse_whitened) / len(score.rmse_whitened):.4f} whitened)"
         table.add_row(f"held-out {summary.metric}", f"[bold]{text}[/bold] on {score.num_rows:,} rows")
+        if score.coverage is not None and score.intervals is not None:
+            inside = ", ".join(f"{share:.1%}" for share in score.coverage)
+            table.add_row(f"{100 * score.intervals:g} % intervals", f"jackknife: {inside} of these rows are inside")
     table.add_row("model in", summary.model_path)
     for location, num_bytes in summary.kept.items():
         table.add_row("kept", f"{size(num_bytes)} in {location}")
     return table
+
+
+def tune_table(summary: TuneSummary) -> Any:
+    """The finalists of a search beside each other, and where everything is."""
+    from rich.console import Group
+    from rich.table import Table
+
+    result = summary.result
+    finalists = Table(title="tune", title_justify="left", title_style="bold", box=None)
+    for name in ("kernel", "widths", "from", "alpha", "error", "rows", ""):
+        finalists.add_column(name, justify="right" if name in ("alpha", "error", "rows") else "left")
+    for candidate in result.candidates:
+        per_feature = candidate.kind == "per_feature"
+        origin = candidate.origin + (f" x {candidate.factor:.2g}" if candidate.factor != 1.0 else "")
+        finalists.add_row(
+            candidate.family,
+            "per feature" if per_feature else f"{candidate.widths[0]:.4g}",
+            origin,
+            f"{candidate.alpha:.3g}",
+            f"{candidate.loo_rmse:.4f}",
+            f"{candidate.num_rows:,}",
+            "[bold]chosen[/bold]" if candidate is result.best else "",
+        )
+    table = _table("")
+    table.add_row("error", "leave-one-out, in standard deviations of the target")
+    table.add_row("trials", f"{len(result.records)}, {result.seconds:.0f} s")
+    for note in result.notes:
+        table.add_row("note", note)
+    table.add_row("job", summary.path)
+    table.add_row("trials in", summary.trials_path)
+    table.add_row("search in", summary.search_path)
+    if summary.picture_path is not None:
+        table.add_row("picture", summary.picture_path)
+    return Group(finalists, table)

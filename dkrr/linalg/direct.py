@@ -14,7 +14,7 @@ from dkrr.linalg.cholesky import factorise
 from dkrr.linalg.keys import factor_fields, key_of
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs
-from dkrr.linalg.residual import residual_norms
+from dkrr.linalg.residual import ResidualNorms, residual_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.linalg.triangular import BlockColumns, SweepTask, sweep
 from dkrr.linalg.workspace import Workspace
@@ -95,18 +95,28 @@ class CholeskyFactor:
             The backward error of a target exceeds 30 n eps: some tile is not what it should be, although its
             checksum is right.
         """
-        work = self.workspace
-        precision = self.solver.precision
+        u = self.substitute(rhs)
+        return u, self.judged(residual_norms(self.operator, rhs, u, self.workspace, rhs.array.store))
+
+    def substitute(self, rhs: BlockColumns, suffix: str = "") -> BlockColumns:
+        """L^-T L^-1 rhs (n, t), in the precision of the factor; nothing is verified.
+
+        The blocks are kept as "z" and "u" with the suffix.
+        """
 
         def columns(name: str) -> BlockColumns:
-            return BlockColumns.create(rhs.array.store, name, rhs.grid, rhs.num_columns, precision)
+            return BlockColumns.create(rhs.array.store, name + suffix, rhs.grid, rhs.num_columns, self.solver.precision)
 
         forward, backward = columns("z"), columns("u")
         for source, result, direction in ((rhs, forward, "forward"), (forward, backward, "backward")):
             task = SweepTask(self.factor, source, result, direction)  # type: ignore[arg-type]
-            work.record("solve", self._sweep(task))
-        norms = residual_norms(self.operator, rhs, backward, work, rhs.array.store)
-        bar = backward_error_bar(rhs.grid.n, precision)
+            self.workspace.record("solve", self._sweep(task))
+        return backward
+
+    def judged(self, norms: ResidualNorms) -> Solution:
+        """The facts about an answer with these norms; raises :class:`ResidualError` when it is not good enough."""
+        n, precision = self.factor.grid.n, self.solver.precision
+        bar = backward_error_bar(n, precision)
         worst = max(norms.backward_error)
         if not worst <= bar:
             target = norms.backward_error.index(worst)
@@ -116,8 +126,8 @@ class CholeskyFactor:
                 "remove the factor and start again",
                 backward_error=norms.backward_error,
             )
-        seconds = {phase: summary.seconds for phase, summary in work.phases.items()}
-        return backward, Solution(
+        seconds = {phase: summary.seconds for phase, summary in self.workspace.phases.items()}
+        return Solution(
             solver="cholesky",
             precision=precision,
             converged=True,
@@ -125,7 +135,7 @@ class CholeskyFactor:
             relative_residual=norms.relative_residual,
             backward_error=norms.backward_error,
             seconds=seconds,
-            message=f"Cholesky factor of {rhs.grid.n:,} rows in {self.factor.grid.num_lower:,} tiles, "
+            message=f"Cholesky factor of {n:,} rows in {self.factor.grid.num_lower:,} tiles, "
             f"largest relative residual {max(norms.relative_residual):.1e}",
         )
 

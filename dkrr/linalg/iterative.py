@@ -25,6 +25,7 @@ from dkrr.linalg.keys import key_of
 from dkrr.linalg.lowrank import build_low_rank, choose_rank, low_rank_fields, low_rank_location
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.plane import Plane, PlanePreconditioner, within
 from dkrr.linalg.precondition import Identity, Preconditioner
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
@@ -129,7 +130,12 @@ class PreparedCG:
     fields: dict[str, Any]
 
     def solve(
-        self, rhs: BlockColumns, alpha: FloatVector, start: FloatMatrix | None = None
+        self,
+        rhs: BlockColumns,
+        alpha: FloatVector,
+        start: FloatMatrix | None = None,
+        *,
+        in_plane: bool = False,
     ) -> tuple[BlockColumns, Solution]:
         """Solve (S K S + alpha_k I) u_k = rhs_k for all columns.
 
@@ -141,6 +147,8 @@ class PreparedCG:
             One ridge a column; that of the operator plays no part.
         start : (n, t), optional
             A guess of u. An interrupted solve goes on from its own state instead.
+        in_plane
+            Solve for an intercept b as well: A u + b s = S Y with s^T u = 0, see :mod:`dkrr.linalg.plane`.
 
         Returns
         -------
@@ -157,9 +165,13 @@ class PreparedCG:
             np.float64, copy=False
         )
         alpha = np.broadcast_to(np.asarray(alpha, np.float64), (rhs.num_columns,))
+        plane = self._plane() if in_plane else None
+        if plane is not None:
+            plane.project(values)
+            start = None if start is None else plane.project(np.array(start, dtype=np.float64))
         checkpoint = StoredCheckpoint(
             place(store, "state"),
-            key_of(self._fingerprint(values, alpha)),
+            key_of(self._fingerprint(values, alpha) | ({"in_plane": True} if in_plane else {})),
             every_seconds=solver.checkpoint_seconds,
             every_iterations=solver.checkpoint_iterations,
             durable=work.durable,
@@ -180,12 +192,12 @@ class PreparedCG:
                 progress=None,
             ) as approximate,
         ):
-            exact = ExactProduct(product, always=inexact)
+            exact = within(plane, ExactProduct(product, always=inexact))
             result = conjugate_gradients(
-                approximate if inexact else exact,
+                within(plane, approximate) if inexact else exact,
                 values,
                 alpha,
-                self.preconditioner,
+                self.preconditioner if plane is None else PlanePreconditioner(plane, self.preconditioner),
                 solver.settings,
                 start=start,
                 true_multiply=exact if inexact else None,
@@ -198,6 +210,10 @@ class PreparedCG:
             u.write(i, panel, result.x[u.grid.span(i), u.columns(panel)])
         backward = backward_errors(product, alpha, values, result)
         return u, self._solution(result, backward, num_products)
+
+    def _plane(self) -> Plane:
+        root = self.operator.root_weights()
+        return Plane(np.ones(self.operator.grid.n) if root is None else root)
 
     def _fingerprint(self, values: FloatMatrix, alpha: FloatVector) -> dict[str, Any]:
         settings = self.solver.settings

@@ -212,9 +212,19 @@ class LowRank:
         return self._small.floor or 1.0
 
     def rows(self, c: int) -> Floats:
-        """Row chunk c of F (rows, r), a copy."""
+        """Row chunk c of F (rows, r), a copy; what is found damaged is computed again."""
         empty = np.empty((self.grid.rows(c), 0))
-        return np.hstack([empty, *(self._read(p, c) for p in range(self.panels.num_panels))])
+        while True:
+            try:
+                return np.hstack([empty, *(self._read(p, c) for p in range(self.panels.num_panels))])
+            except DamagedChunkError as damage:
+                self._build.repair(damage)
+
+    def inverse_diagonal(self, alpha: float) -> Floats:
+        """diag(P_alpha^-1) (n,), in this process: 2 n r^2 flops and one pass over F."""
+        chunks, shift = range(self.grid.num_tiles), self.shift(alpha)
+        with single_blas_thread():
+            return np.concatenate([self._small.inverse_diagonal(self.rows(c), shift) for c in chunks])
 
     def apply(self, r: Floats, alpha: Floats) -> Floats:
         """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed.

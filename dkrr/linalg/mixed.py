@@ -165,7 +165,9 @@ class MixedFactor:
     def workspace(self) -> Workspace:
         return self.factored.workspace
 
-    def solve(self, rhs: BlockColumns, start: FloatMatrix | None = None) -> tuple[BlockColumns, Solution]:
+    def solve(
+        self, rhs: BlockColumns, start: FloatMatrix | None = None, *, in_plane: bool = False
+    ) -> tuple[BlockColumns, Solution]:
         """Solve A u = rhs for all columns to a true relative residual of ``tol``, or to what float64 allows.
 
         A column whose true residual no restart halves any more has reached the limit of float64. It is accepted when
@@ -177,6 +179,8 @@ class MixedFactor:
             S Y. The state of an interrupted solve, and u, are kept beside it.
         start : (n, t), optional
             A guess of u.
+        in_plane
+            With an intercept, see :mod:`dkrr.linalg.plane`.
 
         Raises
         ------
@@ -202,7 +206,7 @@ class MixedFactor:
                 preconditioner=preconditioner,
                 fields=self.fields,
             )
-            u, found = prepared.solve(rhs, alpha, start)
+            u, found = prepared.solve(rhs, alpha, start, in_plane=in_plane)
         return u, self._judged(found, rhs.grid.n)
 
     def _description(self) -> str:

@@ -18,6 +18,9 @@ a nearly singular K leaves c undetermined where f is not.) Where K is nearly sin
 keep the left side above tol. An answer whose backward error is that of rounding c, eps, counts as converged then: it is
 the exact solution of a system that no one could tell from this one. The message says so.
 
+With an intercept b = 1^T S^2 (Y - B c) / 1^T S^2 1 the rows of B and Y are taken less their weighted means. That mean
+of B c is q^T c / 1^T S^2 1 with q = B^T S^2 1, which one more column of the first pass gives: no pass is added.
+
 Cost
 ----
 About (iterations + 4) n m kernel entries, :mod:`dkrr.linalg.nystrom_pass`. The m x m part is in the driver:
@@ -48,6 +51,7 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.cg import CGResult, conjugate_gradients
 from dkrr.linalg.checkpoint import StoredCheckpoint
 from dkrr.linalg.gram import rows_of
+from dkrr.linalg.intercept import centre_dataset, total_weight
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.nystrom_centers import ChosenRows, choose_rows, read_rows
 from dkrr.linalg.nystrom_pass import RowPass, can_compile, pass_task_bytes
@@ -57,8 +61,8 @@ from dkrr.linalg.nystrom_precondition import (
     independent_centers,
     preconditioner_bytes,
     sample_size,
-    solve_lower,
 )
+from dkrr.linalg.nystrom_system import Border, NystromSystem
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
@@ -93,6 +97,8 @@ class _FitSettings(Protocol):
     def alpha(self) -> tuple[float, ...]: ...
     @property
     def precision(self) -> Literal["float64", "float32", "mixed"]: ...
+    @property
+    def fit_intercept(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +119,8 @@ class NystromResult:
         ``relative_residual``: that of the preconditioned normal equations, the last one true and in float64.
         ``backward_error``: |r| / (|H| |c| + |B^T S^2 y|) in the infinity norm, r = B^T S^2 (y - B c) - alpha K c, with
         |H| bounded by that of |B|^T S^2 |B| + alpha |K|, which it is when no entry of the kernel is negative.
+    intercept : (t,), optional
+        b of f(z) + b.
     """
 
     centres: FloatMatrix
@@ -120,6 +128,7 @@ class NystromResult:
     rows: NDArray[np.int64]
     center: FloatVector | None
     solution: Solution
+    intercept: FloatVector | None = None
 
 
 def nystrom_bytes(n: int, m: int, num_features: int, num_targets: int) -> tuple[int, int]:
@@ -189,13 +198,15 @@ def fit_nystrom(
         "precision": settings.precision,
         "blas": workspace.blas,
     }
+    if settings.fit_intercept:  # absent without one: what began before there were intercepts keeps its key
+        fields["fit_intercept"] = True
     key = key_of(fields)
     location = place(workspace.store, "solves", key + ".zarr")
     with hold_lock(location), storage_errors(workspace.store), single_blas_thread():
         # two chunks of rows that changed places pass their checksums, and every residual after that
         dataset.verify()
         try:
-            fit = _Fit(dataset, kernel, alphas, settings.precision, nystrom, iterative, workspace, location, key)
+            fit = _Fit(dataset, kernel, alphas, settings, nystrom, iterative, workspace, location, key)
             result = fit.run()
         except (DamagedChunkError, DataError):
             remove_array(location)
@@ -244,17 +255,25 @@ class _Fit:
         dataset: Dataset,
         kernel: Kernel,
         alphas: tuple[float, ...],
-        precision: str,
+        settings: _FitSettings,
         nystrom: NystromSettings,
         iterative: IterativeSettings,
         workspace: Workspace,
         location: str,
         key: str,
     ) -> None:
-        self.dataset, self.kernel, self.alphas, self.precision = dataset, kernel, np.asarray(alphas), precision
+        self.dataset, self.kernel, self.alphas = dataset, kernel, np.asarray(alphas)
+        self.precision = settings.precision
+        self.centring = centre_dataset(dataset) if settings.fit_intercept else None
         self.nystrom, self.iterative = nystrom, iterative
         self.workspace, self.location, self.key = workspace, location, key
+        self.border: Border | None = None
         self.rows: Rows = rows_of(dataset, kernel)
+
+    @property
+    def num_columns(self) -> int:
+        """The most columns of a pass: the targets, and one of ones for an intercept."""
+        return self.dataset.num_targets + (self.centring is not None)
 
     def run(self) -> NystromResult:
         dataset, t = self.dataset, self.dataset.num_targets
@@ -262,24 +281,27 @@ class _Fit:
         chosen = choose_rows(dataset, self.kernel, self.rows.center, self.nystrom, self.iterative.seed)
         numbers, points = self._prepare(chosen)
         self.row_pass = RowPass(
-            self.kernel, self.rows, dataset.num_rows, points, t, self.workspace, self._below("rows")
+            self.kernel, self.rows, dataset.num_rows, points, self.num_columns, self.workspace, self._below("rows")
         )
         self._record("prepare", started)
-        rhs = self.row_pass(targets=tuple(range(t)), absolute_last=True)
-        self.rhs, row_sums = np.ascontiguousarray(rhs[:, :t]), rhs[:, t]
+        row_sums = self._first_pass()
         m = len(points)
         coefficients, converged, iterations = np.zeros((m, t)), np.zeros(t, np.bool_), 0
         relative, backward = np.zeros(t), np.zeros(t)
         history: list[FloatVector] = []
-        out = np.empty((m, m))
+        intercept = None if self.centring is None else self.centring.offset
+        out = np.empty(self.sample.shape)
         for number, alpha in enumerate(dict.fromkeys(self.alphas.tolist())):
             targets = np.flatnonzero(self.alphas == alpha)
-            system = _System(self, alpha, self.sample.factor(alpha, out))
+            factor = self.sample.factor(alpha, out)
+            system = NystromSystem(self.row_pass, self.triangle, alpha, factor, self.border)
             result = self._solve(system, targets, number)
             found = system.to_coefficients(result.x)
             coefficients[:, targets], converged[targets] = found, result.converged
             iterations += result.num_iterations
             history += result.history
+            if intercept is not None and self.border is not None:
+                intercept[targets] -= self.border.means(found)
             relative[targets], backward[targets] = self._norms(system, targets, found, row_sums)
             if result.num_iterations < self.iterative.iterations:
                 # conjugate gradients gave up before the limit: rounding stands between the residual and tol
@@ -302,7 +324,23 @@ class _Fit:
             rows=numbers[order],
             center=None if self.rows.center is None else np.asarray(self.rows.center),
             solution=solution,
+            intercept=intercept,
         )
+
+    def _first_pass(self) -> FloatVector:
+        """B^T S^2 Y and, for an intercept, B^T S^2 1; sums of |B|^T S^2 |B| over its rows (m,)."""
+        t = self.dataset.num_targets
+        targets = tuple(range(t))
+        if self.centring is None:
+            sums = self.row_pass(targets=targets, absolute_last=True)
+            self.rhs = np.ascontiguousarray(sums[:, :t])
+            return sums[:, -1]
+        shifts = np.append(-self.centring.mean, 0.0), np.append(-self.centring.rest, 1.0)
+        sums = self.row_pass(targets=(*targets, -1), shifts=shifts, absolute_last=True)
+        self.rhs = np.ascontiguousarray(sums[:, :t])
+        self.rhs[:, self.centring.constant] = 0.0
+        self.border = Border(sums[:, t].copy(), total_weight(self.dataset))
+        return sums[:, -1]
 
     def _below(self, name: str) -> str:
         return place(self.location, name)
@@ -318,7 +356,7 @@ class _Fit:
         if len(kept) < len(candidates):
             logger.info("%d of %d centres are in the span of the others", len(candidates) - len(kept), len(candidates))
         points = candidates[kept]
-        self.single = self.precision == "mixed" and can_compile(self.kernel, len(points), dataset.num_targets)
+        self.single = self.precision == "mixed" and can_compile(self.kernel, len(points), self.num_columns)
         precision: Literal["float64", "float32"] = "float32" if self.single else "float64"
         self.triangle = CenterFactor(self.kernel, points, dataset.num_rows, float(self.alphas.min()), precision)
         numbers = np.concatenate([chosen.centers, chosen.sample])
@@ -328,11 +366,18 @@ class _Fit:
             factors = factors * np.concatenate(weight)
         rows = np.concatenate([candidates, read_rows(dataset.X, chosen.sample, self.rows.center)])
         self.sample = SampleGram(
-            self.kernel, self.triangle, points, rows, np.sqrt(factors), self.workspace, self._below("sample")
+            self.kernel,
+            self.triangle,
+            points,
+            rows,
+            np.sqrt(factors),
+            self.workspace,
+            self._below("sample"),
+            centred=self.centring is not None,
         )
         return chosen.centers[kept], points
 
-    def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGResult:
+    def _solve(self, system: NystromSystem, targets: NDArray[np.int64], number: int) -> CGResult:
         """Conjugate gradients for the targets that share an alpha; an unconverged result is judged by the caller."""
         checkpoint = StoredCheckpoint(
             self._below(f"state-{number}"),
@@ -359,10 +404,17 @@ class _Fit:
         return report
 
     def _norms(
-        self, system: _System, targets: NDArray[np.int64], c: FloatMatrix, row_sums: FloatVector
+        self,
+        system: NystromSystem,
+        targets: NDArray[np.int64],
+        c: FloatMatrix,
+        row_sums: FloatVector,
     ) -> tuple[FloatVector, FloatVector]:
-        """Relative residual and backward error of each target, from Y - B c itself, in float64."""
-        misfit, rhs = self.row_pass(c, targets=tuple(targets.tolist())), self.rhs[:, targets]
+        """Relative residual and backward error of each target, from Y - B c - b itself, in float64."""
+        shifts: tuple[FloatVector, ...] = ()
+        if self.centring is not None and self.border is not None:
+            shifts = -self.centring.mean[targets], self.border.means(c) - self.centring.rest[targets]
+        misfit, rhs = self.row_pass(c, targets=tuple(targets.tolist()), shifts=shifts), self.rhs[:, targets]
         size = np.linalg.norm(system.to_coordinates(misfit) - system.penalty(c), axis=0)
         whole = np.linalg.norm(system.to_coordinates(rhs), axis=0)
         residual = misfit - system.alpha * self.triangle.multiply(c)
@@ -399,32 +451,3 @@ class _Fit:
             seconds={phase: summary.seconds for phase, summary in self.workspace.phases.items()},
             message=message,
         )
-
-
-class _System:
-    """R^-1 L^-1 (B^T S^2 B + alpha K) L^-T R^-T for one alpha, with products by passes over the rows."""
-
-    def __init__(self, fit: _Fit, alpha: float, factor: FloatMatrix) -> None:
-        self.fit, self.alpha, self.factor = fit, alpha, factor
-
-    def exact(self, beta: FloatMatrix) -> FloatMatrix:
-        return self._product(beta, "float64")
-
-    def approximate(self, beta: FloatMatrix) -> FloatMatrix:
-        return self._product(beta, "float32")
-
-    def _product(self, beta: FloatMatrix, precision: Literal["float64", "float32"]) -> FloatMatrix:
-        c = self.to_coefficients(beta)
-        return self.to_coordinates(self.fit.row_pass(c, precision=precision)) + self.penalty(c)
-
-    def penalty(self, c: FloatMatrix) -> FloatMatrix:
-        """alpha R^-1 L^-1 K c."""
-        return solve_lower(self.factor, self.alpha * self.fit.triangle.reduced(c), transposed=False)
-
-    def to_coefficients(self, beta: FloatMatrix) -> FloatMatrix:
-        """c = L^-T R^-T beta."""
-        return self.fit.triangle.solve(solve_lower(self.factor, beta, transposed=True), transposed=True)
-
-    def to_coordinates(self, w: FloatMatrix) -> FloatMatrix:
-        """R^-1 L^-1 w."""
-        return solve_lower(self.factor, self.fit.triangle.solve(w, transposed=False), transposed=False)

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.chunks import ChunkArray
+from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Node, run_task
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.failpoints import failpoint
@@ -47,6 +48,7 @@ from dkrr.tiles.blas import buffer, is_finite
 __all__ = ["PassTask", "RowPass", "RowRanges", "add_chunk", "can_compile", "pass_task_bytes", "retried", "whole_chunk"]
 
 FloatMatrix = NDArray[np.float64]
+FloatVector = NDArray[np.float64]
 Precision = Literal["float64", "float32"]
 
 # 64 tasks keep 16 workers busy; fewer where they would be shorter than about 0.1 s
@@ -147,7 +149,9 @@ class PassTask:
     coefficients : (m, c), optional
         P, one chunk.
     targets
-        Columns of Y, as many as P has columns; None leaves Y out.
+        Columns of Y, as many as P has columns, -1 for a column of zeros; None leaves Y out.
+    shifts
+        Added to these columns (c,), one after the other.
     sums : (len(ranges) m, c or c + 1)
         W of each task, one chunk each.
     compiled
@@ -168,6 +172,7 @@ class PassTask:
     compiled: bool
     precision: Precision = "float64"
     absolute_last: bool = False
+    shifts: tuple[tuple[float, ...], ...] = ()
 
     def blocks(self, i: int) -> Iterator[tuple[FloatMatrix, FloatMatrix | None, NDArray[np.float64] | None]]:
         """The rows of range i with a positive weight, in blocks: X centred, Y, weights."""
@@ -177,14 +182,23 @@ class PassTask:
         for start in range(first, last, step):
             stop = min(start + step, last)
             x = self.rows.read(start, stop)
-            y = None
-            if self.targets is not None and dataset.y is not None:
-                y = dataset.y.read(start, stop)[:, self.targets]
+            y = None if self.targets is None else self._columns(dataset, start, stop)
             weight = None if dataset.weight is None else dataset.weight.read(start, stop)[:, 0]
             if weight is not None and not weight.all():
                 used = weight > 0
                 x, y, weight = x[used], None if y is None else y[used], weight[used]
             yield x, y, weight
+
+    def _columns(self, dataset: Dataset, start: int, stop: int) -> FloatMatrix:
+        """The columns of Y (stop - start, c) that are named, shifted."""
+        wanted = np.array(self.targets, dtype=np.int64)
+        named = wanted >= 0
+        y = np.zeros((stop - start, len(wanted)))
+        if named.any() and dataset.y is not None:
+            y[:, named] = dataset.y.read(start, stop)[:, wanted[named]]
+        for shift in self.shifts:
+            y += shift
+        return y
 
 
 def pass_range(task: PassTask, i: int) -> bool:
@@ -305,10 +319,14 @@ class RowPass:
         p: FloatMatrix | None = None,
         *,
         targets: tuple[int, ...] | None = None,
+        shifts: tuple[FloatVector, ...] = (),
         precision: Precision = "float64",
         absolute_last: bool = False,
     ) -> FloatMatrix:
         """B^T S^2 V (m, c) float64 with V = B P, Y[:, targets], or Y[:, targets] - B P, whichever is given.
+
+        A target -1 is a column of zeros; ``shifts`` (c,) are added to the columns of Y one after the other, so that a
+        large mean can be taken away without its rounding.
 
         Raises
         ------
@@ -333,6 +351,7 @@ class RowPass:
             compiled=self.compiled,
             precision=precision,
             absolute_last=absolute_last,
+            shifts=tuple(tuple(shift.tolist()) for shift in shifts),
         )
         try:
             return self._run(task, p)

@@ -205,8 +205,8 @@ class SampleTask:
         L, below and on the diagonal.
     sample : (parts r, d + 1)
         Rows, and in the last column the roots of their weights and factors; 0 for padding.
-    grams : (parts m, m)
-        -C^T C of each part, lower triangle.
+    grams : (parts m, m), or (parts (m + 1), m)
+        -C^T C of each part, lower triangle. With one more row, that is -C^T S_f 1, for an intercept.
     """
 
     kernel: Kernel
@@ -226,7 +226,8 @@ def sample_part(task: SampleTask, i: int) -> bool:
     centers: Any = np.array(task.centers.read((0, 0)))
     factor = task.factor.read((0, 0))
     m = len(centers)
-    gram = np.zeros((m, m))
+    whole = np.zeros(task.grams.chunks)
+    gram, sums = whole[:m], whole[m:]
     for start in range(0, len(rows), BLOCK_ROWS):
         part = rows[start : start + BLOCK_ROWS]
         block: Any = buffer("sample", (len(part), m), np.float64)
@@ -236,10 +237,12 @@ def sample_part(task: SampleTask, i: int) -> bool:
         columns: Any = buffer("sample transposed", (m, len(part)), np.float64)
         columns[...] = block.T
         syrk(gram, columns)
-    failpoint("nystrom.sample.after_compute", gram)
-    if not is_finite(gram):
+        if len(sums):
+            sums -= part[:, -1] @ block
+    failpoint("nystrom.sample.after_compute", whole)
+    if not is_finite(whole):
         raise DataError("the preconditioner of the centres is not finite", hint="scale the features")
-    task.grams.write((i, 0), gram)
+    task.grams.write((i, 0), whole)
     failpoint("nystrom.sample.after_write")
     return True
 
@@ -257,6 +260,9 @@ class SampleGram:
         Centred rows; roots of the sample's weights times factors.
     workspace, scratch
         Who runs the tasks; location of what travels, which the caller removes.
+    centred
+        With an intercept: B less its weighted mean over the sample, G - g g^T / W with g = C^T S_f 1 and W the sum of
+        the weights.
     """
 
     def __init__(
@@ -268,6 +274,8 @@ class SampleGram:
         root: NDArray[np.float64],
         workspace: Workspace,
         scratch: Any,
+        *,
+        centred: bool = False,
     ) -> None:
         self.triangle, self.points, self.workspace = triangle, centers, workspace
         m, d = centers.shape
@@ -280,8 +288,9 @@ class SampleGram:
             whole_chunk(scratch, "centers", m, d),
             whole_chunk(scratch, "factor", m, m),
             whole_chunk(scratch, "sample", rows, d + 1, self.num_parts),
-            whole_chunk(scratch, "grams", m, m, self.num_parts),
+            whole_chunk(scratch, "grams", m + centred, m, self.num_parts),
         )
+        self.weight = float(root @ root)
         self._run()
 
     def _run(self) -> None:
@@ -310,15 +319,22 @@ class SampleGram:
         for i in range(self.num_parts):
             task.sample.write((i, 0), self.rows[i * rows : (i + 1) * rows])
 
-    def factor(self, alpha: float, out: FloatMatrix) -> FloatMatrix:
-        """R (m, m) lower with R R^T = G + alpha I, in ``out``.
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the array that :meth:`factor` works in."""
+        rows, columns = self.task.grams.chunks
+        return rows, columns
+
+    def factor(self, alpha: float, whole: FloatMatrix) -> FloatMatrix:
+        """R (m, m) lower with R R^T = G + alpha I, in the first rows of ``whole``, an array of :attr:`shape`.
 
         G is positive semi-definite but for rounding, which a very small alpha may not exceed; alpha then grows in
         the preconditioner, with a line in the log.
         """
-        shift = alpha
+        shift, out = alpha, whole[: len(self.points)]
         while True:
-            self._summed(out)
+            self._summed(whole)
+            self._centre(out, whole[len(out) :])
             scale = float(out.diagonal().max())
             out[np.diag_indices(len(out))] += shift
             info = potrf(out)
@@ -334,8 +350,14 @@ class SampleGram:
                 )
             shift = larger
 
+    def _centre(self, out: FloatMatrix, sums: FloatMatrix) -> None:
+        """G - g g^T / W, its lower triangle, where there is a g."""
+        for start in range(0, len(out) if len(sums) and self.weight else 0, BLOCK_ROWS):
+            rows = slice(start, start + BLOCK_ROWS)
+            out[rows] -= sums[0, rows, None] * (sums[0] / self.weight)
+
     def _summed(self, out: FloatMatrix) -> None:
-        """G, its lower triangle."""
+        """G, its lower triangle, and g."""
         repairs = Repairs()
         while True:
             try:

@@ -24,7 +24,16 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.triangular import BlockColumns
 from dkrr.linalg.workspace import Workspace
 
-__all__ = ["ResidualNorms", "block_norms", "combine_norms", "residual_norms", "true_residual"]
+__all__ = [
+    "ResidualNorms",
+    "block_norms",
+    "combine_norms",
+    "exact_product",
+    "panel_rows",
+    "product_norms",
+    "residual_norms",
+    "true_residual",
+]
 
 FloatMatrix = NDArray[np.float64]
 
@@ -87,18 +96,40 @@ def true_residual(
     ParameterError
         The product is in float32, or reads stored tiles of a kernel: its residual would prove nothing.
     """
+    return product_norms(product, alpha, rhs, solution, exact_product(product, solution))
+
+
+def exact_product(product: OperatorProduct, v: FloatMatrix) -> FloatMatrix:
+    """S K S V (n, t), and the sums of |S K S| over its rows if the product has none yet.
+
+    Raises
+    ------
+    ParameterError
+        The product is in float32, or reads stored tiles of a kernel.
+    """
     operator = product.operator
     if product.precision != "float64" or (product.reads_tiles and operator.kernel is not None):
         raise ParameterError(
             f"a residual from {product.precision} entries{' of stored tiles' if product.reads_tiles else ''}",
             hint="give a float64 product from the kernel",
         )
+    if product.row_sums is not None:
+        return product(v)
+    multiplied, product.row_sums = product.with_row_sums(v)
+    return multiplied
+
+
+def product_norms(
+    product: OperatorProduct,
+    alpha: NDArray[np.float64],
+    rhs: FloatMatrix,
+    solution: FloatMatrix,
+    multiplied: FloatMatrix,
+) -> ResidualNorms:
+    """What :func:`true_residual` returns, for a known S K S u from :func:`exact_product`."""
     alpha = np.broadcast_to(np.asarray(alpha, dtype=np.float64), solution.shape[1:])
-    if product.row_sums is None:
-        multiplied, product.row_sums = product.with_row_sums(solution)
-    else:
-        multiplied = product(solution)
-    diagonal = _diagonal(operator, product.root)
+    assert product.row_sums is not None  # noqa: S101  (narrows the type)
+    diagonal = _diagonal(product.operator, product.root)
     parts = []
     for i in range(product.blocks.num_tiles):
         rows = product.blocks.span(i)
@@ -144,14 +175,14 @@ def residual_norms(
     with OperatorProduct(operator, workspace, scratch, phase="residual") as product:
         for panel in range(rhs.num_panels):
             norms = true_residual(
-                product, np.array([operator.alpha]), _panel(rhs, panel), _panel(solution, panel)
+                product, np.array([operator.alpha]), panel_rows(rhs, panel), panel_rows(solution, panel)
             )  # fmt: skip
             relative += norms.relative_residual
             backward += norms.backward_error
     return ResidualNorms(relative, backward)
 
 
-def _panel(blocks: BlockColumns, panel: int) -> FloatMatrix:
+def panel_rows(blocks: BlockColumns, panel: int) -> FloatMatrix:
     """All rows of one column block (n, <= 256) in float64."""
     columns = blocks.columns(panel)
     whole = np.empty((blocks.grid.n, columns.stop - columns.start))

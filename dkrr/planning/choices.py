@@ -27,7 +27,8 @@ class SolverChoice:
     Parameters
     ----------
     solver
-        "auto", "cholesky", "cg", or "nystrom", which is an approximation and never what "auto" becomes.
+        "auto", "cholesky", "cg", "primal" for kernels with few explicit features, or "nystrom", which is an
+        approximation and never what "auto" becomes.
     precision
         "auto" (always a float64 answer), "float64", "mixed" (float32 inside, a float64 answer), or "float32".
     gram
@@ -88,6 +89,11 @@ class SolverChoice:
                 )
             if self.gram == "stored":
                 return "gram 'stored' with solver 'nystrom'", "nystrom has no n x n matrix to store; leave it out"
+        if self.solver == "primal":
+            if self.precision not in ("auto", "float64"):
+                return f"precision {self.precision!r} with solver 'primal', which is all float64", "leave it out"
+            if self.gram == "stored":
+                return "gram 'stored' with solver 'primal'", "primal has no n x n matrix to store; leave it out"
         for name in ("preconditioner", "rank"):
             if self.solver != "cg" and getattr(self, name) != "auto":
                 other = "; that of nystrom is made of its centres" if self.solver == "nystrom" else ""
@@ -153,7 +159,7 @@ class SolverChoice:
 
 
 _ALLOWED = {
-    "solver": ("auto", "cholesky", "cg", "nystrom"),
+    "solver": ("auto", "cholesky", "cg", "nystrom", "primal"),
     "precision": ("auto", "float64", "float32", "mixed"),
     "gram": ("auto", "stored", "on_the_fly"),
     "preconditioner": ("auto", "rpcholesky", "nystrom", "none"),

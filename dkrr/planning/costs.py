@@ -30,6 +30,7 @@ __all__ = [
     "nystrom_seconds",
     "pass_seconds",
     "preconditioner_seconds",
+    "primal_seconds",
     "sweep_seconds",
 ]
 
@@ -38,6 +39,8 @@ CHOLESKY_EFFICIENCY = 0.8
 # tall products with F (n, r) against square ones
 TALL_EFFICIENCY = 0.5
 TRUE_RESIDUAL_EVERY = 50
+# bytes of explicit features that one core makes in a second
+FEATURE_RATE = 4e9
 # vector arithmetic of conjugate gradients in the driver
 DRIVER_BYTES_PER_SECOND = 2e9
 # until a disk has confirmed one file
@@ -279,6 +282,18 @@ def nystrom_seconds(machine: Machine, n: int, m: int, t: int, *, precision: str,
         "start": machine.start_seconds + machine.end_seconds,
         "prepare": 5.0 * m**3 * one + 2 * m * m * machine.block_entry * machine.threads,
         "nystrom": passes + iterations * (4.0 * m * m * t * one + machine.round_seconds),
+    }
+
+
+def primal_seconds(machine: Machine, n: int, d: int, size: int, t: int, num_alphas: int = 1) -> dict[str, float]:
+    """Rows read twice, n D^2 flops at half the gemm rate, 4 n D t more; D^3 / 3 twice an alpha in the driver alone."""
+    reads = machine.read(16.0 * n * (d + t), 8.0 * n * (d + t)) + 16.0 * n * size / (machine.threads * FEATURE_RATE)
+    flops = n * (float(size) ** 2 + 4.0 * size * t) / (machine.gemm_float64 * TALL_EFFICIENCY)
+    own = (size**3 / 3 * num_alphas + 20.0 * size**2) * machine.threads / machine.gemm_float64
+    return {
+        "start": machine.start_seconds,
+        "primal": reads + flops + own + 2 * machine.round_seconds,
+        "end": machine.end_seconds,
     }
 
 

@@ -21,7 +21,9 @@ from typing import Any
 from dkrr.errors import ParameterError
 from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_gram, choose_tile_size, task_bytes
 from dkrr.kernels import Kernel
+from dkrr.kernels.features import count_features
 from dkrr.linalg.nystrom import nystrom_bytes
+from dkrr.linalg.primal import MAX_FEATURES, primal_bytes
 from dkrr.linalg.ranks import choose_rank
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import (
@@ -33,16 +35,20 @@ from dkrr.planning.costs import (
     cholesky_memory,
     cholesky_seconds,
     nystrom_seconds,
+    pass_seconds,
+    primal_seconds,
 )
 from dkrr.planning.trial import Iterations, Trial
 
-__all__ = ["Candidate", "Decision", "Limits", "Problem", "decide"]
+__all__ = ["Candidate", "Decision", "Limits", "Problem", "decide", "is_plainly_primal"]
 
 RANKS = (0, 250, 500, 1000, 2000, 4000)
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
 # a trial may take this share of the time of a float64 factor, within bounds
 TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.03, 0.1, 1.5
+# solvers that have no tiles
+TILELESS = ("nystrom", "primal")
 NYSTROM_ITERATIONS = Iterations(12, 30)
 UNKNOWN_ITERATIONS = Iterations(20, 100)
 # arrays (n, t) that conjugate gradients hold in the driver
@@ -52,13 +58,18 @@ DISK_RESERVE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is to be solved, as far as its cost goes. ``kernel`` is resolved, None for a given matrix."""
+    """What is to be solved, as far as its cost goes. ``kernel`` is resolved, None for a given matrix.
+
+    ``primal``: whether who asks can do without tiles and dual coefficients, so that "auto" may become primal.
+    """
 
     num_rows: int
     num_features: int
     num_targets: int
     kernel: Kernel | None
     alpha: tuple[float, ...]
+    fit_intercept: bool = False
+    primal: bool = False
 
     @property
     def num_alphas(self) -> int:
@@ -104,6 +115,8 @@ class Candidate:
     @property
     def name(self) -> str:
         """``cg mixed, rank 500``."""
+        if self.solver == "primal":
+            return "primal float64"
         if self.solver == "nystrom":
             return f"nystrom {self.precision}, {self.num_centers:,} centres"
         rank = "" if self.solver != "cg" else f", rank {self.rank:,}" if self.rank else ", no preconditioner"
@@ -125,7 +138,7 @@ class Decision:
     tile_rule: str
 
     def settings(self, problem: Problem, choice: SolverChoice) -> FitSettings:
-        """The fit with nothing left to choose; of nystrom the parts that it shares with the others."""
+        """The fit with nothing left to choose; of nystrom and primal the parts that they share with the others."""
         chosen = self.chosen
         iterative = choice.iterative(rank=chosen.rank or None)
         if chosen.solver == "cg" and not chosen.rank and choice.rank == "auto":
@@ -136,8 +149,9 @@ class Decision:
             tile_size=chosen.tile_size,
             precision=chosen.precision,  # type: ignore[arg-type]
             gram=chosen.gram,  # type: ignore[arg-type]
-            solver="cg" if chosen.solver == "nystrom" else chosen.solver,  # type: ignore[arg-type]
+            solver=chosen.solver if chosen.solver in ("cholesky", "cg") else "cg",  # type: ignore[arg-type]
             iterative=iterative,
+            fit_intercept=problem.fit_intercept,
         )
 
 
@@ -169,6 +183,11 @@ def decide(
         A worker cannot hold a task.
     """
     rule = "as given" if tile_size is not None else TILE_RULE
+    if is_plainly_primal(problem, choice):
+        only = _priced(problem, PRIMAL, choice, limits, tile_size, machine() if always_measure else None, None)
+        if not only.infeasible:
+            reason = "few features: less arithmetic than one product with the Gram matrix"
+            return Decision(chosen=only, candidates=(only,), reason=reason, tile_rule=rule)
     flops = problem.num_rows**3 / 3 * problem.num_alphas
     if flops <= SMALL_FLOPS:
         ways = _ways(problem, replace(choice, **_small(problem, choice, limits)))
@@ -193,7 +212,7 @@ def _small(problem: Problem, choice: SolverChoice, limits: Limits) -> dict[str, 
     """What "auto" becomes where measuring would cost more than the best choice could save."""
     named: dict[str, Any] = {}
     if choice.solver == "auto":
-        named["solver"] = "cholesky"
+        named["solver"] = "primal" if _may_be_primal(problem, choice) and _primal_is_less(problem) else "cholesky"
     if choice.precision == "auto":
         named["precision"] = "float64"
     if choice.solver == "cg" and choice.rank == "auto" and choice.preconditioner != "none":
@@ -212,6 +231,7 @@ def cheapest(priced: Sequence[Candidate]) -> Candidate:
 
 
 Way = tuple[str, str, str, int]  # solver, precision, gram, rank
+PRIMAL: Way = ("primal", "float64", "on_the_fly", 0)
 
 
 def _ways(problem: Problem, choice: SolverChoice) -> list[Way]:
@@ -226,6 +246,11 @@ def _all_ways(problem: Problem, choice: SolverChoice) -> Iterator[Way]:
     if choice.solver == "nystrom":
         yield "nystrom", "float64" if choice.precision == "auto" else choice.precision, "on_the_fly", 0
         return
+    if choice.solver == "primal":
+        yield PRIMAL
+        return
+    if _may_be_primal(problem, choice):
+        yield PRIMAL
     precisions = {"auto": ("float64", "mixed")}.get(choice.precision, (choice.precision,))
     for precision in precisions:
         if choice.solver in ("auto", "cholesky"):
@@ -235,6 +260,29 @@ def _all_ways(problem: Problem, choice: SolverChoice) -> Iterator[Way]:
             for gram in grams:
                 for rank in _ranks(problem, choice):
                     yield "cg", precision, gram, rank
+
+
+def _may_be_primal(problem: Problem, choice: SolverChoice) -> bool:
+    """Whether "auto" may become primal: fewer features than rows, and no word about matrices that it has not."""
+    size = count_features(problem.kernel, problem.num_features)
+    if not problem.primal or choice.solver != "auto" or size is None:
+        return False
+    asked = choice.precision in ("auto", "float64") and choice.gram == "auto"
+    return asked and size < problem.num_rows and size <= MAX_FEATURES
+
+
+def is_plainly_primal(problem: Problem, choice: SolverChoice) -> bool:
+    """Whether n D^2 + D^3 / 3 flops are less than 10 for each entry of K: then no way through K is faster."""
+    if not _may_be_primal(problem, choice):
+        return False
+    n, size = problem.num_rows, count_features(problem.kernel, problem.num_features) or 0
+    return n * size**2 + problem.num_alphas * size**3 / 3 < 10 * n**2
+
+
+def _primal_is_less(problem: Problem) -> bool:
+    """Whether n D^2 + D^3 / 3 flops are less than n^3 / 3, where nothing is measured."""
+    n, size = problem.num_rows, count_features(problem.kernel, problem.num_features) or 0
+    return n * size**2 + problem.num_alphas * size**3 / 3 < n**3 / 3 * problem.num_alphas
 
 
 def _ranks(problem: Problem, choice: SolverChoice) -> Iterator[int]:
@@ -261,19 +309,26 @@ def _priced(
     itemsize = 8 if precision == "float64" or solver != "cholesky" else 4
     if tile_size is not None:
         b = tile_size
-        if solver != "nystrom" and limits.memory_bytes is not None and task_bytes(b, d, itemsize) > limits.memory_bytes:
+        has_tiles = solver not in TILELESS
+        if has_tiles and limits.memory_bytes is not None and task_bytes(b, d, itemsize) > limits.memory_bytes:
             infeasible = f"tiles of {b} do not fit a worker"
     else:
         try:
             b = choose_tile_size(n, d, limits.memory_bytes, itemsize, limits.threads)
         except ParameterError as exc:
-            b, infeasible = 128, "" if solver == "nystrom" else exc.message
+            b, infeasible = 128, "" if solver in TILELESS else exc.message
     iterations: Iterations | None = None
     if solver == "nystrom":
         m = choice.nystrom(n).num_centers
         memory = BASELINE_BYTES + nystrom_bytes(n, m, d, t)[0]
         disk = {"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (d + t)}
         iterations = NYSTROM_ITERATIONS
+    elif solver == "primal":
+        size = count_features(problem.kernel, d) or 0
+        task, driver, sums = primal_bytes(problem.kernel, d, n, t)
+        memory, disk = BASELINE_BYTES + task, {"sums": sums, "model": 8 * size * t}
+        if limits.driver_bytes is not None and driver > limits.driver_bytes:
+            infeasible = f"this process needs {driver / 2**30:,.1f} GiB, {limits.driver_bytes / 2**30:,.1f} are free"
     elif solver == "cg":
         memory = cg_memory(n, b, d, t, rank, limits.threads)
         disk = cg_disk(n, b, d, t, gram=gram, rank=rank)
@@ -310,10 +365,24 @@ def _priced(
 
 
 def _seconds(problem: Problem, way: Candidate, machine: Machine, iterations: float) -> dict[str, float]:
-    n, b, t = problem.num_rows, way.tile_size, problem.num_targets
+    n, t = problem.num_rows, problem.num_targets
+    if way.solver == "primal":
+        size = count_features(problem.kernel, problem.num_features) or 0
+        return primal_seconds(machine, n, problem.num_features, size, t, problem.num_alphas)
     if way.solver == "nystrom":
         m = way.num_centers
         return nystrom_seconds(machine, n, m, t, precision=way.precision, iterations=iterations)
+    seconds = _exact_seconds(problem, way, machine, iterations)
+    if problem.fit_intercept and way.iterations is not None:
+        # after an iteration, the intercept and the residual of the whole system from one more product
+        rounds = 1 if way.solver == "cg" else problem.num_alphas
+        product = machine.exact_factor * pass_seconds(machine, n, t, "float64")
+        seconds["residual"] = seconds.get("residual", 0.0) + rounds * product
+    return seconds
+
+
+def _exact_seconds(problem: Problem, way: Candidate, machine: Machine, iterations: float) -> dict[str, float]:
+    n, b, t = problem.num_rows, way.tile_size, problem.num_targets
     if way.solver == "cg":
         return cg_seconds(
             machine, n, b, t, precision=way.precision, gram=way.gram, rank=way.rank, iterations=iterations

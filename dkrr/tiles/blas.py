@@ -26,7 +26,18 @@ from scipy.linalg import cython_blas, cython_lapack
 
 from dkrr.chunks import FloatArray
 
-__all__ = ["buffer", "gemm_nt", "is_finite", "leading_minor_pivot", "potrf", "syrk", "trsm_left", "trsm_right"]
+__all__ = [
+    "buffer",
+    "gemm_nt",
+    "gemm_tn",
+    "is_finite",
+    "leading_minor_pivot",
+    "potrf",
+    "syrk",
+    "syrk_tn",
+    "trsm_left",
+    "trsm_right",
+]
 
 # below these widths a single call is as fast as its parts
 BASE = 64
@@ -122,6 +133,23 @@ def syrk(c: FloatArray, a: FloatArray) -> None:
     if c.shape != (m, m):
         raise ValueError(f"shapes {c.shape}, {a.shape} do not fit C -= A A^T")
     _call("syrk", _same_type(c, a), b"U", b"T", m, k, -1.0, a, _leading(a), 1.0, c, _leading(c))
+
+
+def gemm_tn(c: FloatArray, a: FloatArray, b: FloatArray) -> None:
+    """C -= A^T B with C (m, n), A (k, m), B (k, n), all C-order blocks. 2 m n k flops."""
+    (m, n), k = c.shape, len(a)
+    if a.shape != (k, m) or b.shape != (k, n):
+        raise ValueError(f"shapes {c.shape}, {a.shape}, {b.shape} do not fit C -= A^T B")
+    dtype = _same_type(c, a, b)
+    _call("gemm", dtype, b"N", b"T", n, m, k, -1.0, b, _leading(b), a, _leading(a), 1.0, c, _leading(c))
+
+
+def syrk_tn(c: FloatArray, a: FloatArray) -> None:
+    """Lower triangle of C -= A^T A with C (m, m), A (k, m), both C-order blocks. m^2 k flops."""
+    k, m = a.shape
+    if c.shape != (m, m):
+        raise ValueError(f"shapes {c.shape}, {a.shape} do not fit C -= A^T A")
+    _call("syrk", _same_type(c, a), b"U", b"N", m, k, -1.0, a, _leading(a), 1.0, c, _leading(c))
 
 
 def potrf(c: FloatArray) -> int:

@@ -168,7 +168,7 @@ def test_sums_and_products_of_kernels(tmp_path: Path) -> None:
 MISTAKES = [
     ('[model]\nkernal = "rbf"', "unknown key 'kernal' in [model]; nearest right name: 'kernel'"),
     ("[modle]\nalpha = 1", "unknown table [modle]; nearest right name: 'model'"),
-    ("[model]\nzzz = 1", "unknown key 'zzz' in [model]; known: alpha, coef0, degree, gamma, kernel, kernel_params"),
+    ("[model]\nzzz = 1", "unknown key 'zzz' in [model]; known: alpha, coef0, degree, fit_intercept, gamma, kernel"),
     ('[model.kernel]\nsum = [{kernel = "rbf", gama = 1}]', "unknown key 'gama' in [model.kernel.sum]"),
     ('[model.kernel]\nsum = [{product = [{kernel = "rbf"}, 2], alpha = 1}]', "unknown key 'alpha' in [model.kernel"),
     ('[model]\nkernel = "rfb"', "rbf"),

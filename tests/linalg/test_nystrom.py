@@ -45,6 +45,7 @@ class Settings:
     kernel: Kernel | None
     alpha: tuple[float, ...] = (1e-2,)
     precision: Any = "float64"
+    fit_intercept: bool = False
 
 
 RBF = make_kernel("rbf", gamma=0.3).resolve(4)

@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, syrk, trsm_left, trsm_right
+from dkrr.tiles.blas import (
+    buffer,
+    gemm_nt,
+    gemm_tn,
+    is_finite,
+    leading_minor_pivot,
+    potrf,
+    syrk,
+    syrk_tn,
+    trsm_left,
+    trsm_right,
+)
 
 DTYPES = ["float64", "float32"]
 SHAPES = [(1, 1, 1), (5, 4, 7), (33, 70, 12), (64, 64, 64)]
@@ -35,6 +46,27 @@ def test_gemm_and_syrk_update_in_place(m: int, n: int, k: int, dtype: str) -> No
     expected = square - a.astype("float64") @ a.T
     syrk(square, a)
     np.testing.assert_allclose(np.tril(square), np.tril(expected), atol=20 * k * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_products_of_rows_update_in_place(m: int, n: int, k: int, dtype: str) -> None:
+    wide = random((k, m + n + 3), dtype)
+    a, b = wide[:, 1 : m + 1], wide[:, m + 2 : m + n + 2]  # rows that are not next to one another
+    c = random((m, n), dtype, 2).copy()
+    expected = c - a.astype("float64").T @ b
+    gemm_tn(c, a, b)
+    np.testing.assert_allclose(c, expected, atol=20 * k * np.finfo(dtype).eps)
+    square = random((m, m), dtype, 3).copy()
+    expected = square - a.astype("float64").T @ a
+    above = np.triu(square, 1)
+    syrk_tn(square, a)
+    np.testing.assert_allclose(np.tril(square), np.tril(expected), atol=20 * k * np.finfo(dtype).eps)
+    np.testing.assert_array_equal(np.triu(square, 1), above)
+    with pytest.raises(ValueError, match="do not fit"):
+        gemm_tn(c, a, b[:-1])
+    with pytest.raises(ValueError, match="do not fit"):
+        syrk_tn(square, random((k, m + 1), dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

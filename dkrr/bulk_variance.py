@@ -1,0 +1,123 @@
+"""Variances of the predictions of rows that are not in memory, or that are too many for one core."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.bulk import on_workers
+from dkrr.dataset.sources import open_table
+from dkrr.diagnose import Training
+from dkrr.engine.cluster import runs_in_process
+from dkrr.engine.session import blas_of, memory_limit_of
+from dkrr.errors import DataError, ParameterError
+from dkrr.fitting import FitSettings, ridge_operator
+from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.workspace import Workspace
+from dkrr.model import Model
+from dkrr.planning.costs import cholesky_disk
+from dkrr.prediction_variance import predict_variance
+from dkrr.resources import (
+    check_disk,
+    feature_columns,
+    find_dataset,
+    find_executor,
+    resolve_tile_size,
+    rows_on_disk,
+)
+from dkrr.spread import has_spread
+from dkrr.threads import single_blas_thread
+from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.validation import is_dask_array, is_out_of_core
+
+__all__ = ["ensure_factor", "variance_of"]
+
+logger = logging.getLogger("dkrr.uncertainty")
+
+# One core does so many flops in about the time that a cluster takes to start.
+MAX_IN_PROCESS_FLOPS = 4e11
+
+
+def variance_of(model: Model, X: Any) -> NDArray[np.float64]:
+    """var f(z) / sigma^2 (m, t) for rows in memory or, a block at a time, in a path, a Zarr array or a data set.
+
+    Raises
+    ------
+    ParameterError
+        X is a dask array; the model has no variance, see :func:`dkrr.uncertainty.variance_spread`.
+    DataError
+        Another number of features than the model's.
+    """
+    if is_dask_array(X):
+        raise ParameterError(
+            "standard deviations of a dask array", hint="give a path or a data set, which is read in blocks"
+        )
+    if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap):
+        return _variance_of_table(model, find_dataset(X))
+    if _is_worth_a_cluster(model, len(X)):
+        found: NDArray[np.float64] = on_workers(model, X, len(X), predict_variance)
+        return found
+    with single_blas_thread():
+        return model.variance(X)
+
+
+def ensure_factor(model: Model, training: Training, store: Any) -> None:
+    """Make the float64 factor of a fit that left a float32 one, in the store that it left it in; logged.
+
+    Only after precision="mixed": that fit has paid for a factor, though for one of half the digits. Nothing is done
+    for few rows, whose factor is made in memory, or where there is one.
+
+    Cost
+    ----
+    n^3 / 3 flops for each distinct alpha, n^2 / 2 numbers in the store, which stay.
+    """
+    facts, kernel = model.provenance, model.kernel
+    is_mixed = facts.get("solver") == "cholesky" and facts.get("precision") == "mixed"
+    if not is_mixed or kernel is None or store is None or has_spread(model):
+        return
+    alphas = tuple(facts["alpha"])
+    with (
+        single_blas_thread(),
+        rows_on_disk(training.X, training.y, training.weight, store) as dataset,
+        find_executor(dataset.num_rows, training.max_in_process_rows) as executor,
+    ):
+        n, d = dataset.num_rows, dataset.num_features
+        b = resolve_tile_size(training.tile_size, n, d, "float64", memory_limit_of(executor))
+        needed = cholesky_disk(n, b, d, 1, precision="float64", gram="on_the_fly", num_alphas=len(set(alphas)))
+        check_disk(store, needed["factor"], TileGrid(n, b), {"rows_digest": [dataset.digest], "dtype": ["float64"]})
+        logger.info("a standard deviation needs a float64 factor of %s rows, which this fit has not", f"{n:,}")
+        settings = FitSettings(kernel=kernel, alpha=alphas, tile_size=b)
+        operator = ridge_operator(dataset, settings, alphas[0])
+        workspace = Workspace(store=store, executor=executor, blas=blas_of(executor))
+        for alpha in dict.fromkeys(alphas):
+            CholeskySolver().prepare(operator.with_alpha(alpha), workspace, weight_digest=dataset.digest_weight)
+
+
+def _is_worth_a_cluster(model: Model, num_rows: int) -> bool:
+    """Whether the factors are where workers can open them, and so much work that starting them is little beside it."""
+    systems = model.spread.systems
+    flops = float(model.num_rows) ** 2 * num_rows * len(systems)
+    stored = all(isinstance(system.factor, TileMatrix) for system in systems)
+    return stored and flops > MAX_IN_PROCESS_FLOPS and not runs_in_process()
+
+
+def _variance_of_table(model: Model, X: Any) -> NDArray[np.float64]:
+    table = open_table(X)
+    columns = feature_columns(table)
+    if len(columns) != model.num_features:
+        raise DataError(
+            f"{table.label} has {len(columns)} features, but KernelRidge is expecting {model.num_features}",
+            hint="give the features of the fit, without targets",
+        )
+    if len(columns) == len(table.names) and table.num_rows and _is_worth_a_cluster(model, table.num_rows):
+        found: NDArray[np.float64] = on_workers(model, X, table.num_rows, predict_variance)
+        return found
+    parts, row = [], 0
+    with single_blas_thread():
+        for block, _ in table.blocks(columns):
+            parts.append(model.spread.variance(model.prepared_rows(np.ascontiguousarray(block), row)))
+            row += len(block)
+    return np.concatenate(parts)

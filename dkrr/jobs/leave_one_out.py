@@ -1,0 +1,109 @@
+"""Leave-one-out of a run: the error of every training row by a fit that had not seen it, beside the model.
+
+With ``[evaluate] leave_one_out`` the run's folder gets ``leave_one_out.zarr``: ``residuals`` (n, t) in the units of y
+and ``inverse_diagonal``, in the order of the training rows, with the figures per target as attributes. With
+``[evaluate] intervals`` the saved model gets the quantiles that its prediction intervals rest on. Nothing is factorised
+that the fit factorised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.dataset import Dataset, RowArray
+from dkrr.engine.tasks import RunSummary
+from dkrr.fitting import FitSettings
+from dkrr.jobs.spec import JobSpec
+from dkrr.left_out import factor_settings, leave_one_out_rows, resolve_method
+from dkrr.linalg.leave_one_out import LeaveOneOut
+from dkrr.linalg.workspace import Workspace
+from dkrr.model import BLOCK_ROWS, load_model
+from dkrr.stores import place, remove_array, write_json
+from dkrr.tiles import TileMatrix
+from dkrr.uncertainty import loo_quantiles
+
+__all__ = ["leave_out", "method_of"]
+
+
+def method_of(job: JobSpec, solver: str) -> str | None:
+    """Whether "exact" or "stochastic", as the job and its solver want it; None for no leave-one-out."""
+    evaluate = job.evaluate
+    if evaluate is None or not (evaluate.leave_one_out or evaluate.intervals is not None):
+        return None
+    asked = evaluate.leave_one_out
+    return resolve_method(asked if isinstance(asked, str) else "auto", solver)
+
+
+def leave_out(
+    job: JobSpec,
+    dataset: Dataset,
+    settings: FitSettings,
+    workspace: Workspace,
+    model_path: str,
+    directory: str,
+    *,
+    given: TileMatrix | None = None,
+    source_digest: str = "",
+) -> dict[str, Any] | None:
+    """Leave-one-out of a run whose model is saved, if the job asks for it: the figures per target, in the units of y.
+
+    Its seconds are those of one phase.
+
+    Parameters
+    ----------
+    dataset, settings, workspace, given, source_digest
+        Of the fit, whose factors are still in the store.
+    model_path, directory
+        Of the run.
+
+    Cost
+    ----
+    That of :func:`dkrr.left_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor; estimates after cg.
+    """
+    model = load_model(model_path, verify=False)
+    method = method_of(job, str(model.provenance["solver"]))
+    if method is None:
+        return None
+    work = replace(workspace, phases={})
+    if method == "exact":
+        tile_size = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
+        settings = factor_settings(settings, dataset, work, model, tile_size)
+    found = leave_one_out_rows(dataset, settings, work, model, method=method, given=given, source_digest=source_digest)
+    if model.scaling is not None:
+        found = found.in_units(model.scaling.y_std)
+    total = RunSummary()
+    for summary in work.phases.values():
+        total.merge(replace(summary, values={}))
+    workspace.record("leave_one_out", total)
+    assert job.evaluate is not None  # noqa: S101  (narrows the type)
+    if job.evaluate.intervals is not None:
+        model.with_quantiles(loo_quantiles(model, found)).save(model_path, overwrite=True)
+    return _written(found, directory) if job.evaluate.leave_one_out else found.summary()
+
+
+def _written(found: LeaveOneOut, directory: str) -> dict[str, Any]:
+    """Write residuals and diagonal to the run's folder; the figures per target."""
+    location = place(directory, "leave_one_out.zarr")
+    remove_array(location)
+    arrays: dict[str, NDArray[np.float64] | None] = {
+        "residuals": found.residuals,
+        "inverse_diagonal": found.inverse_diagonal,
+        "standard_error": found.standard_error,
+    }
+    for name, values in arrays.items():
+        if values is not None:
+            _write_rows(location, name, values)
+    figures = found.summary()
+    write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": figures})
+    return figures
+
+
+def _write_rows(location: str, name: str, values: NDArray[np.float64]) -> None:
+    n, columns = values.shape
+    rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=min(BLOCK_ROWS, n))
+    for number, (start, stop) in enumerate(rows.blocks()):
+        rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))

@@ -1,0 +1,220 @@
+"""From a job to the same job with kernel, widths and alpha chosen: `dkrr tune`.
+
+Beside the new job file BEST.toml the search leaves BEST.trials.jsonl (one line a trial: what it began with, rows, what
+it found, seconds), BEST.search.json (candidates, slices and trials: all that a report needs) and BEST.search.png. The
+subset and a document for each trial are in the store, under ``tune``: interrupted and started again, the search
+continues with the trials that are finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dkrr.engine.tasks import DaskExecutor, Progress
+from dkrr.errors import JobFileError, ParameterError
+from dkrr.jobs import toml
+from dkrr.jobs.plan import run_id
+from dkrr.jobs.prepare import prepare
+from dkrr.jobs.run import job_executor
+from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.tune_spec import TuneSpec
+from dkrr.resources import nothing_new
+from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
+from dkrr.selection.tuning import tune
+from dkrr.stores import is_url, write_file
+
+__all__ = ["TuneSummary", "tune_job"]
+
+WIDTHS = {"shared": "shared", "per_feature": "per feature"}
+# no trial is still running when it took so long and more time than the whole search has
+LEAST_STALL_SECONDS = 600.0
+
+
+@dataclass(kw_only=True)
+class TuneSummary:
+    """What a search chose, and where that stands."""
+
+    path: str
+    trials_path: str
+    search_path: str
+    picture_path: str | None
+    num_rows: int
+    settings: TuneSettings
+    result: TuneResult
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "path": self.path,
+            "trials": self.trials_path,
+            "search": self.search_path,
+            "picture": self.picture_path,
+            "num_rows": self.num_rows,
+            "best": self.result.best.to_dict(),
+            "candidates": [candidate.to_dict() for candidate in self.result.candidates],
+            "notes": self.result.notes,
+            "num_trials": len(self.result.records),
+            "seconds": self.result.seconds,
+        }
+
+    def table(self) -> Any:
+        """The candidates and what was chosen, as a rich table."""
+        from dkrr.jobs.tables import tune_table
+
+        return tune_table(self)
+
+
+def tune_job(
+    job: JobSpec | str | Path,
+    output: str | os.PathLike[str],
+    *,
+    rows: int | None = None,
+    budget_seconds: float | None = None,
+    seed: int | None = None,
+    picture: bool | None = None,
+    progress: Progress | None = None,
+) -> TuneSummary:
+    """Choose kernel, widths and alpha for the training rows of a job, and write the job that uses them.
+
+    Parameters
+    ----------
+    output
+        The job file to write; it must not exist.
+    rows, budget_seconds, seed
+        Instead of those of ``[tune]``.
+    picture
+        Whether to draw the search; None: when matplotlib is there.
+
+    Raises
+    ------
+    JobFileError
+        ``output`` exists, or the job is of a kind that has no such choice.
+    ParameterError
+        A picture is asked for, and matplotlib is not installed.
+    """
+    if not isinstance(job, JobSpec):
+        job = JobSpec.load(job)
+    path = Path(output).absolute()
+    settings = _settings(job, rows=rows, budget_seconds=budget_seconds, seed=seed)
+    _refuse(job, path, picture)
+    store = job.output.store_directory(run_id(job))
+    with nothing_new(store):
+        prepared = prepare(job, store)
+    with job_executor(job) as executor:
+        if isinstance(executor, DaskExecutor):
+            executor.stall_seconds = max(LEAST_STALL_SECONDS, settings.budget_seconds)
+        result = tune(
+            prepared.train,
+            settings=settings,
+            store=store,
+            executor=executor,
+            fit_intercept=job.model.fit_intercept,
+            progress=progress,
+        )
+    names = list(prepared.train.feature_names)
+    num_rows = prepared.train.num_rows
+    lines = [json.dumps(record, sort_keys=True) for record in result.records]
+    trials_path, search_path = path.with_suffix(".trials.jsonl"), path.with_suffix(".search.json")
+    write_file(trials_path, "".join(f"{line}\n" for line in lines).encode())
+    document = {"format": 1, "num_rows": num_rows, "feature_names": names, **result.to_dict()}
+    write_file(search_path, json.dumps(document, indent=1, sort_keys=True).encode())
+    picture_path = None
+    if _wants_picture(picture):
+        from dkrr.jobs.picture import draw_search
+
+        picture_path = str(path.with_suffix(".search.png"))
+        draw_search(document, picture_path)
+    # last: when the job file is there, so is all that it came from
+    write_file(path, _job_text(job, path, result, num_rows, settings).encode())
+    return TuneSummary(
+        path=str(path),
+        trials_path=str(trials_path),
+        search_path=str(search_path),
+        picture_path=picture_path,
+        num_rows=num_rows,
+        settings=settings,
+        result=result,
+    )
+
+
+def _settings(job: JobSpec, **given: Any) -> TuneSettings:
+    """Those of ``[tune]``, or others where they are given; smaller ``rows`` make the search smaller too."""
+    found = (job.tune or TuneSpec()).settings()
+    changed = {name: value for name, value in given.items() if value is not None}
+    if "rows" in changed:
+        changed["search_rows"] = tuple(sorted({min(size, changed["rows"]) for size in found.search_rows}))
+    return replace(found, **changed)
+
+
+def _refuse(job: JobSpec, path: Path, picture: bool | None) -> None:
+    """Find before the search what would be wrong after it."""
+    if path.exists():
+        raise JobFileError(f"{path} exists", hint="choose another name or remove it")
+    if job.model.kernel == "precomputed":
+        raise JobFileError("[model] kernel = 'precomputed' has no width", hint="give the rows")
+    if picture and find_spec("matplotlib") is None:
+        raise ParameterError("a picture needs matplotlib", hint="install dkrr[report], or leave out --picture")
+    _document(job, path, {"kernel": "rbf", "gamma": 1.0, "alpha": 1.0})  # raises what the solver does not allow
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _wants_picture(picture: bool | None) -> bool:
+    return find_spec("matplotlib") is not None if picture is None else picture
+
+
+def _document(job: JobSpec, path: Path, keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The job with another model, for a file at ``path``; checked."""
+    document: dict[str, dict[str, Any]] = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    document.pop("tune", None)
+    intercept = {"fit_intercept": True} if job.model.fit_intercept else {}
+    document["model"] = {**keys, **intercept}
+    directory = job.output.directory
+    if "{id}" not in directory:  # the run of the job itself, if there is one, stays
+        parent, _, name = directory.rstrip("/").rpartition("/")
+        own = path.stem if path.stem != name else f"{name}-tuned"
+        directory = f"{parent}/{own}" if parent else own
+    # rows that were ingested and split for the search are found again by the fit
+    store = job.output.store or job.output.store_directory(run_id(job))
+    document["output"] = {**document.get("output", {}), "directory": directory, "store": store}
+    for table, names in (("data", ["path"]), ("evaluate", ["path", "mask"]), ("output", ["directory", "store"])):
+        for name in names:
+            if isinstance(document.get(table, {}).get(name), str):
+                document[table][name] = _relative(document[table][name], path.parent)
+    order = ["data", "evaluate", "model", "solver", "cluster", "storage", "output"]
+    document = {table: document[table] for table in order if document.get(table)}
+    JobSpec.from_dict(document, base=path.parent, name=path.stem)
+    return document
+
+
+def _relative(location: str, base: Path) -> str:
+    """A path below ``base`` as seen from there; others as they are."""
+    if is_url(location) or not os.path.isabs(location) or not Path(location).is_relative_to(base):
+        return location
+    return os.path.relpath(location, base)
+
+
+def _job_text(job: JobSpec, path: Path, result: TuneResult, num_rows: int, settings: TuneSettings) -> str:
+    """The job file, with the candidates as a comment above its model."""
+    best = result.best
+    comment = [
+        f"Chosen by dkrr tune (seed {settings.seed}) for {num_rows:,} training rows: of {len(result.records)} trials",
+        f"the best by its leave-one-out error on {best.num_rows:,} rows, in standard deviations of the target:",
+        "",
+        f"{'kernel':<10} {'widths':<12} {'alpha':>10} {'error':>8}",
+        *(_candidate_line(candidate, candidate is best) for candidate in result.candidates),
+        *(f"note: {note}" for note in result.notes),
+    ]
+    text = toml.dumps(_document(job, path, best.keys()))
+    commented = "".join(f"# {line}".rstrip() + "\n" for line in comment)
+    head = "# A job of dkrr: `dkrr plan` says what it needs, `dkrr fit` runs it.\n\n"
+    return head + text.replace("[model]\n", f"{commented}[model]\n", 1)
+
+
+def _candidate_line(candidate: Candidate, chosen: bool) -> str:
+    cells = f"{candidate.family:<10} {WIDTHS[candidate.kind]:<12} {candidate.alpha:>10.3g} {candidate.loo_rmse:>8.4f}"
+    return cells + ("  chosen" if chosen else "")

@@ -1,0 +1,41 @@
+"""``[tune]`` of a job file: what `dkrr tune` searches. You need it only in :mod:`dkrr.jobs.spec`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dkrr.jobs.kernel_table import Table
+from dkrr.selection.choice import TuneSettings
+
+__all__ = ["TuneSpec"]
+
+_DEFAULT = TuneSettings()
+
+
+class TuneSpec(Table):
+    """``[tune]``: kernels, widths, sizes of the subsets, seed and time of a search; nothing is needed here."""
+
+    kernels: list[str] = Field(default_factory=lambda: list(_DEFAULT.kernels))
+    widths: Literal["shared", "per_feature", "both"] = _DEFAULT.widths
+    search_rows: list[int] = Field(default_factory=lambda: list(_DEFAULT.search_rows))
+    rows: int = _DEFAULT.rows
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = _DEFAULT.seed
+    budget_seconds: Annotated[float, Field(gt=0)] = _DEFAULT.budget_seconds
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        self.settings()  # raises what a wrong value deserves
+        return self
+
+    def settings(self) -> TuneSettings:
+        """The same for the search."""
+        return TuneSettings(
+            kernels=tuple(self.kernels),
+            widths=self.widths,
+            search_rows=tuple(self.search_rows),
+            rows=self.rows,
+            seed=self.seed,
+            budget_seconds=self.budget_seconds,
+        )

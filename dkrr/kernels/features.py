@@ -1,0 +1,221 @@
+"""Explicit features of the kernels that have finitely many: F(x).F(z) = k(x, z), exactly.
+
+    linear   F(x) = x                                                                        D = d
+    poly     F(x) = sqrt(p! / (k_0! k_1! ... k_d!)) coef0^(k_0 / 2) prod_i (gamma^(1/2) x_i)^k_i
+             for all k_0 + k_1 + ... + k_d = p                                               D = C(d + p, p)
+             with coef0 = 0 only those with k_0 = 0                                          D = C(d + p - 1, p)
+
+by the multinomial theorem for (gamma x.z + coef0)^p. You need them where D is less than the number of rows: the Gram
+matrix F F^T is then of rank D, and D x D algebra takes the place of n x n algebra.
+
+Monomials are built degree by degree. Those of degree k, as sequences of variables i_1 <= ... <= i_k in lexicographic
+order, that begin with variable i are x_i times those of degree k - 1 that begin with i or a later one, which lie next
+to one another. The factor before a monomial is a constant, the *scale* of its feature: sums over rows are formed of
+monomials, and scaled once.
+
+Cost: one multiplication a feature, D numbers a row.
+
+References
+----------
+Shawe-Taylor and Cristianini, Kernel Methods for Pattern Analysis, 2004, section 9.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import comb, factorial
+from typing import Any
+
+import numpy as np
+
+from dkrr.errors import DataError, ParameterError
+from dkrr.kernels.base import Kernel
+from dkrr.kernels.dot import Linear, Polynomial
+from dkrr.kernels.strips import FloatArray
+
+__all__ = ["FeatureMap", "count_features", "feature_map", "finite_features"]
+
+# factorials beyond this one are no float64 numbers
+MAX_DEGREE = 170
+STRIP_BYTES = 2 << 20
+
+
+def finite_features(kernel: Kernel | None) -> bool:
+    """Whether a kernel has finitely many features that are real: linear, and poly of whole degree, coef0 >= 0."""
+    if isinstance(kernel, Polynomial):
+        return kernel.positive_semidefinite and kernel.degree <= MAX_DEGREE
+    return isinstance(kernel, Linear)
+
+
+def count_features(kernel: Kernel | None, num_inputs: int) -> int | None:
+    """D for rows of ``num_inputs`` numbers; None for a kernel without finitely many features."""
+    if not finite_features(kernel):
+        return None
+    if isinstance(kernel, Polynomial):
+        p = int(kernel.degree)
+        return comb(num_inputs + p, p) if kernel.coef0 > 0 else comb(num_inputs + p - 1, p)
+    return num_inputs
+
+
+def feature_map(kernel: Kernel | None, num_inputs: int) -> FeatureMap:
+    """The features of a kernel for rows of ``num_inputs`` numbers.
+
+    Raises
+    ------
+    ParameterError
+        The kernel has no finite number of real features; says which kernels have.
+    """
+    if isinstance(kernel, Polynomial) and not finite_features(kernel):
+        if not isinstance(kernel.degree, int):
+            seen, help_ = f"degree = {kernel.degree!r}", "take a whole degree"
+        elif kernel.degree > MAX_DEGREE:
+            seen, help_ = f"degree = {kernel.degree:,}", f"take a degree of at most {MAX_DEGREE}"
+        else:
+            seen, help_ = f"coef0 = {kernel.coef0!r}", "take coef0 >= 0"
+        raise ParameterError(f"poly with {seen} has no real finite features", hint=f"{help_}, or another solver")
+    if kernel is None or not finite_features(kernel):
+        name = "a precomputed matrix" if kernel is None else f"kernel {kernel.name!r}"
+        raise ParameterError(
+            f"{name} has no finite number of explicit features",
+            hint='kernel "linear", or "poly" with a whole degree and coef0 >= 0, has; or take another solver',
+        )
+    return FeatureMap(kernel=kernel.resolve(num_inputs), num_inputs=num_inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureMap:
+    """F, for rows of one width. Made by :func:`feature_map`.
+
+    Parameters
+    ----------
+    kernel
+        Resolved; linear or poly.
+    num_inputs
+        d.
+    """
+
+    kernel: Kernel
+    num_inputs: int
+
+    @cached_property
+    def num_features(self) -> int:
+        """D."""
+        return count_features(self.kernel, self.num_inputs) or 0
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether F(x) = x."""
+        return isinstance(self.kernel, Linear)
+
+    @property
+    def num_monomials(self) -> int:
+        """Monomials that are built on the way: D, and those of lower degree too where coef0 = 0."""
+        return self.num_inputs if self.is_linear else comb(self.num_inputs + self._degree, self._degree)
+
+    @cached_property
+    def scale(self) -> FloatArray:
+        """The factor before each monomial (D,)."""
+        if not isinstance(self.kernel, Polynomial):
+            return np.ones(self.num_inputs)
+        p, gamma, coef0 = self._degree, float(self.kernel.gamma or 1.0), self.kernel.coef0
+        parts = []
+        # of each monomial of the last degree: product of its exponents' factorials, exponent of its first variable
+        products, exponents, firsts = np.ones(1), np.zeros(1), np.zeros(1, np.int64)
+        for k in range(p + 1):
+            if k:
+                blocks = [(i, products[at:], exponents[at:], firsts[at:]) for i, at in self._suffixes(k)]
+                raised = [np.where((f == i) & (k > 1), e + 1, 1.0) for i, _, e, f in blocks]
+                products = np.concatenate([q * e for (_, q, _, _), e in zip(blocks, raised, strict=True)])
+                firsts = np.concatenate([np.full(len(q), i) for i, q, _, _ in blocks])
+                exponents = np.concatenate(raised)
+            constant = coef0 ** ((p - k) / 2) * gamma ** (k / 2)
+            parts.append(constant * np.sqrt(float(factorial(p) // factorial(p - k)) / products))
+        return np.concatenate(parts) if coef0 > 0 else parts[-1]
+
+    def exponents(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """k_1 ... k_d of each monomial (D, d)."""
+        if self.is_linear:
+            return np.eye(self.num_inputs, dtype=np.int64)
+        identity = np.eye(self.num_inputs, dtype=np.int64)
+        degrees = [np.zeros((1, self.num_inputs), np.int64)]
+        for k in range(1, self._degree + 1):
+            degrees.append(np.concatenate([degrees[-1][at:] + identity[i] for i, at in self._suffixes(k)]))
+        return np.concatenate(degrees)[-self.num_features :]
+
+    def monomials(self, x: FloatArray, out: FloatArray) -> FloatArray:
+        """The monomials of some rows, not scaled, one in each row of the result: (D, q).
+
+        Parameters
+        ----------
+        x : (q, d)
+        out : (num_monomials, q)
+            Room for all that are built; the result is the last D rows of it. What overflows is inf.
+        """
+        variables = np.ascontiguousarray(x.T)
+        if self.is_linear:
+            out[...] = variables
+            return out
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[0] = 1.0
+            before, start = 0, 1
+            for k in range(1, self._degree + 1):
+                end = start
+                for i, at in self._suffixes(k):
+                    count = start - before - at
+                    np.multiply(out[before + at : start], variables[i], out=out[end : end + count])
+                    end += count
+                before, start = start, end
+        return out[-self.num_features :]
+
+    def apply(self, x: FloatArray, coef: FloatArray) -> FloatArray:
+        """F(x) coef (m, t) for rows x (m, d) and coefficients (D, t), in strips.
+
+        Raises
+        ------
+        DataError
+            A feature overflows.
+        """
+        if self.is_linear:
+            return np.asarray(x @ coef)
+        scaled = self.scale[:, None] * coef
+        result = np.empty((len(x), coef.shape[1]))
+        rows = max(16, STRIP_BYTES // (8 * self.num_monomials))
+        room = np.empty((self.num_monomials, min(rows, len(x))))
+        for start in range(0, len(x), rows):
+            strip = x[start : start + rows]
+            # room that is cut would not have contiguous rows
+            out = room if len(strip) == room.shape[1] else np.empty((self.num_monomials, len(strip)))
+            np.matmul(self.monomials(strip, out).T, scaled, out=result[start : start + rows])
+        if not np.isfinite(result).all():
+            raise self.overflow(x)
+        return result
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """F(x) (m, D) of rows x (m, d) in memory."""
+        if self.is_linear:
+            return np.array(x, dtype=np.float64)
+        return np.ascontiguousarray((self.scale[:, None] * self.monomials(x, self.room(len(x)))).T)
+
+    def room(self, num_rows: int) -> FloatArray:
+        """What :meth:`monomials` writes to."""
+        return np.empty((self.num_monomials, num_rows))
+
+    def overflow(self, x: FloatArray) -> DataError:
+        """The error for features, or sums of them, that are not finite."""
+        largest = float(np.abs(x).max(initial=0.0))
+        return DataError(
+            f"the features of {self.kernel.describe()} are not finite on these rows (largest |x| {largest:.3g})",
+            hint="scale the features",
+        )
+
+    @property
+    def _degree(self) -> int:
+        return int(self.kernel.degree) if isinstance(self.kernel, Polynomial) else 1
+
+    def _suffixes(self, k: int) -> list[tuple[int, int]]:
+        """For each variable i: where, among the monomials of degree k - 1, those begin whose variables are >= i."""
+        d = self.num_inputs
+        if k == 1:
+            return [(i, 0) for i in range(d)]  # the one monomial of degree 0
+        return [(i, comb(d + k - 2, k - 1) - comb(d - i + k - 2, k - 1)) for i in range(d)]

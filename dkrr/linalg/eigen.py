@@ -1,0 +1,288 @@
+"""One eigendecomposition S K S = Q diag(lam) Q^T, after which every alpha costs O(m^2).
+
+    u = Q (lam + alpha)^-1 Q^T S y        diag(A^-1) = (Q * Q) (lam + alpha)^-1        A = S K S + alpha I
+
+You need it where alpha is chosen: leave-one-out, folds and degrees of freedom of a whole grid of alphas cost less than
+one more factor. It is for rows of positive weight in memory; a row of weight zero takes no part in the system and is
+predicted by :meth:`EigenRidge.predict` like any other point.
+
+Cost
+----
+9 m^3 flops at most with one BLAS thread, in place: 24 m^2 bytes at the peak, 8 m^2 after it. On kernel matrices the
+divide-and-conquer driver ("evd") is as fast as MRRR ("evr": 1.75 s against 1.95 s at m = 2,000), its eigenvectors are
+orthogonal to 3e-15 instead of 1e-13, on which the leave-one-out errors rest; of a matrix in Fortran order it returns
+them in the same memory.
+
+References
+----------
+Rifkin and Lippert, Notes on regularized least squares, MIT-CSAIL-TR-2007-025, 2007.
+An, Liu and Venkatesh, Fast cross-validation algorithms for least squares support vector machine and kernel ridge
+regression, Pattern Recognition 40, 2007 (the errors of a fold).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, eigh
+
+from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
+from dkrr.linalg.intercept import Centring, centre_targets
+from dkrr.tiles.blas import is_finite
+
+__all__ = ["EigenRidge", "Spectrum", "decompose", "eigen_bytes"]
+
+Floats = NDArray[np.float64]
+
+STRIP_ROWS = 64
+
+
+def eigen_bytes(m: int) -> int:
+    """Peak memory of :func:`decompose`: the matrix and 2 m^2 numbers of work."""
+    return 24 * m * m
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """Eigenvalues ``values`` (m,), ascending, and eigenvectors ``vectors`` (m, m) of S K S, a column each."""
+
+    values: Floats
+    vectors: Floats
+
+    def inverse(self, alphas: Floats) -> Floats:
+        """(lam + alpha)^-1 (m, k).
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            For an alpha, S K S + alpha I is not positive definite beyond rounding: lam_min + alpha <= eps |lam|_max.
+        """
+        smallest, largest = float(self.values[0]), float(np.abs(self.values[[0, -1]]).max())
+        rounding = float(np.finfo(np.float64).eps) * largest
+        bad = np.flatnonzero(smallest + alphas <= rounding)
+        if len(bad):
+            alpha = float(alphas[bad[0]])
+            suggested = len(self.values) * rounding + max(0.0, -smallest)
+            raise NotPositiveDefiniteError(
+                f"the matrix of {len(self.values):,} rows is not positive definite: its smallest eigenvalue is "
+                f"{smallest:.2g} (largest {largest:.2g}) with alpha {alpha:.3g}",
+                hint=f"leave out every alpha below {suggested:.1g}, or remove duplicated rows",
+                row=None,
+                pivot=smallest + alpha,
+                alpha=alpha,
+                suggested_alpha=suggested,
+            )
+        return 1.0 / (self.values[:, None] + alphas)
+
+    def diagonals(self, weights: Floats) -> Floats:
+        """diag(Q diag(g) Q^T) (m, k) for every column g of ``weights`` (m, k): (Q * Q) @ weights in strips."""
+        m = len(self.values)
+        result = np.empty((m, weights.shape[1]))
+        for start in range(0, m, STRIP_ROWS):
+            rows = slice(start, min(start + STRIP_ROWS, m))
+            np.matmul(np.square(self.vectors[rows]), weights, out=result[rows])
+        return result
+
+
+def decompose(a: Floats, *, positive_semidefinite: bool = False) -> Spectrum:
+    """The eigendecomposition of a symmetric matrix ``a`` (m, m), which is overwritten.
+
+    Parameters
+    ----------
+    positive_semidefinite
+        The matrix is known to have no negative eigenvalue; those of rounding become 0.
+
+    Raises
+    ------
+    DataError
+        An entry is not finite.
+    """
+    if not is_finite(a):
+        raise DataError("the Gram matrix is not finite", hint="scale the features")
+    try:
+        # symmetric: the transpose of a C-order matrix is the Fortran order in which the driver works in place
+        values, vectors = eigh(a if a.flags.f_contiguous else a.T, driver="evd", overwrite_a=True, check_finite=False)
+    except LinAlgError as error:
+        raise NumericalError(
+            f"the eigendecomposition of {len(a):,} rows did not converge: {error}", hint="use solver='cholesky'"
+        ) from error
+    return Spectrum(np.maximum(values, 0.0) if positive_semidefinite else values, vectors)
+
+
+class EigenRidge:
+    """Kernel ridge regression for every alpha, from the spectrum of S K S.
+
+    Parameters
+    ----------
+    spectrum
+        Of S K S (m, m).
+    y : (m, t)
+    root : (m,), optional
+        s, the square roots of the weights, all positive; None means 1.
+    fit_intercept
+        Solve the bordered system [[A, s], [s^T, 0]] [u; b] = [S y; 0].
+
+    Notes
+    -----
+    In the basis Q the system is diagonal: with q_y = Q^T S y, q_s = Q^T s and g = (lam + alpha)^-1,
+    b = sum(q_s q_y g) / sigma, where sigma = s^T A^-1 s = sum(q_s^2 g), and u = Q (g (q_y - b q_s)).
+    Arrays that depend on alpha have it as their last axis, of length k.
+    """
+
+    def __init__(self, spectrum: Spectrum, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False):
+        self.spectrum = spectrum
+        self.root = np.ones(len(y)) if root is None else root
+        self.ones: Floats | None = None  # q_s (m,)
+        self.centring: Centring | None = None
+        if fit_intercept:
+            weight, given = np.square(self.root), y
+            self.centring = centre_targets(lambda: [(given, weight)], y.shape[1])
+            y = self.centring.apply(y)
+            self.ones = spectrum.vectors.T @ self.root
+        self.offset = np.zeros(y.shape[1]) if self.centring is None else self.centring.offset
+        self.rhs = (spectrum.vectors.T @ (self.root[:, None] * y))[:, :, None]  # q_y (m, t, 1)
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return len(self.root)
+
+    def solve(self, alphas: Floats) -> tuple[Floats, Floats]:
+        """u (m, t, k) and the intercepts (t, k), which are 0 without one. 2 m^2 t k flops."""
+        inverse = self.spectrum.inverse(alphas)
+        intercept = self._intercept(inverse, self.rhs)
+        inner = self._coefficients(inverse, self.rhs, intercept)
+        u = self.spectrum.vectors @ inner.reshape(self.num_rows, -1)
+        return u.reshape(inner.shape), intercept + self.offset[:, None]
+
+    def solve_each(self, alphas: Floats) -> tuple[Floats, Floats]:
+        """u (m, t) and the intercepts (t,) with one alpha for each target, ``alphas`` (t,). 2 m^2 t flops."""
+        distinct, place = np.unique(alphas, return_inverse=True)
+        inverse, rhs = self.spectrum.inverse(distinct)[:, place], self.rhs[:, :, 0]
+        intercept = np.zeros(len(alphas))
+        if self.ones is not None:
+            weighted = self.ones[:, None] * inverse
+            intercept = (weighted * rhs).sum(axis=0) / (self.ones @ weighted)
+            rhs = rhs - self.ones[:, None] * intercept
+        return self.spectrum.vectors @ (inverse * rhs), intercept + self.offset
+
+    def _intercept(self, inverse: Floats, rhs: Floats) -> Floats:
+        """b (t, k) for right-hand sides (m, t, 1 or k) in the basis Q; 0 without an intercept."""
+        if self.ones is None:
+            return np.zeros((rhs.shape[1], inverse.shape[1]))
+        weighted = self.ones[:, None] * inverse
+        sums = rhs[:, :, 0].T @ weighted if rhs.shape[2] == 1 else np.einsum("mk,mtk->tk", weighted, rhs)
+        intercept: Floats = sums / (self.ones @ weighted)
+        return intercept
+
+    def _coefficients(self, inverse: Floats, rhs: Floats, intercept: Floats) -> Floats:
+        """Q^T u = g (q - b q_s) (m, t, k) for right-hand sides (m, t, 1 or k)."""
+        if self.ones is not None:
+            rhs = rhs - self.ones[:, None, None] * intercept
+        return rhs * inverse[:, None, :]
+
+    def _border(self, inverse: Floats) -> tuple[Floats, Floats]:
+        """v = A^-1 s (m, k) and sigma = s^T v (k,); zeros without an intercept."""
+        if self.ones is None:
+            return np.zeros_like(inverse), np.ones(inverse.shape[1])
+        weighted = self.ones[:, None] * inverse
+        return self.spectrum.vectors @ weighted, self.ones @ weighted
+
+    def inverse_diagonals(self, alphas: Floats) -> Floats:
+        """diag(A^-1) (m, k), that of the bordered inverse, D_i - v_i^2 / sigma, with an intercept. 2 m^2 k flops."""
+        inverse = self.spectrum.inverse(alphas)
+        v, sigma = self._border(inverse)
+        return self.spectrum.diagonals(inverse) - np.square(v) / sigma
+
+    def leave_one_out(self, alphas: Floats) -> Floats:
+        """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i). 2 m^2 (t + 1) k flops."""
+        u, _ = self.solve(alphas)
+        u /= (self.root[:, None] * self.inverse_diagonals(alphas))[:, None, :]
+        return u
+
+    def degrees_of_freedom(self, alphas: Floats) -> Floats:
+        """m - alpha tr(A^-1) (k,): sum(lam / (lam + alpha)), and alpha |v|^2 / sigma more with an intercept."""
+        inverse = self.spectrum.inverse(alphas)
+        freedom: Floats = self.spectrum.values @ inverse
+        if self.ones is not None:
+            weighted = self.ones[:, None] * inverse
+            freedom = freedom + alphas * np.square(weighted).sum(axis=0) / (self.ones @ weighted)
+        return freedom
+
+    def generalised_cross_validation(self, alphas: Floats) -> Floats:
+        """m sum_i w_i r_i^2 / (m - dof)^2 (t, k) with the training residuals r, S r = alpha u."""
+        u, _ = self.solve(alphas)
+        inverse = self.spectrum.inverse(alphas)
+        trace = inverse.sum(axis=0)  # m - dof = alpha trace, and alpha, which may be 0, cancels
+        if self.ones is not None:
+            weighted = self.ones[:, None] * inverse
+            trace -= np.square(weighted).sum(axis=0) / (self.ones @ weighted)
+        gcv: Floats = self.num_rows * np.square(u).sum(axis=0) / np.square(trace)
+        return gcv
+
+    def project(self, block: Floats) -> Floats:
+        """k(z, X) S Q (z, m) for a block k(z, X) (z, m) of the kernel. 2 z m^2 flops."""
+        return (block * self.root) @ self.spectrum.vectors
+
+    def predict(self, projected: Floats, alphas: Floats) -> Floats:
+        """Predictions (z, t, k) for points z given by :meth:`project`. 2 z m t k flops."""
+        return self._predict(projected, self.spectrum.inverse(alphas), self.rhs)
+
+    def _predict(self, projected: Floats, inverse: Floats, rhs: Floats) -> Floats:
+        intercept = self._intercept(inverse, rhs)
+        inner = self._coefficients(inverse, rhs, intercept)
+        values = projected @ inner.reshape(self.num_rows, -1)
+        shifted: Floats = values.reshape(len(projected), *intercept.shape) + (intercept + self.offset[:, None])
+        return shifted
+
+    def leave_fold_out(
+        self, rows: NDArray[np.intp], alphas: Floats, projected: Floats | None = None
+    ) -> tuple[Floats, Floats | None]:
+        """Residuals (f, t, k) of rows F, and predictions (z, t, k) of further points, by fits without the rows F.
+
+        With c = ((A^-1)_FF)^-1 u_F the residuals of F are c / s_F, and the fit without F is that of the right-hand
+        side S y - E_F c. With an intercept (A^-1)_FF is a block of the bordered inverse, less v_F v_F^T / sigma.
+
+        Cost
+        ----
+        m f^2 + f^3 / 3 flops for each alpha; 16 f m + 8 f^2 bytes.
+        """
+        inverse = self.spectrum.inverse(alphas)
+        u, _ = self.solve(alphas)
+        v, sigma = self._border(inverse)
+        vectors = np.ascontiguousarray(self.spectrum.vectors[rows])
+        scaled = np.empty_like(vectors)
+        removed = np.empty((len(rows), *u.shape[1:]))
+        for number, alpha in enumerate(alphas.tolist()):
+            np.multiply(vectors, np.sqrt(inverse[:, number]), out=scaled)
+            block = blas.dsyrk(1.0, scaled.T, trans=1, lower=1)  # Q_F g Q_F^T
+            if self.ones is not None:
+                border = v[rows, number] / np.sqrt(sigma[number])
+                block -= np.outer(border, border)
+            removed[:, :, number] = _solve_block(block, u[rows, :, number], alpha)
+        predictions = None
+        if projected is not None:
+            shape = removed.shape
+            moved = (vectors.T @ removed.reshape(len(rows), -1)).reshape(-1, *shape[1:])
+            predictions = self._predict(projected, inverse, self.rhs - moved)
+        return removed / self.root[rows][:, None, None], predictions
+
+
+def _solve_block(block: Floats, rhs: Floats, alpha: float) -> Any:
+    """c of block c = rhs for a positive definite block whose lower triangle is given."""
+    try:
+        factor = cho_factor(block, lower=True, overwrite_a=True, check_finite=False)
+    except LinAlgError as error:
+        raise NotPositiveDefiniteError(
+            f"the rows that remain without a fold of {len(rhs):,} rows have no positive definite matrix with alpha "
+            f"{alpha:.3g}",
+            hint="leave out the smallest alphas, or remove duplicated rows",
+            row=None,
+            pivot=0.0,
+            alpha=alpha,
+            suggested_alpha=10 * alpha,
+        ) from error
+    return cho_solve(factor, rhs, check_finite=False)

@@ -1,0 +1,209 @@
+"""An intercept b: the constant in f(z) + b that the ridge does not shrink.
+
+    minimise  sum_i w_i (y_i - f(x_i) - b)^2 + alpha |f|^2
+
+    | A    s | | u |   | S Y |        A = S K S + alpha I,  s = sqrt(w),  S = diag(s),  dual_coef = S u
+    | s^T  0 | | b | = |  0  |
+
+    v = A^-1 s,    b = s^T A^-1 S Y / s^T v,    u = A^-1 S Y - b v,    s^T u = 0
+
+Adding a number to a target adds it to b and changes nothing else. So every solver is given targets whose weighted mean
+is zero: what it computes does not lose digits to a large mean, and its relative residual |R| / |S (Y - mean)|,
+R = S Y - A u - b s, says the same for y and for y + 1e6. A constant target leaves nothing to solve: u = 0.
+
+Where u is much smaller than b v, because f + b fits closely and f alone could not, digits are lost in the difference.
+Iterative refinement brings them back: the residuals of both equations on the right, the same factor, and u is corrected
+until what is subtracted is not larger than u.
+
+You need this module for the formulas, on blocks of rows in memory. A factor solves the bordered system with one more
+right-hand side (:mod:`dkrr.linalg.bordered`), conjugate gradients in the plane s^T u = 0 (:mod:`dkrr.linalg.plane`).
+
+Cost
+----
+Three passes over y, and O(n t) flops.
+
+References
+----------
+Saunders, Gammerman and Vovk (1998) have no intercept; for this system see Suykens and Vandewalle, Least squares support
+vector machine classifiers, Neural Processing Letters 9 (1999).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.chunks import FloatArray
+from dkrr.dataset import Dataset
+from dkrr.errors import DataError
+
+__all__ = [
+    "MAX_REFINEMENTS",
+    "Centring",
+    "best_intercept",
+    "bordered_norms",
+    "centre_dataset",
+    "centre_targets",
+    "intercept_of",
+    "loses_digits",
+    "total_weight",
+    "weighted_sums",
+]
+
+FloatMatrix = NDArray[np.float64]
+FloatVector = NDArray[np.float64]
+Blocks = Callable[[], Iterable[tuple[FloatMatrix, FloatVector | None]]]
+
+MAX_REFINEMENTS = 3
+# b v may be so many times as large as u before the rounding of their difference counts
+MAX_GROWTH = 10.0
+# half a unit in the last place: a target that varies at all varies by more
+CONSTANT = 2.0**-54
+
+
+@dataclass(frozen=True)
+class Centring:
+    """What is subtracted from targets before they are solved for.
+
+    Parameters
+    ----------
+    mean : (t,)
+        The weighted mean, as rounding leaves it.
+    rest : (t,)
+        The weighted mean of y - mean.
+    constant : (t,) bool
+        Targets that are the same number in every row of positive weight.
+    """
+
+    mean: FloatVector
+    rest: FloatVector
+    constant: NDArray[np.bool_]
+
+    @property
+    def offset(self) -> FloatVector:
+        """mean + rest (t,)."""
+        return self.mean + self.rest
+
+    def take(self, targets: list[int]) -> Centring:
+        """The same for some of the targets."""
+        return Centring(self.mean[targets], self.rest[targets], self.constant[targets])
+
+    def apply(self, y: FloatMatrix) -> FloatMatrix:
+        """Y - mean - rest (rows, t), a new array; zero for a constant target."""
+        centred: FloatMatrix = (y - self.mean) - self.rest
+        centred[:, self.constant] = 0.0
+        return centred
+
+
+def centre_targets(blocks: Blocks, num_targets: int) -> Centring:
+    """Weighted means of targets that are read a block at a time.
+
+    Parameters
+    ----------
+    blocks
+        Gives Y (rows, t) and weights (rows,) or None, block after block, each time it is called.
+
+    Raises
+    ------
+    DataError
+        A mean is not finite: the targets or the weights are too large.
+    """
+    mean, rest = np.zeros(num_targets), np.zeros(num_targets)
+    for part in (mean, rest):
+        total, whole = np.zeros(num_targets), 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for y, weight in blocks():
+                centred = (y - mean) - rest
+                total += centred.sum(axis=0) if weight is None else weight @ centred
+                whole += float(len(y) if weight is None else weight.sum())
+            part += total / whole if whole > 0 else 0.0
+    if not (np.isfinite(mean).all() and np.isfinite(rest).all()):
+        target = int(np.argmin(np.isfinite(mean) & np.isfinite(rest)))
+        raise DataError(
+            f"the weighted mean of target {target} is {mean[target]:.3g}, which cannot be computed with",
+            hint="scale the targets or the weights",
+        )
+    varies, largest = np.zeros(num_targets), np.zeros(num_targets)
+    for y, weight in blocks():
+        used = y if weight is None else y[weight > 0]
+        varies = np.maximum(varies, np.abs((used - mean) - rest).max(axis=0, initial=0.0))
+        largest = np.maximum(largest, np.abs(used).max(axis=0, initial=0.0))
+    return Centring(mean, rest, varies <= CONSTANT * largest)
+
+
+def centre_dataset(dataset: Dataset) -> Centring:
+    """Weighted means of the targets of a data set, in three passes over them."""
+    array = dataset.y
+    assert array is not None  # noqa: S101  (narrows the type)
+
+    def blocks() -> Iterable[tuple[FloatMatrix, FloatVector | None]]:
+        for start, stop in array.blocks():
+            weight = None if dataset.weight is None else dataset.weight.read(start, stop)[:, 0]
+            yield array.read(start, stop), weight
+
+    return centre_targets(blocks, dataset.num_targets)
+
+
+def total_weight(dataset: Dataset) -> float:
+    """s^T s: the sum of the weights of a data set, n without weights."""
+    if dataset.weight is None:
+        return float(dataset.num_rows)
+    return float(sum(dataset.weight.read(start, stop).sum() for start, stop in dataset.weight.blocks()))
+
+
+def weighted_sums(u: FloatArray, root: FloatVector | None) -> FloatVector:
+    """s^T U (t,) over some rows, s = 1 for ``root`` None."""
+    values = u.astype(np.float64, copy=False)
+    sums: FloatVector = values.sum(axis=0) if root is None else root @ values
+    return sums
+
+
+def intercept_of(sum_u: FloatVector, sum_v: float) -> FloatVector:
+    """b = s^T A^-1 S Y / s^T v (t,), from the two sums over all rows; 0 where no row has a weight."""
+    return sum_u / sum_v if sum_v > 0 else np.zeros_like(sum_u)
+
+
+def loses_digits(b: FloatVector, largest_v: float, largest_u: FloatVector) -> bool:
+    """Whether b v was so much larger than u = A^-1 S Y - b v that u has to be refined."""
+    return bool((np.abs(b) * largest_v > MAX_GROWTH * largest_u).any())
+
+
+def best_intercept(residual: FloatMatrix, normal: FloatVector) -> FloatVector:
+    """b = s^T R_0 / s^T s (t,), for which R_0 - b s is shortest; R_0 = S Y - A u."""
+    return intercept_of(weighted_sums(residual, normal), float(normal @ normal))
+
+
+def bordered_norms(
+    relative: FloatVector,
+    backward: FloatVector,
+    rhs: FloatMatrix,
+    shifted: FloatMatrix,
+    u: FloatMatrix,
+    normal: FloatVector,
+) -> tuple[FloatVector, FloatVector]:
+    """The two numbers of the bordered system, from those of A u = S Y - b s.
+
+    Parameters
+    ----------
+    relative, backward : (t,)
+        Of A u = S Y - b s.
+    rhs, shifted, u : (n, t)
+        S Y of centred targets, S Y - b s, u.
+    normal : (n,)
+        s.
+
+    Returns
+    -------
+    relative : (t,)
+        |R| / |S Y|.
+    backward : (t,)
+        At least |s^T u| / (|s|_1 |u|_inf), which is the backward error of the last row.
+    """
+    whole, centred = np.linalg.norm(shifted, axis=0), np.linalg.norm(rhs, axis=0)
+    scale = np.divide(whole, centred, out=np.ones_like(whole), where=centred > 0)
+    bound = float(normal.sum()) * np.abs(u).max(axis=0)
+    off = np.divide(np.abs(weighted_sums(u, normal)), bound, out=np.zeros_like(bound), where=bound > 0)
+    return relative * scale, np.maximum(backward, off)

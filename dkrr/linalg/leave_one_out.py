@@ -1,0 +1,239 @@
+"""Leave-one-out residuals of a kernel ridge regression, from its solution and the diagonal of an inverse.
+
+    A = S K S + alpha I,  S = diag(sqrt(w)),  D_i = (A^-1)_ii
+    y_i - f^(-i)(x_i) = u_i / (s_i D_i)          for w_i > 0, f^(-i) fitted without row i; for w_i = 0: y_i - f(x_i)
+
+    with an intercept:  D_i = (A^-1)_ii - v_i^2 / (s^T v),  v = A^-1 s,  and u the solution with s^T u = 0
+    degrees of freedom = sum_i 1 - alpha D_i                                   over rows of positive weight
+    GCV = n sum_i w_i (y_i - f(x_i))^2 / (n - degrees of freedom)^2            over the same n rows
+
+Nothing is fitted again. You need this to choose alpha and the kernel, and to know an error without a test set. Other
+regressions that are linear in y have leverages h_i, the diagonal of their hat matrix, in the place of 1 - alpha D_i:
+:func:`loo_from_leverages`.
+
+Cost: O(n t), once there is a diagonal.
+
+References
+----------
+Golub, Heath and Wahba, Generalized cross-validation as a method for choosing a good ridge parameter, Technometrics 21
+(1979); Cawley and Talbot, Fast exact leave-one-out cross-validation of sparse least-squares support vector machines,
+Neural Networks 17 (2004), for the intercept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import DataError
+
+__all__ = ["LeaveOneOut", "bordered_diagonal", "loo_from_diagonal", "loo_from_leverages", "unscaled"]
+
+FloatMatrix = NDArray[np.float64]
+FloatVector = NDArray[np.float64]
+
+# 1 - h_i below this is rounding: the fit goes through row i whatever y_i is, and nothing can be said about it
+MIN_SHARE = 1e-14
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveOneOut:
+    """What a fit would have said of each of its rows, had it not seen that row.
+
+    Parameters
+    ----------
+    residuals : (n, t)
+        y_i - f^(-i)(x_i). Rows of weight zero were never seen: y_i - f(x_i).
+    degrees_of_freedom : (t,)
+        The trace of the hat matrix, an intercept included.
+    gcv : (t,)
+        Generalised cross validation: the mean squared error with the leverages replaced by their mean.
+    mean_squared_error : (t,)
+        Weighted mean of the squared residuals over the rows of positive weight.
+    inverse_diagonal : (n, a)
+        D, a column for each distinct alpha in the order in which they come; (1 - h_i) / alpha of regressions other
+        than kernel ridge regression.
+    method
+        "exact", or "stochastic" for estimates, which have standard errors.
+    standard_error : (n, t), optional
+        Of the residuals.
+    mean_squared_error_se : (t,), optional
+    num_projected
+        How many estimates of D were outside the bounds that hold for every matrix, and moved onto them.
+    """
+
+    residuals: FloatMatrix
+    degrees_of_freedom: FloatVector
+    gcv: FloatVector
+    mean_squared_error: FloatVector
+    inverse_diagonal: FloatMatrix
+    method: Literal["exact", "stochastic"] = "exact"
+    standard_error: FloatMatrix | None = None
+    mean_squared_error_se: FloatVector | None = None
+    num_projected: int = 0
+
+    def in_units(self, scale: Any) -> LeaveOneOut:
+        """The same for targets that are ``scale`` (one, or one per target) times as large."""
+        scale = np.broadcast_to(np.asarray(scale, dtype=np.float64), self.gcv.shape)
+        error, spread = self.standard_error, self.mean_squared_error_se
+        return replace(
+            self,
+            residuals=self.residuals * scale,
+            gcv=self.gcv * scale**2,
+            mean_squared_error=self.mean_squared_error * scale**2,
+            standard_error=None if error is None else error * scale,
+            mean_squared_error_se=None if spread is None else spread * scale**2,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The figures per target as plain data, without what is n long."""
+        spread = self.mean_squared_error_se
+        figures = {
+            "method": self.method,
+            "rmse": np.sqrt(self.mean_squared_error).tolist(),
+            "mean_squared_error": self.mean_squared_error.tolist(),
+            "gcv": self.gcv.tolist(),
+            "degrees_of_freedom": self.degrees_of_freedom.tolist(),
+        }
+        return figures if spread is None else figures | {"mean_squared_error_se": spread.tolist()}
+
+
+def loo_from_diagonal(
+    *,
+    y: FloatMatrix,
+    u: FloatMatrix,
+    inverse_diagonal: FloatMatrix,
+    alpha: Any,
+    root: FloatVector | None = None,
+    ones: FloatMatrix | None = None,
+    predictions: FloatMatrix | None = None,
+) -> LeaveOneOut:
+    """Leave-one-out residuals u_i / (s_i D_i).
+
+    Parameters
+    ----------
+    y, u : (n, t)
+        Targets, and the solution of A u = S y, or of the bordered system with an intercept.
+    inverse_diagonal : (n, 1) or (n, t)
+        The diagonal of A^-1 of each target.
+    alpha : float, (1,) or (t,)
+    root : (n,), optional
+        s, the square roots of the weights.
+    ones : (n, 1) or (n, t), optional
+        v = A^-1 s, for a fit with an intercept.
+    predictions : (k, t), optional
+        f(x_i) at the k rows of weight zero, of which u knows nothing; without them their residuals are NaN.
+
+    Raises
+    ------
+    DataError
+        A row of positive weight has D_i = 0: without it there is nothing to fit, or the fit goes through it exactly.
+    """
+    n, t = y.shape
+    alphas = np.broadcast_to(np.asarray(alpha, dtype=np.float64).ravel(), (t,))
+    root = np.ones(n) if root is None else root
+    seen = root > 0
+    diagonal = inverse_diagonal if ones is None else bordered_diagonal(inverse_diagonal, ones, root)
+    _check_shares(diagonal[seen] / inverse_diagonal[seen], np.flatnonzero(seen))
+    wide = np.broadcast_to(diagonal, (n, t))[seen]
+    residuals = _residuals(y, u[seen] / (root[seen, None] * wide), seen, predictions)
+    # n sum w r^2 / (n - dof)^2 with s r = alpha u and n - dof = alpha sum D: alpha, which may be 0, cancels
+    gcv = len(wide) * np.square(u[seen]).sum(axis=0) / np.square(wide.sum(axis=0))
+    return LeaveOneOut(
+        residuals=residuals,
+        degrees_of_freedom=len(wide) - alphas * wide.sum(axis=0),
+        gcv=gcv,
+        mean_squared_error=_mean_square(residuals, root),
+        inverse_diagonal=_distinct(np.broadcast_to(diagonal, (n, t)), alphas),
+    )
+
+
+def loo_from_leverages(
+    *, residuals: FloatMatrix, leverages: FloatMatrix, alpha: Any, root: FloatVector | None = None
+) -> LeaveOneOut:
+    """Leave-one-out residuals r_i / (1 - h_i) of any regression that is linear in y and shrinks by a quadratic penalty.
+
+    Parameters
+    ----------
+    residuals : (n, t)
+        Of the training rows, y_i - f(x_i), also where the weight is zero.
+    leverages : (n, 1) or (n, t)
+        h_i, the diagonal of the hat matrix of the weighted rows; 0 where the weight is zero.
+    alpha, root
+        As in :func:`loo_from_diagonal`.
+
+    Raises
+    ------
+    DataError
+        A row has h_i = 1.
+    """
+    n, t = residuals.shape
+    alphas = np.broadcast_to(np.asarray(alpha, dtype=np.float64).ravel(), (t,))
+    root = np.ones(n) if root is None else root
+    seen = root > 0
+    share = np.where(seen[:, None], 1 - leverages, 1.0)
+    _check_shares(share[seen], np.flatnonzero(seen))
+    found = residuals / share
+    wide = np.broadcast_to(share, (n, t))[seen]
+    squares = np.square(root[seen, None] * residuals[seen]).sum(axis=0)
+    with np.errstate(divide="ignore"):
+        diagonal = np.broadcast_to(share, (n, t)) / alphas
+    return LeaveOneOut(
+        residuals=found,
+        degrees_of_freedom=len(wide) - wide.sum(axis=0),
+        gcv=len(wide) * squares / np.square(wide.sum(axis=0)),
+        mean_squared_error=_mean_square(found, root),
+        inverse_diagonal=_distinct(diagonal, alphas),
+    )
+
+
+def bordered_diagonal(inverse_diagonal: FloatMatrix, ones: FloatMatrix, root: FloatVector) -> FloatMatrix:
+    """(M^-1)_ii = (A^-1)_ii - v_i^2 / (s^T v) of M = [[A, s], [s^T, 0]], v = A^-1 s; column by column."""
+    return np.asarray(inverse_diagonal - np.square(ones) / (root @ ones))
+
+
+def unscaled(dual_coef: FloatMatrix, root: FloatVector | None) -> FloatMatrix:
+    """u = S^-1 dual_coef (n, t), 0 where the weight is 0."""
+    if root is None:
+        return dual_coef
+    scale = root[:, None]
+    return np.divide(dual_coef, scale, out=np.zeros_like(dual_coef), where=scale > 0)
+
+
+def _check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
+    if not len(share):
+        raise DataError("every row has weight zero", hint="leave-one-out needs rows that were fitted")
+    least = np.min(share, axis=1)
+    worst = int(np.argmin(least))
+    if not least[worst] > MIN_SHARE:
+        raise DataError(
+            f"row {rows[worst]:,} decides its own prediction (1 - leverage is {least[worst]:.1g}): without it nothing "
+            "is known there",
+            hint="raise alpha; a fit with an intercept needs two rows of positive weight",
+            row=int(rows[worst]),
+        )
+
+
+def _residuals(
+    y: FloatMatrix, found: FloatMatrix, seen: NDArray[np.bool_], predictions: FloatMatrix | None
+) -> FloatMatrix:
+    residuals = np.full(y.shape, np.nan)
+    residuals[seen] = found
+    if predictions is not None:
+        residuals[~seen] = y[~seen] - predictions
+    return residuals
+
+
+def _mean_square(residuals: FloatMatrix, root: FloatVector) -> FloatVector:
+    seen = root > 0
+    weight = np.square(root[seen])
+    return np.asarray(weight @ np.square(residuals[seen]) / weight.sum())
+
+
+def _distinct(diagonal: FloatMatrix, alphas: FloatVector) -> FloatMatrix:
+    """One column for each distinct alpha."""
+    first = {value: column for column, value in reversed(list(enumerate(alphas.tolist())))}
+    return np.ascontiguousarray(diagonal[:, [first[value] for value in dict.fromkeys(alphas.tolist())]])

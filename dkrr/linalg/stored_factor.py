@@ -1,0 +1,86 @@
+"""Find the finished Cholesky factor of a system that was solved earlier, in the store where it was left.
+
+A factor's fields say which matrix it factorises; a model knows the same of its own system. The tile size, where its
+Gram tiles came from and the BLAS kernel decide its bytes but not what it is a factor of, so any float64 factor of the
+matrix will do.
+
+Cost: one small JSON document for each factor of the store, and one look at every tile of the one that is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dkrr.errors import StoreError
+from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
+from dkrr.stores import is_url, read_json
+from dkrr.tiles import TileMatrix
+
+__all__ = ["WantedFactor", "open_factor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedFactor:
+    """What must agree: the fields of :func:`~dkrr.linalg.keys.factor_fields` that decide the matrix."""
+
+    kernel: dict[str, Any]
+    center: list[float] | None
+    n: int
+    alpha: float
+    rows_digest: str
+    weight_digest: str | None
+
+    def reason_against(self, location: str) -> str:
+        """Why the array at ``location`` is not this factor, finished and in float64; "" when it is."""
+        document = read_json(location, "zarr.json")
+        if document is None:
+            return "is gone"
+        fields = document.get("attributes") if isinstance(document, dict) else None
+        if not isinstance(fields, dict) or key_of(fields) not in location:
+            return "is not a factor of dkrr, or not the one its name says"
+        wanted = {**vars(self), "format_version": FORMAT_VERSION, "kernel_version": KERNEL_VERSION}
+        differing = [name for name, value in wanted.items() if fields.get(name) != value]
+        if differing:
+            return f"is a factor of something else ({', '.join(sorted(differing))})"
+        if fields.get("dtype") != "float64":
+            return f"is {fields.get('dtype')}, which is not precise enough"
+        factor = TileMatrix.open(location)
+        missing = factor.missing()
+        if missing:
+            return f"is not whole: {len(missing):,} of {factor.grid.num_lower:,} tiles are missing"
+        return ""
+
+
+def open_factor(wanted: WantedFactor, named: Sequence[str], store: str | None) -> TileMatrix:
+    """The factor at one of the named locations, else any in the store that is the one.
+
+    Parameters
+    ----------
+    named
+        Where it was when the system was solved.
+    store
+        A local store that is searched, or None.
+
+    Raises
+    ------
+    StoreError
+        There is none; the message says why not for each that was named.
+    """
+    reasons = []
+    for location in named:
+        reason = wanted.reason_against(location)
+        if not reason:
+            return TileMatrix.open(location)
+        reasons.append(f"{location} {reason}")
+    for location in _factors_in(store):
+        if location not in named and not wanted.reason_against(location):
+            return TileMatrix.open(location)
+    raise StoreError(f"no float64 factor of these {wanted.n:,} rows: {'; '.join(reasons) or 'the fit left none'}")
+
+
+def _factors_in(store: str | None) -> Iterator[str]:
+    if store is not None and not is_url(store):
+        yield from (str(path) for path in sorted(Path(store, "factors").glob("*.zarr")))

@@ -1,0 +1,246 @@
+"""The variance of a prediction, from a Cholesky factor and a forward substitution.
+
+Kernel ridge regression is the mean of a Gaussian process: with f ~ N(0, sigma^2 k), noise of variance
+sigma^2 alpha / w_i in target i, S = diag(sqrt(w)) and A = S K S + alpha I = L L^T,
+
+    var f(z) = sigma^2 (k(z, z) - |L^-1 S k(X, z)|^2).
+
+With an intercept b (a flat prior) the border s = S 1 adds what is not known of b,
+
+    + sigma^2 (1 - s^T A^-1 S k(X, z))^2 / (s^T A^-1 s) = (1 - g^T V)^2 / |g|^2,    g = L^-1 s,  V = L^-1 S k(X, z):
+
+g is one more column of the same substitution. A new observation at z of weight 1 has sigma^2 alpha on top. The
+functions here leave out sigma^2; :func:`maximum_likelihood_scale` is its estimate.
+
+Rows of Z are taken in blocks. A block keeps its V (w, n) in memory and reads every tile of the factor once, so that
+w decides between memory and reading: :func:`block_rows`.
+
+Cost
+----
+n kernel entries and n^2 flops a row of Z; 8 n w bytes.
+
+References
+----------
+Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, algorithm 2.1 and section 2.7 (the flat prior of
+explicit basis functions).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.chunks import FloatArray
+from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
+from dkrr.kernels import Kernel
+from dkrr.linalg.predict import RowSource
+from dkrr.tiles import TileGrid
+from dkrr.tiles.blas import gemm_nt, is_finite, potrf, trsm_right
+
+__all__ = ["DenseFactor", "LowerTiles", "VarianceSystem", "block_rows", "maximum_likelihood_scale"]
+
+logger = logging.getLogger("dkrr.linalg")
+
+FloatVector = NDArray[np.float64]
+
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 32, 1024
+BLOCK_BYTES = 256 * 2**20
+PASS_ROWS = 65_536
+# how many units of n eps cond(L) k(z, z) rounding may be blamed for, as in LAPACK's tests
+ROUNDING_FACTOR = 30.0
+
+
+class LowerTiles(Protocol):
+    """A Cholesky factor in tiles: a ``TileMatrix`` in a store, or :class:`DenseFactor`."""
+
+    @property
+    def grid(self) -> TileGrid: ...
+
+    def read(self, i: int, j: int) -> FloatArray: ...
+
+
+@dataclass(frozen=True)
+class DenseFactor:
+    """L in memory, as one tile."""
+
+    lower: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, kernel: Kernel, x: NDArray[np.float64], root: FloatVector | None, alpha: float) -> DenseFactor:
+        """Factorise S K S + alpha I for centred rows x (n, d).
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            It is not positive definite in float64.
+
+        Cost
+        ----
+        n^3 / 3 flops, 8 n^2 bytes.
+        """
+        a = kernel.block(x, x, same=True)
+        if root is not None:
+            a *= root[:, None]
+            a *= root[None, :]
+        a[np.diag_indices_from(a)] += alpha
+        if not is_finite(a):
+            raise DataError("the Gram matrix is not finite", hint="scale the features")
+        info = potrf(a)
+        if info:
+            raise NotPositiveDefiniteError(
+                f"the matrix of {len(a):,} rows has no Cholesky factor at row {info - 1:,} (alpha {alpha:.3g})",
+                hint="raise alpha, or remove duplicated rows; without a factor there is no variance",
+                row=info - 1,
+                alpha=alpha,
+            )
+        return cls(a)
+
+    @property
+    def grid(self) -> TileGrid:
+        return TileGrid(len(self.lower), len(self.lower))
+
+    def read(self, i: int, j: int) -> FloatArray:
+        """The whole factor."""
+        return self.lower
+
+
+def block_rows(n: int, memory_bytes: int | None = None) -> int:
+    """w, the rows of Z that are taken together: 32 to 1,024, as 8 n w bytes fit in 256 MiB or in ``memory_bytes``."""
+    budget = BLOCK_BYTES if memory_bytes is None else min(BLOCK_BYTES, memory_bytes)
+    return int(min(MAX_BLOCK_ROWS, max(MIN_BLOCK_ROWS, budget // (8 * n))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceSystem:
+    """Everything that the variance of f rests on, for one alpha.
+
+    Parameters
+    ----------
+    factor
+        L of A = S K S + alpha I, float64.
+    kernel, x, center
+        Resolved kernel, training rows (n, d), and what is subtracted from rows before the kernel sees them.
+    alpha
+    root : (n,), optional
+        Square roots of the weights.
+    intercept
+        Whether f has an intercept.
+    """
+
+    factor: LowerTiles
+    kernel: Kernel
+    x: RowSource
+    alpha: float
+    center: FloatVector | None = None
+    root: FloatVector | None = None
+    intercept: bool = False
+
+    def variance(self, z: NDArray[np.float64]) -> FloatVector:
+        """var f(z) / sigma^2 (m,) for rows z (m, d) in memory, not centred.
+
+        What rounding makes negative becomes 0; how many rows that are is logged.
+
+        Raises
+        ------
+        NumericalError
+            A variance is more negative than rounding explains.
+        """
+        m, step = len(z), block_rows(self.factor.grid.n)
+        result = np.empty(m)
+        for start in range(0, m, step):
+            result[start : start + step] = self._block(np.ascontiguousarray(z[start : start + step]))
+        return result
+
+    def _block(self, z: NDArray[np.float64]) -> FloatVector:
+        if self.center is not None:
+            z = z - self.center
+        own = self.kernel.diag(z)
+        half = self._half(z)
+        rows = half[: len(z)]
+        values: FloatVector = own - np.einsum("ij,ij->i", rows, rows)
+        if self.intercept:
+            border = half[-1]
+            values += np.square(1.0 - rows @ border) / (border @ border)
+        return self._clipped(values, own)
+
+    def _half(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The transpose of L^-1 S [k(X, z), 1] (m or m + 1, n), by row blocks, in place."""
+        factor, grid = self.factor, self.factor.grid
+        half = np.empty((len(z) + self.intercept, grid.n))
+        for i in range(grid.num_tiles):
+            span = grid.span(i)
+            block = half[:, span]
+            x = self.x.read(span.start, span.stop)
+            self.kernel.block(z, x if self.center is None else x - self.center, block[: len(z)])
+            if self.intercept:
+                block[-1] = 1.0
+            if self.root is not None:
+                block *= self.root[span]
+            for k in range(i):
+                gemm_nt(block, half[:, grid.span(k)], factor.read(i, k))
+            trsm_right(block, factor.read(i, i))
+        return half
+
+    def _clipped(self, values: FloatVector, own: FloatVector) -> FloatVector:
+        if not np.isfinite(values).all():
+            raise DataError("a variance is not finite", hint="scale the features")
+        negative = values < 0
+        if not negative.any():
+            return values
+        limit = self._rounding(float(np.max(np.abs(own))))
+        worst = int(np.argmin(values))
+        if values[worst] < -limit:
+            raise NumericalError(
+                f"the variance of a prediction is {values[worst]:.2g} (k(z, z) = {own[worst]:.3g}), which rounding "
+                f"({limit:.1g}) does not explain",
+                hint="an indefinite kernel has no variance; else check the store with `dkrr info --verify`",
+            )
+        logger.info("%d variances of at least %.1g set to 0 (rounding: %.1g)", negative.sum(), values[worst], limit)
+        return np.maximum(values, 0.0)
+
+    def _rounding(self, own: float) -> float:
+        """30 n eps cond(L) k(z, z), cond(L) <= ((n k s^2 + alpha) / alpha)^1/2."""
+        n = self.factor.grid.n
+        largest = n * own * (1.0 if self.root is None else float(np.max(self.root)) ** 2)
+        eps = float(np.finfo(np.float64).eps)
+        condition = np.sqrt((largest + self.alpha) / max(self.alpha, eps * largest))
+        return float(ROUNDING_FACTOR * n * eps * condition * own)
+
+
+def maximum_likelihood_scale(
+    y: RowSource, dual_coef: RowSource, num_weighted: int, *, intercept: bool = False
+) -> FloatVector:
+    """sigma^2 (t,) = y^T S A^-1 S y / n: the maximum of the Gaussian process' likelihood, A given.
+
+    y^T S A^-1 S y is y^T dual_coef, so no factor is needed. n counts the rows of positive weight; the others tell
+    nothing. With an intercept, which is integrated out, it is y^T dual_coef / (n - 1) (restricted likelihood).
+
+    Parameters
+    ----------
+    y, dual_coef : RowSource (n, t)
+    num_weighted
+        n.
+
+    References
+    ----------
+    Rasmussen and Williams, 2006, section 5.4.1; Mardia and Marshall, Biometrika 71 (1984).
+    """
+    n = y.num_rows
+    # an intercept makes dual_coef orthogonal to constants: a large mean would only be rounded
+    shift = _mean(y) if intercept else np.zeros(y.num_columns)
+    total = np.zeros(y.num_columns)
+    for start in range(0, n, PASS_ROWS):
+        stop = min(start + PASS_ROWS, n)
+        total += np.einsum("it,it->t", y.read(start, stop) - shift, dual_coef.read(start, stop))
+    return np.maximum(total, 0.0) / max(1, num_weighted - intercept)
+
+
+def _mean(y: RowSource) -> FloatVector:
+    total = np.zeros(y.num_columns)
+    for start in range(0, y.num_rows, PASS_ROWS):
+        total += y.read(start, min(start + PASS_ROWS, y.num_rows)).sum(axis=0)
+    return total / y.num_rows

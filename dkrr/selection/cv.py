@@ -1,0 +1,248 @@
+"""KernelRidgeCV: kernel ridge regression that chooses its alpha by held-out error."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import fields
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.engine.cluster import find_client
+from dkrr.engine.environment import cpu_count
+from dkrr.engine.memory import free_memory_bytes
+from dkrr.errors import ParameterError
+from dkrr.estimator import KernelRidge
+from dkrr.kernels import Kernel
+from dkrr.linalg.dense import DenseFit
+from dkrr.linalg.eigen import eigen_bytes
+from dkrr.linalg.primal_choose import array_source
+from dkrr.planning.choices import SolverChoice
+from dkrr.selection.folds import make_folds
+from dkrr.selection.path import AlphaPath, Chosen
+from dkrr.selection.primal import primal_search
+from dkrr.selection.scoring import Scoring
+from dkrr.selection.tiles import PathFit
+from dkrr.tiled import TiledFit
+from dkrr.validation import check_alpha, check_flag
+
+__all__ = ["KernelRidgeCV"]
+
+logger = logging.getLogger("dkrr.selection")
+
+Floats = NDArray[np.float64]
+
+MAX_EIGEN_ROWS = 12_000
+MEMORY_SHARE = 0.8
+# An eigendecomposition takes as long as the factors and inverse diagonals of about so many alphas on one core: 8.2 to
+# 9.8 measured at n = 3,000, side by side; half of its flops are products of a matrix and a vector.
+ALPHAS_A_CORE = 8
+
+
+class KernelRidgeCV(KernelRidge):
+    """Kernel ridge regression with the alpha of the smallest leave-one-out error, or of the best score over folds.
+
+    Parameters
+    ----------
+    alphas : array of (k,), default (0.1, 1.0, 10.0)
+        The grid, each at least 0.
+    kernel, gamma, degree, coef0, kernel_params, fit_intercept
+        As in :class:`dkrr.KernelRidge`.
+    scoring : str or callable, optional
+        A scorer of scikit-learn. None means the negative mean squared error, -mean(w_i e_i^2), of leave-one-out, and
+        R^2 over folds, as in RidgeCV.
+    cv : optional
+        None is leave-one-out, exactly. Else a number of folds, a splitter of scikit-learn, an iterable of (train, test)
+        row numbers, or an array of n labels: the rows of one label are one fold. Rows are not shuffled.
+    alpha_per_target : bool, default False
+        An alpha for each target.
+    store_cv_results : bool, default False
+        Keep ``cv_results_``.
+    solver, precision, tile_size, store, tol, max_iter, solver_params
+        As in :class:`dkrr.KernelRidge`. Up to 6,000 rows are fitted in memory, and up to 12,000 where folds or many
+        alphas make it pay, unless ``tile_size``, ``store`` or "cg" ask for tiles: one eigendecomposition serves all
+        folds and alphas; for leave-one-out with at most 8 alphas a factor for each takes less time. Through tiles
+        "cholesky" makes a factor for each alpha from one stored Gram matrix, "cg" estimates the leave-one-out error
+        of each (see :meth:`leave_one_out`), "primal" takes two passes, and "auto" what costs less. Folds are for rows
+        in memory.
+
+    Attributes
+    ----------
+    alpha_ : float or (t,)
+        The first of the grid with the best score.
+    best_score_ : float or (t,)
+    scores_ : (k,) or (t, k)
+        Of every alpha of the grid.
+    cv_results_ : (n, k) or (n, t, k)
+        Held-out squared errors times the weight without ``scoring``, else held-out predictions; NaN for rows that no
+        fold holds out.
+    dual_coef_, intercept_, X_fit_, n_features_in_, solution_
+        Of the fit of all rows with ``alpha_``.
+
+    Notes
+    -----
+    Cost in memory: one eigendecomposition of the Gram matrix (9 n^3 flops at most, 24 n^2 bytes); then every alpha
+    costs 2 n^2 (t + 1) flops for leave-one-out, and n f^2 for every fold of f rows.
+
+    References
+    ----------
+    Rifkin and Lippert, Notes on regularized least squares, MIT-CSAIL-TR-2007-025, 2007.
+    """
+
+    def __init__(
+        self,
+        alphas: Any = (0.1, 1.0, 10.0),
+        *,
+        kernel: Any = "linear",
+        gamma: float | None = None,
+        degree: float = 3,
+        coef0: float = 1,
+        kernel_params: dict[str, Any] | None = None,
+        fit_intercept: bool = False,
+        scoring: Any = None,
+        cv: Any = None,
+        alpha_per_target: bool = False,
+        store_cv_results: bool = False,
+        solver: str = "auto",
+        precision: str = "auto",
+        tile_size: Any = "auto",
+        store: Any = None,
+        tol: float = 1e-8,
+        max_iter: int | None = None,
+        solver_params: dict[str, Any] | None = None,
+    ) -> None:
+        self.alphas = alphas
+        self.kernel = kernel
+        self.gamma = gamma
+        self.degree = degree
+        self.coef0 = coef0
+        self.kernel_params = kernel_params
+        self.fit_intercept = fit_intercept
+        self.scoring = scoring
+        self.cv = cv
+        self.alpha_per_target = alpha_per_target
+        self.store_cv_results = store_cv_results
+        self.solver = solver
+        self.precision = precision
+        self.tile_size = tile_size
+        self.store = store
+        self.tol = tol
+        self.max_iter = max_iter
+        self.solver_params = solver_params
+
+    # what a KernelRidge has as parameters, and its methods read
+    warm_start = False
+
+    @property
+    def alpha(self) -> Any:
+        """The chosen ridge, one or one per target; before there is one the first of the grid."""
+        return self.__dict__.get("alpha_", np.ravel(np.asarray(self.alphas))[0])
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelRidgeCV:
+        """Choose alpha and fit; see :meth:`dkrr.KernelRidge.fit`.
+
+        Parameters
+        ----------
+        sample_weight : (n,), optional
+            At least 0. Fits, leave-one-out errors and the scores of folds are weighted with them.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            K + alpha I is not positive definite for an alpha of the grid.
+        """
+        check_alpha(self.alphas)
+        for name in ("alpha_per_target", "store_cv_results"):
+            check_flag(name, getattr(self, name))
+        for name in ("alpha_", "best_score_", "scores_", "cv_results_"):
+            self.__dict__.pop(name, None)
+        super().fit(X, y, sample_weight)
+        if self.store_cv_results and self._model.y_is_1d:
+            self.cv_results_: Any = self.cv_results_[:, 0]
+        return self
+
+    @property
+    def _grid(self) -> Floats:
+        return np.asarray(check_alpha(self.alphas))
+
+    def _is_for_memory(self, num_rows: int) -> bool:
+        """Few rows; folds, which tiles have no formula for; and so many alphas that their factors would cost more."""
+        if super()._is_for_memory(num_rows):
+            return True
+        if self.solver != "auto" or num_rows > MAX_EIGEN_ROWS or find_client() is not None:
+            return False
+        pays = self.cv is not None or len(self._grid) > ALPHAS_A_CORE * cpu_count()
+        return pays and eigen_bytes(num_rows) <= MEMORY_SHARE * free_memory_bytes()
+
+    def _is_for_features(self, kernel: Kernel, choice: SolverChoice, X: Any, y: Any) -> bool:
+        if self.cv is None:
+            return super()._is_for_features(kernel, choice, X, y)
+        if choice.solver == "primal":
+            raise ParameterError("cv with solver 'primal'", hint="leave cv out: leave-one-out is exact; or the solver")
+        return False
+
+    def _fit_primal(self, X: Any, y: Any, weight: Any, kernel: Kernel, names: list[str]) -> KernelRidge:
+        targets = y.reshape(len(y), -1)
+        source = array_source(X, targets, kernel.resolve(X.shape[1]), weight)
+        scoring, bordered = self._scoring(targets.shape[1]), bool(self.fit_intercept)
+        self._take(primal_search(source, targets, self._grid, scoring, fit_intercept=bordered, stored=self._stored))
+        return super()._fit_primal(X, y, weight, kernel, names)
+
+    def _fit_tiled(self, tiled: TiledFit, X: Any, y: Any, weight: Any, in_memory: bool) -> KernelRidge:
+        if self.cv is not None:
+            raise ParameterError(
+                "cv through tiles, which have no formula for folds",
+                hint=f"leave cv out: leave-one-out is exact; or give at most {MAX_EIGEN_ROWS:,} rows in memory, and no "
+                "tile_size, store or solver",
+            )
+        shared = {item.name: getattr(tiled, item.name) for item in fields(tiled)}
+        path = PathFit(
+            **(shared | {"alpha": float(self._grid.min())}),
+            grid=tuple(self._grid.tolist()),
+            scoring=Scoring(scorer=self.scoring, per_target=bool(self.alpha_per_target)),
+            stored=self._stored,
+            take=self._take,
+        )
+        return super()._fit_tiled(path, X, y, weight, in_memory)
+
+    @property
+    def _stored(self) -> Literal["errors", "predictions"] | None:
+        """What ``cv_results_`` holds."""
+        if not self.store_cv_results:
+            return None
+        return "errors" if self.scoring is None else "predictions"
+
+    def _solve_in_memory(self, kernel: Kernel | None, x: Any, y: Floats, weight: Any, precision: str) -> DenseFit:
+        if precision != "float64":
+            raise ParameterError(
+                f"precision {precision!r} with an eigendecomposition", hint='it is made in float64; leave it "auto"'
+            )
+        started = time.perf_counter()
+        folds = None if self.cv is None else make_folds(self.cv, x, y)
+        is_eigen = folds is not None or len(self._grid) > ALPHAS_A_CORE
+        path = AlphaPath(
+            kernel=kernel, x=x, y=y, weight=weight, fit_intercept=bool(self.fit_intercept), folds=folds,
+            method="eigen" if is_eigen else "cholesky",
+        )  # fmt: skip
+        self._take(path.search(self._grid, self._scoring(y.shape[1]), store=self._stored))
+        return path.fit(np.broadcast_to(check_alpha(self.alpha_), y.shape[1:]), started)
+
+    def _scoring(self, num_targets: int) -> Scoring:
+        scorer = self.scoring
+        if scorer is None and self.cv is not None:
+            scorer = "r2"
+        return Scoring(
+            scorer=scorer, per_target=bool(self.alpha_per_target) and num_targets > 1, is_1d=num_targets == 1
+        )
+
+    def _take(self, chosen: Chosen) -> None:
+        """The attributes of a choice."""
+        alphas = self._grid[chosen.index]
+        is_one = chosen.scores.ndim == 1
+        self.alpha_ = float(alphas[0]) if is_one else alphas
+        self.best_score_, self.scores_ = chosen.best, chosen.scores
+        logger.info("alpha %s of %d: score %s", self.alpha_, len(self._grid), self.best_score_)
+        if chosen.values is not None:
+            self.cv_results_ = chosen.values

@@ -1,0 +1,54 @@
+"""A grid of alphas in feature space: two passes over the rows for all of them, see :mod:`dkrr.linalg.primal_choose`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.linalg.primal_choose import primal_leave_one_out, primal_path
+from dkrr.linalg.primal_source import RowsSource
+from dkrr.selection.path import Chosen, choose
+from dkrr.selection.scoring import Scoring, held_out
+
+__all__ = ["primal_search"]
+
+Floats = NDArray[np.float64]
+
+
+def primal_search(
+    source: RowsSource,
+    y: Floats,
+    grid: Floats,
+    scoring: Scoring,
+    *,
+    fit_intercept: bool,
+    stored: Literal["errors", "predictions"] | None = None,
+) -> Chosen:
+    """The alpha with the best leave-one-out score.
+
+    Parameters
+    ----------
+    source
+        Rows, targets and weights as a primal fit reads them.
+    y : (n, t)
+        The targets.
+    grid : (k,)
+    scoring, stored
+        See :meth:`dkrr.selection.path.AlphaPath.search`.
+
+    Cost
+    ----
+    Two passes for mean squared errors; a scorer, or what is stored, needs every residual: three passes for each alpha.
+    """
+    t, weight = y.shape[1], source.weights()
+    if scoring.scorer is None and stored is None:
+        errors = primal_path(source, grid.tolist(), fit_intercept=fit_intercept).mean_squared_error.T  # (t, k)
+        return choose(scoring.of_errors(errors, weight), t)
+    scores, values = [], []
+    for alpha in grid.tolist():
+        loo = primal_leave_one_out(source, alpha, fit_intercept=fit_intercept)
+        scores.append(scoring.of_left_out(loo, y, weight))
+        values.append(held_out(loo, y, weight, stored))
+    return choose(np.stack(scores, axis=-1), t, None if stored is None else np.stack(values, axis=-1))

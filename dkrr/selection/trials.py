@@ -1,0 +1,175 @@
+"""One trial of a search: frozen parameters, a task that runs it on any worker, and a JSON document with what it found.
+
+    search   widths and alpha that minimise the negative log marginal likelihood, from a start
+    slice    widths times a factor: the leave-one-out error for a grid of alphas, from one eigendecomposition
+    check    the leave-one-out error on more rows, alpha refined by its slope
+
+A trial is named by the digest of its parameters and of the rows, and its document is its checkpoint: a task that finds
+it returns what it says. So an interrupted search continues, and one that is repeated is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import MemoryBudgetError
+from dkrr.failpoints import failpoint
+from dkrr.selection.families import FAMILIES
+from dkrr.selection.likelihood import Explained
+from dkrr.selection.search import Found, alpha_path, minimise, refine_alpha
+from dkrr.selection.subset import Subset, standard_deviations
+from dkrr.stores import read_json, write_json
+from dkrr.threads import single_blas_thread
+
+__all__ = ["Trial", "TrialBatch", "run_trial", "trial_bytes", "trial_flops"]
+
+FloatArray = NDArray[np.float64]
+
+FORMAT = 1  # of the documents, and of what is computed
+# a gradient evaluation makes a factor and an inverse (n^3 flops); entries and strips count as much again for few rows
+EIGEN_FLOPS = 9.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is tried.
+
+    Parameters
+    ----------
+    stage
+        Name of the part of the search that it belongs to.
+    kind
+        "search", "slice" or "check".
+    family
+        One of :data:`~dkrr.selection.families.FAMILIES`.
+    widths
+        One, or one for each feature: where a search begins, or what is evaluated.
+    alphas
+        One to begin with, or the grid of a slice.
+    num_rows
+        Rows of the subset that are used.
+    num_evaluations
+        At most; of a slice, one.
+    factor
+        By which the widths of a slice were multiplied.
+    """
+
+    stage: str
+    kind: Literal["search", "slice", "check"]
+    family: str
+    widths: tuple[float, ...]
+    alphas: tuple[float, ...]
+    num_rows: int
+    num_evaluations: int = 1
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES or not self.widths or not self.alphas:
+            raise ValueError(f"trial of {self.family!r} with {len(self.widths)} widths and {len(self.alphas)} alphas")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, the same that JSON gives back."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+    def key(self, digest: str) -> str:
+        """The name of its document, for rows of this digest."""
+        # the name of the stage is for people: the same work in another stage is the same trial
+        fields = {name: value for name, value in self.to_dict().items() if name != "stage"}
+        text = json.dumps([FORMAT, digest, fields], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialBatch:
+    """Trials that run beside each other: the payload of their tasks. ``digest`` names the rows and the intercept."""
+
+    folder: str
+    subset: Subset
+    digest: str
+    intercept: bool
+    trials: tuple[Trial, ...]
+
+
+def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
+    """Run one trial of a batch, or read what it found before. A task of :mod:`dkrr.engine.tasks`.
+
+    Raises
+    ------
+    MemoryBudgetError
+        A matrix of so many rows does not fit.
+    """
+    trial = batch.trials[number]
+    document = f"{trial.key(batch.digest)}.json"
+    known = read_json(batch.folder, document)
+    if known is not None:
+        return False, known
+    started = time.perf_counter()
+    try:
+        rows = batch.subset.read(trial.num_rows, intercept=batch.intercept)
+        with single_blas_thread():
+            found = _RUN[trial.kind](rows, trial)
+    except MemoryError as exc:
+        raise MemoryBudgetError(
+            f"a trial on {trial.num_rows:,} rows ran out of memory ({trial_bytes(trial):,} bytes and more)",
+            hint="set [tune] rows lower, or raise memory_limit",
+        ) from exc
+    found["seconds"] = round(time.perf_counter() - started, 3)
+    failpoint("tune.before_write")
+    write_json(batch.folder, document, found)
+    return True, found
+
+
+def _search(rows: Explained, trial: Trial) -> dict[str, Any]:
+    scale = standard_deviations(rows)
+    found = minimise(rows, trial.family, np.array(trial.widths), trial.alphas[0], scale, trial.num_evaluations)
+    return _document(found)
+
+
+def _check(rows: Explained, trial: Trial) -> dict[str, Any]:
+    return _document(refine_alpha(rows, trial.family, np.array(trial.widths), trial.alphas[0], trial.num_evaluations))
+
+
+def _slice(rows: Explained, trial: Trial) -> dict[str, Any]:
+    errors = alpha_path(rows, trial.family, np.array(trial.widths), np.array(trial.alphas))
+    best = int(np.argmin(errors))
+    return {
+        "widths": list(trial.widths),
+        "alpha": trial.alphas[best],
+        "loo_rmse": float(errors[best]),
+        "num_evaluations": 1,
+        "errors": errors.tolist(),
+    }
+
+
+def _document(found: Found) -> dict[str, Any]:
+    return {
+        "widths": found.widths.tolist(),
+        "alpha": found.alpha,
+        "loss": found.loss,
+        "loo_rmse": found.loo_rmse,
+        "degrees_of_freedom": found.degrees_of_freedom,
+        "num_evaluations": len(found.evaluations),
+        "evaluations": [list(point) for point in found.evaluations],
+    }
+
+
+_RUN = {"search": _search, "slice": _slice, "check": _check}
+
+
+def trial_flops(trial: Trial) -> float:
+    """About what a trial costs, at its most evaluations."""
+    each = EIGEN_FLOPS if trial.kind == "slice" else 1.0
+    return each * float(trial.num_rows) ** 3 * trial.num_evaluations
+
+
+def trial_bytes(trial: Trial) -> int:
+    """Its matrices: one for a factor and its inverse, three for an eigendecomposition."""
+    return (24 if trial.kind == "slice" else 8) * trial.num_rows**2

@@ -1,0 +1,109 @@
+"""Choosing kernel, widths and alpha on subsets of the rows, then checking and refining the choice on more of them.
+
+    1  search      every family with one shared width, then with one width for each feature, on a small subset:
+                   the marginal likelihood is maximised from two starts each
+    2  search      the best of them (by leave-one-out error), continued on a larger subset
+    3  slice       the best with a shared width and the best with one for each feature: the leave-one-out error over
+                   (factor on the widths) x alpha, one eigendecomposition a factor
+    4  check       the finalists on the most rows that the time allows, alpha refined; the smallest error is chosen
+
+The subsets are nested. Leave-one-out errors are in units of the targets' standard deviations. Several targets share
+kernel and alpha.
+
+The choice is a function of the rows, the settings and the seed, down to the bits on one kind of CPU, as long as the
+budget cuts nothing off. Where it does, a note says so.
+
+Cost: see :func:`~dkrr.selection.trials.trial_flops`; with 1,000, 2,000 and 8,000 rows about 3e12 flops.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import ExitStack, closing
+from typing import Any
+
+from dkrr.engine.session import memory_limit_of
+from dkrr.engine.tasks import Executor, Progress
+from dkrr.fitting import BASELINE_BYTES
+from dkrr.resources import find_dataset, find_executor, rows_on_disk
+from dkrr.selection.budget import Budget
+from dkrr.selection.choice import TuneResult, TuneSettings
+from dkrr.selection.stages import Tuner
+from dkrr.selection.subset import draw_subset
+from dkrr.stores import place
+from dkrr.temporary import TemporaryStore
+
+__all__ = ["tune"]
+
+# a cluster takes longer to start than a search on so few rows
+IN_PROCESS_ROWS = 500
+
+
+def tune(
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    settings: TuneSettings | None = None,
+    store: str | None = None,
+    executor: Executor | None = None,
+    fit_intercept: bool = False,
+    progress: Progress | None = None,
+) -> TuneResult:
+    """Choose kernel, widths and alpha for rows.
+
+    Parameters
+    ----------
+    X, y, sample_weight
+        All that :meth:`dkrr.KernelRidge.fit` takes. Whiten the features first (``[data] standardize`` does), or one
+        width for all of them means little.
+    settings
+        What is searched; :class:`~dkrr.selection.choice.TuneSettings` by default.
+    store
+        Root below which the subset and a document for each trial are kept, under ``tune``; a search that was
+        interrupted continues with them. None: a temporary folder.
+    executor
+        Who runs the trials, as many at once as it has threads, each with one BLAS thread. None: this process for few
+        rows, else the caller's Dask client or a local cluster.
+    fit_intercept
+        Whether the fit will have an intercept.
+
+    Returns
+    -------
+    TuneResult
+        ``dkrr.KernelRidge(**result.parameters())`` is the estimator.
+
+    Raises
+    ------
+    DataError
+        No targets, or fewer than two rows of positive weight.
+    """
+    settings = settings or TuneSettings()
+    most = max(settings.rows, *settings.search_rows)
+    with ExitStack() as stack:
+        if store is None:
+            store = stack.enter_context(closing(TemporaryStore())).path
+        dataset = stack.enter_context(rows_on_disk(find_dataset(X), y, sample_weight, store))
+        if executor is None:
+            executor = stack.enter_context(find_executor(min(most, dataset.num_rows), IN_PROCESS_ROWS))
+        parts = [dataset.digest, dataset.digest_y, dataset.digest_weight, settings.seed, fit_intercept]
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+        subset = draw_subset(dataset, most, settings.seed, place(store, "tune", f"{digest}.zarr", f"rows-{most}"))
+        limit = memory_limit_of(executor)
+        budget = Budget(
+            total_seconds=settings.budget_seconds,
+            num_threads=executor.num_threads,
+            memory_bytes=None if limit is None else max(0, limit - BASELINE_BYTES),
+        )
+        tuner = Tuner(
+            subset=subset,
+            digest=digest,
+            settings=settings,
+            intercept=fit_intercept,
+            executor=executor,
+            folder=place(store, "tune", f"{digest}.zarr", "trials"),
+            budget=budget,
+            progress=progress,
+        )
+        return tuner.run()

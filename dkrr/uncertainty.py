@@ -1,0 +1,196 @@
+"""How uncertain a model's predictions are: standard deviations and intervals.
+
+    std(z) = y_std (sigma^2 (var f(z) / sigma^2 + alpha [noise]))^1/2
+
+with the variance of :mod:`dkrr.linalg.variance`, which needs a float64 Cholesky factor (:mod:`dkrr.spread`). Intervals
+need the quantiles of leave-one-out residuals that a model keeps (:mod:`dkrr.linalg.calibration`); those of constant
+width need no factor at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from dkrr.dataset.sources.table import to_floats
+from dkrr.errors import DataError, ParameterError
+from dkrr.linalg.calibration import IntervalMethod, Quantiles, check_coverage, check_method
+from dkrr.linalg.leave_one_out import LeaveOneOut
+from dkrr.spread import OTHER_SOLVERS, Spread, Uncertain, alpha_of, variance_spread
+from dkrr.threads import single_blas_thread
+
+__all__ = ["WithUncertainty", "half_widths", "interval", "loo_quantiles", "standard_deviation"]
+
+FloatArray = NDArray[np.float64]
+
+BLOCK_ROWS = 4096
+
+
+def standard_deviation(
+    model: Uncertain, variance: FloatArray, *, noise: bool = False, sigma2: Any = None
+) -> FloatArray:
+    """Standard deviations (m,) or (m, t) in the units of y, from var f / sigma^2 (m, t)."""
+    scale = _sigma2(model, sigma2)
+    values: FloatArray = np.sqrt(scale * (variance + (alpha_of(model) if noise else 0.0)))
+    values = values[:, 0] if model.y_is_1d else values
+    if model.scaling is None:
+        return values
+    return values * (model.scaling.y_std[0] if model.y_is_1d else model.scaling.y_std)
+
+
+def _sigma2(model: Uncertain, given: Any) -> FloatArray:
+    if given is None:
+        if model.sigma2 is None:
+            raise ParameterError("this model does not know sigma2", hint="give sigma2=, or fit again")
+        return model.sigma2
+    values = np.asarray(given, dtype=np.float64)
+    if not np.isfinite(values).all() or (values < 0).any() or values.shape not in ((), (model.num_targets,)):
+        raise ParameterError(
+            f"sigma2 is {given!r}; a number of at least 0 expected, or one for each of {model.num_targets} targets"
+        )
+    return np.broadcast_to(values, (model.num_targets,))
+
+
+def half_widths(
+    model: Uncertain, coverage: float, method: IntervalMethod, noisy_variance: FloatArray | None
+) -> FloatArray:
+    """Half widths of prediction intervals in the units of y, (m, t), or (t,) for "jackknife".
+
+    Parameters
+    ----------
+    noisy_variance
+        var f / sigma^2 + alpha (m, t); not needed for "jackknife".
+
+    Raises
+    ------
+    ParameterError
+        The model has no quantiles, or too few rows for this coverage.
+    """
+    check_method(method)
+    check_coverage(coverage)
+    if method == "gaussian":
+        assert noisy_variance is not None  # noqa: S101  (narrows the type)
+        width: FloatArray = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None) * noisy_variance)
+    else:
+        if model.quantiles is None:
+            raise ParameterError(
+                f"this model holds no leave-one-out quantiles, which {method!r} intervals rest on",
+                hint="predict_interval of the fitted estimator makes them, [evaluate] intervals = 0.9 in a job does",
+            )
+        width = model.quantiles.half_width(coverage, method)
+        if method == "normalised":
+            assert noisy_variance is not None  # noqa: S101  (narrows the type)
+            width = width * np.sqrt(noisy_variance)
+    return width if model.scaling is None else width * model.scaling.y_std
+
+
+def loo_quantiles(model: Uncertain, found: LeaveOneOut) -> Quantiles:
+    """What intervals need of leave-one-out residuals, which are in the units of y.
+
+    Rows of weight 0 do not count. What is no Gaussian process, because its coefficients are not those of the rows, has
+    no deviations to divide by.
+    """
+    if model.provenance.get("solver") in OTHER_SOLVERS:
+        fitted = found.inverse_diagonal[:, 0] * alpha_of(model)[0] != 1.0  # no leverage: weight 0
+        scale = 1.0 if model.scaling is None else model.scaling.y_std
+        return Quantiles.of(found.residuals[fitted] / scale, None)
+    n, alphas = model.num_rows, alpha_of(model).tolist()
+    distinct = list(dict.fromkeys(alphas))
+    diagonal = found.inverse_diagonal[:, [distinct.index(alpha) for alpha in alphas]]
+    weight = np.ones((n, 1)) if model.sample_weight is None else model.sample_weight.read(0, n)
+    scale = 1.0 if model.scaling is None else model.scaling.y_std
+    seen = weight[:, 0] > 0
+    return Quantiles.of(found.residuals[seen] / scale, (weight * diagonal)[seen])
+
+
+def interval(
+    model: Uncertain, values: FloatArray, coverage: float, method: IntervalMethod, variance: FloatArray | None
+) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper ends around predictions (m,) or (m, t); ``variance`` is var f / sigma^2 (m, t)."""
+    noisy = None if variance is None else variance + alpha_of(model)
+    width = half_widths(model, coverage, method, noisy)
+    width = width[..., 0] if model.y_is_1d else width
+    return values - width, values + width
+
+
+class WithUncertainty:
+    """The methods of a model that say how uncertain its predictions are."""
+
+    @cached_property
+    def spread(self: Any) -> Spread:
+        """The factors, found or made when they are first asked for; see :func:`variance_spread`."""
+        return variance_spread(self)
+
+    def variance(self: Any, X: Any) -> FloatArray:
+        """var f(z) / sigma^2 (m, t) for rows X (m, d) as :meth:`predict` takes them, in blocks."""
+        rows = X if hasattr(X, "shape") else np.asarray(X)
+        if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
+            raise DataError(
+                f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
+                hint="give the features the model was fitted with",
+            )
+        result = np.empty((rows.shape[0], self.num_targets))
+        for start in range(0, rows.shape[0], BLOCK_ROWS):
+            block = np.ascontiguousarray(to_floats(rows[start : start + BLOCK_ROWS], "X", start))
+            result[start : start + BLOCK_ROWS] = self.spread.variance(self.prepared_rows(block, start))
+        return result
+
+    def predict_std(self: Any, X: Any, *, noise: bool = False, sigma2: Any = None) -> FloatArray:
+        """Standard deviations (m,) or (m, t) of f at rows X (m, d), in the units of y.
+
+        Parameters
+        ----------
+        noise
+            Those of new observations of weight 1: sigma^2 alpha is added to the variance.
+        sigma2
+            None: the estimate of the fit, per target. A number fixes it, in the units in which the system was solved;
+            1.0 gives the standard deviations of scikit-learn's ``GaussianProcessRegressor(optimizer=None)``.
+
+        Raises
+        ------
+        ParameterError, StoreError
+            See :func:`variance_spread`.
+
+        Cost
+        ----
+        n^2 flops and n kernel entries a row; the factor is read once every 1,024 rows (fewer beyond n = 32,768).
+        """
+        with single_blas_thread():
+            return standard_deviation(self, self.variance(X), noise=noise, sigma2=sigma2)
+
+    def predict_interval(
+        self: Any, X: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife"
+    ) -> tuple[FloatArray, FloatArray]:
+        """Lower and upper ends, (m,) or (m, t), of intervals that shall hold a new y with probability ``coverage``.
+
+        Parameters
+        ----------
+        method
+            "jackknife": of constant width, from leave-one-out residuals; needs no factor. "normalised": from the same
+            residuals over their standard deviations, wider where f is uncertain. "gaussian": what the Gaussian process
+            says, calibrated on nothing but sigma^2.
+
+        Raises
+        ------
+        ParameterError
+            The model holds no quantiles of leave-one-out residuals, or of too few rows.
+        """
+        check_method(method)
+        with single_blas_thread():
+            variance = None if method == "jackknife" else self.variance(X)
+            return interval(self, self.predict(X), coverage, method, variance)
+
+    def with_quantiles(self: Any, quantiles: Quantiles) -> Any:
+        """The same model with quantiles of leave-one-out residuals; it keeps factors that it has."""
+        model = replace(self, quantiles=quantiles)
+        model.__dict__.update({name: value for name, value in self.__dict__.items() if name == "spread"})
+        return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy finds its factors itself: the one in memory may be large."""
+        return {name: value for name, value in self.__dict__.items() if name != "spread"}

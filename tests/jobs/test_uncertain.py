@@ -1,0 +1,172 @@
+"""Intervals and standard deviations of jobs: what a fit keeps, and the columns and shares that commands give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import zarr
+from click.testing import CliRunner
+
+from dkrr import KernelRidge, load_model
+from dkrr.cli import main
+from dkrr.errors import JobFileError, ParameterError, StoreError
+from dkrr.jobs.run import fit_job
+from dkrr.jobs.serve import evaluate_job, predict_job
+from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.uncertain import Asked
+from dkrr.tiles import TileMatrix
+
+N = 260
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((N, 3)) * [1, 10, 0.1]
+Y = np.sin(X[:, 0]) + 0.1 * X[:, 1] + 0.1 * RNG.standard_normal(N) + 7
+WEIGHT = RNG.uniform(0.5, 2, N)
+HELD_OUT = np.arange(N) % 4 == 0
+Make = Callable[..., JobSpec]
+
+
+@pytest.fixture
+def make(tmp_path: Path, cluster_client: Any) -> Make:
+    """A weighted, whitened job whose held-out rows are counted against 80 % intervals."""
+    columns = np.column_stack([X, WEIGHT, HELD_OUT, Y])
+    np.savetxt(tmp_path / "rows.csv", columns, delimiter=",", fmt="%.17g", header="a,b,c,w,held,y", comments="")
+
+    def spec(**tables: Any) -> JobSpec:
+        document: dict[str, Any] = {
+            "data": {"path": str(tmp_path / "rows.csv"), "target": ["y"], "features": ["a", "b", "c"], "weight": "w"},
+            "evaluate": {"mask": "held", "intervals": 0.8},
+            "model": {"kernel": "rbf", "gamma": 0.3, "alpha": 0.05, "fit_intercept": True},
+            "solver": {"name": "cholesky", "precision": "float64", "tile_size": 64},
+            "cluster": {"scheduler": cluster_client.scheduler.address},
+            "output": {"directory": str(tmp_path / "runs/a"), "store": str(tmp_path / "store")},
+        }
+        document["data"]["standardize"] = True
+        for name, changed in tables.items():
+            document[name] = document.get(name, {}) | changed
+        return JobSpec.from_dict(document, base=tmp_path)
+
+    return spec
+
+
+def reference() -> tuple[KernelRidge, float, float]:
+    """The same fit in memory on rows whitened by hand, with mean and standard deviation of y."""
+    x, y = X[~HELD_OUT], Y[~HELD_OUT]
+    model = KernelRidge(alpha=0.05, kernel="rbf", gamma=0.3, fit_intercept=True)
+    model.fit((x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std(), sample_weight=WEIGHT[~HELD_OUT])
+    return model, float(y.mean()), float(y.std())
+
+
+def whitened(rows: np.ndarray) -> np.ndarray:
+    x = X[~HELD_OUT]
+    return (rows - x.mean(0)) / x.std(0)
+
+
+def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(make: Make, tmp_path: Path) -> None:
+    summary = fit_job(make())
+    model, mean, std = reference()
+    lower, upper = model.predict_interval(whitened(X[HELD_OUT]), 0.8)
+    expected = float(np.mean((lower * std + mean <= Y[HELD_OUT]) & (Y[HELD_OUT] <= upper * std + mean)))
+    assert summary.score is not None
+    assert (summary.score.intervals, summary.score.coverage) == (0.8, [expected])
+    assert 0.6 < expected < 0.95
+    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    assert result["score"]["coverage"] == [expected]
+    saved = load_model(summary.model_path)
+    found = np.stack(saved.predict_interval(X[HELD_OUT], 0.8))
+    np.testing.assert_allclose(found[:, :, 0] if found.ndim == 3 else found, np.stack([lower, upper]) * std + mean)
+    # the command counts 90 % unless told
+    np.savetxt(tmp_path / "new.csv", np.column_stack([X, Y]), delimiter=",", header="a,b,c,y", comments="")
+    facts = evaluate_job(summary.model_path, str(tmp_path / "new.csv"))
+    assert 0.8 < facts["inside 90.0% intervals"] <= 1
+    narrow = evaluate_job(summary.model_path, str(tmp_path / "new.csv"), intervals=0.5)
+    assert narrow["inside 50.0% intervals"] < facts["inside 90.0% intervals"]
+
+
+def test_predictions_with_all_columns(make: Make, tmp_path: Path) -> None:
+    summary = fit_job(make())
+    model, mean, std = reference()
+    values, deviation = model.predict(whitened(X), return_std=True, noise=True)
+    lower, upper = model.predict_interval(whitened(X), 0.9, "normalised")
+    expected = np.stack([values * std + mean, deviation * std, lower * std + mean, upper * std + mean], axis=1)
+    np.save(tmp_path / "new.npy", X)
+    asked = Asked(std=True, noise=True, interval=0.9, method="normalised")
+    for ending in (".npy", ".csv", ".parquet", ".zarr"):
+        output = tmp_path / f"out{ending}"
+        assert predict_job(summary.model_path, str(tmp_path / "new.npy"), str(output), asked=asked) == N
+        assert not Path(f"{output}.work").exists()
+        np.testing.assert_allclose(read_columns(output), expected, rtol=1e-7)
+
+
+def read_columns(output: Path) -> Any:
+    """What a file of predictions holds, as (m, columns)."""
+    if output.suffix == ".npy":
+        return np.load(output)
+    if output.suffix == ".zarr":
+        return zarr.open_array(output, mode="r")[:]
+    read = pyarrow.csv.read_csv if output.suffix == ".csv" else pyarrow.parquet.read_table
+    table = read(output)
+    assert table.column_names == ["y", "y_std", "y_lower", "y_upper"]
+    return np.column_stack([column.to_numpy() for column in table.columns])
+
+
+def test_the_workers_read_the_factor_of_the_run(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, std = reference()
+    deviation = model.predict(whitened(X), return_std=True)[1] * std
+    monkeypatch.setattr("dkrr.spread.MAX_DENSE_ROWS", 10)
+    summary = fit_job(make(evaluate={"intervals": None}))
+    saved = load_model(summary.model_path)
+    assert all(isinstance(system.factor, TileMatrix) for system in saved.spread.systems)
+    np.save(tmp_path / "new.npy", X)
+    predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "out.npy"), asked=Asked(std=True))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy")[:, 1], deviation, rtol=1e-7)
+    with pytest.raises(ParameterError, match="no leave-one-out quantiles"):
+        predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "p.npy"), asked=Asked(interval=0.9))
+    # garbage is what no model names: this factor is named
+    from dkrr.jobs.garbage import find_garbage
+
+    assert not [item for item in find_garbage(tmp_path / "store", kept_seconds=-1) if "factors" in str(item.path)]
+
+
+def test_a_model_without_its_factor_says_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkrr.spread.MAX_DENSE_ROWS", 10)
+    summary = fit_job(make(output={"keep": "model"}))
+    np.save(tmp_path / "new.npy", X)
+    output = str(tmp_path / "out.npy")
+    with pytest.raises(StoreError, match="needs a float64 Cholesky factor"):
+        predict_job(summary.model_path, str(tmp_path / "new.npy"), output, asked=Asked(std=True))
+    assert not Path(f"{output}.work").exists()
+    # intervals of constant width need none
+    predict_job(summary.model_path, str(tmp_path / "new.npy"), output, asked=Asked(interval=0.9))
+    assert np.load(output).shape == (N, 3)
+
+
+def test_intervals_may_stand_alone_and_are_between_0_and_1(make: Make) -> None:
+    summary = fit_job(make(evaluate={"mask": None}))
+    assert summary.score is None
+    assert load_model(summary.model_path).quantiles is not None
+    with pytest.raises(JobFileError, match="intervals"):
+        make(evaluate={"intervals": 90})
+    with pytest.raises(JobFileError, match="one of path, mask and fraction"):
+        make(evaluate={"intervals": None, "mask": None})
+
+
+def test_the_command_line_has_the_columns(make: Make, tmp_path: Path) -> None:
+    summary = fit_job(make())
+    np.savetxt(tmp_path / "new.csv", X[:20], delimiter=",", header="a,b,c", comments="")
+    arguments = ["predict", summary.model_path, tmp_path / "new.csv", "-o", tmp_path / "out.csv", "--interval", "0.9"]
+    result = CliRunner().invoke(main, [str(item) for item in [*arguments, "--std"]])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out.csv").read_text().splitlines()[0] == '"y","y_std","y_lower","y_upper"'
+    result = CliRunner().invoke(main, [str(item) for item in [*arguments, "--noise"]])
+    assert result.exit_code == 2
+    assert "--noise without --std" in result.stderr
+    result = CliRunner().invoke(main, [str(item) for item in arguments[:-1]] + ["1.5"])
+    assert result.exit_code == 2
+    assert "between 0 and 1" in result.stderr

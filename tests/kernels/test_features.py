@@ -1,0 +1,100 @@
+"""Explicit features: their inner products are the kernel, term by term."""
+
+from __future__ import annotations
+
+from math import comb, factorial, prod, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.errors import DataError, ParameterError
+from dkrr.kernels import Constant, kernel_from_dict, make_kernel
+from dkrr.kernels.features import count_features, feature_map, finite_features
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 7])
+@pytest.mark.parametrize("degree", [1, 2, 3, 5])
+@pytest.mark.parametrize(("gamma", "coef0"), [(None, 1), (0.7, 2.5), (1.3, 0)])
+def test_inner_products_are_the_kernel(d: int, degree: int, gamma: float | None, coef0: float) -> None:
+    kernel = make_kernel("poly", degree=degree, gamma=gamma, coef0=coef0).resolve(d)
+    rng = np.random.default_rng(d * 10 + degree)
+    x, z = rng.standard_normal((40, d)), rng.standard_normal((30, d))
+    features = feature_map(kernel, d)
+    fx, fz = features(x), features(z)
+    assert fx.shape == (40, features.num_features)
+    exact = kernel(x, z)
+    scale = np.sqrt(np.outer(kernel.diag(x), kernel.diag(z)))
+    assert np.max(np.abs(fx @ fz.T - exact) / scale) < 1e-14 * 5
+
+
+def test_every_feature_is_the_monomial_with_its_multinomial_weight() -> None:
+    kernel = make_kernel("poly", degree=3, gamma=0.4, coef0=2.0)
+    features = feature_map(kernel, 3)
+    x = np.random.default_rng(0).standard_normal((5, 3))
+    exponents = features.exponents()
+    assert len(exponents) == features.num_features == comb(6, 3)
+    assert len({tuple(row) for row in exponents}) == len(exponents)
+    for column, row in zip(features(x).T, exponents, strict=True):
+        rest = 3 - row.sum()
+        count = factorial(3) / (prod(map(factorial, row.tolist())) * factorial(rest))
+        weight = sqrt(count * 0.4 ** row.sum() * 2.0**rest)
+        np.testing.assert_allclose(column, weight * np.prod(x**row, axis=1), rtol=1e-14)
+
+
+def test_homogeneous_features_leave_lower_degrees_out() -> None:
+    features = feature_map(make_kernel("poly", degree=4, gamma=1.0, coef0=0), 3)
+    assert features.num_features == comb(6, 4)
+    assert features.num_monomials == comb(7, 4)
+    assert (features.exponents().sum(axis=1) == 4).all()
+
+
+def test_linear_features_are_the_rows() -> None:
+    x = np.random.default_rng(1).standard_normal((9, 4))
+    features = feature_map(make_kernel("linear"), 4)
+    np.testing.assert_array_equal(features(x), x)
+    coef = np.arange(8.0).reshape(4, 2)
+    np.testing.assert_array_equal(features.apply(x, coef), x @ coef)
+
+
+@pytest.mark.parametrize("m", [1, 15, 700])
+def test_products_in_strips(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkrr.kernels.features.STRIP_BYTES", 1 << 14)
+    features = feature_map(make_kernel("poly", degree=2), 5)
+    rng = np.random.default_rng(m)
+    x, coef = rng.standard_normal((m, 5)), rng.standard_normal((features.num_features, 3))
+    np.testing.assert_allclose(features.apply(x, coef), features(x) @ coef, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ({"kernel": "rbf", "gamma": 1.0}, ["'rbf'", "linear", "poly"]),
+        ({"kernel": "poly", "degree": 2.5}, ["degree = 2.5", "whole"]),
+        ({"kernel": "poly", "coef0": -1.0}, ["coef0 = -1.0", "coef0 >= 0"]),
+        ({"kernel": "poly", "degree": 300}, ["degree = 300", "at most 170"]),
+    ],
+)
+def test_kernels_without_finite_features_are_refused(kernel: dict[str, Any], words: list[str]) -> None:
+    found = kernel_from_dict(kernel)
+    assert not finite_features(found)
+    assert count_features(found, 3) is None
+    with pytest.raises(ParameterError) as caught:
+        feature_map(found, 3)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_matrix_and_a_sum_have_none() -> None:
+    with pytest.raises(ParameterError, match="precomputed"):
+        feature_map(None, 3)
+    assert count_features(make_kernel("linear") + Constant(value=1.0), 3) is None
+
+
+def test_overflow_is_named() -> None:
+    features = feature_map(make_kernel("poly", degree=3), 2)
+    with pytest.raises(DataError, match="scale the features"):
+        features.apply(np.full((2, 2), 1e200), np.ones((features.num_features, 1)))
+
+
+def test_a_count_is_known_without_building_anything() -> None:
+    assert count_features(make_kernel("poly", degree=20), 1000) == comb(1020, 20)

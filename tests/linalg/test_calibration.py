@@ -1,0 +1,99 @@
+"""Quantiles of leave-one-out residuals: ranks, coverage, and what a model keeps of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dkrr.errors import ParameterError
+from dkrr.linalg.calibration import Quantiles, check_method, conformal_rank, coverage
+
+
+def quantiles(n: int, t: int = 1) -> Quantiles:
+    """Of the residuals 1 .. n in some order, times (-1, 2, ...) per target; deviations 1 / 2."""
+    order = np.random.default_rng(0).permutation(n) + 1.0
+    residuals = order[:, None] * np.resize([-1.0, 2.0, 3.0], t)
+    return Quantiles.of(residuals, np.full((n, t), 4.0))
+
+
+@pytest.mark.parametrize(
+    ("n", "level", "expected"), [(99, 0.9, 90), (100, 0.9, 91), (9, 0.9, 9), (8, 0.9, 9), (999, 0.07, 70)]
+)
+def test_ranks_are_those_of_the_jackknife(n: int, level: float, expected: int) -> None:
+    assert conformal_rank(n, level) == expected
+
+
+@pytest.mark.parametrize("n", [19, 99, 250, 5000])
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_half_widths_are_the_ranked_residuals(n: int, level: float) -> None:
+    found = quantiles(n, 3)
+    rank = conformal_rank(n, level)
+    np.testing.assert_array_equal(found.half_width(level, "jackknife"), [rank, 2 * rank, 3 * rank])
+    np.testing.assert_array_equal(found.half_width(level, "normalised"), [2 * rank, 4 * rank, 6 * rank])
+
+
+def test_every_level_is_the_conformal_rank() -> None:
+    found = quantiles(137)
+    levels = [level / 1000 for level in range(1, 1000) if conformal_rank(137, level / 1000) <= 137]
+    assert len(found.jackknife) == len(levels)
+    for level in levels:
+        assert found.half_width(level, "jackknife") == conformal_rank(137, level)
+
+
+def test_a_coverage_between_two_levels_is_rounded_up() -> None:
+    found = quantiles(5000)
+    assert found.half_width(0.9001, "jackknife") == found.half_width(0.901, "jackknife")
+    assert found.half_width(0.9001, "jackknife") > found.half_width(0.9, "jackknife")
+
+
+def test_too_few_rows_for_a_coverage() -> None:
+    assert quantiles(9).half_width(0.9, "jackknife") == 9
+    with pytest.raises(ParameterError, match=r"0\.95 from 9 leave-one-out residuals: at most 0\.9 "):
+        quantiles(9).half_width(0.95, "jackknife")
+    with pytest.raises(ParameterError, match=r"0\.9995 from 10,000 leave-one-out residuals: at most 0\.999 "):
+        quantiles(10_000).half_width(0.9995, "jackknife")
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 90.0, float("nan")])
+def test_a_coverage_is_between_0_and_1(level: float) -> None:
+    with pytest.raises(ParameterError, match="between 0 and 1"):
+        quantiles(50).half_width(level, "jackknife")
+
+
+def test_an_unknown_method() -> None:
+    with pytest.raises(ParameterError, match="one of jackknife, normalised, gaussian"):
+        check_method("bootstrap")
+
+
+def test_new_exchangeable_residuals_are_covered() -> None:
+    """The rank is that which makes the coverage exactly c for residuals that are exchangeable with the new one."""
+    rng = np.random.default_rng(2)
+    inside = []
+    for _ in range(2000):
+        residuals = rng.standard_normal(20)
+        found = Quantiles.of(residuals[:19, None], np.ones((19, 1)))
+        inside.append(abs(residuals[19]) <= found.half_width(0.9, "jackknife")[0])
+    assert abs(np.mean(inside) - 0.9) < 4 * np.sqrt(0.09 / 2000)
+
+
+def test_quantiles_survive_json() -> None:
+    found = quantiles(300, 2)
+    again = Quantiles.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again.num_rows == 300
+    np.testing.assert_array_equal(again.jackknife, found.jackknife)
+    np.testing.assert_array_equal(again.normalised, found.normalised)
+    bare = Quantiles.from_dict(json.loads(json.dumps(Quantiles.of(np.ones((20, 1)), None).to_dict())))
+    assert bare.half_width(0.9, "jackknife") == 1
+    with pytest.raises(ParameterError, match="no normalised residuals"):
+        bare.half_width(0.9, "normalised")
+    with pytest.raises(ValueError, match="quantiles of shape"):
+        Quantiles.from_dict(found.to_dict() | {"normalised": [1.0]})
+
+
+def test_coverage_counts_both_ends() -> None:
+    y = np.array([0.0, 1.0, 2.0, 3.0])
+    assert coverage(np.ones(4), np.full(4, 2.0), y) == 0.5
+    both = coverage(np.zeros((4, 2)), np.ones((4, 2)), np.stack([y, y * 0], axis=1))
+    np.testing.assert_array_equal(both, [0.5, 1.0])

@@ -1,0 +1,159 @@
+"""Every alpha from one eigendecomposition: against dense solves, refits, and the formulas of one alpha."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dkrr.errors import DataError, NotPositiveDefiniteError
+from dkrr.linalg.eigen import EigenRidge, decompose, eigen_bytes
+from tests.reference import reference_kernel
+
+RNG = np.random.default_rng(5)
+N, T = 90, 3
+X = RNG.standard_normal((N, 4))
+Z = RNG.standard_normal((7, 4))
+Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2], 3 + X[:, 3]], axis=1) + 0.1 * RNG.standard_normal((N, T))
+WEIGHT = RNG.uniform(0.2, 3, N)
+ALPHAS = np.array([1e-4, 0.03, 1.0, 40.0])
+KERNEL = {"kernel": "rbf", "gamma": 0.3}
+K = reference_kernel(KERNEL, X, X)
+K_Z = reference_kernel(KERNEL, Z, X)
+
+CASES = [(weighted, border) for weighted in (False, True) for border in (False, True)]
+case = pytest.mark.parametrize(("weighted", "border"), CASES, ids=lambda flag: "yes" if flag else "no")
+
+
+def ridge(weighted: bool, border: bool) -> EigenRidge:
+    root = np.sqrt(WEIGHT) if weighted else None
+    s = np.ones(N) if root is None else root
+    return EigenRidge(decompose(s[:, None] * K * s, positive_semidefinite=True), Y, root, fit_intercept=border)
+
+
+def bordered(K: np.ndarray, weight: np.ndarray, alpha: float, border: bool) -> np.ndarray:
+    """The inverse of [[A, s], [s^T, 0]], or of A."""
+    s = np.sqrt(weight)
+    matrix = s[:, None] * K * s + alpha * np.eye(len(K))
+    if border:
+        matrix = np.block([[matrix, s[:, None]], [s[None], np.zeros((1, 1))]])
+    return np.linalg.inv(matrix)
+
+
+def brute(
+    rows: np.ndarray, at: np.ndarray, weight: np.ndarray, alpha: float, border: bool, alphas: np.ndarray | None = None
+) -> np.ndarray:
+    """Predictions at K[:, rows] = ``at`` of the fit of some rows, solved densely."""
+    s = np.sqrt(weight[rows])
+    inverse = bordered(K[np.ix_(rows, rows)], weight[rows], alpha, border)
+    right = s[:, None] * Y[rows]
+    if border:
+        right = np.vstack([right, np.zeros((1, T))])
+    solution = inverse @ right
+    values = at[:, rows] @ (s[:, None] * solution[: len(rows)])
+    return values + solution[len(rows)] if border else values
+
+
+@case
+def test_solutions_equal_dense_solves(weighted: bool, border: bool) -> None:
+    system = ridge(weighted, border)
+    weight = WEIGHT if weighted else np.ones(N)
+    u, intercept = system.solve(ALPHAS)
+    predictions = system.predict(system.project(K_Z), ALPHAS)
+    assert u.shape == (N, T, 4)
+    for number, alpha in enumerate(ALPHAS):
+        expected = brute(np.arange(N), K_Z, weight, alpha, border)
+        values = K_Z @ (np.sqrt(weight)[:, None] * u[:, :, number]) + intercept[:, number]
+        np.testing.assert_allclose(values, expected, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(predictions[:, :, number], expected, rtol=1e-8, atol=1e-9)
+    if not border:
+        assert not intercept.any()
+
+
+@case
+def test_one_alpha_for_each_target(weighted: bool, border: bool) -> None:
+    system = ridge(weighted, border)
+    place = [2, 0, 2]
+    u, intercept = system.solve_each(ALPHAS[place])
+    every, intercepts = system.solve(ALPHAS)
+    for target, number in enumerate(place):
+        np.testing.assert_allclose(u[:, target], every[:, target, number], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(intercept[target], intercepts[target, number], rtol=1e-12)
+
+
+@case
+def test_leave_one_out_equals_refitting(weighted: bool, border: bool) -> None:
+    system = ridge(weighted, border)
+    weight = WEIGHT if weighted else np.ones(N)
+    residual = system.leave_one_out(ALPHAS)
+    for number, alpha in enumerate(ALPHAS):
+        for i in range(N):
+            rest = np.delete(np.arange(N), i)
+            expected = Y[i] - brute(rest, K[i : i + 1], weight, alpha, border)[0]
+            np.testing.assert_allclose(residual[i, :, number], expected, rtol=1e-8, atol=1e-9)
+
+
+@case
+@pytest.mark.parametrize("size", [1, 7, 60])
+def test_a_fold_equals_refitting(weighted: bool, border: bool, size: int) -> None:
+    system = ridge(weighted, border)
+    weight = WEIGHT if weighted else np.ones(N)
+    rows = RNG.permutation(N)[:size]
+    rest = np.setdiff1d(np.arange(N), rows)
+    residual, predictions = system.leave_fold_out(rows, ALPHAS, system.project(K_Z))
+    assert predictions is not None
+    for number, alpha in enumerate(ALPHAS):
+        expected = Y[rows] - brute(rest, K[rows], weight, alpha, border)
+        np.testing.assert_allclose(residual[:, :, number], expected, rtol=1e-7, atol=1e-9)
+        expected = brute(rest, K_Z, weight, alpha, border)
+        np.testing.assert_allclose(predictions[:, :, number], expected, rtol=1e-7, atol=1e-9)
+
+
+@case
+def test_diagonals_degrees_of_freedom_and_gcv(weighted: bool, border: bool) -> None:
+    system = ridge(weighted, border)
+    weight = WEIGHT if weighted else np.ones(N)
+    diagonals, freedom = system.inverse_diagonals(ALPHAS), system.degrees_of_freedom(ALPHAS)
+    gcv = system.generalised_cross_validation(ALPHAS)
+    for number, alpha in enumerate(ALPHAS):
+        expected = np.diag(bordered(K, weight, alpha, border))[:N]
+        np.testing.assert_allclose(diagonals[:, number], expected, rtol=1e-8)
+        assert freedom[number] == pytest.approx(N - alpha * expected.sum(), rel=1e-8)
+        residual = Y - brute(np.arange(N), K, weight, alpha, border)
+        squares = (weight[:, None] * residual**2).sum(axis=0)
+        np.testing.assert_allclose(gcv[:, number], N * squares / (N - freedom[number]) ** 2, rtol=1e-6)
+
+
+def test_a_constant_target_is_its_intercept() -> None:
+    root = np.sqrt(WEIGHT)
+    system = EigenRidge(decompose(root[:, None] * K * root), np.full((N, 1), 1e6), root, fit_intercept=True)
+    u, intercept = system.solve(ALPHAS)
+    np.testing.assert_allclose(intercept, 1e6, rtol=1e-15)
+    assert not u.any()
+
+
+def test_the_matrix_is_overwritten_and_the_vectors_are_orthogonal() -> None:
+    matrix = K.copy()
+    spectrum = decompose(matrix)
+    assert np.shares_memory(matrix, spectrum.vectors)
+    np.testing.assert_allclose(spectrum.vectors.T @ spectrum.vectors, np.eye(N), atol=1e-13)
+    np.testing.assert_allclose((spectrum.vectors * spectrum.values) @ spectrum.vectors.T, K, atol=1e-13)
+    assert eigen_bytes(1000) == 24_000_000
+
+
+def test_an_alpha_for_which_the_matrix_is_not_positive_definite_is_named() -> None:
+    spectrum = decompose(K - 0.5 * np.eye(N))
+    with pytest.raises(NotPositiveDefiniteError, match=r"smallest eigenvalue is -0\.5.*alpha 0\.1") as caught:
+        spectrum.inverse(np.array([1.0, 0.1]))
+    assert caught.value.suggested_alpha == pytest.approx(0.5, rel=1e-3)
+    duplicated = np.tile(K, (2, 2))
+    spectrum = decompose(duplicated, positive_semidefinite=True)
+    assert spectrum.values[0] == 0
+    with pytest.raises(NotPositiveDefiniteError):
+        spectrum.inverse(np.zeros(1))
+
+
+def test_an_entry_that_is_not_finite_is_refused() -> None:
+    matrix = K.copy()
+    matrix[3, 4] = np.nan
+    with pytest.raises(DataError, match="not finite"):
+        decompose(matrix)

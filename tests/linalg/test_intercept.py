@@ -1,0 +1,463 @@
+"""The intercept in every solver on tiles and in memory, against dense solves of the bordered system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from dkrr.dataset import Dataset, ingest
+from dkrr.errors import DataError, ResidualError
+from dkrr.fitting import FitResult, FitSettings, fit_rows
+from dkrr.given import store_given_matrix
+from dkrr.kernels import make_kernel
+from dkrr.linalg.bordered import bordered_residual, solve_bordered
+from dkrr.linalg.dense import fit_dense
+from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.intercept import centre_dataset, centre_targets
+from dkrr.linalg.nystrom import fit_nystrom
+from dkrr.linalg.plane import Plane, PlanePreconditioner
+from dkrr.linalg.precondition import Identity
+from dkrr.linalg.settings import IterativeSettings, NystromSettings
+from dkrr.linalg.targets import right_hand_sides
+from tests.linalg.helpers import operator, rows
+from tests.linalg.test_mixed import Stopping
+from tests.linalg.test_solve import workspace
+from tests.reference import dense_bordered
+
+N, TILE = 230, 64
+MEANS = np.array([0.0, 40.0, -7.0])
+TIGHT = IterativeSettings(tol=1e-11, rank=40, max_iter=2000)
+# of each way: its settings, and how closely it meets the dense solve
+EXACT: dict[str, tuple[dict[str, Any], float]] = {
+    "cholesky": ({}, 1e-10),
+    "stored": ({"gram": "stored"}, 1e-10),
+    "float32": ({"precision": "float32"}, 2e-4),
+    "mixed": ({"precision": "mixed"}, 1e-8),
+    "cg": ({"solver": "cg"}, 1e-8),
+    "cg stored": ({"solver": "cg", "gram": "stored"}, 1e-8),
+    "cg mixed": ({"solver": "cg", "precision": "mixed"}, 1e-8),
+}
+
+
+def data(folder: Path, *, weights: bool, n: int = N) -> Dataset:
+    """Three targets with means; some weights are zero."""
+    folder.mkdir(exist_ok=True)
+    plain = rows(folder, n=n, weights=weights)
+    assert plain.y is not None
+    weight = None if plain.weight is None else plain.weight.read(0, n)[:, 0]
+    return ingest(plain.X.read(0, n), folder / "shifted.zarr", y=plain.y.read(0, n) + MEANS, sample_weight=weight)
+
+
+def values(dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    n = dataset.num_rows
+    assert dataset.y is not None
+    weight = None if dataset.weight is None else dataset.weight.read(0, n)[:, 0]
+    return dataset.X.read(0, n), dataset.y.read(0, n), weight
+
+
+def settings(dataset: Dataset, **parameters: Any) -> FitSettings:
+    defaults = {"alpha": (0.1,), "tile_size": TILE, "iterative": TIGHT, "fit_intercept": True}
+    return FitSettings(kernel=operator(dataset).kernel, **defaults | parameters)
+
+
+def fit(folder: Path, dataset: Dataset, start: Any = None, **parameters: Any) -> tuple[np.ndarray, FitResult]:
+    with fit_rows(dataset, settings(dataset, **parameters), workspace(folder), start=start) as result:
+        return result.dual_coef.read(0, dataset.num_rows), result
+
+
+def expected_of(dataset: Dataset, alpha: Any = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    x, y, weight = values(dataset)
+    kernel = operator(dataset).kernel
+    return dense_bordered(kernel(x, x), y, alpha, weight)
+
+
+@pytest.mark.parametrize(
+    ("way", "weights", "alpha"),
+    [*((way, True, (0.1, 3.0, 0.1)) for way in EXACT), ("cholesky", False, (0.1,)), ("cg", False, (0.1,))],
+)
+def test_every_solver_agrees_with_the_dense_bordered_system(
+    tmp_path: Path, way: str, weights: bool, alpha: tuple[float, ...]
+) -> None:
+    dataset = data(tmp_path, weights=weights)
+    parameters, tolerance = EXACT[way]
+    found, result = fit(tmp_path, dataset, alpha=alpha, **parameters)
+    expected, intercept = expected_of(dataset, alpha)
+    assert result.intercept is not None
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    np.testing.assert_allclose(result.intercept, intercept, rtol=0, atol=tolerance)
+    weight = values(dataset)[2]
+    # s^T u is the sum of the coefficients, with weights and without
+    assert np.abs(found.sum(axis=0)).max() < 1e-13 * np.abs(found).sum(axis=0).min()
+    if weight is not None:
+        assert not found[weight == 0].any()
+    assert max(result.solution.relative_residual) <= (1e-5 if way == "float32" else 1e-11)
+    assert max(result.solution.backward_error) <= (1e-6 if way == "float32" else 1e-11)
+    assert not list((tmp_path / "store/solves").iterdir())
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("alpha", [[0.1], [0.1, 3.0, 0.1]])
+def test_in_memory(tmp_path: Path, precision: str, weights: bool, alpha: list[float]) -> None:
+    dataset = data(tmp_path, weights=weights)
+    x, y, weight = values(dataset)
+    kernel = operator(dataset).kernel
+    expected, intercept = expected_of(dataset, alpha)
+    tolerance = 1e-10 if precision == "float64" else 2e-4
+    for given in (False, True):
+        matrix = (None, kernel(x, x)) if given else (kernel, x)
+        found = fit_dense(*matrix, y, np.array(alpha), weight, precision, fit_intercept=True)
+        np.testing.assert_allclose(found.dual_coef, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+        np.testing.assert_allclose(found.intercept, intercept, rtol=0, atol=tolerance)
+    assert fit_dense(kernel, x, y, np.array(alpha), weight, precision).intercept is None
+
+
+@pytest.mark.parametrize(("solver", "weights"), [("cholesky", False), ("cg", True)])
+def test_a_given_matrix(tmp_path: Path, solver: str, weights: bool) -> None:
+    dataset = data(tmp_path, weights=weights)
+    x, y, weight = values(dataset)
+    work = workspace(tmp_path)
+    holder, given, digest = store_given_matrix(operator(dataset).kernel(x, x), y, weight, work.store, TILE)
+    chosen = FitSettings(
+        kernel=None, alpha=(0.1,), tile_size=TILE, gram="stored", solver=solver, iterative=TIGHT, fit_intercept=True
+    )
+    with fit_rows(holder, chosen, work, given=given, source_digest=digest) as result:
+        found = result.dual_coef.read(0, N)
+    expected, intercept = expected_of(dataset)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
+    np.testing.assert_allclose(result.intercept, intercept, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("way", ["cholesky", "mixed", "cg"])
+def test_a_number_added_to_a_target_is_added_to_its_intercept(tmp_path: Path, way: str) -> None:
+    dataset = data(tmp_path / "a", weights=True)
+    x, y, weight = values(dataset)
+    shifted = ingest(x, tmp_path / "b.zarr", y=y + 2.0**26, sample_weight=weight)
+    parameters, tolerance = EXACT[way]
+    found, first = fit(tmp_path / "a", dataset, **parameters)
+    again, second = fit(tmp_path, shifted, **parameters)
+    # what the sum y + 2^26 rounds away is 7e-9 of y
+    np.testing.assert_allclose(again, found, rtol=0, atol=max(tolerance, 1e-6) * np.abs(found).max())
+    assert first.intercept is not None
+    np.testing.assert_allclose(second.intercept, first.intercept + 2.0**26, rtol=0, atol=max(tolerance, 1e-7))
+    assert max(second.solution.relative_residual) <= (1e-5 if way == "float32" else 1e-11)
+
+
+@pytest.mark.parametrize("way", ["cholesky", "float32", "mixed", "cg"])
+def test_a_constant_target_is_its_intercept(tmp_path: Path, way: str) -> None:
+    rng, constants = np.random.default_rng(1), np.array([1.0, 0.1, -1e200, 0.0])
+    x, weight = rng.standard_normal((N, 3)), 10.0 ** rng.uniform(-2, 2, N) * (np.arange(N) % 5 > 0)
+    # rows without a weight say nothing
+    y = np.where(weight[:, None] > 0, constants, rng.standard_normal((N, 4)))
+    dataset = ingest(x, tmp_path / "rows.zarr", y=np.column_stack([y, np.sin(x[:, 0])]), sample_weight=weight)
+    loose = IterativeSettings(tol=1e-6, rank=40)
+    found, result = fit(tmp_path, dataset, alpha=(1.0,), **{"iterative": loose} | EXACT[way][0])
+    assert not found[:, :4].any()
+    assert result.intercept is not None
+    np.testing.assert_allclose(result.intercept[:4], constants, rtol=1e-15)
+    assert not any(result.solution.relative_residual[:4] + result.solution.backward_error[:4])
+    assert found[:, 4].any()
+
+
+# --- the residual of the whole ----------------------------------------------------------------------------------------
+
+
+def test_a_wrong_tile_shows_in_the_residual(tmp_path: Path) -> None:
+    dataset = data(tmp_path, weights=True)
+    system, work = operator(dataset, alpha=0.1), workspace(tmp_path)
+    factor = CholeskySolver().prepare(system, work, weight_digest=dataset.digest_weight)
+    rhs = right_hand_sides(
+        dataset, system, [0, 1, 2], str(tmp_path / "solve"), centring=centre_dataset(dataset), with_normal=True
+    )
+    assert rhs.num_columns == 4
+    factor.factor.array.write((3, 1), factor.factor.array.read((2, 0)).copy())
+    with pytest.raises(ResidualError, match="backward error"):
+        solve_bordered(factor, rhs)
+
+
+def test_the_residual_is_that_of_both_rows_of_the_system(tmp_path: Path) -> None:
+    dataset = data(tmp_path, weights=True)
+    system, work = operator(dataset, alpha=0.1), workspace(tmp_path)
+    x, y, weight = values(dataset)
+    assert weight is not None
+    root = np.sqrt(weight)
+    matrix = root[:, None] * system.kernel(x, x) * root + 0.1 * np.eye(N)
+    rhs = right_hand_sides(dataset, system, [0, 1, 2], str(tmp_path / "solve"), centring=centre_dataset(dataset))
+    u = type(rhs).create(str(tmp_path / "solve"), "u", rhs.grid, 3, "float64")
+    guess = np.random.default_rng(0).standard_normal((N, 3))
+    guess[:, 1] -= root * (root @ guess[:, 1]) / weight.sum()
+    for i, panel in u.blocks():
+        u.write(i, panel, guess[rhs.grid.span(i), u.columns(panel)])
+    norms, intercept = bordered_residual(system, rhs, u, np.full(3, 0.1), work)
+    centred = root[:, None] * (y - weight @ y / weight.sum())
+    left = centred - matrix @ guess
+    b = root @ left / weight.sum()
+    residual = left - root[:, None] * b
+    np.testing.assert_allclose(intercept, b, rtol=1e-10)
+    relative = np.linalg.norm(residual, axis=0) / np.linalg.norm(centred, axis=0)
+    np.testing.assert_allclose(norms.relative_residual, relative, rtol=1e-10)
+    size = np.abs(matrix).sum(axis=1).max() * np.abs(guess).max(axis=0)
+    first = np.abs(residual).max(axis=0) / (size + np.abs(centred - root[:, None] * b).max(axis=0))
+    last = np.abs(root @ guess) / (root.sum() * np.abs(guess).max(axis=0))
+    np.testing.assert_allclose(norms.backward_error, np.maximum(first, last), rtol=1e-8)
+    assert last[1] < 1e-15
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_digits_that_the_difference_loses_are_brought_back(tmp_path: Path, precision: str, weights: bool) -> None:
+    """A function of the kernel's few features and a constant fits exactly: u is 1e-9 of b v at this alpha."""
+    plain = rows(tmp_path, n=N, weights=weights)
+    x, _, weight = values(plain)
+    y = x @ np.array([[1.0], [-2.0], [0.5], [0.0]]) + 9
+    dataset = ingest(x, tmp_path / "exact.zarr", y=y, sample_weight=weight)
+    alpha = 1e-7 if precision == "float64" else 1e-2
+    kernel = make_kernel("linear").resolve(4)
+    chosen = FitSettings(kernel=kernel, alpha=(alpha,), tile_size=TILE, precision=precision, fit_intercept=True)
+    with fit_rows(dataset, chosen, workspace(tmp_path)) as result:
+        found = [(result.dual_coef.read(0, N), result.intercept, result.solution)]
+    dense = fit_dense(kernel, x, y, np.array([alpha]), weight, precision, fit_intercept=True)
+    ridge = Ridge(alpha=alpha, solver="cholesky").fit(x, y, sample_weight=weight)
+    eps = np.finfo(precision).eps
+    for dual_coef, intercept, solution in [*found, (dense.dual_coef, dense.intercept, dense.solution)]:
+        assert solution.backward_error[0] <= eps
+        np.testing.assert_allclose((x.T @ dual_coef).ravel(), np.ravel(ridge.coef_), rtol=0, atol=1e4 * eps)
+        np.testing.assert_allclose(intercept, ridge.intercept_, rtol=0, atol=1e4 * eps)
+
+
+def test_targets_that_cannot_be_centred(tmp_path: Path) -> None:
+    y = np.full((5, 1), 1.5e308)
+    with pytest.raises(DataError, match="weighted mean of target 0 is inf"):
+        centre_targets(lambda: [(y, None)], 1)
+
+
+def test_centring_is_exact_where_the_mean_is_large() -> None:
+    rng = np.random.default_rng(3)
+    y, weight = 1e8 + rng.standard_normal((1000, 2)), rng.uniform(0, 1, 1000)
+    parts = [(y[:300], weight[:300]), (y[300:], weight[300:])]
+    centring = centre_targets(lambda: parts, 2)
+    centred = centring.apply(y)
+    assert np.abs(weight @ centred).max() < 1e-12 * weight.sum()
+    np.testing.assert_allclose(centred + centring.offset, y, rtol=1e-15)
+    assert not centring.constant.any()
+    nearly = np.ones((1000, 1))
+    nearly[7] += np.finfo(float).eps
+    assert not centre_targets(lambda: [(nearly, None)], 1).constant.any()
+
+
+def test_constants_are_recognised_and_become_zero() -> None:
+    rng = np.random.default_rng(3)
+    weight = 10.0 ** rng.uniform(-3, 3, 1000)
+    y = np.tile(rng.standard_normal(200) * 10.0 ** rng.uniform(-9, 9, 200), (1000, 1))
+    centring = centre_targets(lambda: [(y, weight)], 200)
+    assert ((y - centring.mean) - centring.rest).any(), "rounding leaves something, or there is nothing to test"
+    assert centring.constant.all()
+    assert not centring.apply(y).any()
+    np.testing.assert_allclose(centring.offset, y[0], rtol=1e-15)
+
+
+# --- conjugate gradients in the plane ---------------------------------------------------------------------------------
+
+
+class Dense:
+    """M_alpha^-1 of a dense M."""
+
+    description = "dense"
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self.matrix, self.num_applications = matrix, 0
+
+    def apply(self, r: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+        self.num_applications += 1
+        identity = np.eye(len(r))
+        columns = [
+            np.linalg.solve(self.matrix + a * identity, column) for a, column in zip(alpha.tolist(), r.T, strict=True)
+        ]
+        return np.stack(columns, axis=1)
+
+
+def test_the_preconditioner_solves_the_bordered_system() -> None:
+    rng = np.random.default_rng(0)
+    half, normal = rng.standard_normal((40, 40)), rng.uniform(0, 2, 40)
+    matrix = half @ half.T
+    inner, plane = Dense(matrix), Plane(normal)
+    preconditioner = PlanePreconditioner(plane, inner)
+    assert preconditioner.description == "dense"
+    r, alpha = rng.standard_normal((40, 3)), np.array([1.0, 0.2, 1.0])
+    kept = r.copy()
+    z = preconditioner.apply(r, alpha)
+    assert np.array_equal(r, kept)
+    for k in range(3):
+        whole = np.block([[matrix + alpha[k] * np.eye(40), normal[:, None]], [normal[None], np.zeros((1, 1))]])
+        np.testing.assert_allclose(z[:, k], np.linalg.solve(whole, np.append(r[:, k], 0.0))[:-1], rtol=1e-9, atol=1e-10)
+    assert inner.num_applications == 2
+    preconditioner.apply(r[:, :1], alpha[:1])
+    assert inner.num_applications == 3, "M^-1 s is known"
+    flat = PlanePreconditioner(plane, Identity()).apply(r, alpha)
+    np.testing.assert_allclose(flat, r - np.outer(normal, normal @ r) / (normal @ normal), atol=1e-12)
+
+
+def test_as_many_iterations_as_without_an_intercept(tmp_path: Path) -> None:
+    dataset = data(tmp_path, weights=False)
+    x, y, _ = values(dataset)
+    centred = ingest(x, tmp_path / "centred.zarr", y=y - y.mean(axis=0))
+    for parameters in ({"solver": "cg"}, {"precision": "mixed"}):
+        _, with_one = fit(tmp_path, dataset, **parameters)
+        _, without = fit(tmp_path, centred, fit_intercept=False, **parameters)
+        assert with_one.solution.num_iterations <= without.solution.num_iterations + 2
+
+
+@pytest.mark.parametrize("parameters", [{"solver": "cg"}, {"precision": "mixed"}], ids=str)
+def test_a_warm_start_needs_no_iteration(tmp_path: Path, parameters: dict[str, Any]) -> None:
+    dataset = data(tmp_path, weights=True)
+    found, cold = fit(tmp_path, dataset, iterative=IterativeSettings(tol=1e-8), **parameters)
+    again, warm = fit(tmp_path, dataset, start=found, iterative=IterativeSettings(tol=1e-8), **parameters)
+    assert cold.solution.num_iterations > 1
+    assert warm.solution.num_iterations == 0
+    np.testing.assert_allclose(warm.intercept, cold.intercept, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(again, found, rtol=0, atol=1e-12)
+    # coefficients of a fit without an intercept are a start like any other
+    plain, _ = fit(tmp_path, dataset, fit_intercept=False)
+    again, _ = fit(tmp_path, dataset, start=plain, iterative=TIGHT, **parameters)
+    np.testing.assert_allclose(again, expected_of(dataset)[0], rtol=0, atol=1e-7)
+
+
+# --- keys and interruptions -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "parameters"),
+    [("solve backward", {}), ("residual", {}), ("precondition", {"precision": "mixed"})],
+)
+def test_an_interrupted_fit_goes_on_to_the_same_bits(tmp_path: Path, phase: str, parameters: dict[str, Any]) -> None:
+    dataset = data(tmp_path, weights=True)
+    expected, undisturbed = fit(tmp_path / "whole", dataset, **parameters)
+    chosen, work = settings(dataset, **parameters), workspace(tmp_path)
+    work.executor = Stopping(phase, 1)
+    with pytest.raises(KeyboardInterrupt), fit_rows(dataset, chosen, work):
+        pass
+    found, result = fit(tmp_path, dataset, **parameters)
+    assert np.array_equal(found, expected)
+    assert np.array_equal(result.intercept, undisturbed.intercept)
+    assert not list((tmp_path / "store/solves").iterdir())
+
+
+def test_a_factor_serves_fits_with_and_without_an_intercept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dkrr.fitting as fitting
+
+    keys: list[str] = []
+    hold = fitting.hold_lock
+    monkeypatch.setattr(fitting, "hold_lock", lambda place: keys.append(str(place)) or hold(place))
+    dataset = data(tmp_path, weights=False)
+    _, first = fit(tmp_path, dataset)
+    _, second = fit(tmp_path, dataset, fit_intercept=False)
+    assert first.factors == second.factors
+    assert keys[0] != keys[1]
+    assert second.intercept is None
+
+
+# --- centres in place of rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "weights"), [("float64", False), ("mixed", True)])
+@pytest.mark.parametrize("kernel", [("rbf", {"gamma": 0.3}), ("linear", {}), ("poly", {"degree": 2, "gamma": 0.3})])
+def test_nystrom_is_dense_least_squares_with_a_constant(
+    tmp_path: Path, precision: str, weights: bool, kernel: tuple[str, dict[str, Any]]
+) -> None:
+    dataset = data(tmp_path, weights=weights, n=700)
+    x, y, weight = values(dataset)
+    chosen = make_kernel(kernel[0], **kernel[1]).resolve(4)
+    alphas = (1e-2, 5.0, 1e-2)
+    result = fit_nystrom(
+        dataset,
+        FitSettings(kernel=chosen, alpha=alphas, tile_size=TILE, precision=precision, fit_intercept=True),
+        NystromSettings(num_centers=50),
+        IterativeSettings(tol=1e-10),
+        workspace(tmp_path),
+    )
+    assert result.intercept is not None
+    centre = np.zeros(4) if result.center is None else result.center
+    b = chosen(x - centre, result.centres - centre)
+    square = chosen(result.centres - centre, result.centres - centre)
+    w = np.ones(len(x)) if weight is None else weight
+    lam, q = np.linalg.eigh(square)
+    half = (np.sqrt(np.maximum(lam, 0))[:, None] * q.T)[lam > 0]
+    for target, alpha in enumerate(alphas):
+        # rows of weighted misfits above rows of the penalty; the last column is the constant
+        above = np.sqrt(w)[:, None] * np.column_stack([b, np.ones(len(x))])
+        below = np.sqrt(alpha) * np.column_stack([half, np.zeros(len(half))])
+        right = np.concatenate([np.sqrt(w) * y[:, target], np.zeros(len(half))])
+        c, *_ = np.linalg.lstsq(np.vstack([above, below]), right, rcond=1e-13)
+        expected = b @ c[:-1] + c[-1]
+        found = b @ result.dual_coef[:, target] + result.intercept[target]
+        assert np.linalg.norm(found - expected) < 1e-7 * np.linalg.norm(expected - expected.mean())
+    assert max(result.solution.relative_residual) <= 2e-10
+    assert result.solution.num_iterations < 60
+
+
+def test_nystrom_with_every_row_a_centre(tmp_path: Path) -> None:
+    dataset = data(tmp_path, weights=True)
+    x, _, weight = values(dataset)
+    assert weight is not None
+    chosen = settings(dataset)
+    result = fit_nystrom(
+        dataset,
+        chosen,
+        NystromSettings(num_centers=int(np.count_nonzero(weight))),
+        IterativeSettings(tol=1e-10),
+        workspace(tmp_path),
+    )
+    expected, intercept = expected_of(dataset)
+    kernel = operator(dataset).kernel
+    found = kernel(x, result.centres) @ result.dual_coef + result.intercept
+    np.testing.assert_allclose(found, kernel(x, x) @ expected + intercept, rtol=0, atol=1e-7)
+
+
+def test_nystrom_takes_as_many_iterations_as_without_an_intercept(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2000, 4))
+    y = np.sin(x[:, :1]) + 0.1 * rng.standard_normal((2000, 1))
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y - y.mean())
+    counts = []
+    for fit_intercept in (False, True):
+        chosen = FitSettings(
+            # nearly flat: f comes close to a constant, which a preconditioner that is not centred knows nothing of
+            kernel=make_kernel("rbf", gamma=0.01),
+            alpha=(0.01,),
+            tile_size=TILE,
+            fit_intercept=fit_intercept,
+        )
+        result = fit_nystrom(
+            dataset, chosen, NystromSettings(num_centers=80), IterativeSettings(tol=1e-7), workspace(tmp_path)
+        )
+        counts.append(result.solution.num_iterations)
+    assert counts[1] <= counts[0] + 2
+
+
+def test_nystrom_constant_targets(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x, weight = rng.standard_normal((400, 3)), 10.0 ** rng.uniform(-3, 3, 400)
+    y = np.column_stack([np.ones(400), np.sin(x[:, 0])])
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
+    loose = IterativeSettings(tol=1e-6)
+    result = fit_nystrom(dataset, settings(dataset), NystromSettings(num_centers=40), loose, workspace(tmp_path))
+    assert not result.dual_coef[:, 0].any()
+    assert result.intercept is not None
+    assert result.intercept[0] == pytest.approx(1.0, rel=1e-15)
+    assert result.solution.relative_residual[0] == 0
+
+
+def test_nystrom_does_not_depend_on_the_mean_of_a_target(tmp_path: Path) -> None:
+    dataset = data(tmp_path, weights=True, n=500)
+    x, y, weight = values(dataset)
+    shifted = ingest(x, tmp_path / "b.zarr", y=y + 2.0**26, sample_weight=weight)
+    found = [
+        fit_nystrom(each, settings(each), NystromSettings(num_centers=40), TIGHT, workspace(tmp_path))
+        for each in (dataset, shifted)
+    ]
+    assert found[0].solution.num_iterations == found[1].solution.num_iterations
+    np.testing.assert_allclose(found[1].intercept - 2.0**26, found[0].intercept, rtol=0, atol=1e-6)

@@ -1,0 +1,300 @@
+"""Regression in feature space against dense algebra, in memory and from disk, and what may happen to a store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.dataset import Dataset, ingest
+from dkrr.engine.session import checked_executor
+from dkrr.engine.tasks import InProcessExecutor, Node
+from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
+from dkrr.kernels import make_kernel
+from dkrr.kernels.features import feature_map
+from dkrr.linalg.primal import PrimalResult, fit_primal, fit_primal_arrays
+from dkrr.linalg.workspace import Workspace
+from tests.reference import dense_krr
+
+KERNELS: dict[str, dict[str, Any]] = {
+    "linear": {"kernel": "linear"},
+    "poly 2": {"kernel": "poly", "degree": 2},
+    "poly 3, homogeneous": {"kernel": "poly", "degree": 3, "gamma": 0.3, "coef0": 0},
+}
+
+
+def kernel_of(name: str, d: int) -> Any:
+    values = dict(KERNELS[name])
+    return make_kernel(values.pop("kernel"), **values).resolve(d)
+
+
+def data(n: int = 300, d: int = 4, t: int = 2, weights: bool = False, seed: int = 0, mean: float = 1.0) -> Any:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, d)) + mean * rng.standard_normal(d)
+    y = x[:, :1] ** 2 + rng.standard_normal((n, t)) + 5 * np.arange(t)
+    weight = rng.uniform(0.2, 2, n) * (np.arange(n) % 7 > 0) if weights else None
+    return x, y, weight
+
+
+def exact(f: np.ndarray, y: np.ndarray, alpha: Any, weight: Any, intercept: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients (D, t) and intercepts (t,) by a least squares solve without normal equations."""
+    w = np.ones(len(f)) if weight is None else weight
+    mean, y_mean = (w @ f / w.sum(), w @ y / w.sum()) if intercept else (np.zeros(f.shape[1]), np.zeros(y.shape[1]))
+    root, columns = np.sqrt(w)[:, None], []
+    for target, a in enumerate(np.broadcast_to(alpha, y.shape[1])):
+        left = np.vstack([root * (f - mean), np.sqrt(a) * np.eye(f.shape[1])])
+        right = np.concatenate([root[:, 0] * (y[:, target] - y_mean[target]), np.zeros(f.shape[1])])
+        columns.append(np.linalg.lstsq(left, right, rcond=None)[0])
+    coef = np.stack(columns, axis=1)
+    return coef, y_mean - mean @ coef
+
+
+class CountingExecutor(InProcessExecutor):
+    """Counts the tasks that computed something; may stop before a task, or spoil a result behind the first phase."""
+
+    def __init__(self, stop_before: int | None = None, spoil: Any = None) -> None:
+        self.computed: dict[str, int] = {}
+        self.stop_before, self.spoil = stop_before, spoil
+
+    def run(self, phase: str, function: Any, payload: Any, nodes: Sequence[Node], progress: Any = None) -> Any:
+        cut = nodes if self.stop_before is None else nodes[: self.stop_before]
+        summary = super().run(phase, function, payload, cut, progress)
+        self.computed[phase] = self.computed.get(phase, 0) + summary.num_computed
+        if self.stop_before is not None:
+            raise KeyboardInterrupt
+        if self.spoil is not None:
+            spoil, self.spoil = self.spoil, None
+            spoil()
+        return summary
+
+
+def fitted(
+    dataset: Dataset, kernel: Any, alpha: Any, folder: Path, executor: Any = None, **options: Any
+) -> PrimalResult:
+    workspace = Workspace(store=str(folder / "store"), executor=executor or InProcessExecutor())
+    return fit_primal(dataset, kernel, np.atleast_1d(alpha).tolist(), workspace, **options)
+
+
+@pytest.fixture
+def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task for every 1,024 rows."""
+    monkeypatch.setattr("dkrr.linalg.primal_pass.TASK_SECONDS", 1e-9)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("name", KERNELS)
+def test_memory_and_disk_give_the_dense_solution(name: str, weights: bool, intercept: bool, tmp_path: Path) -> None:
+    x, y, weight = data(weights=weights)
+    kernel, alpha = kernel_of(name, 4), [0.5, 2.0]
+    coef, constant = exact(feature_map(kernel, 4)(x), y, alpha, weight, intercept)
+    found = fit_primal_arrays(x, y, kernel, alpha, weight=weight, fit_intercept=intercept)
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
+    stored = fitted(dataset, kernel, alpha, tmp_path, fit_intercept=intercept)
+    for result in (found, stored):
+        np.testing.assert_allclose(result.coef, coef, rtol=0, atol=1e-11 * np.abs(coef).max())
+        assert (result.intercept is not None) == intercept
+        if result.intercept is not None:
+            np.testing.assert_allclose(result.intercept, constant, rtol=1e-11)
+        assert result.solution.solver == "primal"
+        assert result.solution.converged
+        assert max(result.solution.relative_residual) < 1e-12
+        assert max(result.solution.backward_error) < 1e-14
+        assert ", 0 corrections" in result.solution.message  # which would hide that the sums are wrong
+    assert not list((tmp_path / "store/solves").glob("*"))
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("name", KERNELS)
+def test_it_is_kernel_ridge_regression(name: str, weights: bool) -> None:
+    x, y, weight = data(weights=weights)
+    kernel = kernel_of(name, 4)
+    z = data(seed=1)[0]
+    dual = kernel(z, x) @ dense_krr(kernel(x, x), y, 0.3, weight)
+    found = fit_primal_arrays(x, y, kernel, [0.3], weight=weight)
+    np.testing.assert_allclose(found.features.apply(z, found.coef), dual, rtol=0, atol=1e-9 * np.abs(dual).max())
+
+
+def test_means_that_are_a_million_deviations_away_cost_no_digits(tmp_path: Path) -> None:
+    x, y, weight = data(weights=True, mean=0.0)
+    x = np.round(x, 6)
+    far, y_far = x + 2.0**20 * np.array([1, -2, 3, 0]), np.round(y, 6) + 2.0**20
+    coef, _ = exact(x, np.round(y, 6), 0.5, weight, True)
+    dataset = ingest(far, tmp_path / "rows.zarr", y=y_far, sample_weight=weight)
+    for found in (
+        fit_primal_arrays(far, y_far, kernel_of("linear", 4), [0.5], weight=weight, fit_intercept=True),
+        fitted(dataset, kernel_of("linear", 4), 0.5, tmp_path, fit_intercept=True),
+    ):
+        np.testing.assert_allclose(found.coef, coef, rtol=0, atol=2e-9 * np.abs(coef).max())
+
+
+def test_a_shift_that_was_a_bad_guess_is_made_better(caplog: pytest.LogCaptureFixture) -> None:
+    x, y, _ = data(mean=0.0)
+    outliers = np.vstack([x + 1e5, np.full((300, 4), -3e7)])  # what has no weight moves the mean that is known
+    targets, weight = np.vstack([y, y]), np.repeat([1.0, 0.0], 300)
+    with caplog.at_level(logging.INFO, "dkrr.linalg.primal"):
+        found = fit_primal_arrays(outliers, targets, kernel_of("linear", 4), [0.5], weight=weight, fit_intercept=True)
+    assert "formed again" in caplog.text
+    coef, _ = exact(x, y, 0.5, None, True)
+    np.testing.assert_allclose(found.coef, coef, rtol=0, atol=1e-9 * np.abs(coef).max())
+
+
+def test_corrections_bring_back_what_the_square_of_the_condition_takes() -> None:
+    rng = np.random.default_rng(3)
+    u, v = np.linalg.qr(rng.standard_normal((400, 8)))[0], np.linalg.qr(rng.standard_normal((8, 8)))[0]
+    x = u * np.logspace(0, -6, 8) @ v
+    y = x @ rng.standard_normal((8, 1)) * 1e3 + 1e-9 * rng.standard_normal((400, 1))
+    found = fit_primal_arrays(x, y, kernel_of("linear", 8), [1e-14])
+    plain = np.linalg.solve(x.T @ x + 1e-14 * np.eye(8), x.T @ y)
+    coef, _ = exact(x, y, 1e-14, None, False)
+    error, plain_error = (np.abs(c - coef).max() / np.abs(coef).max() for c in (found.coef, plain))
+    assert ", 0 corrections" not in found.solution.message
+    assert error < 1e-8
+    assert plain_error > 30 * error
+
+
+@pytest.mark.parametrize("name", ["linear", "poly 2"])
+def test_panels_and_ranges_change_nothing_but_rounding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_ranges: None
+) -> None:
+    x, y, weight = data(n=3500, d=9, weights=True)
+    kernel = kernel_of(name, 9)
+    whole = fit_primal_arrays(x, y, kernel, [0.1], weight=weight, fit_intercept=True)
+    monkeypatch.setattr("dkrr.linalg.primal_pass.PANEL", 4)
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
+    executor = CountingExecutor()
+    tiled = fitted(dataset, kernel, 0.1, tmp_path, executor, fit_intercept=True)
+    side = -(-whole.features.num_features // 4)
+    assert executor.computed["primal sums"] % (side * (side + 1) // 2) == 0
+    np.testing.assert_allclose(tiled.coef, whole.coef, rtol=0, atol=1e-12 * np.abs(whole.coef).max())
+
+
+def test_workers_give_the_same_bits_as_this_process(cluster_client: Any, tmp_path: Path) -> None:
+    x, y, weight = data(n=70_000, d=3, weights=True)
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
+    kernel = kernel_of("poly 2", 3)
+    alone = fitted(dataset, kernel, 0.1, tmp_path / "a", fit_intercept=True)
+    together = fitted(dataset, kernel, 0.1, tmp_path / "b", checked_executor(cluster_client), fit_intercept=True)
+    coef, _ = exact(feature_map(kernel, 3)(x), y, 0.1, weight, True)
+    np.testing.assert_allclose(together.coef, coef, rtol=0, atol=1e-10 * np.abs(coef).max())
+    np.testing.assert_allclose(together.coef, alone.coef, rtol=0, atol=1e-13 * np.abs(coef).max())
+
+
+def test_an_interrupted_fit_goes_on_with_its_sums(tmp_path: Path, many_ranges: None) -> None:
+    x, y, _ = data(n=4096)
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, rows_per_chunk=1024)
+    kernel = kernel_of("poly 2", 4)
+    first = CountingExecutor(stop_before=3)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(dataset, kernel, 0.1, tmp_path, first)
+    second = CountingExecutor()
+    found = fitted(dataset, kernel, 0.7, tmp_path, second)  # the sums have no alpha
+    assert first.computed["primal sums"] == 3
+    assert second.computed["primal sums"] == 1
+    undisturbed = fitted(dataset, kernel, 0.7, tmp_path / "other")
+    np.testing.assert_array_equal(found.coef, undisturbed.coef)
+
+
+def test_sums_that_were_damaged_are_formed_again(tmp_path: Path, many_ranges: None) -> None:
+    x, y, _ = data(n=4096)
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, rows_per_chunk=1024)
+
+    def spoil() -> None:
+        (path,) = (tmp_path / "store").glob("solves/*/sums-*/result/c/2")
+        content = bytearray(path.read_bytes())
+        content[40] ^= 1
+        path.write_bytes(content)
+
+    executor = CountingExecutor(spoil=spoil)
+    found = fitted(dataset, kernel_of("linear", 4), 0.1, tmp_path, executor)
+    assert executor.computed["primal sums"] == 5
+    np.testing.assert_array_equal(found.coef, fitted(dataset, kernel_of("linear", 4), 0.1, tmp_path / "other").coef)
+
+
+@pytest.mark.parametrize("part", ["X", "y", "weight"])
+def test_chunks_that_changed_places_are_found(part: str, tmp_path: Path) -> None:
+    x, y, weight = data(n=4096, weights=True)
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=1024)
+    a, b = (tmp_path / f"rows.zarr/{part}/c/{number}/0" for number in (1, 3))
+    first, second = a.read_bytes(), b.read_bytes()
+    a.write_bytes(second)
+    b.write_bytes(first)
+    with pytest.raises(DamagedChunkError, match=f"{part} is damaged"):
+        fitted(dataset, kernel_of("linear", 4), 0.1, tmp_path)
+    a.write_bytes(first)
+    b.write_bytes(second)
+    assert fitted(dataset, kernel_of("linear", 4), 0.1, tmp_path).solution.converged
+
+
+@pytest.mark.parametrize("rows_per_chunk", [256, 1024, 2048])
+@pytest.mark.parametrize("n", [700, 2048, 2500])
+def test_any_chunks_and_any_end(n: int, rows_per_chunk: int, tmp_path: Path, many_ranges: None) -> None:
+    x, y, weight = data(n=n, weights=True)
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=rows_per_chunk)
+    coef, constant = exact(x, y, 0.2, weight, True)
+    found = fitted(dataset, kernel_of("linear", 4), 0.2, tmp_path, fit_intercept=True)
+    np.testing.assert_allclose(found.coef, coef, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(found.intercept, constant, rtol=1e-11)
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1.0, 1e6])
+def test_a_constant_is_predicted_as_it_is(alpha: float) -> None:
+    x, _, weight = data(weights=True)
+    found = fit_primal_arrays(x, np.ones((300, 1)), kernel_of("poly 2", 4), [alpha], weight=weight, fit_intercept=True)
+    assert found.intercept is not None
+    np.testing.assert_allclose(found.features.apply(x, found.coef) + found.intercept, 1.0, rtol=0, atol=1e-12)
+    assert max(found.solution.relative_residual) < 1e-10
+
+
+def test_a_zero_target_has_nothing() -> None:
+    x, y, _ = data()
+    y[:, 1] = 0
+    found = fit_primal_arrays(x, y, kernel_of("linear", 4), [1.0])
+    assert not found.coef[:, 1].any()
+    assert found.solution.relative_residual[1] == found.solution.backward_error[1] == 0
+
+
+def test_features_that_others_determine_are_named() -> None:
+    x, y, _ = data()
+    x[:, 3] = x[:, 1]
+    with pytest.raises(NotPositiveDefiniteError, match="at feature 3") as caught:
+        fit_primal_arrays(x * 2.0**-3, y, kernel_of("linear", 4), [0.0])
+    assert caught.value.suggested_alpha > 0
+    assert fit_primal_arrays(x, y, kernel_of("linear", 4), [1e-3]).solution.converged
+
+
+def test_least_squares_without_a_ridge() -> None:
+    x, y, weight = data(weights=True)
+    found = fit_primal_arrays(x, y, kernel_of("linear", 4), [0.0], weight=weight)
+    np.testing.assert_allclose(found.coef, exact(x, y, 0.0, weight, False)[0], rtol=1e-10)
+
+
+def test_overflow_is_an_error_in_memory_and_on_disk(tmp_path: Path) -> None:
+    x, y, _ = data()
+    x[7] = 1e160
+    with pytest.raises(DataError, match="scale the features"):
+        fit_primal_arrays(x, y, kernel_of("poly 2", 4), [1.0])
+    with pytest.raises(DataError, match="rows 0 to 299 are not finite"):
+        fitted(ingest(x, tmp_path / "rows.zarr", y=y), kernel_of("poly 2", 4), 1.0, tmp_path)
+
+
+def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, _ = data()
+    with pytest.raises(ParameterError, match=r"176,851 features of 100 inputs \(300 rows\)"):
+        fit_primal_arrays(np.ones((300, 100)), y, make_kernel("poly", degree=3), [1.0])
+    with pytest.raises(ParameterError, match="'rbf' has no finite number"):
+        fit_primal_arrays(x, y, make_kernel("rbf"), [1.0])
+    with pytest.raises(ParameterError, match="at least 0"):
+        fit_primal_arrays(x, y, kernel_of("linear", 4), [-1.0])
+    with pytest.raises(ParameterError, match="3 values of alpha for 2 targets"):
+        fit_primal_arrays(x, y, kernel_of("linear", 4), [1.0, 1.0, 1.0])
+    with pytest.raises(DataError, match="weight zero"):
+        fit_primal_arrays(x, y, kernel_of("linear", 4), [1.0], weight=np.zeros(300))
+    dataset = ingest(x, tmp_path / "rows.zarr", y=y)
+    monkeypatch.setattr("dkrr.linalg.primal.memory_limit_of", lambda executor: 2**28)
+    with pytest.raises(PlanRefusedError, match="4 features takes"):
+        fitted(dataset, kernel_of("linear", 4), 1.0, tmp_path)

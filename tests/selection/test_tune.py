@@ -1,0 +1,320 @@
+"""The search: what it chooses, that it is the same again, that it continues, and what a budget leaves out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr import DataError, Dataset, ParameterError, ingest
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.errors import InterruptedRunError, MemoryBudgetError
+from dkrr.selection import trials as trials_module
+from dkrr.selection.budget import Budget
+from dkrr.selection.choice import TuneResult, TuneSettings
+from dkrr.selection.likelihood import Explained
+from dkrr.selection.search import alpha_path
+from dkrr.selection.subset import draw_subset
+from dkrr.selection.trials import Trial, TrialBatch, run_trial, trial_bytes
+from dkrr.selection.tuning import tune
+
+N, D = 400, 4
+SMALL = TuneSettings(kernels=("rbf", "matern32"), search_rows=(60, 120), rows=240, seed=3)
+
+
+@pytest.fixture(scope="module")
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    """Four features of which one does not matter and one matters most."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((N, D))
+    y = np.sin(3 * x[:, 0]) + 0.5 * x[:, 1] + 0.1 * x[:, 2] + 0.1 * rng.standard_normal(N)
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def dataset(arrays: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    x, y = arrays
+    return ingest(x, str(tmp_path_factory.mktemp("data") / "rows.zarr"), y=y)
+
+
+def search(dataset: Dataset, store: Path, settings: TuneSettings = SMALL, **options: Any) -> TuneResult:
+    return tune(dataset, settings=settings, store=str(store), executor=InProcessExecutor(), **options)
+
+
+@pytest.fixture(scope="module")
+def result(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    return search(dataset, tmp_path_factory.mktemp("store"))
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key != "seconds"}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def test_widths_follow_what_matters(result: TuneResult) -> None:
+    best = result.best
+    assert best.kind == "per_feature"
+    assert list(np.argsort(best.widths)) == [0, 1, 2, 3]
+    assert best.widths[3] > 20 * best.widths[0]
+    assert best.num_rows == 240
+    errors = [candidate.loo_rmse for candidate in result.candidates]
+    assert errors == sorted(errors)
+    assert {candidate.kind for candidate in result.candidates} == {"shared", "per_feature"}
+    shared = min(candidate.loo_rmse for candidate in result.candidates if candidate.kind == "shared")
+    assert best.loo_rmse < 0.8 * shared
+    assert not result.notes
+
+
+def test_the_choice_predicts_new_rows(result: TuneResult, arrays: tuple[np.ndarray, np.ndarray]) -> None:
+    from dkrr import KernelRidge
+
+    rng = np.random.default_rng(2)
+    z = rng.standard_normal((500, D))
+    truth = np.sin(3 * z[:, 0]) + 0.5 * z[:, 1] + 0.1 * z[:, 2]
+    predicted = KernelRidge(**result.parameters()).fit(*arrays).predict(z)
+    assert np.sqrt(np.mean((predicted - truth) ** 2)) < 0.1
+
+
+def test_the_errors_are_those_of_the_rows_they_name(
+    result: TuneResult, dataset: Dataset, tmp_path: Path, arrays: tuple[np.ndarray, np.ndarray]
+) -> None:
+    x, y = arrays
+    order = np.random.default_rng(SMALL.seed).permutation(N)[: result.best.num_rows]
+    rows = Explained(x=x[order], y=y[order, None])
+    best = result.best
+    assert rows.evaluate(best.family, best.widths, best.alpha).loo_rmse == pytest.approx(best.loo_rmse, rel=1e-9)
+    plane = result.slices[0]
+    rows = Explained(x=x[order[: plane["num_rows"]]], y=y[order[: plane["num_rows"]], None])
+    for factor, errors in zip(plane["factors"], plane["errors"], strict=True):
+        widths, alphas = factor * np.array(plane["widths"]), np.array(plane["alphas"])
+        np.testing.assert_allclose(errors, alpha_path(rows, plane["kernel"], widths, alphas), rtol=1e-9)
+        k = len(alphas) // 3
+        direct = rows.evaluate(plane["kernel"], widths, float(alphas[k])).loo_rmse
+        assert errors[k] == pytest.approx(direct, rel=1e-6)
+
+
+def test_the_same_seed_gives_the_same_bytes(result: TuneResult, dataset: Dataset, tmp_path: Path) -> None:
+    again = search(dataset, tmp_path)
+    assert json.dumps(without_times(again.to_dict())) == json.dumps(without_times(result.to_dict()))
+    other = search(dataset, tmp_path, replace(SMALL, seed=4))
+    assert other.best.widths.tolist() != result.best.widths.tolist()
+
+
+def test_an_interrupted_search_continues(
+    result: TuneResult, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits = 0
+
+    def stop(site: str, *_: Any) -> None:
+        nonlocal visits
+        visits += site == "tune.before_write"
+        if visits == 12:
+            raise InterruptedRunError("stopped")
+
+    monkeypatch.setattr(trials_module, "failpoint", stop)
+    with pytest.raises(InterruptedRunError):
+        search(dataset, tmp_path)
+    monkeypatch.undo()
+    finished = set(tmp_path.glob("tune/*.zarr/trials/*.json"))
+    assert len(finished) == 11
+    before = {path: path.stat().st_mtime_ns for path in finished}
+    evaluated: list[int] = []
+    evaluate = Explained.evaluate
+    monkeypatch.setattr(Explained, "evaluate", lambda *a, **k: evaluated.append(1) or evaluate(*a, **k))
+    again = search(dataset, tmp_path)
+    assert without_times(again.to_dict()) == without_times(result.to_dict())
+    assert {path: path.stat().st_mtime_ns for path in finished} == before
+    # nothing is computed twice, and the third time nothing at all
+    assert len(evaluated) < sum(record["num_evaluated"] for record in result.records)
+    evaluated.clear()
+    assert without_times(search(dataset, tmp_path).to_dict()) == without_times(result.to_dict())
+    assert not evaluated
+
+
+def test_a_trial_is_named_by_everything_it_computes() -> None:
+    trial = Trial(stage="s", kind="check", family="rbf", widths=(1.0,), alphas=(1.0,), num_rows=50)
+    changes: list[dict[str, Any]] = [
+        {"kind": "search"}, {"family": "laplacian"}, {"widths": (1.0, 1.0)}, {"alphas": (2.0,)}, {"num_rows": 51},
+        {"num_evaluations": 2}, {"factor": 2.0},
+    ]  # fmt: skip
+    keys = [trial.key("rows"), trial.key("other rows"), *(replace(trial, **change).key("rows") for change in changes)]
+    assert len(set(keys)) == len(keys)
+    assert replace(trial, stage="another").key("rows") == keys[0]
+
+
+def test_every_trial_is_recorded(result: TuneResult) -> None:
+    numbers = [record["number"] for record in result.records]
+    assert numbers == list(range(len(numbers)))
+    stages = list(dict.fromkeys(record["stage"] for record in result.records))
+    assert stages == ["shared width", "width per feature", "search on 120 rows", "slice", "check on 240 rows"]
+    for record in result.records:
+        assert {"family", "num_rows", "widths", "alphas", "found_alpha", "loo_rmse", "seconds"} <= set(record)
+        assert len(record["found_widths"]) == len(record["widths"])
+    assert len(result.slices) == 2
+    assert {len(plane["errors"]) for plane in result.slices} == {5}
+
+
+@pytest.mark.parametrize(("widths", "kinds"), [("shared", {"shared"}), ("per_feature", {"per_feature"})])
+def test_only_the_widths_that_are_asked_for(dataset: Dataset, tmp_path: Path, widths: Any, kinds: set[str]) -> None:
+    settings = replace(SMALL, kernels=("laplacian",), widths=widths, search_rows=(60,), rows=60)
+    found = search(dataset, tmp_path, settings)
+    assert {candidate.kind for candidate in found.candidates} == kinds
+
+
+def test_weights_several_targets_and_an_intercept(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    x, y = arrays
+    weight = np.where(np.arange(N) % 4 == 0, 0.0, 1.0 + np.arange(N) % 3)
+    targets = np.column_stack([y, 100 * np.cos(x[:, 1]) + 1000])
+    targets[weight == 0] = 1e6  # rows that do not count
+    data = ingest(x, str(tmp_path / "rows.zarr"), y=targets, sample_weight=weight)
+    settings = replace(SMALL, kernels=("rbf",))
+    found = search(data, tmp_path, settings, fit_intercept=True)
+    assert found.best.loo_rmse < 0.4
+    subset = draw_subset(data, N, 3, str(tmp_path / "all.zarr"))
+    assert subset.num_rows == np.count_nonzero(weight)
+    rows = subset.read(subset.num_rows, intercept=True)
+    assert rows.weight is not None
+    assert rows.y.max() < 1e5
+    assert sorted(rows.weight) == sorted(weight[weight > 0])
+
+
+def test_arrays_without_a_store(result: TuneResult, arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    import dask
+
+    from dkrr.selection import tune as public
+
+    with dask.config.set(temporary_directory=str(tmp_path)):
+        found = public(*arrays, settings=SMALL)
+        assert not list(tmp_path.iterdir())
+    assert found.parameters() == result.parameters()
+
+
+def test_one_feature_and_few_rows(tmp_path: Path) -> None:
+    x = np.linspace(0, 6, 30)[:, None]
+    data = ingest(x, str(tmp_path / "rows.zarr"), y=np.sin(x[:, 0]))
+    found = search(data, tmp_path, replace(SMALL, kernels=("rbf",)))
+    assert {candidate.kind for candidate in found.candidates} == {"shared"}
+    assert found.best.num_rows == 30
+    assert found.best.loo_rmse < 0.01
+
+
+def test_a_constant_feature_does_no_harm(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    x, y = arrays
+    data = ingest(np.column_stack([x, np.full(N, 7.0)]), str(tmp_path / "rows.zarr"), y=y)
+    found = search(data, tmp_path, replace(SMALL, kernels=("rbf",)))
+    assert np.isfinite(found.best.widths).all()
+    assert found.best.loo_rmse < 0.3
+
+
+def test_a_budget_leaves_out_and_says_so(dataset: Dataset, tmp_path: Path) -> None:
+    found = search(dataset, tmp_path, replace(SMALL, budget_seconds=1e-6))
+    assert {record["stage"] for record in found.records} == {"shared width", "width per feature"}
+    assert found.best.num_rows == 60
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "width per feature", "search on 120 rows", "slice", "no check",
+    ]  # fmt: skip
+    assert not found.slices
+
+
+def test_the_check_takes_the_rows_that_time_allows() -> None:
+    def trial(num_rows: int, kind: Any = "search") -> Trial:
+        return Trial(stage="s", kind=kind, family="rbf", widths=(1.0,), alphas=(1.0,), num_rows=num_rows)
+
+    budget = Budget(total_seconds=100.0, num_threads=2, memory_bytes=8 * 4000**2)
+    budget.spend([trial(1000)] * 4, [1.0] * 4, [1] * 4)
+    assert budget.left == 98.0
+    assert budget.seconds_for([trial(2000)] * 2) == pytest.approx(8.0)
+    assert budget.seconds_for([trial(2000)]) == pytest.approx(8.0)  # a trial has one thread
+    assert budget.allows([trial(4000)] * 2)
+    assert not budget.allows([trial(4001)] * 2)  # memory
+    assert not budget.allows([trial(4000)] * 4)  # time
+    assert len(budget.affordable([trial(4000)] * 4, 1.0)) == 2
+    assert "2 of 4 trials" in budget.notes[0]
+    # searches that end before their last evaluation are expected to do so again
+    budget.spend([replace(trial(1000), num_evaluations=10)] * 2, [2.0, 2.0], [5, 3])
+    assert budget.seconds_for([replace(trial(1000), num_evaluations=10)] * 2) == pytest.approx(2.0)
+    assert budget.seconds_for([trial(1000, "check")]) == pytest.approx(0.5)
+
+
+def test_a_slice_is_whole_or_not_there(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allows = Budget.allows
+    monkeypatch.setattr(
+        Budget, "allows", lambda self, trials, *share: allows(self, trials, *share) and len(trials) <= 7
+    )
+    found = search(dataset, tmp_path, replace(SMALL, kernels=("rbf",)))
+    assert [len(plane["errors"]) for plane in found.slices] == [5]
+    assert sum(record["kind"] == "slice" for record in found.records) == 5
+    assert [note for note in found.notes if note.startswith("slice: 5 of 10 trials")]
+
+
+def test_the_rows_are_drawn_once(dataset: Dataset, tmp_path: Path) -> None:
+    location = str(tmp_path / "subset")
+    subset = draw_subset(dataset, 100, 5, location)
+    before = {path: path.stat().st_mtime_ns for path in Path(location).rglob("*")}
+    assert draw_subset(dataset, 100, 5, location) == subset
+    assert {path: path.stat().st_mtime_ns for path in Path(location).rglob("*")} == before
+    whole = subset.read(100, intercept=False)
+    np.testing.assert_array_equal(subset.read(40, intercept=False).y, whole.y[:40])
+    chunk = next(path for path in Path(location).rglob("c/0/*"))
+    chunk.unlink()  # interrupted while it was written
+    np.testing.assert_array_equal(draw_subset(dataset, 100, 5, location).read(100, intercept=False).y, whole.y)
+
+
+def test_rows_without_targets_are_refused(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    data = ingest(arrays[0], str(tmp_path / "rows.zarr"))
+    with pytest.raises(DataError, match="no target"):
+        search(data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"kernels": ("rbf", "cubic")}, "kernels = .*'cubic'"),
+        ({"kernels": ()}, "kernels = "),
+        ({"kernels": ("rbf", "rbf")}, "each once"),
+        ({"widths": "some"}, "widths = 'some'"),
+        ({"search_rows": (2000, 1000)}, "ascending"),
+        ({"search_rows": ()}, "ascending"),
+        ({"rows": 100_000}, "rows = 100000"),
+        ({"search_rows": (5,)}, "from 20"),
+        ({"budget_seconds": 0.0}, "budget_seconds = 0.0"),
+    ],
+)
+def test_settings_that_are_not_allowed(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ParameterError, match=expected):
+        TuneSettings(**change)
+
+
+def test_too_little_memory_is_named(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    trial = Trial(stage="s", kind="check", family="rbf", widths=(1.0,), alphas=(1.0,), num_rows=50)
+    subset = draw_subset(dataset, 50, 0, str(tmp_path / "subset"))
+    batch = TrialBatch(folder=str(tmp_path), subset=subset, digest="d", intercept=False, trials=(trial,))
+    monkeypatch.setattr(Explained, "evaluate", fail)
+    with pytest.raises(MemoryBudgetError, match=f"50 rows.*{trial_bytes(trial):,} bytes"):
+        run_trial(batch, 0)
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_workers_find_the_same(result: TuneResult, dataset: Dataset, tmp_path: Path, cluster_client: Any) -> None:
+    from dkrr.engine.session import checked_executor
+
+    phases: list[str] = []
+    report: Callable[..., None] = lambda phase, *_: phases.append(phase)  # noqa: E731
+    settings = replace(SMALL, kernels=("rbf",))
+    found = tune(
+        dataset, settings=settings, store=str(tmp_path), executor=checked_executor(cluster_client), progress=report
+    )
+    alone = search(dataset, tmp_path / "alone", settings)
+    assert found.best.family == "rbf"
+    np.testing.assert_allclose(found.best.widths, alone.best.widths, rtol=1e-3)
+    assert found.best.loo_rmse == pytest.approx(alone.best.loo_rmse, rel=1e-4)
+    assert all(phase.startswith("tune ") for phase in phases)

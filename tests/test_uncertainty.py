@@ -1,0 +1,304 @@
+"""Standard deviations and intervals of estimators and saved models, against Gaussian processes and brute force."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, Matern
+
+import dkrr
+from dkrr import spread
+from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.linalg.calibration import conformal_rank
+from tests.reference import reference_kernel
+
+N, D = 150, 3
+ALPHA = 0.02
+KERNELS: dict[str, tuple[dict[str, Any], Any]] = {
+    "rbf": ({"kernel": "rbf", "gamma": 0.5}, RBF(1.0)),
+    "matern": ({"kernel": "matern", "kernel_params": {"nu": 1.5, "length_scale": 0.7}}, Matern(0.7, nu=1.5)),
+    "sum": (
+        {"kernel": dkrr.kernels.make_kernel("rbf", gamma=0.5) + 2 * dkrr.kernels.make_kernel("rbf", gamma=5.0)},
+        RBF(1.0) + 2 * RBF(np.sqrt(0.1)),
+    ),
+}
+PATHS: dict[str, dict[str, Any]] = {"in memory": {}, "tiles": {"tile_size": 64, "solver": "cholesky"}}
+
+
+def data(n: int = N, t: int = 0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, targets (n,) or (n, t), and 60 further rows; far from the origin, so that centring counts."""
+    rng = np.random.default_rng(seed)
+    x, z = 5 + rng.standard_normal((n, D)), 5 + rng.standard_normal((60, D))
+    y = np.stack([np.sin(x[:, 0] * (k + 1)) + 0.1 * rng.standard_normal(n) for k in range(max(1, t))], axis=1)
+    return x, y if t else y[:, 0], z
+
+
+def tiled_options(folder: Path, path: str) -> dict[str, Any]:
+    return PATHS[path] | ({"store": folder / "store", "precision": "float64"} if path == "tiles" else {})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_std_equals_that_of_a_gaussian_process(tmp_path: Path, name: str, path: str) -> None:
+    parameters, theirs = KERNELS[name]
+    x, y, z = data()
+    process = GaussianProcessRegressor(theirs, alpha=ALPHA, optimizer=None).fit(x, y)
+    mean, expected = process.predict(z, return_std=True)
+    model = dkrr.KernelRidge(alpha=ALPHA, **parameters, **tiled_options(tmp_path, path)).fit(x, y)
+    values, found = model.predict(z, return_std=True, sigma2=1.0)
+    np.testing.assert_allclose(values, mean, atol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
+    noisy = model.predict(z, return_std=True, sigma2=1.0, noise=True)[1]
+    np.testing.assert_allclose(noisy, np.sqrt(expected**2 + ALPHA), rtol=0, atol=1e-8)
+    # the estimated scale is that of the likelihood of the same process
+    scale = y @ np.linalg.solve(theirs(x) + ALPHA * np.eye(N), y) / N
+    np.testing.assert_allclose(model.predict(z, return_std=True)[1], np.sqrt(scale) * expected, rtol=1e-7)
+
+
+def brute_force_std(
+    x: np.ndarray, y: np.ndarray, z: np.ndarray, weight: np.ndarray, alpha: np.ndarray, intercept: bool
+) -> np.ndarray:
+    """From the process with noise alpha / w on the rows of positive weight, an intercept of (almost) flat prior."""
+    seen = weight > 0
+    kernel = {"kernel": "rbf", "gamma": 0.5}
+    columns = []
+    for target, ridge in zip(y[seen].T, alpha, strict=True):
+        covariance = reference_kernel(kernel, x[seen], x[seen]) + np.diag(ridge / weight[seen])
+        inverse = np.linalg.inv(covariance)
+        cross = reference_kernel(kernel, x[seen], z)
+        variance = 1 - np.einsum("im,ij,jm->m", cross, inverse, cross)
+        if intercept:
+            ones = np.ones(seen.sum())
+            variance += (1 - ones @ inverse @ cross) ** 2 / (ones @ inverse @ ones)
+            inverse = inverse - np.outer(inverse @ ones, ones @ inverse) / (ones @ inverse @ ones)
+        columns.append(np.sqrt(target @ inverse @ target / (seen.sum() - intercept) * variance))
+    return np.stack(columns, axis=1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_std_with_weights_intercept_and_an_alpha_a_target(tmp_path: Path, intercept: bool, path: str) -> None:
+    x, y, z = data(t=3)
+    weight = np.where(np.arange(N) % 7, np.random.default_rng(1).uniform(0.2, 2, N), 0.0)
+    alpha = np.array([0.02, 0.5, 0.02])
+    options = tiled_options(tmp_path, path)
+    model = dkrr.KernelRidge(alpha=alpha, kernel="rbf", gamma=0.5, fit_intercept=intercept, **options)
+    model.fit(x, y, sample_weight=weight)
+    found = model.predict(z, return_std=True)[1]
+    expected = brute_force_std(x, y, z, weight, alpha, intercept)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert len(model._model.spread.systems) == 2
+    # a saved model knows the same, its weights included
+    model.save(tmp_path / "model.zarr")
+    again = dkrr.load_model(tmp_path / "model.zarr")
+    np.testing.assert_allclose(again.predict_std(z), found, rtol=1e-12)
+    noise = again.predict_std(z, noise=True) ** 2 - found**2
+    np.testing.assert_allclose(noise, np.tile(again.sigma2 * alpha, (60, 1)), rtol=1e-9)
+
+
+def test_a_constant_with_an_intercept_has_no_uncertainty_left_in_its_scale() -> None:
+    x, _, z = data()
+    model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5, fit_intercept=True).fit(x, np.full(N, 1e6))
+    assert model.predict(z, return_std=True)[1].max() < 1e-4
+
+
+def test_what_sigma2_may_be() -> None:
+    x, y, z = data(t=2)
+    model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5).fit(x, y)
+    one = model.predict(z, return_std=True, sigma2=1.0)[1]
+    both = model.predict(z, return_std=True, sigma2=[4.0, 9.0])[1]
+    np.testing.assert_allclose(both, one * [2.0, 3.0])
+    for wrong in (-1.0, np.nan, [1.0, 2.0, 3.0]):
+        with pytest.raises(ParameterError, match="sigma2 is"):
+            model.predict(z, return_std=True, sigma2=wrong)
+
+
+def test_std_reads_paths_and_refuses_what_has_none(tmp_path: Path) -> None:
+    x, y, z = data()
+    model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5).fit(x, y)
+    expected = model.predict(z, return_std=True)[1]
+    np.save(tmp_path / "z.npy", z)
+    np.testing.assert_allclose(model.predict(str(tmp_path / "z.npy"), return_std=True)[1], expected, rtol=1e-12)
+    import dask.array as da
+
+    with pytest.raises(ParameterError, match="standard deviations of a dask array"):
+        model.predict(da.from_array(z), return_std=True)
+    with pytest.raises(DataError, match="NaN"):
+        model.predict(np.where(z > 6, np.nan, z), return_std=True)
+    gram = dkrr.KernelRidge(kernel="precomputed").fit(reference_kernel({"kernel": "rbf", "gamma": 0.5}, x, x), y)
+    with pytest.raises(ParameterError, match="precomputed matrix has no standard deviation"):
+        gram.predict(np.zeros((2, N)), return_std=True)
+    centres = dkrr.KernelRidge(kernel="rbf", solver="nystrom", solver_params={"num_centers": 20}).fit(x, y)
+    with pytest.raises(ParameterError, match="solver 'nystrom'"):
+        centres.predict(z, return_std=True)
+
+
+class TestStoredFactors:
+    """More rows than are factorised in memory: here any."""
+
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spread, "MAX_DENSE_ROWS", 10)
+
+    def fitted(self, folder: Path, **options: Any) -> tuple[dkrr.KernelRidge, np.ndarray]:
+        x, y, z = data()
+        defaults = {"solver": "cholesky", "precision": "float64", "tile_size": 64, "store": folder / "store"}
+        model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5, **(defaults | options))
+        return model.fit(x, y), z
+
+    def expected(self) -> np.ndarray:
+        x, y, z = data()
+        process = GaussianProcessRegressor(RBF(1.0), alpha=ALPHA, optimizer=None).fit(x, y)
+        return process.predict(z, return_std=True)[1]
+
+    def test_the_factor_of_the_fit_is_found(self, tmp_path: Path) -> None:
+        model, z = self.fitted(tmp_path)
+        np.testing.assert_allclose(model.predict(z, return_std=True, sigma2=1.0)[1], self.expected(), atol=1e-10)
+        assert len(list((tmp_path / "store" / "factors").glob("*.zarr"))) == 1
+        again = pickle.loads(pickle.dumps(model))
+        np.testing.assert_allclose(again.predict(z, return_std=True, sigma2=1.0)[1], self.expected(), atol=1e-10)
+
+    def test_a_store_that_moved_is_named(self, tmp_path: Path) -> None:
+        model, z = self.fitted(tmp_path)
+        shutil.move(tmp_path / "store", tmp_path / "elsewhere")
+        with pytest.raises(StoreError, match="is gone"):
+            model.predict(z, return_std=True)
+        found = spread.variance_spread(model._model, store=tmp_path / "elsewhere")
+        np.testing.assert_allclose(np.sqrt(found.variance(z)[:, 0]), self.expected(), atol=1e-10)
+
+    def test_a_factor_that_is_not_whole_is_refused(self, tmp_path: Path) -> None:
+        model, z = self.fitted(tmp_path)
+        next((tmp_path / "store" / "factors").glob("*.zarr/c/2/0")).unlink()
+        with pytest.raises(StoreError, match="is not whole: 1 of 6 tiles are missing"):
+            model.predict(z, return_std=True)
+
+    @pytest.mark.parametrize(("name", "value"), [("alpha", 0.03), ("rows_digest", "0" * 64), ("n", 149)])
+    def test_a_factor_of_something_else_is_refused(self, tmp_path: Path, name: str, value: Any) -> None:
+        import json
+
+        from dkrr.linalg.keys import key_of
+
+        model, z = self.fitted(tmp_path)
+        factor = next((tmp_path / "store" / "factors").glob("*.zarr"))
+        document = json.loads((factor / "zarr.json").read_text())
+        document["attributes"][name] = value
+        (factor / "zarr.json").write_text(json.dumps(document))
+        with pytest.raises(StoreError, match="not the one its name says"):
+            model.predict(z, return_std=True)
+        other = factor.with_name(key_of(document["attributes"]) + ".zarr")
+        factor.rename(other)
+        model._model.provenance["factors"] = [str(other)]
+        with pytest.raises(StoreError, match=rf"factor of something else \({name}\)"):
+            model.predict(z, return_std=True)
+
+    @pytest.mark.parametrize(
+        "options", [{"store": None}, {"solver": "cg", "precision": "auto"}, {"precision": "float32"}]
+    )
+    def test_without_a_float64_factor_the_error_names_the_cost(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        model, z = self.fitted(tmp_path, **options)
+        with pytest.raises(StoreError, match=r"needs a float64 Cholesky factor") as error:
+            model.predict(z, return_std=True)
+        assert "1.1e+06 flops" in error.value.hint
+        assert "store=" in error.value.hint
+        assert model.predict(z).shape == (60,)
+
+    def test_after_mixed_the_factor_is_made_once_and_logged(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model, z = self.fitted(tmp_path, precision="mixed")
+        with caplog.at_level("INFO", logger="dkrr.uncertainty"):
+            found = model.predict(z, return_std=True, sigma2=1.0)[1]
+            np.testing.assert_array_equal(model.predict(z, return_std=True, sigma2=1.0)[1], found)
+        np.testing.assert_allclose(found, self.expected(), atol=1e-10)
+        assert [record.message for record in caplog.records] == [
+            "a standard deviation needs a float64 factor of 150 rows, which this fit has not"
+        ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("options", [{}, {"fit_intercept": True}])
+def test_intervals_are_those_of_n_refits(tmp_path: Path, path: str, options: dict[str, Any]) -> None:
+    n = 60
+    x, y, z = data(n, t=2)
+    weight = np.where(np.arange(n) % 9, np.random.default_rng(3).uniform(0.5, 2, n), 0.0)
+    parameters: dict[str, Any] = {"alpha": 0.1, "kernel": "rbf", "gamma": 0.5, **options}
+    model = dkrr.KernelRidge(**parameters, **tiled_options(tmp_path, path)).fit(x, y, sample_weight=weight)
+    errors, ratios = [], []
+    for i in np.flatnonzero(weight):
+        keep = np.arange(n) != i
+        without = dkrr.KernelRidge(**parameters).fit(x[keep], y[keep], sample_weight=weight[keep])
+        value, deviation = without.predict(x[i : i + 1], return_std=True, sigma2=1.0)
+        errors.append(np.abs(y[i] - value[0]))
+        ratios.append(errors[-1] / np.sqrt(deviation[0] ** 2 + 0.1 / weight[i]))
+    rank = conformal_rank(len(errors), 0.9) - 1
+    values, deviation = model.predict(z, return_std=True, sigma2=1.0, noise=True)
+    lower, upper = model.predict_interval(z, 0.9)
+    np.testing.assert_allclose(lower, values - np.sort(errors, axis=0)[rank], rtol=1e-7)
+    np.testing.assert_allclose(upper, values + np.sort(errors, axis=0)[rank], rtol=1e-7)
+    lower, upper = model.predict_interval(z, 0.9, "normalised")
+    np.testing.assert_allclose((upper - lower) / 2, np.sort(ratios, axis=0)[rank] * deviation, rtol=1e-7)
+    # a saved model gives the same without its factor
+    model.save(tmp_path / "model.zarr")
+    again = dkrr.load_model(tmp_path / "model.zarr")
+    np.testing.assert_allclose(again.predict_interval(z, 0.9), model.predict_interval(z, 0.9), rtol=1e-12)
+    np.testing.assert_allclose(again.predict_interval(z, 0.9, "normalised")[0], lower, rtol=1e-9)
+
+
+def test_gaussian_intervals_are_quantiles_of_the_process() -> None:
+    x, y, z = data()
+    model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5).fit(x, y)
+    values, deviation = model.predict(z, return_std=True, noise=True)
+    lower, upper = model.predict_interval(z, 0.95, "gaussian")
+    np.testing.assert_allclose(upper - values, 1.959963984540054 * deviation)
+    np.testing.assert_allclose(values - lower, 1.959963984540054 * deviation)
+    assert model._model.quantiles is None
+
+
+@pytest.mark.parametrize("method", ["jackknife", "normalised"])
+def test_intervals_cover_new_rows(method: Any) -> None:
+    x, y, _ = data(900)
+    model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5).fit(x[:300], y[:300])
+    assert abs(model.interval_coverage(x[300:], y[300:], 0.9, method) - 0.9) < 0.05
+    assert model.interval_coverage(x[300:], y[300:], 0.5, method) < 0.65
+
+
+def test_intervals_of_few_rows_and_of_a_nystrom_regression() -> None:
+    x, y, z = data(12)
+    model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf").fit(x, y)
+    with pytest.raises(ParameterError, match=r"at most 0\.923"):
+        model.predict_interval(z, 0.95)
+    with pytest.raises(ParameterError, match="between 0 and 1"):
+        model.predict_interval(z, 90)
+    with pytest.raises(ParameterError, match="no leave-one-out quantiles"):
+        dkrr.KernelRidge(kernel="rbf").fit(x, y)._model.predict_interval(z)
+    x, y, z = data()
+    centres = dkrr.KernelRidge(kernel="rbf", solver="nystrom", solver_params={"num_centers": 20}).fit(x, y)
+    lower, upper = centres.predict_interval(z)
+    assert (lower < upper).all()
+    with pytest.raises(ParameterError, match=r"no normalised residuals|solver 'nystrom'"):
+        centres.predict_interval(z, 0.9, "normalised")
+
+
+def test_models_written_before_there_was_an_uncertainty_are_read(tmp_path: Path) -> None:
+    import json
+
+    from dkrr.manifest import write_manifest
+
+    x, y, z = data()
+    model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf").fit(x, y)
+    model.save(tmp_path / "model.zarr")
+    document = json.loads((tmp_path / "model.zarr" / "zarr.json").read_text())
+    del document["attributes"]["sigma2"]
+    (tmp_path / "model.zarr" / "zarr.json").write_text(json.dumps(document))
+    write_manifest(str(tmp_path / "model.zarr"))
+    old = dkrr.load_model(tmp_path / "model.zarr")
+    np.testing.assert_allclose(old.predict(z), model.predict(z))
+    with pytest.raises(ParameterError, match="does not know sigma2"):
+        old.predict_std(z)
+    assert old.predict_std(z, sigma2=1.0).shape == (60,)
