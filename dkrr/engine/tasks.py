@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from dkrr.engine.bundles import Bundle, bundles
+from dkrr.engine.bundles import Bundle, Outbox
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.receipts import Key, Node, Progress, Receipt, RunSummary
 from dkrr.errors import ClusterError, DkrrError, MemoryBudgetError, StorageFullError, StoreError, WorkerLostError
@@ -206,24 +206,23 @@ class DaskExecutor:
         held: dict[Key, Any] = {}
         running: dict[Key, Any] = {}
         ungathered: list[tuple[Bundle, Any]] = []
-        remaining = enumerate(bundles(nodes, num_threads))
+        outbox = Outbox(nodes, num_threads)
         started = time.perf_counter()
         last_progress = time.monotonic()
-        exhausted = False
         try:
-            while running or not exhausted:
-                while len(running) < window and not exhausted:
-                    rank, bundle = next(remaining, (0, ()))
-                    if not bundle:
-                        exhausted = True
+            while running or not outbox.is_empty:
+                while len(running) < window:
+                    entry = outbox.next()
+                    if entry is None:
                         break
+                    rank, bundle = entry
                     first = bundle[0]
                     future = self.client.submit(
                         run_tasks,
                         function,
                         payload,
                         [node.key for node in bundle],
-                        *(held[key] for key in first.dependencies),
+                        *(held[key] for key in first.dependencies if not first.held_back),
                         key=(f"{phase}-{token}", *first.key),
                         priority=-rank,
                         pure=False,
@@ -247,6 +246,7 @@ class DaskExecutor:
                 ungathered.append((bundle, future))
                 for node in bundle:
                     reporter.finished(node)
+                outbox.finished(bundle)
                 del running[first.key]
                 if not waiting_for[first.key]:
                     held.pop(first.key, None)
