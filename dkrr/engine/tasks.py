@@ -14,79 +14,20 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dkrr.engine.bundles import Bundle, Outbox
 from dkrr.engine.memory import peak_rss_bytes
+from dkrr.engine.receipts import Key, Node, Progress, Receipt, RunSummary
 from dkrr.errors import ClusterError, DkrrError, MemoryBudgetError, StorageFullError, StoreError, WorkerLostError
 
 __all__ = ["DaskExecutor", "Executor", "InProcessExecutor", "Node", "Progress", "Receipt", "RunSummary"]
 
 logger = logging.getLogger("dkrr.engine")
 
-Key = tuple[int, ...]
-Progress = Callable[[str, int, int, float, float], None]
-"""``progress(phase, done, total, flops_done, flops_total)``."""
-
 ENOSPC = 28
 IO_ATTEMPTS = 3
 GATHER_TOGETHER = 64
-
-
-@dataclass(frozen=True)
-class Node:
-    """One task: its key, the keys it waits for (all earlier in the list), and its flops."""
-
-    key: Key
-    dependencies: tuple[Key, ...] = ()
-    flops: float = 0.0
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What a task returns: whether it computed anything, its seconds, a few numbers, its process' peak memory."""
-
-    key: Key
-    computed: bool
-    seconds: float = 0.0
-    values: dict[str, Any] = field(default_factory=dict)
-    worker: str = ""
-    peak_rss_bytes: int = 0
-
-
-@dataclass
-class RunSummary:
-    """What a graph run did."""
-
-    seconds: float = 0.0
-    num_tasks: int = 0
-    num_computed: int = 0
-    flops_computed: float = 0.0
-    busy_seconds: float = 0.0
-    peak_rss_bytes: dict[str, int] = field(default_factory=dict)
-    values: dict[Key, dict[str, Any]] = field(default_factory=dict)
-
-    def add(self, receipt: Receipt, node: Node) -> None:
-        self.num_tasks += 1
-        if receipt.computed:
-            self.num_computed += 1
-            self.flops_computed += node.flops
-            self.busy_seconds += receipt.seconds
-        peak = self.peak_rss_bytes.get(receipt.worker, 0)
-        self.peak_rss_bytes[receipt.worker] = max(peak, receipt.peak_rss_bytes)
-        if receipt.values:
-            self.values[receipt.key] = receipt.values
-
-    def merge(self, other: RunSummary) -> None:
-        """Add the figures of another run of the same or another graph."""
-        self.seconds += other.seconds
-        self.num_tasks += other.num_tasks
-        self.num_computed += other.num_computed
-        self.flops_computed += other.flops_computed
-        self.busy_seconds += other.busy_seconds
-        for worker, peak in other.peak_rss_bytes.items():
-            self.peak_rss_bytes[worker] = max(self.peak_rss_bytes.get(worker, 0), peak)
-        self.values.update(other.values)
 
 
 TaskFunction = Callable[..., "tuple[bool, dict[str, Any]] | bool"]
@@ -108,7 +49,7 @@ class Executor(Protocol):
     ) -> RunSummary: ...
 
 
-def run_task(function: TaskFunction, payload: Any, key: Key, *_waited_for: Any) -> Receipt:
+def run_task(function: TaskFunction, payload: Any, key: Key) -> Receipt:
     """Run one task where it is: retry input and output errors, translate memory errors, fill in the receipt."""
     started = time.perf_counter()
     for attempt in itertools.count(1):
@@ -147,6 +88,11 @@ def run_task(function: TaskFunction, payload: Any, key: Key, *_waited_for: Any) 
         worker=_worker_name(),
         peak_rss_bytes=peak_rss_bytes(),
     )
+
+
+def run_tasks(function: TaskFunction, payload: Any, keys: Sequence[Key], *_waited_for: Any) -> list[Receipt]:
+    """Run the tasks of a bundle one after the other; what they have written stays when a later one fails."""
+    return [run_task(function, payload, key) for key in keys]
 
 
 def _tile_size(payload: Any) -> int:
@@ -247,58 +193,63 @@ class DaskExecutor:
     ) -> RunSummary:
         """Run ``function(payload, *key)`` for every node, dependencies first, in list order of priority.
 
-        At most ``max(32, 4 * num_threads)`` tasks are known to the scheduler at once.
+        At most ``max(32, 4 * num_threads)`` messages are known to the scheduler at once, a task or a bundle of short
+        ones each.
         """
-        window = max(32, 4 * self.num_threads)
+        num_threads = self.num_threads
+        window = max(32, 4 * num_threads)
         token = uuid.uuid4().hex
         summary = RunSummary()
         reporter = _Reporter(phase, nodes, progress)
         waiting_for = Counter(key for node in nodes for key in node.dependencies)
-        finished: queue.SimpleQueue[tuple[Node, Any]] = queue.SimpleQueue()
+        finished: queue.SimpleQueue[tuple[Bundle, Any]] = queue.SimpleQueue()
         held: dict[Key, Any] = {}
         running: dict[Key, Any] = {}
-        ungathered: list[tuple[Node, Any]] = []
-        remaining = enumerate(nodes)
+        ungathered: list[tuple[Bundle, Any]] = []
+        outbox = Outbox(nodes, num_threads)
         started = time.perf_counter()
         last_progress = time.monotonic()
-        exhausted = False
         try:
-            while running or not exhausted:
-                while len(running) < window and not exhausted:
-                    rank, node = next(remaining, (0, None))
-                    if node is None:
-                        exhausted = True
+            while running or not outbox.is_empty:
+                while len(running) < window:
+                    entry = outbox.next()
+                    if entry is None:
                         break
+                    rank, bundle = entry
+                    first = bundle[0]
                     future = self.client.submit(
-                        run_task,
+                        run_tasks,
                         function,
                         payload,
-                        node.key,
-                        *(held[key] for key in node.dependencies),
-                        key=(f"{phase}-{token}", *node.key),
+                        [node.key for node in bundle],
+                        *(held[key] for key in first.dependencies if not first.held_back),
+                        key=(f"{phase}-{token}", *first.key),
                         priority=-rank,
                         pure=False,
                     )
-                    for key in node.dependencies:
+                    for key in first.dependencies:
                         waiting_for[key] -= 1
                         if not waiting_for[key] and key not in running:
                             del held[key]
-                    held[node.key] = running[node.key] = future
-                    future.add_done_callback(lambda future, node=node: finished.put((node, future)))
+                    held[first.key] = running[first.key] = future
+                    future.add_done_callback(lambda future, bundle=bundle: finished.put((bundle, future)))
                 if not running:
                     break
                 try:
-                    node, future = finished.get(timeout=1.0)
+                    bundle, future = finished.get(timeout=1.0)
                 except queue.Empty:
                     self._check_alive(phase, last_progress, running)
                     continue
                 last_progress = time.monotonic()
-                self._raise_if_failed(node, future)
-                ungathered.append((node, future))
-                reporter.finished(node)
-                del running[node.key]
-                if not waiting_for[node.key]:
-                    held.pop(node.key, None)
+                first = bundle[0]
+                self._raise_if_failed(first, future)
+                ungathered.append((bundle, future))
+                for node in bundle:
+                    reporter.finished(node)
+                outbox.finished(bundle)
+                del running[first.key]
+                if not waiting_for[first.key]:
+                    held.pop(first.key, None)
                 if len(ungathered) == GATHER_TOGETHER:
                     self._gather(ungathered, summary)
             self._gather(ungathered, summary)
@@ -308,15 +259,16 @@ class DaskExecutor:
         summary.seconds = time.perf_counter() - started
         return summary
 
-    def _gather(self, finished: list[tuple[Node, Any]], summary: RunSummary) -> None:
+    def _gather(self, finished: list[tuple[Bundle, Any]], summary: RunSummary) -> None:
         """Fetch receipts, many in one message: one at a time they cost the client more than all else."""
-        receipts = self.client.gather([future for _, future in finished], errors="skip")
-        if len(receipts) != len(finished):  # a worker died with its receipts, and the task that ran again failed
-            for node, future in finished:
-                self._raise_if_failed(node, future)
+        gathered = self.client.gather([future for _, future in finished], errors="skip")
+        if len(gathered) != len(finished):  # a worker died with its receipts, and the task that ran again failed
+            for bundle, future in finished:
+                self._raise_if_failed(bundle[0], future)
             raise ClusterError("receipts of finished tasks were lost", hint="start the same job again")
-        for (node, _), receipt in zip(finished, receipts, strict=True):
-            summary.add(receipt, node)
+        for (bundle, _), receipts in zip(finished, gathered, strict=True):
+            for node, receipt in zip(bundle, receipts, strict=True):
+                summary.add(receipt, node)
         finished.clear()
 
     def _raise_if_failed(self, node: Node, future: Any) -> None:

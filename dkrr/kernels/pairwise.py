@@ -27,6 +27,8 @@ LIMIT_SINGLE = 1e36
 # Terms of an exponent from which float32 takes the differences of two rows instead of their inner product: the sum
 # c |a|^2 + c |b|^2 - 2 c a.b is off by about 6e-8 of the largest of its terms.
 MAX_TERM_SINGLE = 6.0
+# Terms up to which 2^(2 c a.b) may be evaluated by itself: far from overflow, as exact as the whole exponent.
+MAX_TERM_SPLIT = {"float32": MAX_TERM_SINGLE, "float64": 50.0}
 LOG2E = 1.4426950408889634
 
 
@@ -61,7 +63,7 @@ class Packed:
     """Rows of both sides as compiled code takes them.
 
     ``rows`` (blocks, d, ROWS) with ``row_offsets``, ``columns`` (panels, d, panel) with ``column_offsets``; zeros where
-    there is no row.
+    there is no row. With ``row_factors`` (m,) and ``column_factors`` (n,) an entry is the evaluated one times both.
     """
 
     distance: str
@@ -73,6 +75,8 @@ class Packed:
     column_offsets: NDArray[Any]
     factor: NDArray[Any]
     degree: int
+    row_factors: FloatArray | None = None
+    column_factors: FloatArray | None = None
 
     @property
     def panel(self) -> int:
@@ -86,9 +90,22 @@ def worth_compiling(form: Pairwise, num_columns: int, num_features: int) -> bool
 
 
 def pack(
-    form: Pairwise, A: FloatArray, B: FloatArray, dtype: Any, description: str, *, same: bool = False
+    form: Pairwise,
+    A: FloatArray,
+    B: FloatArray,
+    dtype: Any,
+    description: str,
+    *,
+    same: bool = False,
+    split: bool = False,
 ) -> Packed | None:
     """Scale, check and pack rows A (m, d) and B (n, d).
+
+    Parameters
+    ----------
+    split
+        exp(-c |a - b|^2) may become exp(-c |a|^2) exp(2 c a.b) exp(-c |b|^2) where all rows are near the origin: the
+        outer factors go to whoever uses the entries, and an entry takes four instructions of 27 less (d = 10).
 
     Returns
     -------
@@ -134,9 +151,12 @@ def pack(
         factor = -form.c * LOG2E
     width = compiled.vector_width(dtype)
     left, right = (A, B) if scaled == 1.0 else (A * scaled, B * scaled)
+    factors: tuple[FloatArray | None, FloatArray | None] = None, None
     if norms is not None:
         offset_a, offset_b = norms * squares_a, norms * squares_b
         left = A * (-2.0 * norms)
+        if split and form.profile == "exp" and term <= MAX_TERM_SPLIT[np.dtype(dtype).name]:
+            kind, factors = "product", (np.exp2(offset_a), np.exp2(offset_b))
     elif form.distance == "inner":
         offset_a, offset_b = np.full(len(A), form.coef0), np.zeros(len(B))
         left = A * form.c
@@ -153,6 +173,8 @@ def pack(
         column_offsets=_padded(offset_b, panel, dtype),
         factor=np.array([factor], dtype),
         degree=form.degree,
+        row_factors=factors[0],
+        column_factors=factors[1],
     )
 
 

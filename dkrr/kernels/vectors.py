@@ -120,8 +120,10 @@ class Vectors:
         steps = ir.Constant(self.integers, [ir.Constant(self.integers.element, k) for k in range(self.width)])
         return self.builder.add(self.spread(start, self.integers), steps)
 
-    def exp2(self, exponents: list[Any]) -> list[Any]:
+    def exp2(self, exponents: list[Any], *, bounded: bool = False) -> list[Any]:
         """2^s for s <= 0, within two units in the last place; exactly 1 for 0, 0 below 2^-1000 (2^-100 in float32).
+
+        ``bounded``: |s| is known to be at most 1,000 (100), and s may be positive.
 
         s = k + f with an integer k and |f| <= 1/2, both exact: adding the magic number 1.5 2^52 leaves k in the low
         bits of the sum. 2^f is a polynomial, and k is added to its exponent. The cutoff keeps k in the range of
@@ -141,6 +143,8 @@ class Vectors:
         scaled = [
             b.bitcast(b.add(b.bitcast(p, self.integers), k), self.type) for p, k in zip(value, powers, strict=True)
         ]
+        if bounded:
+            return scaled
         return [
             b.select(b.fcmp_ordered(">=", s, self.constant(cutoff)), x, self.constant(0.0))
             for s, x in zip(exponents, scaled, strict=True)

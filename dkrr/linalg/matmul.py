@@ -51,10 +51,10 @@ def panel_width(block_rows: int, num_columns: int) -> int:
 
 
 def product_task_bytes(block_rows: int, num_columns: int, num_features: int) -> int:
-    """Memory of a task besides the baseline: 4 B w 8 + 2 max(16 MiB, 2,048 d 8) + 4 (256 + d) 2,048 8 bytes.
+    """Memory of a task besides the baseline: 4 B w 8 + 2 max(16 MiB, 6,144 d 8) + 4 (256 + d) 6,144 8 bytes.
 
     V_I, V_J and both results with w columns of a panel and B rows; a band of the rows of I and of J; a strip and the
-    operands of a block of 2,048 x 2,048 entries, each in two copies.
+    operands of a block of 6,144 x 6,144 entries, each in two copies.
     """
     width = panel_width(block_rows, num_columns)
     rows = min(block_rows, BLOCK_ROWS)

@@ -3,7 +3,7 @@
     out_I += K[I, J] V_J,    out_J += K[I, J]^T V_I        for every pair I >= J
 
 A super-block holds thousands of rows, so that a pair is a tenth of a second of work; inside, a pair is walked over in
-blocks of 2,048 x 2,048 entries that nobody ever stores. The partition and the order of the walk depend on the problem
+blocks of 3,072 to 6,144 rows that nobody ever stores. The partition and the order of the walk depend on the problem
 alone, not on who computes it, and so does every sum.
 """
 
@@ -26,13 +26,15 @@ from dkrr.tiles.blas import buffer
 
 __all__ = ["Entries", "KernelEntries", "Pair", "StoredEntries", "entry_nanoseconds", "is_nonnegative", "super_blocks"]
 
-# Compiled products take blocks of 1,024 columns and more; even cuts of at most 4,096 rows leave no shorter rest.
-BLOCK_ROWS = 4096
+# Compiled products take blocks of 1,024 columns and more; even cuts of at most 6,144 rows leave no shorter rest. What a
+# block costs besides its entries is a seventh of 2,500 x 2,500 of them in float32, a thirtieth of 6,144 x 6,144.
+BLOCK_ROWS = 6144
 STRIP_ROWS = 256
 # Rows that a task holds of each side; more are read again for every such band of the other side.
 BAND_BYTES = 16 << 20
-# A pair takes at least the second; there are 36 pairs as soon as each takes the first.
-SHORT_PAIR_NANOSECONDS = 3e7
+# A pair takes at least the second; there are 36 pairs as soon as each takes the first. An even number of super-blocks
+# divides evenly among two and more workers: diagonal pairs are half as long.
+SHORT_PAIR_NANOSECONDS = 6e7
 LONG_PAIR_NANOSECONDS = 1.5e8
 MIN_SIDE, MAX_SIDE = 8, 64
 
@@ -78,8 +80,8 @@ def super_blocks(n: int, entry_ns: float, tile_size: int | None = None, num_bloc
     tile_size
         Super-blocks are whole numbers of tiles of this edge.
     num_blocks
-        S; None takes up to 8 while pairs last 15 ms, and up to 64 while they last 150 ms. Super-blocks have at most
-        16,384 rows whatever S is.
+        S; None takes 2, 4, 6 or 8 while pairs last 15 ms and more, and up to 64 while they last 150 ms. Super-blocks
+        have at most 16,384 rows whatever S is.
 
     Raises
     ------
@@ -88,7 +90,8 @@ def super_blocks(n: int, entry_ns: float, tile_size: int | None = None, num_bloc
     """
     if num_blocks is not None and num_blocks < 1:
         raise ParameterError(f"num_blocks = {num_blocks}", hint="give a positive integer, or None")
-    few = min(MIN_SIDE, round(n * math.sqrt(entry_ns / SHORT_PAIR_NANOSECONDS)))
+    short = n * math.sqrt(entry_ns / SHORT_PAIR_NANOSECONDS)
+    few = min(MIN_SIDE, 2 * math.ceil(short / 2)) if short > 1 else 1
     many = min(MAX_SIDE, round(n * math.sqrt(entry_ns / LONG_PAIR_NANOSECONDS)))
     side = min(n, max(1, few, many, -(-n // MAX_TILE_SIZE)) if num_blocks is None else num_blocks)
     if tile_size is None:
@@ -146,8 +149,8 @@ class KernelEntries:
 
     Cost
     ----
-    |I| |J| entries and 4 |I| |J| c flops. Memory: two bands of rows (16 MiB each, or 2,048 rows), and what
-    :func:`~dkrr.linalg.products.kernel_product` needs for 2,048 x 2,048 entries.
+    |I| |J| entries and 4 |I| |J| c flops. Memory: two bands of rows (16 MiB each, or 6,144 rows), and what
+    :func:`~dkrr.linalg.products.kernel_product` needs for 6,144 x 6,144 entries.
     """
 
     kernel: Kernel

@@ -12,9 +12,9 @@ Within a strip of at most STRIP_COLUMNS columns (RUN_ROWS rows) a float32 sum is
 a vector; everything beyond is float64. Entries below 2^-1000 (float32: 2^-100) count as 0. Columns of V and U are
 scaled to a largest magnitude near 1 in float32 (by powers of two), so that their size does not matter.
 
-In compiled code with at most MAX_FUSED_COLUMNS columns in V a row of ``out`` has the same bits whatever other rows A
-has; elsewhere it depends on them by rounding, because matrix products do. The choice between compiled code and blocks
-depends on the number of rows of B and of features alone, beside the kernel.
+In compiled code without ``u``, and with at most MAX_FUSED_COLUMNS columns in V, a row of ``out`` has the same bits
+whatever other rows A has; elsewhere it depends on them by rounding, as in matrix products. The choice between compiled
+code and blocks depends on the number of rows of B and of features alone, beside the kernel.
 
 Cost
 ----
@@ -90,7 +90,9 @@ def kernel_product(
         return
     form, packed = kernel.pairwise, None
     if form is not None and worth_compiling(form, len(b), b.shape[1]):
-        packed = pack(form, a, b, np.dtype(precision), kernel.describe(), same=same)
+        # with one sum only (a prediction) the form must not depend on what other rows A has
+        split = same or u is not None
+        packed = pack(form, a, b, np.dtype(precision), kernel.describe(), same=same, split=split)
     if packed is None:
         _by_blocks(kernel, a, b, v, out, u, out_t, same, precision)
         return
@@ -111,6 +113,10 @@ def _compiled(
     triangle: bool = False,
 ) -> None:
     """The products with all entries, or with those strictly below the diagonal."""
+    factors, factors_t = packed.row_factors, packed.column_factors
+    if factors is not None and factors_t is not None:
+        v = factors_t[:, np.newaxis] * v
+        u = None if u is None else factors[:, np.newaxis] * u
     if v.shape[1] > MAX_FUSED_COLUMNS:
         _by_strips(packed, v, out, u, out_t, triangle)
         return
@@ -141,11 +147,15 @@ def _compiled(
         strip,
         RUN_ROWS // rows,
     )
-    part = sums[: len(out)]
-    out += part if scale is None else part * scale
+    _add(sums[: len(out)], scale, factors, out)
     if out_t is not None and s:
-        part = pack_sums(sums_t, len(out_t))
-        out_t += part if scale_t is None else part * scale_t
+        _add(pack_sums(sums_t, len(out_t)), scale_t, factors_t, out_t)
+
+
+def _add(part: FloatMatrix, scale: FloatMatrix | None, factors: FloatMatrix | None, out: FloatMatrix) -> None:
+    """out += part, its columns and rows scaled."""
+    part = part if scale is None else part * scale
+    out += part if factors is None else factors[:, np.newaxis] * part
 
 
 def _by_strips(
@@ -173,11 +183,14 @@ def _by_strips(
             function(*sides, strip, packed.factor, packed.degree, start, first)
             if triangle and columns.stop > start:
                 strip[np.arange(start, rows.stop)[:, np.newaxis] <= np.arange(first, columns.stop)] = 0.0
-            part = strip @ right[columns]
-            out[rows] += part if scale is None else part * scale
+            _add(strip @ right[columns], scale, _factors_of(packed.row_factors, rows), out[rows])
             if left is not None and out_t is not None:
-                part = strip.T @ left[rows]
-                out_t[columns] += part if scale_t is None else part * scale_t
+                _add(strip.T @ left[rows], scale_t, _factors_of(packed.column_factors, columns), out_t[columns])
+
+
+def _factors_of(factors: FloatMatrix | None, rows: slice) -> FloatMatrix | None:
+    """Those of some rows."""
+    return None if factors is None else factors[rows]
 
 
 def _scaled_columns(v: FloatMatrix, dtype: np.dtype[Any]) -> tuple[NDArray[Any], FloatMatrix | None]:

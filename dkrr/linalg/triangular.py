@@ -263,7 +263,8 @@ def sweep_nodes(task: SweepsTask) -> list[Node]:
                 if stage > 1:
                     before.append((number, panel, stage, stage - 2))
                 own = rows / 2 + len(task.positions(stage - 1)) if stage else rows / 2
-                nodes.append(Node((number, panel, stage, stage), tuple(before), flops * rows * own))
+                key = (number, panel, stage, stage)
+                nodes.append(Node(key, tuple(before), flops * rows * own, held_back=True))
             # what the blocks of the step before this one contribute to all later steps but this one
             for step in range(stage + 1, count):
                 for panel in range(one.source.num_panels if stage else 0):
@@ -272,7 +273,7 @@ def sweep_nodes(task: SweepsTask) -> list[Node]:
                     done = (number, panel, stage - 1, stage - 1)
                     sums = ((number, panel, step, stage - 2),) if stage > 1 else ()
                     flops = 2.0 * entries * (columns.stop - columns.start)
-                    nodes.append(Node((number, panel, step, stage - 1), (done, *sums), flops))
+                    nodes.append(Node((number, panel, step, stage - 1), (done, *sums), flops, held_back=True))
     return nodes
 
 

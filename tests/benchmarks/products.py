@@ -29,7 +29,7 @@ from tests.benchmarks.harness import Contender, Problem, Run, run_once
 __all__ = ["CONTENDERS", "LAPLACIAN", "RBF", "ProductRow", "compare", "product_table"]
 
 MODULE = "tests.benchmarks.products"
-TILE_SIZE = 2500
+TILE_SIZE = 5000
 TORCH_ROWS = 1024
 RBF = Problem(n=20_000, d=10, gamma=0.05)
 LAPLACIAN = Problem(n=10_000, d=20, gamma=0.05)

@@ -394,7 +394,7 @@ def test_super_blocks_follow_the_problem() -> None:
     def sides(n: int, entry_ns: float = 1.0, **settings: Any) -> int:
         return super_blocks(n, entry_ns, **settings).num_tiles
 
-    assert [sides(n) for n in (1, 4_000, 20_000, 50_000, 100_000, 250_000)] == [1, 1, 4, 8, 8, 20]
+    assert [sides(n) for n in (1, 4_000, 10_000, 20_000, 50_000, 100_000, 250_000)] == [1, 1, 2, 4, 8, 8, 20]
     assert sides(2_000, 1000.0) == 8
     assert sides(100_000, 1000.0) == 64
     assert sides(4_000_000) == 245  # at most 16,384 rows each
