@@ -199,7 +199,7 @@ MISTAKES = [
     ('[solver]\nrank = 0', "[solver] rank = 0: \"auto\" or a whole number above 0 expected"),
     ('[solver]\nname = "nystrom"\nnum_centers = "many"', "num_centers = 'many': \"auto\" or a whole number above 0"),
     ('[solver]\nseed = -1', "[solver] seed = -1: input should be greater than or equal to 0"),
-    ('[solver]\nname = "cholseky"', "[solver] name = 'cholseky' is not allowed; 'auto', 'cholesky', 'cg' or 'nyst"),
+    ('[solver]\nname = "cholseky"', "'cholseky' is not allowed; 'auto', 'cholesky', 'cg', 'nystrom' or 'primal'"),
     ('[solver]\nname = "cholseky"', "nearest right value: 'cholesky'"),
     ('[solver]\ngram = "on-the-fly"', "'auto', 'stored' or 'on_the_fly' expected: nearest right value: 'on_the_fly'"),
     ("[solver]\ntile_size = 20000", "\"auto\" or a whole number from 1 to 16,384 expected"),
