@@ -15,7 +15,7 @@ from dkrr.engine.cluster import runs_in_process
 from dkrr.engine.session import blas_of, memory_limit_of
 from dkrr.errors import DataError, ParameterError
 from dkrr.fitting import FitSettings, ridge_operator
-from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.costs import cholesky_disk

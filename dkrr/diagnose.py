@@ -18,9 +18,9 @@ from dkrr.engine.session import blas_of
 from dkrr.fitting import FitSettings
 from dkrr.given import given_rows, store_given_matrix
 from dkrr.left_out import factor_settings, leave_one_out_rows, resolve_method, solver_of
-from dkrr.linalg.dense import dense_diagonals
-from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
-from dkrr.linalg.primal_choose import array_source, primal_leave_one_out
+from dkrr.linalg.factor.dense import dense_diagonals
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
+from dkrr.linalg.primal.choose import array_source, primal_leave_one_out
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model

@@ -23,12 +23,12 @@ from dkrr.errors import StoreError
 from dkrr.given import check_given
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.lazy import HeldRows, lazy_rows
-from dkrr.linalg.calibration import IntervalMethod, check_coverage, check_method
-from dkrr.linalg.calibration import coverage as share_inside
-from dkrr.linalg.dense import DenseFit, fit_dense
-from dkrr.linalg.leave_one_out import LeaveOneOut
+from dkrr.linalg.factor.dense import DenseFit, fit_dense
+from dkrr.linalg.inference.calibration import IntervalMethod, check_coverage, check_method
+from dkrr.linalg.inference.calibration import coverage as share_inside
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.predict import ArrayRows
-from dkrr.linalg.primal import fit_primal_arrays, primal_features
+from dkrr.linalg.primal.solver import fit_primal_arrays, primal_features
 from dkrr.model import Model
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.planner import Problem, is_plainly_primal
@@ -380,7 +380,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             What :meth:`fit` takes; k(Z, X_fit_) (m, n) for kernel="precomputed".
         return_std
             Return (predictions, standard deviations), those of the Gaussian process f ~ N(0, sigma2 k) with noise
-            sigma2 alpha / w_i: see :mod:`dkrr.linalg.variance`.
+            sigma2 alpha / w_i: see :mod:`dkrr.linalg.inference.variance`.
         noise
             Standard deviations of new observations of weight 1, sigma2 alpha included, and not of f.
         sigma2
@@ -418,7 +418,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             "jackknife": f(z) -+ the ceil((n + 1) coverage)-th smallest absolute leave-one-out residual. "normalised":
             the same of residuals over their standard deviations, times that of the new observation: wider where there
             are few rows. "gaussian": the quantile of the Gaussian process, which no residual has been compared with.
-            What each may promise: :mod:`dkrr.linalg.calibration`.
+            What each may promise: :mod:`dkrr.linalg.inference.calibration`.
 
         Raises
         ------
@@ -464,8 +464,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         """What the fit would have said of each training row, had it not seen that row; nothing is fitted n times.
 
         Residuals (n, t), their weighted mean square, degrees of freedom and generalised cross validation per target:
-        see :class:`dkrr.linalg.leave_one_out.LeaveOneOut`. With weights, with an intercept, for every solver; the
-        centres of "nystrom" stay centres.
+        see :class:`dkrr.linalg.inference.leave_one_out.LeaveOneOut`. With weights, with an intercept, for every solver;
+        the centres of "nystrom" stay centres.
 
         Parameters
         ----------

@@ -20,7 +20,7 @@ from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.errors import DamagedChunkError, DataError, NumericalError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.direct import Workspace
+from dkrr.linalg.factor.direct import Workspace
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.keys import gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator
@@ -183,9 +183,9 @@ def fit_rows(
     Raises
     ------
     NotPositiveDefiniteError, ResidualError
-        See :class:`dkrr.linalg.direct.CholeskySolver`.
+        See :class:`dkrr.linalg.factor.direct.CholeskySolver`.
     NotPositiveDefiniteError, PreconditionerError, ConvergenceError
-        See :func:`dkrr.linalg.cg.conjugate_gradients`.
+        See :func:`dkrr.linalg.cg.iteration.conjugate_gradients`.
     LockedError
         Another process does the same fit on the same store.
     """

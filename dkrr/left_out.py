@@ -22,17 +22,17 @@ from dkrr.engine.session import memory_limit_of
 from dkrr.errors import ParameterError, ResidualError
 from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_gram, ridge_operator, stored_gram
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.cg_path import probe_diagonals
-from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
-from dkrr.linalg.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal
-from dkrr.linalg.iterative import CGSolver
-from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
-from dkrr.linalg.nystrom_centers import read_rows
-from dkrr.linalg.nystrom_leverage import Centres, nystrom_leave_one_out
+from dkrr.linalg.cg.solver import CGSolver
+from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
+from dkrr.linalg.inference.cg_path import probe_diagonals
+from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
+from dkrr.linalg.inference.stochastic_loo import stochastic_leave_one_out
+from dkrr.linalg.nystrom.centers import read_rows
+from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
-from dkrr.linalg.primal_choose import primal_leave_one_out, stored_source
-from dkrr.linalg.stochastic_loo import stochastic_leave_one_out
+from dkrr.linalg.primal.choose import primal_leave_one_out, stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.costs import cholesky_disk
@@ -190,7 +190,7 @@ def _stochastic(
     given: TileMatrix | None,
     source_digest: str,
 ) -> LeaveOneOut:
-    """The same from probes, without a factor: see :mod:`dkrr.linalg.stochastic_diagonal`."""
+    """The same from probes, without a factor: see :mod:`dkrr.linalg.inference.stochastic_diagonal`."""
     alphas, operator = _system(dataset, settings, workspace, given)
     diagonals = probe_diagonals(
         operator,

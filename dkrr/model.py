@@ -23,7 +23,7 @@ from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
-from dkrr.linalg.calibration import Quantiles
+from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.manifest import check_manifest, refuse_links, write_manifest

@@ -20,8 +20,8 @@ from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.linalg.inference.variance import MIN_BLOCK_ROWS, block_rows
 from dkrr.linalg.operators import Rows, open_rows
-from dkrr.linalg.variance import MIN_BLOCK_ROWS, block_rows
 from dkrr.manifest import manifest_digest
 from dkrr.model import Model
 from dkrr.prediction import check_features, is_whole, saved_model

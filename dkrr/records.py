@@ -12,9 +12,9 @@ import numpy as np
 from dkrr.dataset import Dataset
 from dkrr.fitting import FitSettings
 from dkrr.kernels import Kernel
-from dkrr.linalg.nystrom import NystromResult
+from dkrr.linalg.nystrom.solver import NystromResult
 from dkrr.linalg.predict import ArrayRows, RowSource
-from dkrr.linalg.primal import PrimalResult
+from dkrr.linalg.primal.solver import PrimalResult
 from dkrr.spread import target_scale
 
 __all__ = ["nystrom_parts", "primal_details", "primal_parts", "solver_details", "uncertainty_parts", "usable_rows"]

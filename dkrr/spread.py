@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from dkrr.dataset import Scaling
 from dkrr.errors import ParameterError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.linalg.calibration import Quantiles
+from dkrr.linalg.factor.stored import WantedFactor, open_factor
+from dkrr.linalg.inference.calibration import Quantiles
+from dkrr.linalg.inference.variance import DenseFactor, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
-from dkrr.linalg.stored_factor import WantedFactor, open_factor
-from dkrr.linalg.variance import DenseFactor, VarianceSystem, maximum_likelihood_scale
 from dkrr.stores import is_url
 
 __all__ = [
@@ -101,7 +101,7 @@ def alpha_of(model: Uncertain) -> FloatArray:
 
 
 def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> FloatArray:
-    """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.variance.maximum_likelihood_scale`."""
+    """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.inference.variance.maximum_likelihood_scale`."""
     num = y.num_rows if weight is None else int(np.count_nonzero(weight.read(0, weight.num_rows)))
     return maximum_likelihood_scale(y, dual_coef, num, intercept=intercept)
 

@@ -21,9 +21,9 @@ from dkrr.errors import DataError, ParameterError
 from dkrr.fitting import FitSettings, choose_gram, choose_tile_size, fit_rows
 from dkrr.given import given_rows, store_given_matrix
 from dkrr.kernels import Kernel
-from dkrr.linalg.nystrom import fit_nystrom
+from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.predict import ArrayRows
-from dkrr.linalg.primal import fit_primal
+from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.choices import SolverChoice

@@ -2,9 +2,9 @@
 
     std(z) = y_std (sigma^2 (var f(z) / sigma^2 + alpha [noise]))^1/2
 
-with the variance of :mod:`dkrr.linalg.variance`, which needs a float64 Cholesky factor (:mod:`dkrr.spread`). Intervals
-need the quantiles of leave-one-out residuals that a model keeps (:mod:`dkrr.linalg.calibration`); those of constant
-width need no factor at all.
+with the variance of :mod:`dkrr.linalg.inference.variance`, which needs a float64 Cholesky factor (:mod:`dkrr.spread`).
+Intervals need the quantiles of leave-one-out residuals that a model keeps (:mod:`dkrr.linalg.inference.calibration`);
+those of constant width need no factor at all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from scipy.special import ndtri
 
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError
-from dkrr.linalg.calibration import IntervalMethod, Quantiles, check_coverage, check_method
-from dkrr.linalg.leave_one_out import LeaveOneOut
+from dkrr.linalg.inference.calibration import IntervalMethod, Quantiles, check_coverage, check_method
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.spread import OTHER_SOLVERS, Spread, Uncertain, alpha_of, variance_spread
 from dkrr.threads import single_blas_thread
 

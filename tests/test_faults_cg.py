@@ -37,8 +37,8 @@ from dkrr.errors import (
     WorkerLostError,
 )
 from dkrr.fitting import FitSettings, fit_rows
-from dkrr.linalg import iterative
-from dkrr.linalg.checkpoint import StoredCheckpoint
+from dkrr.linalg.cg import solver as iterative
+from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution

@@ -33,8 +33,8 @@ from dkrr.engine.session import blas_of, checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ClusterError, DkrrError, WorkerLostError
 from dkrr.fitting import FitSettings, fit_rows
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.direct import Workspace
+from dkrr.linalg.factor.cholesky import factorise
+from dkrr.linalg.factor.direct import Workspace
 from dkrr.linalg.verify import verify_factor
 from dkrr.model import Model, load_model
 from dkrr.prediction import predict_dataset
@@ -236,7 +236,7 @@ def test_a_writer_that_wakes_up_after_all_is_done_writes_the_same_bytes(tmp_path
     system = operator(data)
     code = (
         "import sys\nfrom pathlib import Path\nfrom dkrr.dataset import open_dataset\n"
-        "from dkrr.engine.tasks import InProcessExecutor\nfrom dkrr.linalg.cholesky import factorise\n"
+        "from dkrr.engine.tasks import InProcessExecutor\nfrom dkrr.linalg.factor.cholesky import factorise\n"
         "from dkrr.tiles import TileMatrix\nfrom tests.linalg.helpers import operator\n"
         "system = operator(open_dataset(sys.argv[1]))\n"
         "factor = TileMatrix.create(sys.argv[2], system.grid, dtype='float64')\n"

@@ -32,11 +32,11 @@ from dkrr.errors import (
     StoreError,
 )
 from dkrr.fitting import FitSettings, fit_rows
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.direct import CholeskyFactor, CholeskySolver, Workspace
+from dkrr.linalg.factor.cholesky import factorise
+from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, Workspace
+from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.triangular import BlockColumns
 from dkrr.model import Model, load_model
 from dkrr.prediction import predict_dataset, score_dataset
 from dkrr.tiles import TileMatrix
@@ -437,7 +437,7 @@ def test_a_sample_that_is_wrong_itself_rewrites_nothing(tmp_path: Path, monkeypa
     factor = tiles(system, tmp_path / "L")
     factorise(system, factor, InTurn())
     written = times(tmp_path / "L")
-    monkeypatch.setattr("dkrr.linalg.cholesky.factor_sample_agrees", lambda *_: False)
+    monkeypatch.setattr("dkrr.linalg.factor.cholesky.factor_sample_agrees", lambda *_: False)
     assert factorise(system, factor, InTurn()).num_computed == NUM_TILES
     assert times(tmp_path / "L") == written
 

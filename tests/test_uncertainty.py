@@ -15,7 +15,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 import dkrr
 from dkrr import spread
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.linalg.calibration import conformal_rank
+from dkrr.linalg.inference.calibration import conformal_rank
 from tests.reference import reference_kernel
 
 N, D = 150, 3

@@ -13,7 +13,7 @@ from dkrr.cli.output import print_facts, print_json, print_table
 from dkrr.cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
-    from dkrr.linalg.calibration import IntervalMethod
+    from dkrr.linalg.inference.calibration import IntervalMethod
 
 __all__ = ["evaluate_command", "fit_command", "plan_command", "predict_command"]
 

@@ -19,7 +19,7 @@ from dkrr.engine.tasks import RunSummary
 from dkrr.fitting import FitSettings
 from dkrr.jobs.spec import JobSpec
 from dkrr.left_out import factor_settings, leave_one_out_rows, resolve_method
-from dkrr.linalg.leave_one_out import LeaveOneOut
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import BLOCK_ROWS, load_model
 from dkrr.stores import place, remove_array, write_json

@@ -28,8 +28,8 @@ from dkrr.jobs.plan import Plan, make_plan, run_id
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
-from dkrr.linalg.nystrom import fit_nystrom
-from dkrr.linalg.primal import fit_primal
+from dkrr.linalg.nystrom.solver import fit_nystrom
+from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace

@@ -9,7 +9,7 @@ import numpy as np
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.tasks import Executor, Progress
-from dkrr.linalg.calibration import IntervalMethod, check_coverage, check_method
+from dkrr.linalg.inference.calibration import IntervalMethod, check_coverage, check_method
 from dkrr.model import BLOCK_ROWS, Model
 from dkrr.prediction_variance import predict_variance
 from dkrr.uncertainty import half_widths, interval, standard_deviation

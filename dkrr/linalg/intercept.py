@@ -16,7 +16,8 @@ Iterative refinement brings them back: the residuals of both equations on the ri
 until what is subtracted is not larger than u.
 
 You need this module for the formulas, on blocks of rows in memory. A factor solves the bordered system with one more
-right-hand side (:mod:`dkrr.linalg.bordered`), conjugate gradients in the plane s^T u = 0 (:mod:`dkrr.linalg.plane`).
+right-hand side (:mod:`dkrr.linalg.factor.bordered`), conjugate gradients in the plane s^T u = 0
+(:mod:`dkrr.linalg.cg.plane`).
 
 Cost
 ----

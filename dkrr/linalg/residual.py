@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from dkrr.chunks import FloatArray
 from dkrr.errors import ParameterError
+from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.triangular import BlockColumns
 from dkrr.linalg.workspace import Workspace
 
 __all__ = [

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.bordered import solve_bordered, with_bordered_residual
-from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.cg.mixed import MixedSolver
+from dkrr.linalg.cg.solver import CGSolver
+from dkrr.linalg.factor.bordered import solve_bordered, with_bordered_residual
+from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.intercept import centre_dataset
-from dkrr.linalg.iterative import CGSolver
-from dkrr.linalg.mixed import MixedSolver
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution

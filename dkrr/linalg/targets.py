@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.errors import DamagedChunkError, ParameterError
+from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.intercept import Centring
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.triangular import BlockColumns
 
 __all__ = ["Solved", "dual_coef_block", "right_hand_sides", "start_from"]
 

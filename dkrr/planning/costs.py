@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any
 
 from dkrr.fitting import BASELINE_BYTES, task_bytes
-from dkrr.linalg.lowrank import HELD_BYTES
+from dkrr.linalg.lowrank.preconditioner import HELD_BYTES
 from dkrr.tiles import TileGrid
 
 __all__ = [

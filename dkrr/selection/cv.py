@@ -16,9 +16,9 @@ from dkrr.engine.memory import free_memory_bytes
 from dkrr.errors import ParameterError
 from dkrr.estimator import KernelRidge
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense import DenseFit
-from dkrr.linalg.eigen import eigen_bytes
-from dkrr.linalg.primal_choose import array_source
+from dkrr.linalg.factor.dense import DenseFit
+from dkrr.linalg.inference.eigen import eigen_bytes
+from dkrr.linalg.primal.choose import array_source
 from dkrr.planning.choices import SolverChoice
 from dkrr.selection.folds import make_folds
 from dkrr.selection.path import AlphaPath, Chosen

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense import DenseFit, judge_dense
-from dkrr.linalg.eigen import EigenRidge, decompose
-from dkrr.linalg.factor_path import FactorRidge
+from dkrr.linalg.factor.dense import DenseFit, judge_dense
+from dkrr.linalg.inference.eigen import EigenRidge, decompose
+from dkrr.linalg.inference.factor_path import FactorRidge
 from dkrr.selection.folds import Fold
 from dkrr.selection.scoring import Scoring
 
@@ -258,7 +258,7 @@ class AlphaPath:
         Raises
         ------
         ResidualError
-            See :func:`dkrr.linalg.dense.judge_dense`.
+            See :func:`dkrr.linalg.factor.dense.judge_dense`.
         """
         what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
         u = np.zeros(self.y.shape)

@@ -1,4 +1,4 @@
-"""A grid of alphas in feature space: two passes over the rows for all of them, see :mod:`dkrr.linalg.primal_choose`."""
+"""A grid of alphas in feature space: two passes over the rows for all of them, see :mod:`dkrr.linalg.primal.choose`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.primal_choose import primal_leave_one_out, primal_path
-from dkrr.linalg.primal_source import RowsSource
+from dkrr.linalg.primal.choose import primal_leave_one_out, primal_path
+from dkrr.linalg.primal.source import RowsSource
 from dkrr.selection.path import Chosen, choose
 from dkrr.selection.scoring import Scoring, held_out
 

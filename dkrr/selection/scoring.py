@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import check_scoring
 
 from dkrr.errors import DataError
-from dkrr.linalg.leave_one_out import LeaveOneOut
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 
 __all__ = ["Scoring", "held_out"]
 

@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import pdist
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.eigen import EigenRidge, decompose
+from dkrr.linalg.inference.eigen import EigenRidge, decompose
 from dkrr.selection.likelihood import Evaluation, Explained
 
 __all__ = ["ALPHA_BOUNDS", "AS_GOOD", "Found", "alpha_path", "minimise", "refine_alpha", "start_width"]

@@ -1,8 +1,8 @@
 """A grid of alphas through tiles, for rows beyond an eigendecomposition in memory.
 
     cholesky    one stored Gram matrix; for each alpha a factor, the solution, the exact diagonal of the inverse
-    cg          targets and probes of all alphas as columns of the same passes: :mod:`dkrr.linalg.cg_path`
-    primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal_choose`
+    cg          targets and probes of all alphas as columns of the same passes: :mod:`dkrr.linalg.inference.cg_path`
+    primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal.choose`
 
 Factors of alphas that are not the best of any target are removed as soon as that is known, so that at most t + 1 lie on
 the disk at once; those that were in the store before stay there. The smallest alpha comes first: where it is too small
@@ -29,9 +29,9 @@ from dkrr.engine.tasks import Executor
 from dkrr.errors import ParameterError
 from dkrr.fitting import FitSettings, ridge_operator, stored_gram
 from dkrr.left_out import leave_one_out_rows
-from dkrr.linalg.cg_path import cg_path
-from dkrr.linalg.iterative import CGSolver
-from dkrr.linalg.primal_choose import stored_source
+from dkrr.linalg.cg.solver import CGSolver
+from dkrr.linalg.inference.cg_path import cg_path
+from dkrr.linalg.primal.choose import stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.costs import factorise_seconds

@@ -67,7 +67,7 @@ def factorisation_rate(
     from dkrr.engine.session import memory_limit_of, start_local
     from dkrr.fitting import choose_tile_size
     from dkrr.kernels import make_kernel
-    from dkrr.linalg.cholesky import factorise
+    from dkrr.linalg.factor.cholesky import factorise
     from dkrr.linalg.gram import build_gram, rows_of
     from dkrr.linalg.operators import RidgeOperator
     from dkrr.tiles import TileGrid, TileMatrix

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import ParameterError
-from dkrr.linalg.calibration import Quantiles, check_method, conformal_rank, coverage
+from dkrr.linalg.inference.calibration import Quantiles, check_method, conformal_rank, coverage
 
 
 def quantiles(n: int, t: int = 1) -> Quantiles:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, PreconditionerError
-from dkrr.linalg.cg import conjugate_gradients
+from dkrr.linalg.cg.iteration import conjugate_gradients
 from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor
-from dkrr.linalg import column_solves
-from dkrr.linalg.cg_path import PathPoint, cg_path, probe_diagonals
-from dkrr.linalg.iterative import CGSolver, PreparedCG
-from dkrr.linalg.leave_one_out import loo_from_diagonal
+from dkrr.linalg.cg import column_solves
+from dkrr.linalg.cg.solver import CGSolver, PreparedCG
+from dkrr.linalg.inference.cg_path import PathPoint, cg_path, probe_diagonals
+from dkrr.linalg.inference.leave_one_out import loo_from_diagonal
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from tests.faults import failing_at

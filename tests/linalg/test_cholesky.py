@@ -9,7 +9,7 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.cholesky import cholesky_nodes, factorise
+from dkrr.linalg.factor.cholesky import cholesky_nodes, factorise
 from dkrr.linalg.gram import build_gram
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.linalg.helpers import assembled, dense, operator, rows, snapshot

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import DataError, NotPositiveDefiniteError
-from dkrr.linalg.eigen import EigenRidge, decompose, eigen_bytes
+from dkrr.linalg.inference.eigen import EigenRidge, decompose, eigen_bytes
 from tests.reference import reference_kernel
 
 RNG = np.random.default_rng(5)

@@ -12,9 +12,9 @@ import pytest
 from dkrr.engine.session import start_local
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DamagedChunkError, NumericalError
-from dkrr.linalg.cg import conjugate_gradients
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.factor_precondition import FactorPreconditioner, diagonal_entries
+from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_entries
+from dkrr.linalg.cg.iteration import conjugate_gradients
+from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings

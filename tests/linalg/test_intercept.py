@@ -14,12 +14,12 @@ from dkrr.errors import DataError, ResidualError
 from dkrr.fitting import FitResult, FitSettings, fit_rows
 from dkrr.given import store_given_matrix
 from dkrr.kernels import make_kernel
-from dkrr.linalg.bordered import bordered_residual, solve_bordered
-from dkrr.linalg.dense import fit_dense
-from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.cg.plane import Plane, PlanePreconditioner
+from dkrr.linalg.factor.bordered import bordered_residual, solve_bordered
+from dkrr.linalg.factor.dense import fit_dense
+from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.intercept import centre_dataset, centre_targets
-from dkrr.linalg.nystrom import fit_nystrom
-from dkrr.linalg.plane import Plane, PlanePreconditioner
+from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.targets import right_hand_sides

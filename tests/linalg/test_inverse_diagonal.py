@@ -17,8 +17,8 @@ from dkrr.chunks import ChunkArray
 from dkrr.engine.session import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import MemoryBudgetError, NumericalError
-from dkrr.linalg.direct import CholeskyFactor, CholeskySolver, Workspace
-from dkrr.linalg.inverse_diagonal import (
+from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, Workspace
+from dkrr.linalg.inference.inverse_diagonal import (
     PanelTask,
     inverse_diagonal,
     inverse_diagonal_dense,
@@ -136,7 +136,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from tests.linalg.test_inverse_diagonal import factored
-from dkrr.linalg.inverse_diagonal import inverse_diagonal
+from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal
 factor, _ = factored(Path(sys.argv[1]))
 inverse_diagonal(factor)
 """

@@ -21,13 +21,13 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, NotPositiveDefiniteError, ParameterError, StoreError
 from dkrr.fitting import FitSettings, fit_rows
 from dkrr.given import store_given_matrix
-from dkrr.linalg import iterative
-from dkrr.linalg.checkpoint import StoredCheckpoint
-from dkrr.linalg.iterative import CGSolver
+from dkrr.linalg.cg import solver as iterative
+from dkrr.linalg.cg.checkpoint import StoredCheckpoint
+from dkrr.linalg.cg.solver import CGSolver
+from dkrr.linalg.cg.state import CGState
+from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.state import CGState
-from dkrr.linalg.triangular import BlockColumns
 from dkrr.linalg.workspace import Workspace
 from tests.faults import DAMAGES, chunk_files, failing_at, swap
 from tests.linalg.helpers import dense, operator, rows
@@ -345,7 +345,7 @@ def test_a_damaged_checkpoint_is_answered_by_the_other_generation(
             if number % 2:
                 DAMAGES[damage](path)
     seen: list[int] = []
-    with caplog.at_level(logging.WARNING, "dkrr.linalg.checkpoint"):
+    with caplog.at_level(logging.WARNING, "dkrr.linalg.cg.checkpoint"):
         found, _ = solve(tmp_path, seen=seen)
     assert seen[0] == {"both": 1}.get(damage, 10) or (damage == "pointer" and seen[0] in (10, 13))
     assert np.array_equal(found, expected)
@@ -362,7 +362,7 @@ def test_the_state_of_another_system_is_not_used(tmp_path: Path, caplog: pytest.
         document = json.loads((folder / generation / "state.json").read_text())
         (folder / generation / "state.json").write_text(json.dumps(document | {"fingerprint": "0" * 40}))
     seen: list[int] = []
-    with caplog.at_level(logging.WARNING, "dkrr.linalg.checkpoint"):
+    with caplog.at_level(logging.WARNING, "dkrr.linalg.cg.checkpoint"):
         solve(tmp_path, seen=seen)
     assert seen[0] == 1
     assert "belongs to another system and is removed" in caplog.text
@@ -386,7 +386,7 @@ def test_a_forged_state_cannot_give_a_wrong_answer(name: str, tmp_path: Path, ca
     else:
         getattr(state, name)[100:150] *= -1.0
     checkpoint.save(state)
-    with caplog.at_level(logging.WARNING, "dkrr.linalg.cg"):
+    with caplog.at_level(logging.WARNING, "dkrr.linalg.cg.iteration"):
         found, solution = solve(tmp_path)
     assert "does not hold" in caplog.text
     assert max(solution.relative_residual) <= 1e-10
@@ -432,7 +432,7 @@ def test_states_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_a_state_is_due_after_a_time_or_a_number_of_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("dkrr.linalg.checkpoint.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("dkrr.linalg.cg.checkpoint.time.monotonic", lambda: clock[0])
     checkpoint = StoredCheckpoint(str(tmp_path / "state"), "f" * 40, every_seconds=60.0)
     assert not checkpoint.is_due(1)
     clock[0] = 61.0

@@ -14,14 +14,15 @@ from dkrr.dataset import ingest
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor, RunSummary
 from dkrr.errors import ParameterError, StoreMismatchError
 from dkrr.kernels import make_kernel
-from dkrr.linalg import lowrank, panels
-from dkrr.linalg.cg import conjugate_gradients
+from dkrr.linalg.cg.iteration import conjugate_gradients
 from dkrr.linalg.gram import build_gram
-from dkrr.linalg.lowrank import LowRank, build_low_rank, choose_rank, estimate_iterations, pivot_rows
+from dkrr.linalg.lowrank import panels
+from dkrr.linalg.lowrank import preconditioner as lowrank
+from dkrr.linalg.lowrank.preconditioner import LowRank, build_low_rank, choose_rank, estimate_iterations, pivot_rows
+from dkrr.linalg.lowrank.rpcholesky import accept, draw_weighted
+from dkrr.linalg.lowrank.woodbury import KeptPanels, ShiftedGram, kept_panels
 from dkrr.linalg.precondition import Identity
-from dkrr.linalg.rpcholesky import accept, draw_weighted
 from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.woodbury import KeptPanels, ShiftedGram, kept_panels
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import Twice, failing_at, flip, truncate

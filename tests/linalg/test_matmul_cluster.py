@@ -18,9 +18,9 @@ from distributed import Client
 from dkrr.engine.cluster import local_cluster
 from dkrr.engine.tasks import DaskExecutor
 from dkrr.errors import ClusterError, WorkerLostError
+from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.residual import ResidualNorms, residual_norms
-from dkrr.linalg.triangular import BlockColumns
 from dkrr.linalg.workspace import Workspace
 from tests.faults import kill_all_workers, wait_until, worker_pids
 from tests.linalg.helpers import dense, operator, rows

@@ -14,12 +14,13 @@ from dkrr.engine.session import start_local
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, NotPositiveDefiniteError
 from dkrr.fitting import FitSettings, fit_rows
-from dkrr.linalg import direct, mixed
-from dkrr.linalg.direct import CholeskySolver
-from dkrr.linalg.mixed import MixedSolver
+from dkrr.linalg.cg import mixed
+from dkrr.linalg.cg.mixed import MixedSolver
+from dkrr.linalg.factor import direct
+from dkrr.linalg.factor.direct import CholeskySolver
+from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.triangular import BlockColumns
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import dense, operator, rows, snapshot
 

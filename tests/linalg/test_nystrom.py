@@ -25,11 +25,13 @@ from dkrr.errors import (
     PlanRefusedError,
 )
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg import nystrom, nystrom_pass, nystrom_precondition
-from dkrr.linalg.dense import solve_dense
-from dkrr.linalg.nystrom import NystromResult, fit_nystrom
-from dkrr.linalg.nystrom_centers import choose_rows
-from dkrr.linalg.nystrom_pass import RowRanges
+from dkrr.linalg.factor.dense import solve_dense
+from dkrr.linalg.nystrom import precondition as nystrom_precondition
+from dkrr.linalg.nystrom import row_pass as nystrom_pass
+from dkrr.linalg.nystrom import solver as nystrom
+from dkrr.linalg.nystrom.centers import choose_rows
+from dkrr.linalg.nystrom.row_pass import RowRanges
+from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model, load_model
@@ -382,7 +384,7 @@ def test_an_interrupted_fit_goes_on(
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, dataset, Settings(RBF), 60, progress=interrupt)
     passes = 100
-    with caplog.at_level(logging.INFO, "dkrr.linalg.checkpoint"):
+    with caplog.at_level(logging.INFO, "dkrr.linalg.cg.checkpoint"):
         resumed = fit(tmp_path, dataset, Settings(RBF), 60, progress=interrupt)
     assert "going on from the checkpoint" in caplog.text
     assert passes - 100 < undisturbed.solution.num_iterations - 5
@@ -395,7 +397,7 @@ def test_a_fit_that_may_take_longer_goes_on(tmp_path: Path, caplog: pytest.LogCa
     dataset = rows(tmp_path, n=900, t=2)
     with pytest.raises(ConvergenceError):
         fit(tmp_path, dataset, Settings(RBF), 60, max_iter=10)
-    with caplog.at_level(logging.INFO, "dkrr.linalg.checkpoint"):
+    with caplog.at_level(logging.INFO, "dkrr.linalg.cg.checkpoint"):
         result = fit(tmp_path, dataset, Settings(RBF), 60)
     assert "of iteration 10" in caplog.text
     assert difference(predictions(dataset, RBF, result), dense_predictions(dataset, RBF, 1e-2, result.centres)) < 1e-8

@@ -16,7 +16,7 @@ from dkrr.engine.tasks import InProcessExecutor, Node
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
 from dkrr.kernels import make_kernel
 from dkrr.kernels.features import feature_map
-from dkrr.linalg.primal import PrimalResult, fit_primal, fit_primal_arrays
+from dkrr.linalg.primal.solver import PrimalResult, fit_primal, fit_primal_arrays
 from dkrr.linalg.workspace import Workspace
 from tests.reference import dense_krr
 
@@ -82,7 +82,7 @@ def fitted(
 @pytest.fixture
 def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task for every 1,024 rows."""
-    monkeypatch.setattr("dkrr.linalg.primal_pass.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.primal.row_pass.TASK_SECONDS", 1e-9)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -136,7 +136,7 @@ def test_a_shift_that_was_a_bad_guess_is_made_better(caplog: pytest.LogCaptureFi
     x, y, _ = data(mean=0.0)
     outliers = np.vstack([x + 1e5, np.full((300, 4), -3e7)])  # what has no weight moves the mean that is known
     targets, weight = np.vstack([y, y]), np.repeat([1.0, 0.0], 300)
-    with caplog.at_level(logging.INFO, "dkrr.linalg.primal"):
+    with caplog.at_level(logging.INFO, "dkrr.linalg.primal.solver"):
         found = fit_primal_arrays(outliers, targets, kernel_of("linear", 4), [0.5], weight=weight, fit_intercept=True)
     assert "formed again" in caplog.text
     coef, _ = exact(x, y, 0.5, None, True)
@@ -164,7 +164,7 @@ def test_panels_and_ranges_change_nothing_but_rounding(
     x, y, weight = data(n=3500, d=9, weights=True)
     kernel = kernel_of(name, 9)
     whole = fit_primal_arrays(x, y, kernel, [0.1], weight=weight, fit_intercept=True)
-    monkeypatch.setattr("dkrr.linalg.primal_pass.PANEL", 4)
+    monkeypatch.setattr("dkrr.linalg.primal.row_pass.PANEL", 4)
     dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
     executor = CountingExecutor()
     tiled = fitted(dataset, kernel, 0.1, tmp_path, executor, fit_intercept=True)
@@ -295,6 +295,6 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError, match="weight zero"):
         fit_primal_arrays(x, y, kernel_of("linear", 4), [1.0], weight=np.zeros(300))
     dataset = ingest(x, tmp_path / "rows.zarr", y=y)
-    monkeypatch.setattr("dkrr.linalg.primal.memory_limit_of", lambda executor: 2**28)
+    monkeypatch.setattr("dkrr.linalg.primal.solver.memory_limit_of", lambda executor: 2**28)
     with pytest.raises(PlanRefusedError, match="4 features takes"):
         fitted(dataset, kernel_of("linear", 4), 1.0, tmp_path)

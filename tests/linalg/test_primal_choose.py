@@ -14,8 +14,8 @@ from dkrr.dataset import ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, NotPositiveDefiniteError
 from dkrr.kernels.features import feature_map
-from dkrr.linalg.primal_choose import array_source, primal_leave_one_out, primal_path, stored_source
-from dkrr.linalg.primal_source import RowsSource
+from dkrr.linalg.primal.choose import array_source, primal_leave_one_out, primal_path, stored_source
+from dkrr.linalg.primal.source import RowsSource
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.test_primal import KERNELS, data, exact, kernel_of
 
@@ -62,8 +62,8 @@ def test_leave_one_out_is_n_fits(name: str, weights: bool, intercept: bool, wher
 def test_a_path_is_a_fit_and_its_leave_one_out_for_each_alpha(
     name: str, intercept: bool, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkrr.linalg.primal_pass.TASK_SECONDS", 1e-9)
-    monkeypatch.setattr("dkrr.linalg.primal_pass.PANEL", 4)
+    monkeypatch.setattr("dkrr.linalg.primal.row_pass.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.primal.row_pass.PANEL", 4)
     x, y, weight = data(n=2300, weights=True)
     kernel, alphas = kernel_of(name, 4), [0.01, 1.0, 100.0]
     with source(where, x, y, kernel, weight, intercept, tmp_path) as rows:

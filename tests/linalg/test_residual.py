@@ -12,11 +12,11 @@ import pytest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ParameterError
 from dkrr.kernels import make_kernel
+from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.pairs import is_nonnegative
 from dkrr.linalg.residual import residual_norms, true_residual
-from dkrr.linalg.triangular import BlockColumns
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileMatrix
 from tests.linalg.helpers import dense, operator, rows

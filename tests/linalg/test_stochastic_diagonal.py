@@ -11,20 +11,20 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ParameterError
-from dkrr.linalg import column_solves
-from dkrr.linalg.column_solves import Column, ColumnSolves
-from dkrr.linalg.iterative import CGSolver, PreparedCG
-from dkrr.linalg.leave_one_out import LeaveOneOut, loo_from_diagonal
-from dkrr.linalg.probes import rademacher, unbiased_powers
-from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.stochastic_diagonal import (
+from dkrr.linalg.cg import column_solves
+from dkrr.linalg.cg.column_solves import Column, ColumnSolves
+from dkrr.linalg.cg.solver import CGSolver, PreparedCG
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal
+from dkrr.linalg.inference.probes import rademacher, unbiased_powers
+from dkrr.linalg.inference.stochastic_diagonal import (
     StochasticDiagonal,
     probe_columns,
     right_hand_side,
     stochastic_from_columns,
     stochastic_inverse_diagonal,
 )
-from dkrr.linalg.stochastic_loo import stochastic_leave_one_out
+from dkrr.linalg.inference.stochastic_loo import stochastic_leave_one_out
+from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from tests.faults import DAMAGES, chunk_files, failing_at
 from tests.linalg.helpers import dense, operator, rows

@@ -13,8 +13,8 @@ import pytest
 from dkrr.engine.session import start_local
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DamagedChunkError
-from dkrr.linalg import triangular
-from dkrr.linalg.triangular import (
+from dkrr.linalg.factor import triangular
+from dkrr.linalg.factor.triangular import (
     BlockColumns,
     SweepsTask,
     SweepTask,

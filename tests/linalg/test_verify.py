@@ -16,7 +16,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DamagedChunkError
 from dkrr.jobs.inspection import describe, verify
 from dkrr.kernels import RBF
-from dkrr.linalg.cholesky import factorise
+from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.keys import factor_fields, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator

@@ -17,15 +17,15 @@ import numpy as np
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
-from dkrr.linalg.cholesky import CholeskyTask, factor_tile, factorise
 from dkrr.linalg.exchange import Layout, StoreExchange
+from dkrr.linalg.factor.cholesky import CholeskyTask, factor_tile, factorise
+from dkrr.linalg.factor.triangular import BlockColumns, SweepsTask, SweepTask, substitute, sweep
 from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
 from dkrr.linalg.matmul import MultiplyTask, multiply_pair, panel_width
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.triangular import BlockColumns, SweepsTask, SweepTask, substitute, sweep
 from dkrr.model import Model, load_model
 from dkrr.prediction import predict_dataset
 from dkrr.tiles import TileGrid, TileMatrix

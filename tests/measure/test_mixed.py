@@ -16,7 +16,7 @@ from dkrr.engine.session import blas_of, start_local
 from dkrr.engine.tasks import DaskExecutor
 from dkrr.fitting import FitSettings, choose_tile_size, fit_rows
 from dkrr.kernels import make_kernel
-from dkrr.linalg.factor_precondition import FactorPreconditioner
+from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace

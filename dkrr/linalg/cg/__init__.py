@@ -1,0 +1,1 @@
+"""Conjugate gradients: the iteration, its checkpoints and errors, the solver around it, a factor as preconditioner."""

@@ -1,0 +1,85 @@
+"""What conjugate gradients say when they cannot go on: which column, at which iteration, with which number, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import ConvergenceError, NotPositiveDefiniteError, PreconditionerError
+from dkrr.linalg.cg.state import CGState
+
+__all__ = ["indefinite_matrix", "indefinite_preconditioner", "not_converged"]
+
+FLOAT64 = ', or set precision = "float64"'
+
+
+def indefinite_matrix(
+    state: CGState, target: int, *, curvature: float, length: float, alpha: float, approximate: bool
+) -> NotPositiveDefiniteError:
+    """p^T A p <= 0, or not a number. Its quotient by p^T p is a bound on how much alpha lacks at least."""
+    number = state.iteration + 1
+    where = f"at iteration {number:,} of target {target}"
+    if not np.isfinite(curvature):
+        return NotPositiveDefiniteError(
+            f"CG: p^T A p = {curvature:.3g} {where}: the matrix or the direction has entries that are not finite",
+            hint="scale the features and the targets",
+            iteration=number,
+            target=target,
+            curvature=curvature,
+            alpha=alpha,
+        )
+    least = alpha - curvature / length**2
+    hint = f"raise alpha to more than {least:.1e}, or use a positive semi-definite kernel"
+    return NotPositiveDefiniteError(
+        f"CG: p^T A p = {curvature:.3g} <= 0 {where}: the matrix is not positive definite (alpha {alpha:.3g})",
+        hint=hint + FLOAT64 * approximate,
+        iteration=number,
+        target=target,
+        curvature=curvature,
+        alpha=alpha,
+        suggested_alpha=least,
+    )
+
+
+def indefinite_preconditioner(
+    state: CGState, rz: NDArray[np.float64], targets: NDArray[np.int64], description: str
+) -> PreconditionerError:
+    """r^T z <= 0, or not a number, for one of the targets."""
+    worst = int(np.argmin(np.where(np.isnan(rz), -np.inf, rz)))
+    return PreconditionerError(
+        f"CG: r^T z = {rz[worst]:.3g} at iteration {state.iteration:,} of target {targets[worst]}: "
+        f"the preconditioner ({description}) is not positive definite",
+        hint="lower its rank, or use another preconditioner",
+        iteration=state.iteration,
+        target=int(targets[worst]),
+    )
+
+
+def not_converged(state: CGState, tol: float, description: str, *, approximate: bool) -> ConvergenceError:
+    """The error for the worst column, with the history."""
+    missing = np.flatnonzero(~state.converged)
+    worst = int(missing[np.argmax(state.relative[missing])])
+    residual = float(state.relative[worst])
+    stagnated = len(state.live) == 0
+    count = f"{len(missing)} of {len(state.converged)} targets"
+    if stagnated:
+        message = (
+            f"CG: the true relative residual of target {worst} stays at {residual:.2g} after "
+            f"{state.iteration:,} iterations and restarts; tol = {tol:.2g} is out of reach ({count})"
+        )
+        hint = f"set tol to at least {2 * residual:.1e}, or raise alpha" + FLOAT64 * approximate
+    else:
+        message = (
+            f"CG did not converge in {state.iteration:,} iterations: the relative residual of target {worst} is "
+            f"{residual:.2g}, tol = {tol:.2g} ({count}; preconditioner: {description})"
+        )
+        hint = "raise max_iter, the rank of the preconditioner, tol or alpha, or set allow_unconverged"
+    return ConvergenceError(
+        message,
+        hint=hint,
+        history=list(state.history),
+        relative_residual=state.relative.copy(),
+        converged=state.converged.copy(),
+        num_iterations=state.iteration,
+        stagnated=stagnated,
+    )

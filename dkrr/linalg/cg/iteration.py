@@ -1,0 +1,347 @@
+"""Preconditioned conjugate gradients for many right-hand sides and many alphas that share every product.
+
+    (K_s + alpha_k I) x_k = b_k,    K_s = S K S,    k = 1 .. t
+
+Use it where a factor is too large or too slow. Each column has scalars, an alpha and a tolerance of its own; what the
+columns share is the pass over the kernel. A column whose recursive residual reached its aim is frozen, and no longer
+multiplied; then its *true* residual b - A x is evaluated, and only that one decides. A column that fails goes on from
+its true residual. With an approximate product (float32) the same restarts are iterative refinement.
+
+Everything here is deterministic and in the memory of the calling process; products and preconditioners are handed in.
+
+Cost
+----
+One product an iteration, one every 50 iterations and one at the end for the true residuals; about 8 n t doubles.
+
+References
+----------
+Hestenes and Stiefel (1952), Methods of conjugate gradients. Van der Vorst and Ye (2000), Residual replacement
+strategies for Krylov subspace iterative methods.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import DataError
+from dkrr.linalg.cg.errors import indefinite_matrix, indefinite_preconditioner, not_converged
+from dkrr.linalg.cg.state import CGState, Checkpoint
+from dkrr.linalg.columns import add_scaled, dots, largest, norms, ratio, row_blocks, take
+from dkrr.linalg.precondition import Preconditioner
+from dkrr.linalg.settings import IterativeSettings
+
+__all__ = ["CGResult", "CGState", "Checkpoint", "conjugate_gradients"]
+
+logger = logging.getLogger("dkrr.linalg.cg.iteration")
+
+FloatMatrix = NDArray[np.float64]
+FloatVector = NDArray[np.float64]
+Multiply = Callable[[FloatMatrix], FloatMatrix]
+
+CHECK_EVERY = 50
+# an approximate product drifts: the true residual is due when a column fell this far since the last one
+RELIABLE_DROP = 1e-3
+# a recursive residual further than this from the true one says nothing about the next direction
+MAX_DEVIATION = 0.1
+# a column has reached what floating point allows when so many contradictions in a row did not halve its true residual
+MAX_STALLS = 3
+
+
+@dataclass(frozen=True)
+class CGResult:
+    """What the conjugate gradients found.
+
+    Parameters
+    ----------
+    x : (n, t)
+    relative_residual : (t,)
+        |b_k - A_k x_k| / |b_k|, true; 0 for a zero right-hand side.
+    largest_residual : (t,)
+        max |b_k - A_k x_k|, true.
+    converged : (t,) bool
+        Whether the relative residual is at most ``tol``.
+    num_iterations
+        Iterations of the block.
+    iterations : (t,)
+        Iterations that a column took part in.
+    history
+        Relative residuals (t,) before the first iteration and after each one; recursive, where no true one is known.
+    """
+
+    x: FloatMatrix
+    relative_residual: FloatVector
+    largest_residual: FloatVector
+    converged: NDArray[np.bool_]
+    num_iterations: int
+    iterations: NDArray[np.int64]
+    history: list[FloatVector]
+
+
+def conjugate_gradients(
+    multiply: Multiply,
+    rhs: FloatMatrix,
+    alpha: FloatVector,
+    precondition: Preconditioner,
+    settings: IterativeSettings,
+    *,
+    start: FloatMatrix | None = None,
+    true_multiply: Multiply | None = None,
+    checkpoint: Checkpoint | None = None,
+    on_iteration: Callable[[int, FloatVector], None] | None = None,
+) -> CGResult:
+    """Solve (K_s + alpha_k I) x_k = b_k for all columns at once.
+
+    Parameters
+    ----------
+    multiply
+        P (n, c) -> K_s P (n, c), without alpha, a new array; called with the active columns only.
+    rhs : (n, t)
+        B. Not changed.
+    alpha : (t,)
+        One ridge a column.
+    precondition
+        Symmetric positive definite.
+    settings
+        ``tol``, ``max_iter``, ``allow_unconverged``.
+    start : (n, t), optional
+        Where to begin; costs one product. It is scaled to the minimum of the energy, so it is never worse than zero.
+    true_multiply
+        The float64 product, where ``multiply`` is an approximation.
+    checkpoint
+        Keeps states. After loading one, the true residual decides what of it is used.
+    on_iteration
+        Called with the iteration and the relative residuals (t,).
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        p^T A p <= 0 for a direction p.
+    DataError
+        The norm of a right-hand side is not finite.
+    PreconditionerError
+        r^T z <= 0: the preconditioner is not positive definite.
+    ConvergenceError
+        A column did not reach ``tol``, unless ``settings.allow_unconverged``.
+    """
+    alpha = np.broadcast_to(np.asarray(alpha, np.float64), (rhs.shape[1],))
+    system = _System(multiply, rhs, alpha, precondition, settings, true_multiply, checkpoint)
+    state = system.begin(start)
+    while len(state.live) and state.iteration < settings.iterations:
+        system.iterate(state)
+        last = state.iteration >= settings.iterations
+        if last or system.check_is_due(state):
+            system.check(state)
+        state.history.append(state.relative.copy())
+        if on_iteration is not None:
+            on_iteration(state.iteration, state.relative.copy())
+        system.renew_directions(state)
+        if checkpoint is not None and (last or not len(state.live) or checkpoint.is_due(state.iteration)):
+            checkpoint.save(state)
+    if not state.converged.all() and not settings.allow_unconverged:
+        description = precondition.description
+        raise not_converged(state, settings.tol, description, approximate=true_multiply is not None)
+    return CGResult(
+        x=state.x,
+        relative_residual=state.relative,
+        largest_residual=state.largest,
+        converged=state.converged,
+        num_iterations=state.iteration,
+        iterations=state.iterations,
+        history=list(state.history),
+    )
+
+
+@dataclass
+class _System:
+    """The matrix, the right-hand sides and the rules; every method moves a state on."""
+
+    multiply: Multiply
+    rhs: FloatMatrix
+    alpha: FloatVector
+    precondition: Preconditioner
+    settings: IterativeSettings
+    true_multiply: Multiply | None
+    checkpoint: Checkpoint | None
+
+    def __post_init__(self) -> None:
+        with np.errstate(over="ignore"):
+            self.norms = norms(self.rhs)
+        lost = ~np.isfinite(self.norms) | ((self.norms == 0) & self.rhs.any(axis=0))
+        if lost.any():
+            target = int(np.argmax(lost))
+            raise DataError(
+                f"CG: the norm of target {target} is {self.norms[target]:.3g}, which cannot be computed with",
+                hint="scale the targets",
+            )
+        self.initial_aim = self.settings.tol * (1.0 if self.true_multiply is None else 0.5)
+
+    # --- where to begin ------------------------------------------------------------------------------------------
+
+    def begin(self, start: FloatMatrix | None) -> CGState:
+        """The state before the first iteration, or the one that was kept, with directions."""
+        found = None if self.checkpoint is None else self.checkpoint.load()
+        if found is not None:
+            self._confirm(found)
+            return found
+        t = len(self.norms)
+        state = CGState(
+            x=np.zeros(self.rhs.shape) if start is None else np.array(start, dtype=np.float64, order="C"),
+            r=np.array(self.rhs, dtype=np.float64, order="C"),
+            p=np.zeros(self.rhs.shape),
+            live=np.arange(t),
+            rz=np.full(t, np.inf),
+            aim=np.full(t, self.initial_aim),
+            reference=np.ones(t),
+            failed=np.full(t, np.inf),
+            stalls=np.zeros(t, np.int64),
+            frozen=np.zeros(t, np.bool_),
+            relative=(self.norms > 0).astype(np.float64),
+            largest=np.zeros(t),
+            iterations=np.zeros(t, np.int64),
+            converged=self.norms == 0,
+        )
+        if start is not None:
+            state.x[:, self.norms == 0] = 0.0
+            self._scale_start(state)
+        state.history.append(state.relative.copy())
+        state.keep(~state.converged)
+        self.renew_directions(state)
+        return state
+
+    def _scale_start(self, state: CGState) -> None:
+        """x <- c x with c = x^T b / x^T A x, the minimum of the energy along x; A x is known from the residual."""
+        product = self._product(state.x, self.alpha, exact=True)
+        curvature, slope = dots(state.x, product), dots(state.x, self.rhs)
+        factor = np.divide(slope, curvature, out=np.zeros_like(slope), where=(curvature > 0) & (slope > 0))
+        add_scaled(state.r, -np.ones_like(factor), product)
+        done = norms(state.r) <= self.settings.tol * self.norms
+        factor[done] = 1.0
+        add_scaled(state.r, 1.0 - factor, product)
+        for rows in row_blocks(len(state.x)):
+            state.x[rows] *= factor
+        state.relative, state.largest = (
+            ratio(norms(state.r), self.norms),
+            largest(state.r),
+        )
+        state.reference = state.relative.copy()
+        state.converged |= done
+
+    def _confirm(self, state: CGState) -> None:
+        """What the true residual says about a state that was read back; nothing changes where it agrees."""
+        state.x[:, self.norms == 0] = 0.0
+        residual = self.rhs - self._product(state.x, self.alpha, exact=True)
+        size = norms(residual)
+        relative = ratio(size, self.norms)
+        finished = np.ones(len(size), np.bool_)
+        finished[state.live] = False
+        good = relative <= self.settings.tol
+        deviation = np.zeros_like(size)
+        deviation[state.live] = norms(residual[:, state.live] - state.r)
+        if np.where(finished, good >= state.converged, good | (deviation <= MAX_DEVIATION * size)).all():
+            return
+        logger.warning("the state of iteration %d does not hold: going on from its true residual", state.iteration)
+        state.r, state.p = residual, np.zeros_like(residual)
+        state.live, state.relative, state.reference = np.arange(len(size)), relative, relative.copy()
+        state.largest = largest(residual)
+        state.rz, state.failed = np.full(len(size), np.inf), np.full(len(size), np.inf)
+        state.aim, state.stalls = np.full(len(size), self.initial_aim), np.zeros(len(size), np.int64)
+        state.frozen, state.converged = np.zeros(len(size), np.bool_), good
+        state.keep(~good)
+        self.renew_directions(state)
+
+    # --- one iteration -------------------------------------------------------------------------------------------
+
+    def iterate(self, state: CGState) -> None:
+        """A step along the direction of every active column; a column that claims convergence is frozen."""
+        active = np.flatnonzero(~state.frozen)
+        targets = state.live[active]
+        p = take(state.p, active)
+        product = self._product(p, self.alpha[targets], exact=False)
+        curvature = dots(p, product)
+        if not (curvature > 0).all():
+            worst = int(np.argmin(np.where(np.isnan(curvature), -np.inf, curvature)))
+            raise indefinite_matrix(
+                state,
+                int(targets[worst]),
+                curvature=float(curvature[worst]),
+                length=float(norms(p)[worst]),
+                alpha=float(self.alpha[targets[worst]]),
+                approximate=self.true_multiply is not None,
+            )
+        step = state.rz[active] / curvature
+        add_scaled(state.x, step, p, targets)
+        add_scaled(state.r, -step, product, active)
+        state.iteration += 1
+        state.iterations[targets] += 1
+        state.relative[state.live] = ratio(norms(state.r), self.norms[state.live])
+        state.frozen = state.relative[state.live] <= state.aim
+
+    def renew_directions(self, state: CGState) -> None:
+        """p <- M^-1 r + (r^T z / previous r^T z) p, for active columns; a restart has an infinite previous one."""
+        active = np.flatnonzero(~state.frozen)
+        if not len(active):
+            return
+        whole = len(active) == len(state.live)
+        r = take(state.r, active)
+        z = self.precondition.apply(r, self.alpha[state.live[active]])
+        rz = dots(r, z)
+        if not (rz > 0).all():
+            raise indefinite_preconditioner(state, rz, state.live[active], self.precondition.description)
+        beta = rz / state.rz[active]
+        for rows in row_blocks(len(z)):
+            if whole:
+                state.p[rows] *= beta
+                state.p[rows] += z[rows]
+            else:
+                state.p[rows, active] = beta * state.p[rows, active] + z[rows]
+        state.rz[active] = rz
+
+    # --- the true residual ---------------------------------------------------------------------------------------
+
+    def check_is_due(self, state: CGState) -> bool:
+        """Whether every column waits for it, it is time, or an approximate product may have drifted."""
+        if state.frozen.all() or state.iteration % CHECK_EVERY == 0:
+            return True
+        if self.true_multiply is None:
+            return False
+        fallen = state.relative[state.live] < RELIABLE_DROP * state.reference
+        return bool((fallen & ~state.frozen).any())
+
+    def check(self, state: CGState) -> None:
+        """Put true residuals in place of recursive ones; finish the columns that hold, or that can get no further."""
+        targets = state.live
+        x = take(state.x, targets)
+        residual = self._product(x, self.alpha[targets], exact=True)
+        for rows in row_blocks(len(residual)):
+            np.subtract(self.rhs[rows][:, targets], residual[rows], out=residual[rows])
+            state.r[rows] -= residual[rows]
+        deviation, size = norms(state.r), norms(residual)
+        state.r = residual
+        relative = ratio(size, self.norms[targets])
+        state.relative[targets] = relative
+        state.largest[targets] = largest(residual)
+        good = relative <= self.settings.tol
+        deviates = deviation > MAX_DEVIATION * size
+        claimed = state.frozen & ~good
+        again = claimed | (deviates & ~good)
+        helped = relative <= 0.5 * state.failed
+        state.stalls[again] = np.where(helped[again], 0, state.stalls[again] + 1)
+        state.failed[again] = np.minimum(relative, state.failed)[again]
+        state.aim[claimed] *= 0.5
+        state.rz[deviates] = np.inf
+        state.reference = relative
+        state.frozen = np.zeros(len(targets), np.bool_)
+        state.converged[targets] = good
+        state.keep(~good & (state.stalls < MAX_STALLS))
+
+    def _product(self, v: FloatMatrix, alpha: FloatVector, *, exact: bool) -> FloatMatrix:
+        """(K_s + alpha_k I) v_k, a new array."""
+        multiply = self.multiply if self.true_multiply is None or not exact else self.true_multiply
+        product = multiply(v)
+        add_scaled(product, alpha, v)
+        return product

@@ -1,0 +1,251 @@
+"""Mixed precision: a float32 tile Cholesky factor with float64 conjugate gradients around it.
+
+    P = L L^T = A + shift I    in float32, shift 0 unless that breaks down
+    A u = S Y                  by conjugate gradients with P^-1, products and residuals in float64
+
+Half the disk and about half the time of a float64 factor, for the float64 answer: what the true residual says does not
+depend on the factor. Where A + alpha I is too ill-conditioned for a float32 factor, a shift is added *to the
+preconditioner only*, which costs iterations; that is logged, stands in the solution's message, and is remembered in the
+store (``breakdowns/<key>.json``) so that a fit that is continued does not break down again.
+
+Cost
+----
+n^3 / 3 flops in float32, then for each iteration n^2 / 2 kernel entries and one reading of n^2 float32 elements.
+
+References
+----------
+Higham and Mary, Mixed precision algorithms in numerical linear algebra, Acta Numerica 31 (2022), section 7; Higham and
+Pranesh, Exploiting lower precision arithmetic in solving symmetric positive definite linear systems and least squares
+problems, SIAM J. Sci. Comput. 43 (2021), for the shift.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import ConvergenceError, NotPositiveDefiniteError
+from dkrr.linalg.blocks import BlockColumns
+from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_entries
+from dkrr.linalg.cg.solver import CGSolver, PreparedCG
+from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
+from dkrr.linalg.keys import factor_fields, key_of
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.workspace import Workspace
+from dkrr.stores import place, read_json, remove_array, write_json
+from dkrr.tiles import TileMatrix
+
+__all__ = ["MixedFactor", "MixedSolver"]
+
+logger = logging.getLogger("dkrr.linalg")
+
+FloatMatrix = NDArray[np.float64]
+
+# In parts of eps32 times the trace, which bounds how far rounding moves an eigenvalue. On matern kernels of condition
+# 1e9 a tenth was enough for 1,500 and 4,000 rows, and iterations grow with the root of the shift.
+FIRST_SHIFT = 0.1
+SHIFT_GROWTH = 10.0
+MAX_SHIFTS = 4
+# A pivot further below zero than this says that the matrix is indefinite, which no precision mends.
+NOT_ROUNDING = 10.0
+EPS32 = float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedSolver:
+    """Parameters of the mixed solver.
+
+    Parameters
+    ----------
+    settings
+        ``tol``, ``max_iter`` and ``allow_unconverged`` of the conjugate gradients.
+    """
+
+    settings: IterativeSettings
+
+    def prepare(
+        self,
+        operator: RidgeOperator,
+        workspace: Workspace,
+        *,
+        weight_digest: str | None = None,
+        source_digest: str = "",
+    ) -> MixedFactor:
+        """Factorise A in float32, continuing a factor with the same key where it was left. n^3 / 3 flops.
+
+        Where the float32 factor breaks down, A + shift I is factorised, the shift ten times as large each time.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            Four shifts were not enough, or a pivot is further below zero than rounding explains.
+        """
+        digests: Any = {"weight_digest": weight_digest, "source_digest": source_digest}
+        fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest)
+        records, name = place(workspace.store, "breakdowns"), f"{key_of(fields)}.json"
+        record = read_json(records, name)
+        for _ in range(MAX_SHIFTS + 1):
+            shifted = operator.with_alpha(operator.alpha + (record["shift"] if record else 0.0))
+            try:
+                factor = CholeskySolver(precision="float32").prepare(shifted, workspace, **digests)
+                return MixedFactor(
+                    solver=self, operator=operator, factored=factor, breakdown=record, fields=fields | {"mixed": record}
+                )
+            except NotPositiveDefiniteError as exc:
+                error = exc
+                record = _next_shift(operator, shifted, error, record)
+                # first the record, then what it makes useless
+                write_json(records, name, record)
+                tiles = factor_fields(shifted, "float32", weight_digest, workspace.blas, source_digest)
+                remove_array(factor_location(workspace.store, tiles))
+        raise NotPositiveDefiniteError(
+            f"a float32 factor of A + {shifted.alpha - operator.alpha:.2g} I breaks down, too ({error.message})",
+            hint=error.hint,
+            **error.details,
+        ) from error
+
+
+def _next_shift(
+    operator: RidgeOperator, shifted: RidgeOperator, error: NotPositiveDefiniteError, record: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What is remembered of a breakdown, with the shift to try next; raises when no shift is the answer."""
+    trace = float(diagonal_entries(operator).sum()) + operator.grid.n * operator.alpha
+    if -float(error.pivot) > NOT_ROUNDING * EPS32 * trace:
+        raise error
+    if record is None:
+        record = {"row": int(error.row), "pivot": float(error.pivot), "shift": FIRST_SHIFT * EPS32 * trace}
+    else:
+        record = record | {"shift": SHIFT_GROWTH * float(record["shift"])}
+    logger.warning(
+        "the float32 factor of %s rows breaks down at row %s (pivot %.2g, alpha %.3g): "
+        "preconditioning with a factor of A + %.2g I",
+        f"{operator.grid.n:,}",
+        f"{error.row:,}",
+        error.pivot,
+        shifted.alpha,
+        record["shift"],
+    )
+    return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedFactor:
+    """A finished float32 factor: solves for any number of right-hand sides in float64.
+
+    Parameters
+    ----------
+    operator
+        A, in float64.
+    factored
+        The float32 factor of A, or of A + shift I.
+    breakdown
+        None, or ``row`` and ``pivot`` where the factor of A broke down, and ``shift``.
+    fields
+        What decides the iterates, besides the right-hand sides.
+    """
+
+    solver: MixedSolver
+    operator: RidgeOperator
+    factored: CholeskyFactor
+    breakdown: dict[str, Any] | None
+    fields: dict[str, Any]
+
+    @property
+    def factor(self) -> TileMatrix:
+        """The tiles."""
+        return self.factored.factor
+
+    @property
+    def workspace(self) -> Workspace:
+        return self.factored.workspace
+
+    def solve(
+        self, rhs: BlockColumns, start: FloatMatrix | None = None, *, in_plane: bool = False
+    ) -> tuple[BlockColumns, Solution]:
+        """Solve A u = rhs for all columns to a true relative residual of ``tol``, or to what float64 allows.
+
+        A column whose true residual no restart halves any more has reached the limit of float64. It is accepted when
+        its backward error is below 30 n eps, the bar of a float64 Cholesky solve, and the message says so.
+
+        Parameters
+        ----------
+        rhs : BlockColumns (n, t)
+            S Y. The state of an interrupted solve, and u, are kept beside it.
+        start : (n, t), optional
+            A guess of u.
+        in_plane
+            With an intercept, see :mod:`dkrr.linalg.cg.plane`.
+
+        Raises
+        ------
+        ConvergenceError
+            A column is above ``tol`` and did not stagnate, or has a backward error above the bar; unless that is
+            allowed.
+        NotPositiveDefiniteError, PreconditionerError
+            See :func:`dkrr.linalg.cg.iteration.conjugate_gradients`.
+        """
+        settings = self.solver.settings
+        alpha = np.full(rhs.num_columns, self.operator.alpha)
+        with FactorPreconditioner(
+            self.factor,
+            self.workspace,
+            rhs.array.store,
+            operator=self.factored.operator,
+            description=self._description(),
+        ) as preconditioner:
+            prepared = PreparedCG(
+                solver=CGSolver(settings=replace(settings, allow_unconverged=True)),
+                operator=self.operator,
+                workspace=self.workspace,
+                preconditioner=preconditioner,
+                fields=self.fields,
+            )
+            u, found = prepared.solve(rhs, alpha, start, in_plane=in_plane)
+        return u, self._judged(found, rhs.grid.n)
+
+    def _description(self) -> str:
+        text = f"float32 Cholesky factor of {self.factor.grid.n:,} rows in {self.factor.grid.num_lower:,} tiles"
+        if self.breakdown is None:
+            return text
+        return (
+            f"{text}, of A + {self.breakdown['shift']:.2g} I because float32 broke down at row "
+            f"{self.breakdown['row']:,} (pivot {self.breakdown['pivot']:.2g})"
+        )
+
+    def _judged(self, found: Solution, n: int) -> Solution:
+        """The solution under the mixed solver's name; raises when it is not good enough."""
+        settings, bar = self.solver.settings, backward_error_bar(n, "float64")
+        residual, backward = np.array(found.relative_residual), np.array(found.backward_error)
+        missing = np.flatnonzero(~(residual <= settings.tol))
+        stagnated = found.num_iterations < settings.iterations
+        message = (
+            f"{self._description()}, {found.num_iterations:,} iterations in float64, "
+            f"largest relative residual {residual.max(initial=0):.1e}"
+        )
+        good = not len(missing) or (stagnated and bool((backward[missing] <= bar).all()))
+        if good and len(missing):
+            message += (
+                f": above {settings.tol:.1e} in {len(missing)} of {len(residual)} targets and the limit of float64, "
+                f"backward error {backward[missing].max():.1e}"
+            )
+        if not good:
+            worst = int(missing[np.argmax(residual[missing])])
+            message += f"; NOT CONVERGED to {settings.tol:.1e} in {len(missing)} of {len(residual)} targets"
+            if not settings.allow_unconverged:
+                raise ConvergenceError(
+                    f"{message} (target {worst}: residual {residual[worst]:.2g}, backward error {backward[worst]:.2g})",
+                    hint="raise alpha or tol" if stagnated else 'raise max_iter or alpha, or set precision = "float64"',
+                    history=[residual],
+                    relative_residual=residual,
+                    converged=residual <= settings.tol,
+                    num_iterations=found.num_iterations,
+                    stagnated=stagnated,
+                )
+            message += ", which was allowed"
+        return replace(found, solver="cholesky", precision="mixed", converged=good, message=message)

@@ -1,0 +1,298 @@
+"""The iterative solver: conjugate gradients around products that run on the workers.
+
+The same two verbs as the direct solver: ``prepare`` sees only the matrix and makes the preconditioner, ``solve`` takes
+the right-hand sides, with an alpha for each. There is no factor, and nothing in the store is as large as n^2.
+
+Cost
+----
+An iteration is one pass over n^2 / 2 kernel entries for all columns and alphas. The driver holds about 8 n t doubles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.linalg.cg.checkpoint import EVERY_SECONDS, StoredCheckpoint
+from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
+from dkrr.linalg.cg.plane import Plane, PlanePreconditioner, within
+from dkrr.linalg.columns import largest, ratio
+from dkrr.linalg.factor.triangular import BlockColumns
+from dkrr.linalg.keys import key_of
+from dkrr.linalg.lowrank.preconditioner import build_low_rank, choose_rank, low_rank_fields, low_rank_location
+from dkrr.linalg.matmul import OperatorProduct
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.precondition import Identity, Preconditioner
+from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.workspace import Workspace
+from dkrr.stores import place
+
+__all__ = ["CGSolver", "ExactProduct", "PreparedCG", "backward_errors"]
+
+FloatMatrix = NDArray[np.float64]
+FloatVector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CGSolver:
+    """Parameters of the iterative solver.
+
+    Parameters
+    ----------
+    settings
+        Tolerance, limit, preconditioner.
+    precision
+        "float64", or "mixed": kernel entries of an iteration in float32, true residuals in float64; the same answer by
+        the residual.
+    checkpoint_seconds, checkpoint_iterations
+        When the state is kept: after so much time, or so many iterations.
+    """
+
+    settings: IterativeSettings
+    precision: Literal["float64", "mixed"] = "float64"
+    checkpoint_seconds: float = EVERY_SECONDS
+    checkpoint_iterations: int | None = None
+
+    def prepare(
+        self,
+        operator: RidgeOperator,
+        workspace: Workspace,
+        *,
+        weight_digest: str | None = None,
+        source_digest: str = "",
+        store: Any = None,
+        num_columns: int = 1,
+    ) -> PreparedCG:
+        """Make the preconditioner, continuing one where it was left.
+
+        Parameters
+        ----------
+        operator
+            Its alpha is the smallest that will be solved for; an automatic rank goes by it and by ``num_columns``.
+        store
+            Where it is kept; None means the workspace's store, where fits of the same rows share it.
+        """
+        rank = self._rank(operator, workspace, num_columns)
+        fields = low_rank_fields(
+            operator,
+            self.settings,
+            max(1, rank),
+            workspace.blas,
+            weight_digest=weight_digest,
+            source_digest=source_digest,
+        )
+        preconditioner: Preconditioner = Identity()
+        if rank:
+            location = low_rank_location(workspace.store if store is None else store, fields)
+            preconditioner = build_low_rank(
+                operator,
+                workspace,
+                location,
+                self.settings,
+                rank=rank,
+                weight_digest=weight_digest,
+                source_digest=source_digest,
+            )
+        return PreparedCG(
+            solver=self, operator=operator, workspace=workspace, preconditioner=preconditioner, fields=fields
+        )
+
+    def _rank(self, operator: RidgeOperator, workspace: Workspace, num_columns: int) -> int:
+        settings = self.settings
+        if settings.preconditioner == "none":
+            return 0
+        if settings.rank != "auto":
+            return settings.rank
+        return choose_rank(
+            operator.grid.n,
+            operator.num_features,
+            operator.alpha,
+            tol=settings.tol,
+            num_columns=num_columns,
+            num_workers=workspace.executor.num_threads,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedCG:
+    """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once."""
+
+    solver: CGSolver
+    operator: RidgeOperator
+    workspace: Workspace
+    preconditioner: Preconditioner
+    fields: dict[str, Any]
+
+    def solve(
+        self,
+        rhs: BlockColumns,
+        alpha: FloatVector,
+        start: FloatMatrix | None = None,
+        *,
+        in_plane: bool = False,
+    ) -> tuple[BlockColumns, Solution]:
+        """Solve (S K S + alpha_k I) u_k = rhs_k for all columns.
+
+        Parameters
+        ----------
+        rhs : BlockColumns (n, t)
+            S Y. The state of an interrupted solve, and u, are kept beside it.
+        alpha : (t,)
+            One ridge a column; that of the operator plays no part.
+        start : (n, t), optional
+            A guess of u. An interrupted solve goes on from its own state instead.
+        in_plane
+            Solve for an intercept b as well: A u + b s = S Y with s^T u = 0, see :mod:`dkrr.linalg.cg.plane`.
+
+        Returns
+        -------
+        u : BlockColumns (n, t)
+        solution : Solution
+
+        Raises
+        ------
+        NotPositiveDefiniteError, PreconditionerError, ConvergenceError
+            See :func:`dkrr.linalg.cg.iteration.conjugate_gradients`.
+        """
+        work, store, solver = self.workspace, rhs.array.store, self.solver
+        values: FloatMatrix = np.vstack([rhs.read_rows(i) for i in range(rhs.grid.num_tiles)]).astype(
+            np.float64, copy=False
+        )
+        alpha = np.broadcast_to(np.asarray(alpha, np.float64), (rhs.num_columns,))
+        plane = self._plane() if in_plane else None
+        if plane is not None:
+            plane.project(values)
+            start = None if start is None else plane.project(np.array(start, dtype=np.float64))
+        checkpoint = StoredCheckpoint(
+            place(store, "state"),
+            key_of(self._fingerprint(values, alpha) | ({"in_plane": True} if in_plane else {})),
+            every_seconds=solver.checkpoint_seconds,
+            every_iterations=solver.checkpoint_iterations,
+            durable=work.durable,
+        )
+        mixed = solver.precision == "mixed"
+        stored = self.operator.gram is not None and self.operator.kernel is not None
+        inexact = mixed or stored
+        with (
+            OperatorProduct(
+                self.operator, work, store, phase="residual" if inexact else "multiply", progress=None
+            ) as product,
+            OperatorProduct(
+                self.operator,
+                work,
+                store,
+                precision="float32" if mixed else "float64",
+                use_gram=stored,
+                progress=None,
+            ) as approximate,
+        ):
+            exact = within(plane, ExactProduct(product, always=inexact))
+            result = conjugate_gradients(
+                within(plane, approximate) if inexact else exact,
+                values,
+                alpha,
+                self.preconditioner if plane is None else PlanePreconditioner(plane, self.preconditioner),
+                solver.settings,
+                start=start,
+                true_multiply=exact if inexact else None,
+                checkpoint=checkpoint,
+                on_iteration=self._report(rhs.num_columns),
+            )
+            num_products = product.num_products + approximate.num_products
+        u = BlockColumns.create(store, "u", rhs.grid, rhs.num_columns, "float64")
+        for i, panel in u.blocks():
+            u.write(i, panel, result.x[u.grid.span(i), u.columns(panel)])
+        backward = backward_errors(product, alpha, values, result)
+        return u, self._solution(result, backward, num_products)
+
+    def _plane(self) -> Plane:
+        root = self.operator.root_weights()
+        return Plane(np.ones(self.operator.grid.n) if root is None else root)
+
+    def _fingerprint(self, values: FloatMatrix, alpha: FloatVector) -> dict[str, Any]:
+        settings = self.solver.settings
+        return self.fields | {
+            "alpha": alpha.tolist(),
+            "tol": settings.tol,
+            "precision": self.solver.precision,
+            "gram": "on_the_fly" if self.operator.gram is None else "stored",
+            "rhs": hashlib.sha256(np.ascontiguousarray(values).data.cast("B")).hexdigest(),
+        }
+
+    def _report(self, num_columns: int) -> Callable[[int, FloatVector], None]:
+        """Progress in iterations; how many there will be is guessed from how far the slowest column has come."""
+        settings, progress = self.solver.settings, self.workspace.progress
+        flops = 2.0 * self.operator.grid.n**2 * num_columns
+
+        def report(iteration: int, relative: FloatVector) -> None:
+            if progress is None:
+                return
+            worst, total = float(relative.max()), settings.iterations
+            if worst <= settings.tol:
+                total = iteration
+            elif worst < 0.3:
+                total = min(total, int(np.ceil(iteration * np.log(settings.tol) / np.log(worst))))
+            progress("cg", iteration, total, iteration * flops, total * flops)
+
+        return report
+
+    def _solution(self, result: CGResult, backward: FloatVector, num_products: int) -> Solution:
+        converged = bool(result.converged.all())
+        missing = int((~result.converged).sum())
+        message = (
+            f"conjugate gradients, {result.num_iterations:,} iterations and {num_products:,} products, "
+            f"preconditioner: {self.preconditioner.description}, "
+            f"largest relative residual {result.relative_residual.max():.1e}"
+        )
+        if not converged:
+            message += (
+                f"; NOT CONVERGED to {self.solver.settings.tol:.1e} in {missing} of {len(backward)} targets, "
+                "which was allowed"
+            )
+        return Solution(
+            solver="cg",
+            precision=self.solver.precision,
+            converged=converged,
+            num_iterations=result.num_iterations,
+            relative_residual=result.relative_residual.tolist(),
+            backward_error=backward.tolist(),
+            seconds={phase: summary.seconds for phase, summary in self.workspace.phases.items()},
+            message=message,
+        )
+
+
+class ExactProduct:
+    """A float64 product that also sums up the rows of |S K S|, for the norm of the matrix.
+
+    Parameters
+    ----------
+    product
+        In float64 and from the kernel.
+    always
+        In every pass, not only in the first one: for a product that is not the one of the iterations, whose bits must
+        not depend on whether a process was killed in between.
+    """
+
+    def __init__(self, product: OperatorProduct, *, always: bool) -> None:
+        self.product, self.always = product, always
+
+    def __call__(self, v: FloatMatrix) -> FloatMatrix:
+        if self.product.row_sums is not None and not self.always:
+            return self.product(v)
+        result, self.product.row_sums = self.product.with_row_sums(v)
+        return np.ascontiguousarray(result)
+
+
+def backward_errors(product: OperatorProduct, alpha: FloatVector, rhs: FloatMatrix, result: CGResult) -> FloatVector:
+    """|R| / (|A| |u| + |S Y|) per column in the infinity norm, (t,), from the last true residual.
+
+    |A| is the largest sum of |k_pq| over a row, plus alpha.
+    """
+    norm = 0.0 if product.row_sums is None else float(product.row_sums.max())
+    return ratio(result.largest_residual, (norm + alpha) * largest(result.x) + largest(rhs))

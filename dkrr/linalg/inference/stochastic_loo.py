@@ -1,0 +1,113 @@
+"""Leave-one-out from an estimated diagonal: residuals and mean squared error, each with its standard error.
+
+    e_i = u_i / (s_i D_i)                           standard error |e_i| tau_i / D_i, tau_i that of D_i
+
+    mean squared error = sum_i u_i^2 / D_i^2 / sum_i w_i = sum_i u_i^2 M_1(D_i, tau_i) / sum_i w_i
+
+1 / D_i^2 is replaced by its unbiased estimate M_1 (:func:`dkrr.linalg.inference.probes.unbiased_powers`): each term is
+too large by 3 tau^2 / D^2 on average, and a mean over many rows has a standard error far below that. D_i is bounded
+from below only: moved down to its upper bound it would be biased.
+
+The standard error of the mean is that of the sum of the influences of a probe, -u_i^2 M_2 (D_qi - D_i): one probe is in
+all rows, so rows are not independent. Where the correction itself is large (leverages near 1 and few probes) the
+estimate rests on the noise being normal, and a quarter of the correction counts as error, too.
+
+Cost: O(n m t).
+
+References
+----------
+Efron, The jackknife, the bootstrap and other resampling plans, SIAM 1982, chapter 6, for the influences.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal
+from dkrr.linalg.inference.probes import unbiased_powers
+from dkrr.linalg.inference.stochastic_diagonal import StochasticDiagonal
+
+__all__ = ["stochastic_leave_one_out"]
+
+logger = logging.getLogger("dkrr.linalg")
+
+FloatMatrix = NDArray[np.float64]
+FloatVector = NDArray[np.float64]
+
+# the part of the correction for noise that is not trusted
+DOUBT = 0.25
+
+
+def stochastic_leave_one_out(
+    *,
+    y: FloatMatrix,
+    u: FloatMatrix,
+    diagonals: Sequence[StochasticDiagonal],
+    alpha: FloatVector,
+    root: FloatVector | None = None,
+    predictions: FloatMatrix | None = None,
+) -> LeaveOneOut:
+    """Leave-one-out of the solution of conjugate gradients.
+
+    Parameters
+    ----------
+    y, u : (n, t)
+        Targets, and the solution of A u = S y, or of the bordered system with an intercept.
+    diagonals
+        One for each distinct alpha, in the order in which these come.
+    alpha : (t,)
+    root : (n,), optional
+        s, the square roots of the weights.
+    predictions : (k, t), optional
+        As in :func:`~dkrr.linalg.inference.leave_one_out.loo_from_diagonal`.
+    """
+    which = {diagonal.alpha: number for number, diagonal in enumerate(diagonals)}
+    number = np.array([which[value] for value in alpha.tolist()])
+    inverse = np.column_stack([diagonal.inverse_diagonal for diagonal in diagonals])[:, number]
+    error = np.column_stack([diagonal.standard_error for diagonal in diagonals])[:, number]
+    loo = loo_from_diagonal(y=y, u=u, inverse_diagonal=inverse, alpha=alpha, root=root, predictions=predictions)
+    seen = np.ones(len(y), np.bool_) if root is None else root > 0
+    trace = np.array([diagonal.trace for diagonal in diagonals])[number]
+    mean, mean_se = _mean_squares(u, diagonals, number, float(seen.sum() if root is None else root @ root))
+    logger.info(
+        "leave-one-out with %d probes: standard error of the mean squared error %.1e of it; %d estimates moved onto "
+        "their bounds",
+        diagonals[0].num_probes,
+        float((mean_se / np.where(mean > 0, mean, 1.0)).max()),
+        sum(diagonal.num_projected for diagonal in diagonals),
+    )
+    return replace(
+        loo,
+        method="stochastic",
+        standard_error=np.where(seen[:, None], np.abs(np.nan_to_num(loo.residuals)) * error / inverse, 0.0),
+        degrees_of_freedom=seen.sum() - alpha * trace,
+        gcv=seen.sum() * np.square(u).sum(axis=0) / np.square(trace),
+        mean_squared_error=mean,
+        mean_squared_error_se=mean_se,
+        num_projected=sum(diagonal.num_projected for diagonal in diagonals),
+    )
+
+
+def _mean_squares(
+    u: FloatMatrix, diagonals: Sequence[StochasticDiagonal], number: NDArray[np.int64], total: float
+) -> tuple[FloatVector, FloatVector]:
+    """Sum of u_i^2 / D_i^2 over the total weight (t,), and its standard error."""
+    mean, error = np.zeros(u.shape[1]), np.zeros(u.shape[1])
+    for k, diagonal in enumerate(diagonals):
+        targets = np.flatnonzero(number == k)
+        value = np.maximum(diagonal.unbounded, diagonal.lower)
+        _, second, third = unbiased_powers(value, diagonal.standard_error)
+        squares = np.square(u[:, targets]).T / total
+        mean[targets] = squares @ second
+        m = diagonal.num_probes
+        influence = (squares * third) @ diagonal.deviations
+        sampled = np.square(influence).sum(axis=1) / (m * (m - 1))
+        left = (squares * third) @ diagonal.solver_error
+        doubted = DOUBT * (squares @ (1 / value**2) - mean[targets])
+        error[targets] = np.sqrt(sampled + left**2 + doubted**2)
+    return mean, error

@@ -1,0 +1,297 @@
+"""Building F panel by panel: the driver draws the pivots, tasks compute the columns.
+
+The driver holds the residual diagonal d (n,), the features of all pivots and their r x r rows of F; the residual of a
+block of proposals needs nothing else, as F[S', :] = (S K S)[S', S] L^-T. Proposals are a function of the seed and of d,
+and the pivots of a panel are stored before its tasks start: a build that is interrupted goes on with the same pivots,
+and a valid chunk is never computed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.chunks import ChunkArray
+from dkrr.engine.tasks import Node
+from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.failpoints import failpoint
+from dkrr.linalg.lowrank.panels import Panels, Pivots
+from dkrr.linalg.lowrank.rpcholesky import FLOOR, accept, block_size, draw_uniform, draw_weighted
+from dkrr.linalg.lowrank.tasks import PanelTask, given_block, gram_group, panel_chunk, start_diagonal
+from dkrr.linalg.operators import RidgeOperator, Rows, open_rows
+from dkrr.linalg.repairs import Repairs
+from dkrr.linalg.workspace import Workspace
+from dkrr.stores import place, read_json, remove_array
+from dkrr.threads import single_blas_thread
+from dkrr.tiles.blas import gemm_nt, trsm_right
+
+__all__ = ["PHASE", "PanelBuild"]
+
+logger = logging.getLogger("dkrr.linalg")
+
+PHASE = "precondition"
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class PanelBuild:
+    """One build: what is fixed, and what the driver knows so far."""
+
+    operator: RidgeOperator
+    workspace: Workspace
+    panels: Panels
+    method: Literal["rpcholesky", "nystrom"]
+    rank: int
+    seed: int
+    trace: list[tuple[int, float]] = field(default_factory=list)
+    pivots: list[Pivots] = field(default_factory=list)
+    repairs: Repairs = field(default_factory=Repairs)
+
+    def __post_init__(self) -> None:
+        rows = self.operator.rows
+        known = self.operator.kernel is not None and rows is not None
+        self.num_features = open_rows(rows.store, rows.digest).num_features if known and rows is not None else 0
+        self._lower = np.zeros((self.rank, self.rank))
+        self._x = np.empty((self.rank, self.num_features))
+        self._root = np.ones(self.rank)
+        weighted = self.operator.weighted and rows is not None
+        self.start_trace = 0.0
+        self._roots = rows.root_weight(0, self.operator.grid.n) if weighted and rows is not None else None
+
+    @property
+    def task(self) -> PanelTask:
+        return PanelTask(self.operator, self.panels, self.num_features)
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        """All pivots, in order."""
+        return np.concatenate([np.empty(0, np.int64), *(panel.index for panel in self.pivots)])
+
+    def build(self) -> None:
+        """Make panels until the rank is reached or nothing is left, then F^T F.
+
+        Cost
+        ----
+        n r kernel entries, 2 n r^2 flops (half of them for F^T F), 8 n r bytes; one round of tasks a panel.
+        """
+        chunks = range(self.panels.grid.num_tiles)
+        array = self.panels.diagonal(0)
+        ChunkArray.create(array.store, array.path, shape=array.shape, chunks=array.chunks)
+        self._run(start_diagonal, [Node((c,), (), 1.0) for c in chunks if not array.is_valid((c, 0))])
+        start = self._diagonal(0)
+        floors = FLOOR * start
+        total = self.start_trace = float(start.sum())
+        residual = start
+        self.trace.append((0, 1.0))
+        while self.panels.rank < self.rank:
+            p = self.panels.num_panels
+            residual = np.where(residual > floors, residual, 0.0)
+            residual[self.index] = 0.0
+            found = self._stored_pivots(p)
+            pivots = self._draw(p, residual, floors) if found is None else found
+            if pivots is None:
+                logger.info("nothing is left of the matrix at rank %d (%d wanted)", self.panels.rank, self.rank)
+                break
+            self._take(p, pivots)
+            self._run(panel_chunk, [self._node(p, c) for c in chunks if not self.panels.is_valid(p, c)])
+            residual = self._diagonal(p + 1)
+            left = residual.copy()
+            left[self.index] = 0.0
+            self.trace.append((self.panels.rank, float(left.sum()) / total if total else 0.0))
+        self._lower, self._x = np.empty((0, 0)), np.empty((0, 0))  # only drawing needs them
+
+    def gram(self) -> Floats:
+        """F^T F (r, r), read or computed by tasks over groups of row chunks and summed in their order."""
+        panels, task = self.panels, self.task
+        array = panels.gram()
+        try:
+            return np.array(array.read((0, 0)))
+        except DamagedChunkError:
+            array.delete((0, 0))
+        flops = float(panels.grid.n) * panels.rank**2 / panels.num_groups
+        while True:
+            parts = panels.gram_parts()
+            missing = [Node((g,), (), flops) for g in range(panels.num_groups) if not parts.is_valid((g, 0))]
+            self._run(gram_group, missing, task)
+            total = np.zeros((panels.rank, panels.rank))
+            try:
+                for g in range(panels.num_groups):
+                    total += parts.read((g, 0))
+            except DamagedChunkError as damage:
+                self.repairs.add(damage)
+                parts.delete(damage.index)
+                continue
+            ChunkArray.create(array.store, array.path, shape=array.shape, chunks=array.chunks)
+            array.write((0, 0), total)
+            remove_array(place(panels.location, "gram-parts"))
+            return total
+
+    def repair(self, damage: DamagedChunkError) -> None:
+        """Compute a damaged chunk of the factor again.
+
+        Raises
+        ------
+        DamagedChunkError
+            The chunk belongs to something else.
+        StoreError
+            It is damaged again and again.
+        """
+        inside = damage.path.startswith(f"{self.panels.location}/")
+        kind, _, number = damage.path.rpartition("/")[2].rpartition("-")
+        if not inside or kind not in ("panel", "diagonal", "pivots"):
+            raise damage
+        self.repairs.add(damage)
+        p, c = int(number), damage.index[0]
+        if kind == "pivots":
+            self._store_pivots(p, self.pivots[p])
+        elif kind == "panel":
+            self.panels.panel(p).delete((c, 0))
+            self._run(panel_chunk, [self._node(p, c)])
+        else:
+            self.panels.diagonal(p).delete((c, 0))
+            if p:
+                self._run(panel_chunk, [self._node(p - 1, c)])
+            else:
+                self._run(start_diagonal, [Node((c,), (), 1.0)])
+
+    def _node(self, p: int, c: int) -> Node:
+        width = self.panels.widths[p]
+        flops = float(self.panels.grid.rows(c) * width * (2 * self.panels.first(p) + width + 2 * self.num_features))
+        return Node((p, c), (), flops)
+
+    def _run(self, function: Any, nodes: list[Node], task: PanelTask | None = None) -> None:
+        """Run tasks; whatever of the factor they find damaged is computed again first."""
+        while nodes:
+            try:
+                work = self.workspace
+                work.record(PHASE, work.executor.run(PHASE, function, task or self.task, nodes, work.progress))
+                return
+            except DamagedChunkError as damage:
+                self.repair(damage)
+
+    def _diagonal(self, p: int) -> Floats:
+        """The residual diagonal before panel p (n,)."""
+        panels = self.panels
+        values = np.empty(panels.grid.n)
+        for c in range(panels.grid.num_tiles):
+            while True:
+                try:
+                    part = panels.diagonal(p).read((c, 0))
+                    break
+                except DamagedChunkError as damage:
+                    self.repair(damage)
+            values[panels.grid.span(c)] = part[: panels.grid.rows(c), 0]
+        return values
+
+    def _draw(self, p: int, residual: Floats, floors: Floats) -> Pivots | None:
+        """The pivots of panel p; None when nothing is left to draw from."""
+        residual = residual.copy()
+        for attempt in range(self.panels.grid.n):
+            if not residual.any():
+                return None
+            generator = np.random.default_rng([self.seed, p, attempt])
+            first, limit = self.panels.rank, self.rank - self.panels.rank
+            size = block_size(self.rank)
+            draws: Floats | None = None
+            if self.method == "rpcholesky":
+                proposals = draw_weighted(residual, size, generator)
+                draws = generator.random(size)
+            else:
+                proposals = draw_uniform(residual, min(size, limit), generator)
+            with single_blas_thread():
+                candidates, h = self._residual_block(proposals)
+                taken, lower = accept(h, proposals, floors[proposals], draws, limit)
+            if len(taken):
+                known = candidates.lower[taken, :first]
+                return Pivots(proposals[taken], candidates.root[taken], candidates.x[taken], np.hstack([known, lower]))
+            residual[proposals] = 0.0  # evaluated anew, all of them are rounding
+        return None
+
+    def _residual_block(self, proposals: NDArray[np.int64]) -> tuple[Pivots, Floats]:
+        """Features, weights and F[S', :] of the proposals S', and (S K S - F F^T)[S', S']."""
+        first, operator, b = self.panels.rank, self.operator, len(proposals)
+        root = np.ones(b) if self._roots is None else self._roots[proposals]
+        h, known = np.empty((b, b)), np.empty((b, first))
+        if operator.kernel is None:
+            assert operator.gram is not None  # noqa: S101  (narrows the type)
+            x = np.empty((b, 0))
+            columns = np.concatenate([proposals, self.index])
+            block = np.empty((b, len(columns)))
+            given_block(operator.gram, proposals, columns, block)
+            h[...], known[...] = block[:, :b], block[:, b:]
+        else:
+            assert operator.rows is not None  # noqa: S101
+            x = _features(operator.rows, proposals, operator.grid.n, self.num_features)
+            operator.kernel.block(x, x, h, same=True)
+            if first:
+                operator.kernel.block(x, self._x[:first], known)
+        h *= root[:, None]
+        h *= root
+        if first:
+            known *= root[:, None]
+            known *= self._root[:first]
+            trsm_right(known, self._lower[:first, :first])
+            gemm_nt(h, known, known)
+        return Pivots(proposals, root, x, known), h
+
+    def _take(self, p: int, pivots: Pivots) -> None:
+        """Add panel p with its pivots; they are stored before any task starts."""
+        first, last = self.panels.rank, self.panels.rank + len(pivots)
+        self.panels = self.panels.with_panel(len(pivots))
+        self.pivots.append(pivots)
+        self._lower[first:last, :last] = pivots.lower
+        self._x[first:last], self._root[first:last] = pivots.x, pivots.root
+        self._store_pivots(p, pivots)
+
+    def _store_pivots(self, p: int, pivots: Pivots) -> None:
+        location, name = self.panels.location, f"pivots-{p:04d}"
+        block = np.ascontiguousarray(pivots.to_block())
+        array = ChunkArray.create(location, name, shape=block.shape, chunks=block.shape)
+        for made in (self.panels.panel(p), self.panels.diagonal(p + 1)):
+            ChunkArray.create(location, made.path, shape=made.shape, chunks=made.chunks)
+        try:
+            if np.array_equal(array.read((0, 0)), block):
+                return
+        except DamagedChunkError:
+            pass  # not there yet, or found damaged by a task
+        failpoint("precondition.pivots.before_write")
+        array.write((0, 0), block)
+
+    def _stored_pivots(self, p: int) -> Pivots | None:
+        """The pivots an earlier build chose for panel p. Panels that rest on lost ones are removed."""
+        location, first = self.panels.location, sum(self.panels.widths[:p])
+        try:
+            array = ChunkArray.open(location, f"pivots-{p:04d}")
+            block = array.read((0, 0))
+            if array.shape != array.chunks or block.shape[1] != 2 + self.num_features + first + len(block):
+                raise StoreError(f"{array.location} has shape {array.shape}")
+            return Pivots.from_block(block, self.num_features)
+        except StoreError:
+            self._forget(p)
+            return None
+
+    def _forget(self, p: int) -> None:
+        """Remove panel p and all that follow, and F^T F."""
+        location, q = self.panels.location, p
+        names = ["gram", "gram-parts"]
+        while any(read_json(location, f"{kind}-{q:04d}/zarr.json") for kind in ("pivots", "panel")):
+            names += [f"pivots-{q:04d}", f"panel-{q:04d}", f"diagonal-{q + 1:04d}"]
+            q += 1
+        for name in names:
+            remove_array(place(location, name))
+
+
+def _features(rows: Rows, index: NDArray[np.int64], n: int, num_features: int) -> Floats:
+    """Rows of X by number (k, d), centred; every chunk of X that is met is read once."""
+    step = open_rows(rows.store, rows.digest).X.rows_per_chunk
+    result = np.empty((len(index), num_features))
+    for number in np.unique(index // step):
+        start = int(number) * step
+        inside = index // step == number
+        result[inside] = rows.read(start, min(start + step, n))[index[inside] - start]
+    return result

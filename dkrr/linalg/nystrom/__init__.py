@@ -1,0 +1,1 @@
+"""Nystrom regression over m centres: an approximation, in passes over the rows."""

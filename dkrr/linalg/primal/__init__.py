@@ -1,0 +1,1 @@
+"""Ridge regression in explicit features: sums over the rows in passes, D x D equations in memory."""
