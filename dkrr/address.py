@@ -19,7 +19,18 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from dkrr.errors import ParameterError
 
-__all__ = ["Address", "StorageSettings", "is_url", "join", "name_of", "parent_of", "parse_address", "with_settings"]
+__all__ = [
+    "Address",
+    "StorageSettings",
+    "is_url",
+    "join",
+    "name_of",
+    "parent_of",
+    "parse_address",
+    "sibling",
+    "with_settings",
+    "without_settings",
+]
 
 
 def is_url(location: Any) -> bool:
@@ -141,6 +152,14 @@ def with_settings(url: str, settings: StorageSettings) -> str:
     return str(Address(address.bucket, address.key, settings))
 
 
+def without_settings(url: str, settings: StorageSettings) -> str:
+    """The address without these settings; with others, and a path, as it is."""
+    if not is_url(url) or settings == StorageSettings():
+        return url
+    address = parse_address(url)
+    return str(Address(address.bucket, address.key, StorageSettings())) if address.settings == settings else url
+
+
 def join(location: str | os.PathLike[str], *names: str) -> str:
     """The path or address of something below a folder or prefix."""
     if not is_url(location):
@@ -152,6 +171,12 @@ def join(location: str | os.PathLike[str], *names: str) -> str:
 def name_of(location: str | os.PathLike[str]) -> str:
     """The last part of a path or address."""
     return _base(location)[0].rpartition("/")[2]
+
+
+def sibling(location: str | os.PathLike[str], ending: str) -> str:
+    """The location with ``ending`` added to its name."""
+    base, tail = _base(location)
+    return base + ending + tail
 
 
 def parent_of(location: str | os.PathLike[str]) -> str:

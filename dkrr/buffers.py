@@ -38,6 +38,7 @@ def lend(num_bytes: int) -> Any:
         _free.append(candidate)
     if storage is None:
         storage = np.empty(num_bytes, dtype=np.uint8)
-    lent = (ctypes.c_char * num_bytes).from_buffer(storage)
+    buffer: Any = storage
+    lent = (ctypes.c_char * num_bytes).from_buffer(buffer)
     weakref.finalize(lent, _free.append, storage).atexit = False
     return lent

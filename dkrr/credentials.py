@@ -39,6 +39,11 @@ class Profile:
         """The region that the profile names."""
         return self._fields().get("region")
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether keys stand in the files."""
+        return bool(self._fields().get("aws_access_key_id"))
+
     def __call__(self) -> dict[str, Any]:
         found = self._fields()
         key, secret = found.get("aws_access_key_id"), found.get("aws_secret_access_key")
@@ -124,5 +129,7 @@ def find_profile(asked: str | None) -> Profile | None:
         profile = Profile(name)
         profile.check()
         return profile
+    if os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+        return None
     default = Profile("default")
-    return default if default._fields().get("aws_access_key_id") else None
+    return default if default.has_keys else None

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dkrr.address import StorageSettings, join, parse_address
@@ -29,9 +30,11 @@ __all__ = [
     "copy_object",
     "delete_objects",
     "fetch",
+    "find_object",
     "list_names",
     "list_objects",
-    "object_size",
+    "parts_of",
+    "put_file",
     "put_if",
     "put_object",
     "read_object",
@@ -91,14 +94,14 @@ def _client(bucket: str, settings: StorageSettings, prefix: str) -> Any:
         "credential_provider": profile,
         "prefix": prefix or None,
     }
-    http: dict[str, Any] = {
+    http: Any = {
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
         "timeout": timedelta(seconds=REQUEST_SECONDS),
     }
     if settings.allow_http:
         http["allow_http"] = True
     pauses = {"init_backoff": FIRST_PAUSE_SECONDS, "max_backoff": LONGEST_PAUSE_SECONDS}
-    retries = {
+    retries: Any = {
         "max_retries": MAX_RETRIES,
         "retry_timeout": timedelta(seconds=RETRY_SECONDS),
         "backoff": {name: timedelta(seconds=value) for name, value in pauses.items()} | {"base": 2},
@@ -193,6 +196,35 @@ def read_object(location: str, key: str) -> tuple[bytes, str] | None:
         return None
 
 
+def parts_of(location: str, key: str) -> Iterator[bytes]:
+    """The bytes of an object of any size, a few MiB at a time.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    """
+    import obstore
+
+    url = join(location, key)
+    store, path = client_of(url)
+    with _errors(url, "read"):
+        yield from obstore.get(store, path).stream()
+
+
+def put_file(location: str, key: str, path: Path) -> None:
+    """Upload a file of any size; the object appears whole or not at all."""
+    import obstore
+
+    url = join(location, key)
+    store, name = client_of(url)
+    try:
+        with _errors(url, "written"):
+            obstore.put(store, name, path, chunk_size=PART_BYTES, max_concurrency=2)
+    except FileNotFoundError:
+        _missing_bucket(url)
+
+
 def read_range(location: str, key: str, start: int, length: int) -> bytes | None:
     """``length`` bytes from ``start``; None when there is no such object, or it is shorter."""
     import obstore
@@ -211,17 +243,21 @@ def read_range(location: str, key: str, start: int, length: int) -> bytes | None
     return part if len(part) == length else None
 
 
-def object_size(location: str, key: str) -> int | None:
-    """Bytes of an object, None when there is none."""
+def find_object(location: str, key: str) -> StoredObject | None:
+    """What is known about an object without reading it, None when there is none."""
     import obstore
 
     url = join(location, key)
     store, path = client_of(url)
     try:
         with _errors(url, "read"):
-            return int(obstore.head(store, path)["size"])
+            return _stored(key, obstore.head(store, path))
     except FileNotFoundError:
         return None
+
+
+def _stored(key: str, facts: Any) -> StoredObject:
+    return StoredObject(key, int(facts["size"]), facts["last_modified"].timestamp(), str(facts["e_tag"]))
 
 
 def put_object(location: str, key: str, *parts: Any) -> None:
@@ -280,8 +316,7 @@ def list_objects(location: str) -> list[StoredObject]:
             for item in page:
                 key = str(item["path"])[start:]
                 if key:
-                    modified = item["last_modified"].timestamp()
-                    found.append(StoredObject(key, int(item["size"]), modified, str(item["e_tag"])))
+                    found.append(_stored(key, item))
     return sorted(found, key=lambda item: item.key)
 
 

@@ -157,9 +157,10 @@ def key_size(location: Any, key: str) -> int | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
     if is_url(location):
-        from dkrr.objects import object_size
+        from dkrr.objects import find_object
 
-        return object_size(location, key)
+        found = find_object(location, key)
+        return None if found is None else found.num_bytes
     from zarr.core.sync import sync
 
     return int(sync(location.getsize(key))) if sync(location.exists(key)) else None

@@ -82,7 +82,7 @@ class Bucket:
         """The [storage] table of a job."""
         return {"endpoint_url": self.server.endpoint_url, "region": "us-east-1", "allow_http": True}
 
-    def keys(self, *prefix: str) -> list[str]:
+    def listing(self, *prefix: str) -> list[str]:
         """Keys below a prefix."""
         return [item.key for item in list_objects(self.url(*prefix))]
 

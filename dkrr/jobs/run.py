@@ -39,7 +39,7 @@ from dkrr.prediction import Score, score_dataset
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
 from dkrr.resources import nothing_new
 from dkrr.spread import recorded_factors
-from dkrr.stores import local_root, place, read_json, remove_array, write_json
+from dkrr.stores import children, list_entries, place, read_json, remove_array, write_json, write_key
 
 __all__ = ["FitSummary", "fit_job", "job_executor"]
 
@@ -119,9 +119,7 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
     plan.check()
     # only now: a job whose data or size is refused must not hold the directory for itself
     write_json(directory, "job.json", document)
-    root = local_root(directory)
-    if root is not None:
-        (root / "job.toml").write_text(job.to_toml())
+    write_key(directory, "job.toml", job.to_toml().encode())
     _resolve_once(plan, directory)
     seconds = {"prepare": time.perf_counter() - started}
     begin = time.perf_counter()
@@ -308,8 +306,7 @@ def _check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
             hint="give another [output] directory, or remove it",
             fields=differing,
         )
-    root = local_root(directory)
-    if found is None and root is not None and root.exists() and any(root.iterdir()):
+    if found is None and children(directory):
         raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
     return wanted
 
@@ -335,9 +332,9 @@ def _clean(job: JobSpec, store: Any, result: FitResult, prepared: Prepared) -> d
             remove_array(location)
     kept = {}
     for location in [*result.factors, *([result.gram] if result.gram else [])]:
-        root = local_root(location)
-        if root is not None and root.exists():
-            kept[location] = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        num_bytes = sum(entry.num_bytes for entry in list_entries(location))
+        if num_bytes:
+            kept[location] = num_bytes
     return kept
 
 
