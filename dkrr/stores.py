@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
+from dkrr.fence import check_fence
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -111,6 +112,7 @@ def list_keys(store: Store) -> list[str]:
 
 def set_key(store: Store, key: str, value: bytes) -> None:
     """Write the bytes behind a key."""
+    check_fence()
     from zarr.core.buffer import default_buffer_prototype
     from zarr.core.sync import sync
 
@@ -127,6 +129,7 @@ def write_file(path: Path, *parts: Any) -> None:
                 while len(view):
                     view = view[file.write(view) :]
         failpoint("chunk.mid_write")
+        check_fence()
         os.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -147,6 +150,7 @@ def sync_folder(folder: Path) -> None:
 
 def remove_array(location: Any) -> None:
     """Remove an array or group with everything in it."""
+    check_fence()
     root = local_root(location)
     if root is not None:
         shutil.rmtree(root, ignore_errors=True)

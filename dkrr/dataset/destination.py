@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dkrr.errors import DkrrError, StorageFullError, StoreError
+from dkrr.fence import check_fence
 from dkrr.stores import local_root, read_json, write_json
 
 __all__ = [
@@ -99,6 +100,7 @@ def write_attributes(location: Any, attributes: dict[str, Any]) -> None:
 
 def clear(location: Any, *, keep_folder: bool = False) -> None:
     """Remove the data set at ``location``, or only what is inside the folder."""
+    check_fence()
     root = local_root(location)
     if root is None:
         from zarr.core.sync import sync
