@@ -8,11 +8,11 @@ reader's own clock; clocks of different machines are never compared. Taking over
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
 import json
 import logging
 import os
-import socket
 import threading
 import time
 import uuid
@@ -20,9 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from dkrr.errors import LockedError, StoreError
+from dkrr.fence import fence_holder
+from dkrr.processes import is_gone as _is_gone
+from dkrr.processes import is_here, is_stopped, process_record
+from dkrr.processes import stale_seconds as default_stale_seconds
 from dkrr.stores import local_root, read_json, write_json
 
 __all__ = ["hold_lock"]
@@ -30,30 +32,26 @@ __all__ = ["hold_lock"]
 logger = logging.getLogger("dkrr.lock")
 
 HEARTBEAT_SECONDS = 5.0
-STALE_SECONDS = 60.0
 
 
 def _me() -> dict[str, Any]:
-    process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
+    """This process, and the run that it drives, if any."""
+    return {**process_record(), **fence_holder()}
 
 
-def _is_gone(owner: dict[str, Any]) -> bool:
-    """Whether the owner is a process of this host that does not exist any more."""
-    if owner.get("host") != socket.gethostname():
-        return False
-    try:
-        process = psutil.Process(int(owner["pid"]))
-        return bool(abs(process.create_time() - float(owner["started"])) > 1 or process.status() == "zombie")
-    except psutil.NoSuchProcess:
-        return True
+def _is_void(owner: dict[str, Any]) -> bool:
+    """Whether the owner drove the run that this process drives now: it was replaced, and writes nothing any more."""
+    mine = fence_holder()
+    return bool(mine) and owner.get("run") == mine["run"] and int(owner.get("epoch", 0)) < int(mine["epoch"])
 
 
 @contextlib.contextmanager
-def hold_lock(location: str, *, stale_seconds: float = STALE_SECONDS) -> Iterator[None]:
+def hold_lock(location: str, *, stale_seconds: float | None = None) -> Iterator[None]:
     """Hold ``location``.lock while the block runs; a local path only (other stores are not locked).
 
-    The lock of a process on another host is watched for ``stale_seconds`` and taken over when its counter stands still.
+    The lock of a process that is stopped, or on another host, is watched for ``stale_seconds``
+    (:func:`dkrr.processes.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
+    driver of the same run is void.
 
     Raises
     ------
@@ -67,9 +65,10 @@ def hold_lock(location: str, *, stale_seconds: float = STALE_SECONDS) -> Iterato
     path = root.with_name(root.name + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     token = uuid.uuid4().hex
-    epoch = _acquire(path, token, stale_seconds)
+    epoch = _acquire(path, token, default_stale_seconds() if stale_seconds is None else stale_seconds)
     stop = threading.Event()
-    thread = threading.Thread(target=_beat, args=(path, token, epoch, stop), daemon=True, name="dkrr-lock")
+    beat = contextvars.copy_context().run  # behind the same fence as the block
+    thread = threading.Thread(target=beat, args=(_beat, path, token, epoch, stop), daemon=True, name="dkrr-lock")
     thread.start()
     try:
         yield
@@ -94,8 +93,9 @@ def _acquire(path: Path, token: str, stale_seconds: float) -> int:
         if found is None:
             continue
         owner = found["owner"]
-        elsewhere = owner["host"] != socket.gethostname()
-        if not _is_gone(owner) and not (elsewhere and _stands_still(path, found, stale_seconds)):
+        may_be_dead = not is_here(owner) or is_stopped(owner)
+        free = _is_void(owner) or _is_gone(owner)
+        if not free and not (may_be_dead and _stands_still(path, found, stale_seconds)):
             raise LockedError(
                 f"{path.with_suffix('')} is being written by process {owner['pid']} on {owner['host']}",
                 hint="wait for it, or stop it and start again",
@@ -163,6 +163,8 @@ def _beat(path: Path, token: str, epoch: int, stop: threading.Event) -> None:
                 logger.warning("%s was taken over by another process", path)
                 return
             write_json(str(path.parent), path.name, _record(token, epoch, counter))
+        except LockedError:
+            return  # another driver has the run, and may take this lock
         except (OSError, StoreError) as exc:
             # a full disk now may have room in a few seconds; without a heartbeat the lock would be lost for good
             logger.warning("%s cannot be renewed (%s)", path, exc)

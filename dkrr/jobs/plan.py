@@ -6,7 +6,6 @@ decided it. Memory, disk and seconds are those of :mod:`dkrr.planning.costs`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +19,7 @@ from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fitting import BASELINE_BYTES
+from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import method_of
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec, StorageSpec
@@ -138,14 +138,6 @@ def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
         job = JobSpec.load(job)
     store = job.output.store_directory(run_id(job))
     return make_plan(job, prepare(job, store), store)
-
-
-def run_id(job: JobSpec) -> str:
-    """What ``{id}`` in the output directory becomes: 12 hexadecimal digits that belong to this job and no other."""
-    if "{id}" not in job.output.directory:
-        return Path(job.output.directory).name
-    text = json.dumps(job.to_dict(), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None = None) -> Plan:

@@ -1,7 +1,7 @@
 """Run a job from its file to a model and its score: prepare, plan, gram, factorise, solve, save, evaluate.
 
-A run is a directory. Everything in it and in the store is written so that the same command continues after any
-interruption.
+A run is a directory (:mod:`dkrr.jobs.runs`). Everything in it and in the store is written so that the same command
+continues after any interruption.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dkrr.engine.memory import peak_rss_bytes
-from dkrr.engine.session import blas_of, connect_executor, memory_limit_of, start_local
+from dkrr.engine.session import blas_of, connect_executor, executor_facts, memory_limit_of, start_local
 from dkrr.engine.tasks import Executor, Progress
 from dkrr.errors import ClusterError
-from dkrr.jobs.claim import check_claim, resolve_once
-from dkrr.jobs.plan import Plan, make_plan, run_id
+from dkrr.jobs.claim import check_claim, resolve_once, run_id
+from dkrr.jobs.documents import plain
+from dkrr.jobs.plan import Plan, make_plan
 from dkrr.jobs.prepare import prepare
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.monitor import Monitor
+from dkrr.jobs.runs.session import driving
 from dkrr.jobs.solve import solve_and_save
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.summary import FitSummary, peaks, plain
+from dkrr.jobs.summary import FitSummary, peaks
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import load_model
 from dkrr.prediction import score_dataset
 from dkrr.resources import nothing_new
-from dkrr.stores import local_root, read_json, write_json
 
-__all__ = ["FitSummary", "fit_job", "job_executor"]
+__all__ = ["FitSummary", "drive_job", "fit_job", "job_executor"]
 
 
 @contextmanager
@@ -43,8 +46,17 @@ def job_executor(job: JobSpec) -> Iterator[Executor]:
         yield executor
 
 
-def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> FitSummary:
+def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None, source: bytes | None = None) -> FitSummary:
     """Fit a job; continues what an interrupted run of the same job left.
+
+    Parameters
+    ----------
+    job
+        A job, or the path of its file.
+    progress
+        Called for every finished task.
+    source
+        The file of ``job`` byte for byte, for the run's directory; by default that of the path.
 
     Raises
     ------
@@ -52,36 +64,73 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
         It cannot fit; nothing was started.
     StoreMismatchError
         The run's directory holds another job; the differing keys are listed.
+    LockedError
+        Somebody else drives the run, or has taken it over since.
+    CancelledError
+        Somebody asked for it (`dkrr cancel`).
     """
     if not isinstance(job, JobSpec):
-        job = JobSpec.load(job)
+        path = Path(job)
+        job = JobSpec.load(path)
+        source = path.read_bytes() if source is None else source
+    directory = RunDirectory(job.output.run_directory(run_id(job)))
+    return drive_job(job, directory, source=job.to_toml().encode() if source is None else source, progress=progress)
+
+
+def drive_job(
+    job: JobSpec,
+    directory: RunDirectory,
+    *,
+    kind: str = "fit",
+    progress: Progress | None = None,
+    source: bytes | None = None,
+) -> FitSummary:
+    """Be the driver of the run in ``directory`` until it ends; see :func:`fit_job`.
+
+    ``kind`` is where this driver is: "fit", or the placement of a submitted one, whose job file is there already.
+    """
+    check_claim(job, directory.location)  # before anything is written there
+    with driving(directory, kind=kind, progress=progress, detached=kind != "fit") as monitor:
+        summary = _run(job, directory, monitor, source)
+        monitor.note(model=summary.model_path)
+        return summary
+
+
+def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes | None) -> FitSummary:
     started = time.perf_counter()
-    name = run_id(job)
-    directory, store = job.output.run_directory(name), job.output.store_directory(name)
-    document = check_claim(job, directory)
+    store = job.output.store_directory(run_id(job))
+    monitor.note(insecure=job.cluster.insecure)
+    monitor.phase("prepare")
+    document = check_claim(job, directory.location)
     with nothing_new(store):
         prepared = prepare(job, store)
-    plan = make_plan(job, prepared, store, read_json(directory, "plan.json"))
+    monitor.phase("plan")
+    plan = make_plan(job, prepared, store, directory.read("plan.json"))
     plan.check()
     # only now: a job whose data or size is refused must not hold the directory for itself
-    write_json(directory, "job.json", document)
-    root = local_root(directory)
-    if root is not None:
-        (root / "job.toml").write_text(job.to_toml())
-    resolve_once(plan, directory)
+    directory.write("job.json", document)
+    if source is not None:
+        directory.write_bytes("job.toml", source)
+    resolve_once(plan, directory.location)
     seconds = {"prepare": time.perf_counter() - started}
+    monitor.phase("start")
     begin = time.perf_counter()
     with job_executor(job) as executor:
         seconds["start"] = time.perf_counter() - begin
+        executor.cancelled = monitor.is_cancelled  # type: ignore[attr-defined]
+        monitor.working(lambda: executor_facts(executor))
         _check_limit(executor, plan)
-        workspace = Workspace(store=store, executor=executor, progress=progress, blas=blas_of(executor), durable=True)
-        summary = solve_and_save(job, prepared, plan, workspace, directory)
+        workspace = Workspace(
+            store=store, executor=executor, progress=monitor.progress, blas=blas_of(executor), durable=True
+        )
+        summary = solve_and_save(job, prepared, plan, workspace, directory.location)
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()
         if prepared.test is not None:
+            monitor.phase("evaluate")
             intervals = None if job.evaluate is None else job.evaluate.intervals
             model = load_model(summary.model_path)
-            summary.score, run = score_dataset(model, prepared.test, executor, progress, intervals=intervals)
+            summary.score, run = score_dataset(model, prepared.test, executor, monitor.progress, intervals=intervals)
             workspace.record("evaluate", run)
             seconds["evaluate"] = time.perf_counter() - begin
     summary.seconds = seconds | {"total": time.perf_counter() - started}
@@ -91,7 +140,7 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
     if summary.score is not None:
         asked = job.evaluate.metric if job.evaluate is not None else None
         summary.metric = asked or ("rmse" if summary.score.accuracy is None else "accuracy")
-    write_json(directory, "result.json", plain(summary.to_dict()))
+    directory.write("result.json", plain(summary.to_dict()))
     return summary
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from dkrr.engine.tasks import RunSummary
 from dkrr.jobs.plan import Plan
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.prediction import Score
 
-__all__ = ["FitSummary", "peaks", "plain", "summary_of"]
+__all__ = ["FitSummary", "peaks", "summary_of"]
 
 
 @dataclass
@@ -89,16 +87,3 @@ def peaks(workspace: Workspace) -> dict[str, int]:
         for worker, peak in summary.peak_rss_bytes.items():
             found[worker] = max(found.get(worker, 0), peak)
     return found
-
-
-def plain(value: Any) -> Any:
-    """Nested values as JSON has them: NumPy numbers become Python's, what is not finite becomes None."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value
