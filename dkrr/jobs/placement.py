@@ -59,7 +59,8 @@ def start_driver(run: str, job: JobSpec) -> dict[str, Any]:
 
 def driver_command(run: str, kind: str, python: str = sys.executable) -> list[str]:
     """The command line of a driver."""
-    return [python, "-m", MODULE, run, "--kind", kind]
+    # -P: a file numpy.py in the current folder must not become NumPy
+    return [python, "-P", "-m", MODULE, run, "--kind", kind]
 
 
 def start_here(run: str, job: JobSpec) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from tests.faults import Command, Run, contents, end_commands, finish, times, wa
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 
+NUM_TILES = 55
 CANARY = "canary-5f1c9e07"
-STALE = {"DKRR_STALE_SECONDS": "10"}
+STALE = {"DKRR_STALE_SECONDS": "6"}
 SLOW = "chunk.before_write:1:sleep=0.2"
 JOB = """[data]
 path = "generate:friedman?n=640&d=5&seed=0"
@@ -78,13 +79,18 @@ def dkrr(*arguments: str, slow: bool = False, seconds: float = 60.0, **environme
 
 def in_mid_factorisation(run: RunDirectory, folder: Path) -> Status:
     """Wait until some tiles of the factor are there and others are not."""
-    factors = folder / "runs/store/factors"
-    wait_until(lambda: 5 <= len(contents(factors)) < 40 and read_status(run).phase == "factorise", 90)
+    wait_until(lambda: 5 <= len(tile_times(folder)) < 40 and read_status(run).phase == "factorise", 90)
     return read_status(run)
 
 
 def tiles(folder: Path) -> dict[str, bytes]:
-    return contents(folder / "runs/store/factors")
+    """Every tile of the factor; sums that wait for their last terms are none."""
+    return {key: data for key, data in contents(folder / "runs/store/factors").items() if "-sums" not in key}
+
+
+def tile_times(folder: Path) -> dict[str, int]:
+    """When each of them was written."""
+    return {key: written for key, written in times(folder / "runs/store/factors").items() if "-sums" not in key}
 
 
 def check_same(folder: Path, undisturbed: Path) -> None:
@@ -115,12 +121,14 @@ def test_a_run_outlives_the_shell_that_submitted_it(folder: Path, run: RunDirect
     with contextlib.suppress(ProcessLookupError):  # what a terminal does to its programs when it is closed
         os.killpg(shell.pid, signal.SIGHUP)
     status = in_mid_factorisation(run, folder)
-    assert (status.state, status.num_workers, status.tasks_total) == ("running", 2, 55)
+    assert (status.state, status.num_workers) == ("running", 2)
+    assert 0 < status.tasks_done < status.tasks_total
+    assert status.tasks_total >= NUM_TILES
     driver = psutil.Process((status.driver or {})["pid"])
     assert os.getsid(driver.pid) == driver.pid
     text = dkrr("status", "job").out
     assert "phase      factorise: " in text
-    assert "of 55 tasks" in text
+    assert f"of {status.tasks_total} tasks" in text
     again = dkrr("submit", "job.toml")
     assert (again.code, again.out) == (0, "job\n")
     assert "job is running already" in again.err
@@ -144,13 +152,13 @@ def test_a_driver_that_is_killed_is_lost_and_resumed(folder: Path, run: RunDirec
     assert "is gone" in waited.err
     assert "`dkrr resume job` continues it" in waited.err
     assert json.loads(dkrr("status", "job", "--json").out)["state"] == "lost"
-    before = times(folder / "runs/store/factors")
-    assert len(before) < 55
+    before = tile_times(folder)
+    assert len(before) < NUM_TILES
     assert dkrr("resume", "job").out == "job\n"
     assert dkrr("wait", "job", seconds=120).code == 0
-    after = times(folder / "runs/store/factors")
+    after = tile_times(folder)
     assert {key: after[key] for key in before} == before, "valid tiles were written again"
-    assert (run.read("result.json") or {})["tiles_computed"] == 55 - len(before)
+    assert (run.read("result.json") or {})["tiles_computed"] == NUM_TILES - len(before)
     assert read_status(run).epoch == 2
     check_same(folder, undisturbed)
 
@@ -219,14 +227,14 @@ def test_cancel_and_resume(folder: Path, run: RunDirectory, undisturbed: Path) -
     assert "cancelled" in waited.err
     seconds = time.monotonic() - started
     assert seconds < 30, f"{seconds:.1f} s from the request to the end"
-    before = times(folder / "runs/store/factors")
+    before = tile_times(folder)
     time.sleep(2)
-    assert times(folder / "runs/store/factors") == before, "tiles are written after the end"
-    assert len(before) < 55
+    assert tile_times(folder) == before, "tiles are written after the end"
+    assert len(before) < NUM_TILES
     assert read_status(run).state == "cancelled"
     assert dkrr("resume", "job").code == 0
     assert dkrr("wait", "job", seconds=120).code == 0
-    after = times(folder / "runs/store/factors")
+    after = tile_times(folder)
     assert {key: after[key] for key in before} == before
     check_same(folder, undisturbed)
 
