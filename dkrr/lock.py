@@ -12,18 +12,20 @@ the next owner goes on counting epochs from there, and ``dkrr gc`` removes what 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
-
 from dkrr.address import join, name_of, parent_of
 from dkrr.errors import LockedError, StoreError
+from dkrr.fence import fence_holder
+from dkrr.processes import is_gone as _is_gone
+from dkrr.processes import is_here, is_stopped, process_record
+from dkrr.processes import stale_seconds as default_stale_seconds
 from dkrr.stores import is_url, local_root
 from dkrr.swap import Versioned, create_json, discard_json, read_versioned, swap_json
 
@@ -32,30 +34,26 @@ __all__ = ["hold_lock"]
 logger = logging.getLogger("dkrr.lock")
 
 HEARTBEAT_SECONDS = 5.0
-STALE_SECONDS = 60.0
 
 
 def _me() -> dict[str, Any]:
-    process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
+    """This process, and the run that it drives, if any."""
+    return {**process_record(), **fence_holder()}
 
 
-def _is_gone(owner: dict[str, Any]) -> bool:
-    """Whether the owner is a process of this host that does not exist any more."""
-    if owner.get("host") != socket.gethostname():
-        return False
-    try:
-        process = psutil.Process(int(owner["pid"]))
-        return bool(abs(process.create_time() - float(owner["started"])) > 1 or process.status() == "zombie")
-    except psutil.NoSuchProcess:
-        return True
+def _is_void(owner: dict[str, Any]) -> bool:
+    """Whether the owner drove the run that this process drives now: it was replaced, and writes nothing any more."""
+    mine = fence_holder()
+    return bool(mine) and owner.get("run") == mine["run"] and int(owner.get("epoch", 0)) < int(mine["epoch"])
 
 
 @contextlib.contextmanager
-def hold_lock(location: Any, *, stale_seconds: float = STALE_SECONDS) -> Iterator[None]:
+def hold_lock(location: Any, *, stale_seconds: float | None = None) -> Iterator[None]:
     """Hold ``location``.lock, on a path or at an address, while the block runs; Zarr stores are not locked.
 
-    The lock of a process on another host is watched for ``stale_seconds`` and taken over when its counter stands still.
+    The lock of a process that is stopped, or on another host, is watched for ``stale_seconds``
+    (:func:`dkrr.processes.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
+    driver of the same run is void.
 
     Raises
     ------
@@ -70,9 +68,10 @@ def hold_lock(location: Any, *, stale_seconds: float = STALE_SECONDS) -> Iterato
         return
     where = location if root is None else str(root.absolute())
     lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)
-    lock.acquire(stale_seconds)
+    lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds)
     stop = threading.Event()
-    thread = threading.Thread(target=lock.beat, args=(stop,), daemon=True, name="dkrr-lock")
+    run = contextvars.copy_context().run  # behind the same fence as the block
+    thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
     thread.start()
     try:
         yield
@@ -80,7 +79,7 @@ def hold_lock(location: Any, *, stale_seconds: float = STALE_SECONDS) -> Iterato
         stop.set()
         thread.join()
         # a lock that cannot be released is stale as soon as this process ends; its error must not hide another
-        with contextlib.suppress(OSError, StoreError):
+        with contextlib.suppress(OSError, StoreError, LockedError):
             lock.release()
 
 
@@ -108,8 +107,9 @@ class _Lock:
 
     def _refuse_if_alive(self, found: Versioned, stale_seconds: float) -> None:
         owner = found.value["owner"]
-        elsewhere = owner["host"] != socket.gethostname()
-        if not _is_gone(owner) and not (elsewhere and self._stands_still(found, stale_seconds)):
+        may_be_dead = not is_here(owner) or is_stopped(owner)
+        free = _is_void(owner) or _is_gone(owner)
+        if not free and not (may_be_dead and self._stands_still(found, stale_seconds)):
             raise LockedError(
                 f"{join(self.folder, self.key.removesuffix('.lock'))} is being written by process {owner['pid']} on "
                 f"{owner['host']}",
@@ -138,6 +138,8 @@ class _Lock:
                 if held is None or swap_json(self.folder, self.key, record, held.version) is None:
                     logger.warning("%s in %s was taken over by another process", self.key, self.folder)
                     return
+            except LockedError:
+                return  # another driver has the run, and may take this lock
             except (OSError, StoreError) as exc:
                 # a full disk now may have room in a few seconds; without a heartbeat the lock would be lost for good
                 logger.warning("%s in %s cannot be renewed (%s)", self.key, self.folder, exc)

@@ -21,6 +21,7 @@ from dkrr.dataset import RowArray, Scaling
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.fence import check_fence
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.inference.calibration import Quantiles
@@ -220,6 +221,7 @@ class Model(WithUncertainty):
             self._write(str(partial), attributes)
             sync_folder(partial)
             failpoint("model.before_pointer")
+            check_fence()
             if root.exists():
                 retired = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
                 os.replace(root, retired)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dkrr.address import is_url, join, parse_address
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
+from dkrr.fence import check_fence
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -140,8 +141,10 @@ def write_key(location: Any, key: str, *parts: Any) -> None:
         from dkrr.objects import put_object
 
         failpoint("chunk.mid_write")
+        check_fence()
         put_object(location, key, *parts)
         return
+    check_fence()
     from zarr.core.buffer import default_buffer_prototype
     from zarr.core.sync import sync
 
@@ -233,6 +236,7 @@ def write_file(path: Path, *parts: Any) -> None:
                 while len(view):
                     view = view[file.write(view) :]
         failpoint("chunk.mid_write")
+        check_fence()
         os.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -259,6 +263,7 @@ def remove_array(location: Any) -> None:
     StoreError
         The address is a whole bucket.
     """
+    check_fence()
     root = local_root(location)
     if root is not None:
         shutil.rmtree(root, ignore_errors=True)

@@ -27,9 +27,18 @@ from typing import Any
 
 from dkrr.address import is_url, parent_of, parse_address
 from dkrr.errors import StoreError
+from dkrr.fence import check_fence
 from dkrr.stores import json_bytes, local_root, parse_json, write_file
 
-__all__ = ["Versioned", "check_conditions", "create_json", "discard_json", "read_versioned", "swap_json"]
+__all__ = [
+    "Versioned",
+    "check_conditions",
+    "create_bytes",
+    "create_json",
+    "discard_json",
+    "read_versioned",
+    "swap_json",
+]
 
 
 @dataclass(frozen=True)
@@ -68,22 +77,28 @@ def create_json(location: Any, key: str, value: Any) -> str | None:
     StoreError
         The store cannot be written, or does not honour conditions.
     """
-    data = json_bytes(value)
+    return create_bytes(location, key, json_bytes(value))
+
+
+def create_bytes(location: Any, key: str, data: bytes) -> str | None:
+    """Create anything whole, see :func:`create_json`; ``data`` must be what no other writer writes."""
     if is_url(location):
         from dkrr.objects import put_if
 
         check_conditions(location)
+        check_fence()
         return put_if(location, key, data, None)
     path = _folder(location) / key
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    draft.write_bytes(data)
     try:
+        draft.write_bytes(data)
+        check_fence()
         os.link(draft, path)
     except FileExistsError:
         return None
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return _digest(data)
 
 
@@ -100,6 +115,7 @@ def swap_json(location: Any, key: str, value: Any, version: str) -> str | None:
         from dkrr.objects import put_if
 
         check_conditions(location)
+        check_fence()
         return put_if(location, key, data, version)
     path = _folder(location) / key
     with _exclusive(path.parent):

@@ -61,7 +61,7 @@ def fit_command(job: Path, as_json: bool) -> None:
     from dkrr.jobs.run import fit_job
 
     with resumable(), ProgressDisplay() as progress:
-        summary = fit_job(spec, progress=progress)
+        summary = fit_job(spec, progress=progress, source=job.read_bytes())
     if as_json:
         print_json(summary.to_dict())
     else:

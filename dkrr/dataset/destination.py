@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from dkrr.address import join
 from dkrr.errors import DkrrError, StorageFullError, StoreError
+from dkrr.fence import check_fence
 from dkrr.stores import delete_key, is_url, list_keys, local_root, read_json, remove_array, write_json
 
 __all__ = [
@@ -92,6 +93,7 @@ def write_attributes(location: Any, attributes: dict[str, Any]) -> None:
 
 def clear(location: Any, *, keep_folder: bool = False) -> None:
     """Remove the data set at ``location``, or only what is inside the folder."""
+    check_fence()
     root = local_root(location)
     if root is None:
         _clear_store(location)

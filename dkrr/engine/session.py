@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from threadpoolctl import threadpool_info
 
 from dkrr.engine.tasks import DaskExecutor, Executor, InProcessExecutor
 
-__all__ = ["blas_of", "executor_for", "memory_limit_of", "start_local"]
+__all__ = ["blas_of", "connect_executor", "executor_facts", "executor_for", "memory_limit_of", "start_local"]
 
 
 @contextmanager
@@ -88,3 +89,34 @@ def connect_executor(scheduler: str, *, workers: int | None = None, insecure: bo
 
     with connect(scheduler, workers=workers or 1, insecure=insecure) as client:
         yield checked_executor(client)
+
+
+def executor_facts(executor: Executor) -> dict[str, Any]:
+    """What a status says about an executor: scheduler, dashboard, numbers of workers and threads, refused workers.
+
+    Asks nobody: it is called every few seconds, also while a scheduler is gone.
+    """
+    if not isinstance(executor, DaskExecutor):
+        return {"scheduler": "this process", "num_workers": 0, "num_threads": executor.num_threads}
+    client, workers = executor.client, list(executor.workers)
+    scheduler = getattr(client.scheduler, "address", None)
+    return {
+        "scheduler": scheduler or "",
+        "dashboard": _dashboard(client),
+        "num_workers": len(workers),
+        "num_threads": sum(int(worker.threads) for worker in workers),
+        "refused_workers": [dict(worker) for worker in getattr(executor, "refused", [])],
+    }
+
+
+def _dashboard(client: Any) -> str:
+    """Link of the dashboard, from what the client knows already; empty where there is none.
+
+    A cluster that was started for the occasion has a port too, with no pages behind it.
+    """
+    if client.cluster is not None:
+        return ""
+    info = getattr(client, "_scheduler_identity", None) or {}
+    port = (info.get("services") or {}).get("dashboard")
+    host = urlsplit(info.get("address") or "").hostname
+    return f"http://{host}:{port}/status" if port and host else ""

@@ -14,6 +14,8 @@ import numpy as np
 
 from dkrr.address import join, parent_of
 from dkrr.errors import DkrrError, StoreError
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.status import read_status
 from dkrr.stores import arrays_below, list_keys, read_json
 
 __all__ = ["Description", "describe", "verify"]
@@ -207,7 +209,7 @@ def _describe_run(path: str) -> dict[str, Any]:
     facts = {
         "data": job.get("data", {}).get("path"),
         "kernel": job.get("model", {}).get("kernel"),
-        "state": "started" if result is None else "finished",
+        "state": read_status(RunDirectory(path)).state,
     }
     if result is None:
         return facts

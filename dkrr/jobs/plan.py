@@ -6,7 +6,6 @@ decided it. Memory, disk and seconds are those of :mod:`dkrr.planning.costs`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -15,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import name_of
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fitting import BASELINE_BYTES
+from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import method_of
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec
@@ -138,14 +137,6 @@ def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
         job = JobSpec.load(job)
     store = job.output.store_directory(run_id(job))
     return make_plan(job, prepare(job, store), store)
-
-
-def run_id(job: JobSpec) -> str:
-    """What ``{id}`` in the output directory becomes: 12 hexadecimal digits that belong to this job and no other."""
-    if "{id}" not in job.output.directory:
-        return name_of(job.output.directory)
-    text = json.dumps(job.to_dict(), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None = None) -> Plan:

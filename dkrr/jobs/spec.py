@@ -185,13 +185,18 @@ class SolverSpec(Table):
 
 
 class ClusterSpec(Table):
-    """``[cluster]``: where the work runs. ``scheduler`` is "local", tcp://..., tls://... or a scheduler file."""
+    """``[cluster]``: where the work runs. ``scheduler`` is "local", tcp://..., tls://... or a scheduler file.
+
+    ``driver`` is where ``dkrr submit`` starts the process that drives the run: "here", a detached process on this
+    machine; "cluster", a process started by a worker that declares the resource ``dkrr-driver``; "slurm", by sbatch.
+    """
 
     scheduler: str = "local"
     workers: Annotated[int, Field(ge=1)] | None = None
     threads_per_worker: Annotated[int, Field(ge=1)] = 1
     memory_limit: ByteSize = "auto"
     insecure: bool = False
+    driver: Literal["here", "cluster", "slurm"] = "here"
 
     @field_validator("scheduler")
     @classmethod
@@ -210,6 +215,12 @@ class ClusterSpec(Table):
                 f"scheduler {self.scheduler} is reached without encryption and authentication;"
                 " use tls://, or say insecure = true where the network is trusted"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _driver_on_a_cluster(self) -> Self:
+        if self.driver == "cluster" and self.scheduler == "local":
+            raise ValueError('driver = "cluster" with scheduler = "local": a local cluster lives in its driver')
         return self
 
 

@@ -19,7 +19,7 @@ from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import JobFileError, ParameterError
 from dkrr.jobs import toml
-from dkrr.jobs.plan import run_id
+from dkrr.jobs.claim import run_id
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.run import job_executor
 from dkrr.jobs.spec import JobSpec
