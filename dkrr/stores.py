@@ -103,7 +103,7 @@ def zarr_store(location: Any) -> Store:
     from dkrr.objects import client_of
 
     store, _ = client_of(location, below=True)
-    return ObjectStore(store, read_only=True)
+    return ObjectStore(store)
 
 
 def read_key(location: Any, key: str) -> bytes | None:
