@@ -23,6 +23,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from dkrr.cancellation import check_cancelled
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
 from dkrr.failpoints import failpoint
 from dkrr.stores import get_key, local_root, read_json, set_key, sync_folder, write_file, write_json, zarr_store
@@ -230,6 +231,7 @@ class ChunkArray:
 
     def _fetch(self, index: Sequence[int]) -> tuple[memoryview, FloatArray]:
         """The bytes of a chunk with its checksum, which has not been compared, and its values."""
+        check_cancelled()
         failpoint("chunk.before_read")
         root = local_root(self.store)
         data: Any

@@ -8,7 +8,8 @@ from pathlib import Path
 
 # from the lowest floor to the highest; a module may import from its own floor and from those below
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"_version", "chunks", "errors", "failpoints", "kernels", "lock", "manifest", "stores", "threads"}),
+    frozenset({"_version", "chunks", "errors", "failpoints", "kernels", "lock", "manifest", "stores", "threads"})
+    | frozenset({"cancellation"}),
     frozenset({"dataset"}),
     frozenset({"tiles"}),
     frozenset({"engine"}),
