@@ -42,7 +42,8 @@ def start_where_declared(client: Any, arguments: Sequence[str], directory: str, 
     directory
         Path or URL that this process and the worker must both read and write.
     log
-        File for the process' output, appended to; "" for a temporary one of that machine.
+        File for the process' output, appended to; "" for a temporary one of that machine, which the process is told
+        with two more arguments, ``--log FILE``.
 
     Returns
     -------
@@ -103,6 +104,7 @@ def start_detached(arguments: Sequence[str], log: str) -> dict[str, Any]:
     if not log:
         descriptor, log = tempfile.mkstemp(prefix="dkrr-driver-", suffix=".log")
         os.close(descriptor)
+        arguments = [*arguments, "--log", log]
     with open(log, "ab") as file:
         process = subprocess.Popen(  # noqa: S603  (our own interpreter)
             [sys.executable, "-P", *arguments],

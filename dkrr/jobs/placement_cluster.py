@@ -50,5 +50,6 @@ def start_on_cluster(run: str, job: JobSpec) -> dict[str, Any]:
     folder = local_root(run)
     run = run if folder is None else os.path.abspath(folder)
     log = "" if folder is None else os.path.join(run, "driver.log")
+    command = ["-m", DRIVER_MODULE, run, "--kind", "cluster"]
     with connect(cluster.scheduler, workers=1, insecure=cluster.insecure) as client:
-        return {"kind": "cluster", **start_where_declared(client, ["-m", DRIVER_MODULE, run], run, log)}
+        return {"kind": "cluster", **start_where_declared(client, command, run, log)}

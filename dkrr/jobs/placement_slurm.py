@@ -112,7 +112,7 @@ def batch_script(run: str, token: str = "") -> str:
     lines += [
         f"export PYTHONPATH={shlex.quote(subprocess_environment()['PYTHONPATH'])}",
         # exec: the signal before the time limit is for the driver
-        f"exec {shlex.quote(sys.executable)} -P -m {DRIVER_MODULE} {shlex.quote(run)}",
+        f"exec {shlex.quote(sys.executable)} -P -m {DRIVER_MODULE} {shlex.quote(run)} --kind slurm",
     ]
     return "\n".join(lines) + "\n"
 

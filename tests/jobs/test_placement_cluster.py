@@ -110,3 +110,16 @@ def test_a_worker_with_another_version(cluster: Any, run: Path, monkeypatch: pyt
 def test_a_local_scheduler_has_no_such_worker(run: Path) -> None:
     with pytest.raises(JobFileError, match='driver = "cluster"'):
         start_on_cluster(str(run), job("local"))
+
+
+def test_where_a_run_has_no_folder_the_process_is_told_its_log(tmp_path: Path) -> None:
+    out = tmp_path / "arguments"
+    code = "import pathlib, sys; print('said'); pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:]))"
+    record = remote.start_detached(["-c", code, str(out)], "")
+    log = Path(record["log"])
+    try:
+        assert wait_until(lambda: out.exists() and out.read_text()) == f"--log {log}"
+        wait_until(lambda: not psutil.pid_exists(record["pid"]))
+        assert log.read_text() == "said\n"
+    finally:
+        log.unlink()

@@ -73,7 +73,7 @@ def test_the_script_is_one_that_bash_accepts_and_ends_in_the_driver() -> None:
     assert checked.stderr == ""
     last = script.splitlines()[-1]
     module = "dkrr.jobs.runs.driver"
-    assert shlex.split(last) == ["exec", sys.executable, "-P", "-m", module, "/shared/my run's"]
+    assert shlex.split(last) == ["exec", sys.executable, "-P", "-m", module, "/shared/my run's", "--kind", "slurm"]
     assert script.startswith("#!/bin/bash\n")
     assert "probe" not in batch_script("/shared/run")
 
