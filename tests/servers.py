@@ -20,6 +20,7 @@ from tests.faults import descendants, wait_until
 __all__ = ["ByHand", "by_hand", "doctor_environment", "free_port", "import_path"]
 
 START_SECONDS = 60.0
+HOST = "127.0.0.1"
 
 
 def free_port() -> int:
@@ -118,7 +119,16 @@ class ByHand:
         variables = {**os.environ, **self.environment, "PYTHONPATH": import_path(), **environment}
         if self.roles is not None:
             variables["DASK_CONFIG"] = str(self.roles / kind)
-        command = [sys.executable, "-m", "dask", kind, *arguments, "--no-dashboard"]
+        command = [
+            sys.executable,
+            "-m",
+            "dask",
+            kind,
+            *arguments,
+            "--no-dashboard",
+            "--dashboard-address",
+            "127.0.0.1:0",
+        ]
         with open(self.folder / f"{kind}-{len(self.processes)}.log", "wb") as log:
             process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.processes.append(process)

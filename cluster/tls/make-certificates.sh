@@ -103,6 +103,13 @@ END
             echo "        cert: \"$folder/$role/$role.pem\""
             echo "        key: \"$folder/$role/$role-key.pem\""
         done
+        # their pages of HTTP ask nobody for a certificate, and would tell everybody what runs
+        echo "  scheduler:"
+        echo "    http:"
+        echo "      routes: []"
+        echo "  worker:"
+        echo "    http:"
+        echo "      routes: []"
     } >"$folder/$role/dask.yaml"
 }
 

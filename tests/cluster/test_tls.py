@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.cluster.helpers import ByHandJob, byte_for_byte
-from tests.faults import descendants, wait_until
+from tests.faults import descendants
 from tests.servers import ByHand, by_hand
 
 SCRIPT = Path(__file__).parent.parent.parent / "cluster/tls/make-certificates.sh"
@@ -85,29 +85,26 @@ def ports(cluster: ByHand) -> set[int]:
     return {int(port) for port in found}
 
 
-def speaks_tls_to(port: int, context: ssl.SSLContext) -> bool:
-    """Whether the listener at ``port`` completes a handshake and keeps the connection."""
+def is_let_in(port: int, context: ssl.SSLContext) -> bool:
+    """Whether the listener at ``port`` completes a handshake and greets."""
     try:
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
             context.wrap_socket(plain) as connection,
         ):
-            # TLS 1.3 tells a client without a certificate only when it reads
-            connection.settimeout(10)
-            return bool(connection.recv(1))
+            return bool(connection.recv(1))  # TLS 1.3 tells a client without a certificate only when it reads
     except (ssl.SSLError, ConnectionError):
         return False
 
 
-def answers_plain_text(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+def answer_in_plain_text(port: int, path: str) -> bytes:
+    """What the listener at ``port`` says to a request that is not encrypted."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         try:
-            connection.settimeout(10)
-            connection.sendall(b"\0" * 64)
-            received = connection.recv(64)
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            return connection.recv(64)
         except ConnectionError:
-            return False
-    return received not in (b"", b"\x15\x03\x01\x00\x02\x02F") and not received.startswith(b"\x15\x03")
+            return b""
 
 
 @pytest.mark.system
@@ -122,16 +119,18 @@ def test_a_fit_on_tls_equals_a_local_one(certificates: Path, tmp_path: Path) -> 
         byte_for_byte(local, job)
 
         # scheduler, two nannies, two workers: a certificate is asked of everybody
-        wait_until(lambda: len(ports(cluster)) >= 5)
-        with_certificate = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=certificates / "ca.pem")
-        with_certificate.check_hostname = False
-        without = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=certificates / "ca.pem")
-        without.check_hostname = False
+        contexts = [ssl.create_default_context(cafile=certificates / "ca.pem") for _ in range(2)]
+        for context in contexts:
+            context.check_hostname = False
         client = certificates / "client"
-        with_certificate.load_cert_chain(client / "client.pem", client / "client-key.pem")
-        found = {port: (speaks_tls_to(port, with_certificate), speaks_tls_to(port, without)) for port in ports(cluster)}
-        assert set(found.values()) == {(True, False)}, found
-        assert not any(answers_plain_text(port) for port in found)
+        contexts[0].load_cert_chain(client / "client.pem", client / "client-key.pem")
+        every = ports(cluster)
+        pages = {port for port in every if answer_in_plain_text(port, "/").startswith(b"HTTP")}
+        assert len(every - pages) >= 5
+        assert {tuple(is_let_in(port, context) for context in contexts) for port in every - pages} == {(True, False)}
+        # what else listens has nothing to say
+        asked = ("/health", "/metrics", "/info/main/workers.html", "/json/counts.json", "/sitemap.json")
+        assert {answer_in_plain_text(port, path)[9:12] for port in pages for path in asked} <= {b"404"}
 
         # and so the command line says it
         bare = ByHandJob(tmp_path / "bare", cluster.address)

@@ -103,6 +103,8 @@ def test_a_worker_that_differs_is_named_and_gets_no_task(client: Client, tmp_pat
     assert "0.0 on the others" in entry["reason"]
 
 
+@pytest.mark.system
+@pytest.mark.short
 def test_all_workers_are_replaced_in_the_middle(client: Client, tmp_path: Path) -> None:
     executor = checked_executor(client)
     assert executor.admission is None  # a cluster of our own: nobody else joins it
