@@ -66,7 +66,9 @@ def make(tmp_path: Path, bucket: Bucket, address: str) -> Callable[[str], JobSpe
 
 def chunks(store: str) -> dict[str, bytes]:
     """Every tile of a store by key."""
-    keys = [key for key in list_keys(store) if key.startswith(("factors", "grams")) and "/c/" in key]
+    keys = [
+        key for key in list_keys(store) if key.startswith(("factors", "grams")) and "/c/" in key and "-sums" not in key
+    ]
     return {key: read_key(store, key) or b"" for key in keys}
 
 

@@ -38,7 +38,10 @@ def job_executor(job: JobSpec) -> Iterator[Executor]:
     """Who runs the tasks of a job, as ``[cluster]`` says."""
     cluster = job.cluster
     if cluster.scheduler != "local":
-        with connect_executor(cluster.scheduler, workers=cluster.workers, insecure=cluster.insecure) as executor:
+        # every worker shows that it reaches the store, with credentials of its own where it needs some
+        store = job.output.store_directory(run_id(job))
+        connected = connect_executor(cluster.scheduler, workers=cluster.workers, insecure=cluster.insecure, store=store)
+        with connected as executor:
             yield executor
         return
     limit = cluster.memory_limit
