@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dkrr.address import name_of
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.jobs.documents import plain
 from dkrr.jobs.spec import JobSpec
-from dkrr.stores import local_root, read_json, write_json
+from dkrr.stores import children, read_json, write_json
 
 if TYPE_CHECKING:
     from dkrr.jobs.plan import Plan
@@ -28,7 +28,7 @@ NOT_CLAIMED = ("cluster", "storage", "tune")
 def run_id(job: JobSpec) -> str:
     """What ``{id}`` in the output directory becomes: 12 hexadecimal digits that belong to this job and no other."""
     if "{id}" not in job.output.directory:
-        return Path(job.output.directory).name
+        return name_of(job.output.directory)
     text = json.dumps(_claimed(job.to_dict()), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -59,8 +59,7 @@ def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
                 hint="give another [output] directory, or remove it",
                 fields=differing,
             )
-    root = local_root(directory)
-    if found is None and root is not None and root.exists() and any(root.iterdir()) and not _is_run(directory):
+    if found is None and children(directory) and not _is_run(directory):
         raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
     return document
 

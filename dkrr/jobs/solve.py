@@ -26,7 +26,7 @@ from dkrr.model import Model
 from dkrr.planning.choices import SolverChoice
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
 from dkrr.spread import recorded_factors
-from dkrr.stores import local_root, place, remove_array
+from dkrr.stores import list_entries, place, remove_array
 
 __all__ = ["solve_and_save"]
 
@@ -154,7 +154,7 @@ def _clean(job: JobSpec, store: Any, result: FitResult, prepared: Prepared) -> d
             remove_array(location)
     kept = {}
     for location in [*result.factors, *([result.gram] if result.gram else [])]:
-        root = local_root(location)
-        if root is not None and root.exists():
-            kept[location] = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        num_bytes = sum(entry.num_bytes for entry in list_entries(location))
+        if num_bytes:
+            kept[location] = num_bytes
     return kept

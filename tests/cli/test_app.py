@@ -16,7 +16,7 @@ from dkrr import errors
 from dkrr.cli import main
 from dkrr.cli.errors import CommandGroup, resumable
 
-COMMANDS = {"init", "ingest", "plan", "fit", "predict", "evaluate", "info", "doctor", "gc"}
+COMMANDS = {"init", "ingest", "plan", "fit", "predict", "evaluate", "info", "doctor", "gc", "tune"}
 
 
 def group_that_raises(error: BaseException) -> click.Group:

@@ -18,17 +18,27 @@ run costs milliseconds, on a machine that has neither the scheduler nor the data
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
+from dkrr.address import is_url, join, name_of, parent_of, parse_address
 from dkrr.errors import StoreError
 from dkrr.fence import check_fence
-from dkrr.stores import get_key, is_url, local_root, place, read_json, remove_array, set_key, write_file, write_json
-from dkrr.stores import zarr_store as _zarr_store
+from dkrr.stores import (
+    children,
+    delete_key,
+    key_size,
+    local_root,
+    place,
+    read_json,
+    read_key,
+    remove_array,
+    write_json,
+    write_key,
+)
+from dkrr.swap import create_bytes
 
 __all__ = ["RUNS_VARIABLE", "RunDirectory", "find_run", "list_runs", "runs_folder"]
 
@@ -46,8 +56,8 @@ class RunDirectory:
     """
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
-        text = os.fspath(location).rstrip("/") or "/"
-        self.location = text if is_url(text) else os.path.abspath(text)
+        text = os.fspath(location)
+        self.location = str(parse_address(text)) if is_url(text) else os.path.abspath(text)
 
     def __repr__(self) -> str:
         return f"RunDirectory({self.location!r})"
@@ -55,14 +65,13 @@ class RunDirectory:
     @property
     def name(self) -> str:
         """The last part of the location."""
-        return self.location.rpartition("/")[2]
+        return name_of(self.location)
 
     @property
     def shown(self) -> str:
         """What a person types to mean this run from here: its name below the runs folder, else the whole location."""
         folder = runs_folder()
-        parent = self.location.rpartition("/")[0]
-        same = parent == folder.rstrip("/") if is_url(folder) else parent == os.path.abspath(folder)
+        same = parent_of(self.location) == (folder if is_url(folder) else os.path.abspath(folder))
         return self.name if same and not os.path.exists(self.name) else self.location
 
     @property
@@ -98,52 +107,23 @@ class RunDirectory:
     def remove(self, name: str) -> None:
         """Remove a document; a missing one is no error."""
         check_fence()
-        folder = self.folder
-        if folder is None:
-            from zarr.core.sync import sync
-
-            sync(_zarr_store(self.location).delete(name))
-            return
-        with contextlib.suppress(FileNotFoundError):
-            (folder / name).unlink()
+        delete_key(self.location, name)
 
     def read_bytes(self, name: str) -> bytes | None:
         """The bytes of something in the run; None when it does not exist."""
-        folder = self.folder
-        if folder is None:
-            return get_key(_zarr_store(self.location), name)
-        try:
-            return (folder / name).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return read_key(self.location, name)
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Replace the bytes of something in the run."""
-        if self.folder is None:
-            set_key(_zarr_store(self.location), name, data)
-        else:
-            write_file(Path(self.path(name)), data)
+        write_key(self.location, name, data)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write something that must not exist yet; False, and nothing changed, when it does."""
-        if self.folder is None:
-            raise StoreError(f"{self.location} has no creation under a condition", hint="use a local path")
-        path = Path(self.path(name))
-        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-        try:
-            draft.write_bytes(data)
-            check_fence()
-            os.link(draft, path)  # a link never replaces
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink(missing_ok=True)
-        return True
+        return create_bytes(self.location, name, data) is not None
 
     def has(self, name: str) -> bool:
         """Whether something is there under this exact name."""
-        folder = self.folder
-        return os.path.exists(folder / name) if folder is not None else self.read_bytes(name) is not None
+        return key_size(self.location, name) is not None
 
     def remove_all(self) -> None:
         """Remove the whole run."""
@@ -165,11 +145,11 @@ def find_run(text: str) -> RunDirectory:
     """
     candidates = [RunDirectory(text)]
     if not is_url(text) and os.sep not in text:
-        candidates.append(RunDirectory("/".join([runs_folder().rstrip("/"), text])))
+        candidates.append(RunDirectory(join(runs_folder(), text)))
     for candidate in candidates:
         if candidate.exists():
             return candidate
-    where = candidates[-1].location.rpartition("/")[0]
+    where = parent_of(candidates[-1].location)
     names = [run.name for run in list_runs()] if len(candidates) > 1 else []
     near = difflib.get_close_matches(text, names, n=1)
     hint = (
@@ -180,13 +160,6 @@ def find_run(text: str) -> RunDirectory:
 
 def list_runs(folder: str | None = None) -> list[RunDirectory]:
     """The runs right below a folder (the runs folder by default), by name; none when there is no such folder."""
-    base = (runs_folder() if folder is None else folder).rstrip("/")
-    root = local_root(base)
-    if root is None:
-        from zarr.core.sync import collect_aiterator
-
-        names = sorted(str(name).rstrip("/") for name in collect_aiterator(_zarr_store(base).list_dir("")))
-    else:
-        names = sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
-    runs = (RunDirectory(f"{base}/{name}") for name in names)
+    base = runs_folder() if folder is None else folder
+    runs = (RunDirectory(join(base, name)) for name in children(base))
     return [run for run in runs if run.exists()]
