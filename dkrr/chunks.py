@@ -24,6 +24,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dkrr.address import is_url, join
+from dkrr.cancellation import check_cancelled
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
 from dkrr.failpoints import failpoint
 from dkrr.stores import (
@@ -242,6 +243,7 @@ class ChunkArray:
 
     def _fetch(self, index: Sequence[int]) -> tuple[memoryview, FloatArray]:
         """The bytes of a chunk with its checksum, which has not been compared, and its values."""
+        check_cancelled()
         failpoint("chunk.before_read")
         root = local_root(self.store)
         data: Any

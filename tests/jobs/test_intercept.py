@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from dkrr.jobs.inspection import describe, verify
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.serve import predict_job
 from dkrr.jobs.spec import JobSpec
+from tests.jobs.helpers import Make, job_maker
 from tests.reference import dense_bordered
 
-Make = Callable[..., JobSpec]
 N = 300
 
 
@@ -31,19 +30,14 @@ def make(tmp_path: Path, cluster_client: Any) -> Make:
     np.savetxt(tmp_path / "rows.csv", table, delimiter=",")
     np.savetxt(tmp_path / "new.csv", rng.standard_normal((20, 3)), delimiter=",")
 
-    def spec(**tables: Any) -> JobSpec:
-        document: dict[str, Any] = {
-            "data": {"path": "rows.csv", "target": [3], "weight": 4, "header": False},
-            "model": {"kernel": "rbf", "gamma": 0.3, "alpha": 0.1, "fit_intercept": True},
-            "solver": {"tile_size": 100},
-            "cluster": {"scheduler": cluster_client.scheduler.address},
-            "output": {"directory": str(tmp_path / "runs/a")},
-        }
-        for name, changed in tables.items():
-            document[name] = document.get(name, {}) | changed
-        return JobSpec.from_dict(document, base=tmp_path)
-
-    return spec
+    document: dict[str, Any] = {
+        "data": {"path": "rows.csv", "target": [3], "weight": 4, "header": False},
+        "model": {"kernel": "rbf", "gamma": 0.3, "alpha": 0.1, "fit_intercept": True},
+        "solver": {"tile_size": 100},
+        "cluster": {"scheduler": cluster_client.scheduler.address},
+        "output": {"directory": str(tmp_path / "runs/a")},
+    }
+    return job_maker(document, tmp_path)
 
 
 @pytest.mark.parametrize("solver", [{}, {"name": "cg"}, {"name": "nystrom", "num_centers": N}], ids=str)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rich.console import Console
 from dkrr.errors import JobFileError
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.spec import JobSpec
+from tests.jobs.helpers import Make, job_maker
 from tests.reference import brute_leave_one_out, reference_kernel
 
 N, GAMMA, ALPHA = 90, 0.2, 0.1
@@ -24,7 +23,6 @@ RNG = np.random.default_rng(5)
 X = RNG.standard_normal((N, 3))
 Y = np.stack([7 + 3 * np.sin(X[:, 0]), X[:, 1] * X[:, 2]], axis=1) + 0.1 * RNG.standard_normal((N, 2))
 WEIGHT = RNG.uniform(0.5, 2, N) * (np.arange(N) % 8 > 0)
-Make = Callable[..., JobSpec]
 
 
 @pytest.fixture
@@ -32,21 +30,21 @@ def make(tmp_path: Path, cluster_client: Any) -> Make:
     """A weighted job on whitened rows, with an intercept, that holds out nothing."""
     np.savetxt(tmp_path / "rows.csv", np.column_stack([X, WEIGHT, Y]), delimiter=",", fmt="%.17g")
 
-    def spec(**tables: Any) -> JobSpec:
-        document: dict[str, Any] = {
-            "data": {"path": str(tmp_path / "rows.csv"), "target": [4, 5], "weight": 3, "header": False},
-            "evaluate": {"leave_one_out": True},
-            "model": {"kernel": "rbf", "gamma": GAMMA, "alpha": ALPHA, "fit_intercept": True},
-            "solver": {"name": "cholesky", "precision": "float64", "tile_size": 32},
-            "cluster": {"scheduler": cluster_client.scheduler.address},
-            "output": {"directory": str(tmp_path / "runs/a"), "store": str(tmp_path / "store")},
-        }
-        document["data"]["standardize"] = True
-        for name, changed in tables.items():
-            document[name] = document.get(name, {}) | changed
-        return JobSpec.from_dict(document, base=tmp_path)
-
-    return spec
+    document: dict[str, Any] = {
+        "data": {
+            "path": str(tmp_path / "rows.csv"),
+            "target": [4, 5],
+            "weight": 3,
+            "header": False,
+            "standardize": True,
+        },
+        "evaluate": {"leave_one_out": True},
+        "model": {"kernel": "rbf", "gamma": GAMMA, "alpha": ALPHA, "fit_intercept": True},
+        "solver": {"name": "cholesky", "precision": "float64", "tile_size": 32},
+        "cluster": {"scheduler": cluster_client.scheduler.address},
+        "output": {"directory": str(tmp_path / "runs/a"), "store": str(tmp_path / "store")},
+    }
+    return job_maker(document, tmp_path)
 
 
 def expected() -> np.ndarray:

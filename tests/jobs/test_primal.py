@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,23 @@ from dkrr.errors import JobFileError
 from dkrr.jobs.inspection import describe, verify
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.spec import JobSpec
+from tests.jobs.helpers import Make, job_maker
 from tests.reference import dense_krr
 
-Make = Callable[..., JobSpec]
 SOURCE = "generate:friedman?n=600&d=5&seed=0"
 
 
 @pytest.fixture
 def make(tmp_path: Path, cluster_client: Any) -> Make:
-    def spec(**tables: Any) -> JobSpec:
-        document: dict[str, Any] = {
-            "data": {"path": SOURCE, "standardize": True},
-            "evaluate": {"path": "generate:friedman?n=200&d=5&seed=1"},
-            "model": {"kernel": "poly", "degree": 2, "alpha": 0.1},
-            "solver": {"name": "primal"},
-            "cluster": {"scheduler": cluster_client.scheduler.address},
-            "output": {"directory": str(tmp_path / "runs/a")},
-        }
-        for name, changed in tables.items():
-            document[name] = document.get(name, {}) | changed
-        return JobSpec.from_dict(document, base=tmp_path)
-
-    return spec
+    document: dict[str, Any] = {
+        "data": {"path": SOURCE, "standardize": True},
+        "evaluate": {"path": "generate:friedman?n=200&d=5&seed=1"},
+        "model": {"kernel": "poly", "degree": 2, "alpha": 0.1},
+        "solver": {"name": "primal"},
+        "cluster": {"scheduler": cluster_client.scheduler.address},
+        "output": {"directory": str(tmp_path / "runs/a")},
+    }
+    return job_maker(document, tmp_path)
 
 
 def test_a_job_and_its_model(make: Make, tmp_path: Path) -> None:

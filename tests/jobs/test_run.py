@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError, Parameter
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.serve import evaluate_job, predict_job
 from dkrr.jobs.spec import JobSpec
+from tests.jobs.helpers import Make, job_maker
 from tests.reference import dense_krr
 
 N = 230
 RNG = np.random.default_rng(11)
 X = RNG.standard_normal((N, 4)) * [1, 10, 0.1, 1] + [0, 5, 0, 0]
 Y = np.sin(X[:, 0]) + 0.1 * X[:, 1] + 0.05 * RNG.standard_normal(N) + 7
-Make = Callable[..., JobSpec]
 
 
 @pytest.fixture
@@ -42,19 +41,14 @@ def table(tmp_path: Path) -> Path:
 def make(tmp_path: Path, table: Path, cluster_client: Any) -> Make:
     """A job on the rows of ``table``, run by the workers that the module shares."""
 
-    def spec(**tables: Any) -> JobSpec:
-        document: dict[str, Any] = {
-            "data": {"path": str(table), "target": [-1], "features": [0, 1, 2, 3], "header": False},
-            "model": {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1},
-            "solver": {"tile_size": 64},
-            "cluster": {"scheduler": cluster_client.scheduler.address},
-            "output": {"directory": str(tmp_path / "runs/a")},
-        }
-        for name, changed in tables.items():
-            document[name] = document.get(name, {}) | changed
-        return JobSpec.from_dict(document, base=tmp_path)
-
-    return spec
+    document: dict[str, Any] = {
+        "data": {"path": str(table), "target": [-1], "features": [0, 1, 2, 3], "header": False},
+        "model": {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1},
+        "solver": {"tile_size": 64},
+        "cluster": {"scheduler": cluster_client.scheduler.address},
+        "output": {"directory": str(tmp_path / "runs/a")},
+    }
+    return job_maker(document, tmp_path)
 
 
 def dual_coef(job: JobSpec) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,20 @@ from dkrr.errors import ConvergenceError, InterruptedRunError, JobFileError
 from dkrr.jobs.inspection import describe, verify
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.spec import JobSpec
+from tests.jobs.helpers import Make, job_maker
 from tests.reference import dense_krr
-
-Make = Callable[..., JobSpec]
 
 
 @pytest.fixture
 def make(tmp_path: Path, cluster_client: Any) -> Make:
-    def spec(**tables: Any) -> JobSpec:
-        document: dict[str, Any] = {
-            "data": {"path": "generate:friedman?n=600&d=5&seed=0", "standardize": True},
-            "model": {"kernel": "rbf", "gamma": 0.1, "alpha": 0.1},
-            "solver": {"tile_size": 128},
-            "cluster": {"scheduler": cluster_client.scheduler.address},
-            "output": {"directory": str(tmp_path / "runs/a")},
-        }
-        for name, changed in tables.items():
-            document[name] = document.get(name, {}) | changed
-        return JobSpec.from_dict(document, base=tmp_path)
-
-    return spec
+    document: dict[str, Any] = {
+        "data": {"path": "generate:friedman?n=600&d=5&seed=0", "standardize": True},
+        "model": {"kernel": "rbf", "gamma": 0.1, "alpha": 0.1},
+        "solver": {"tile_size": 128},
+        "cluster": {"scheduler": cluster_client.scheduler.address},
+        "output": {"directory": str(tmp_path / "runs/a")},
+    }
+    return job_maker(document, tmp_path)
 
 
 def exact(model: Any, alpha: float = 0.1) -> np.ndarray:

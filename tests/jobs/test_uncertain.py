@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from dkrr.cli import main
 from dkrr.errors import JobFileError, ParameterError, StoreError
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.serve import evaluate_job, predict_job
-from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.uncertain import Asked
 from dkrr.tiles import TileMatrix
+from tests.jobs.helpers import Make, job_maker
 
 N = 260
 RNG = np.random.default_rng(3)
@@ -29,7 +28,6 @@ X = RNG.standard_normal((N, 3)) * [1, 10, 0.1]
 Y = np.sin(X[:, 0]) + 0.1 * X[:, 1] + 0.1 * RNG.standard_normal(N) + 7
 WEIGHT = RNG.uniform(0.5, 2, N)
 HELD_OUT = np.arange(N) % 4 == 0
-Make = Callable[..., JobSpec]
 
 
 @pytest.fixture
@@ -38,21 +36,21 @@ def make(tmp_path: Path, cluster_client: Any) -> Make:
     columns = np.column_stack([X, WEIGHT, HELD_OUT, Y])
     np.savetxt(tmp_path / "rows.csv", columns, delimiter=",", fmt="%.17g", header="a,b,c,w,held,y", comments="")
 
-    def spec(**tables: Any) -> JobSpec:
-        document: dict[str, Any] = {
-            "data": {"path": str(tmp_path / "rows.csv"), "target": ["y"], "features": ["a", "b", "c"], "weight": "w"},
-            "evaluate": {"mask": "held", "intervals": 0.8},
-            "model": {"kernel": "rbf", "gamma": 0.3, "alpha": 0.05, "fit_intercept": True},
-            "solver": {"name": "cholesky", "precision": "float64", "tile_size": 64},
-            "cluster": {"scheduler": cluster_client.scheduler.address},
-            "output": {"directory": str(tmp_path / "runs/a"), "store": str(tmp_path / "store")},
-        }
-        document["data"]["standardize"] = True
-        for name, changed in tables.items():
-            document[name] = document.get(name, {}) | changed
-        return JobSpec.from_dict(document, base=tmp_path)
-
-    return spec
+    document: dict[str, Any] = {
+        "data": {
+            "path": str(tmp_path / "rows.csv"),
+            "target": ["y"],
+            "features": ["a", "b", "c"],
+            "weight": "w",
+            "standardize": True,
+        },
+        "evaluate": {"mask": "held", "intervals": 0.8},
+        "model": {"kernel": "rbf", "gamma": 0.3, "alpha": 0.05, "fit_intercept": True},
+        "solver": {"name": "cholesky", "precision": "float64", "tile_size": 64},
+        "cluster": {"scheduler": cluster_client.scheduler.address},
+        "output": {"directory": str(tmp_path / "runs/a"), "store": str(tmp_path / "store")},
+    }
+    return job_maker(document, tmp_path)
 
 
 def reference() -> tuple[KernelRidge, float, float]:
