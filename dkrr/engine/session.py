@@ -162,7 +162,7 @@ def executor_facts(executor: Executor) -> dict[str, Any]:
         "dashboard": _dashboard(client),
         "num_workers": len(workers),
         "num_threads": sum(int(worker.threads) for worker in workers),
-        "refused_workers": [dict(worker) for worker in getattr(executor, "refused", [])],
+        "refused_workers": [dict(worker) for worker in executor.refused],
     }
 
 

@@ -45,7 +45,7 @@ ENOSPC = 28
 IO_ATTEMPTS = 3
 GATHER_TOGETHER = 64
 ANSWER_SECONDS = 20.0
-STOP_SECONDS = 3.5  # a driver interrupts what has not left by itself 5 s after a request
+STOP_SECONDS = 3.5  # a driver interrupts what has not left by itself 8 s after a request
 
 
 TaskFunction = Callable[..., "tuple[bool, dict[str, Any]] | bool"]

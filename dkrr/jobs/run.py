@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dkrr.engine.memory import peak_rss_bytes
-from dkrr.engine.session import blas_of, connect_executor, executor_facts, memory_limit_of, start_local
+from dkrr.engine.session import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.tasks import Executor, Progress
-from dkrr.errors import ClusterError
 from dkrr.jobs.claim import check_claim, resolve_once, run_id
 from dkrr.jobs.documents import plain
-from dkrr.jobs.plan import Plan, make_plan
+from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.monitor import Monitor
@@ -34,18 +33,17 @@ __all__ = ["FitSummary", "drive_job", "fit_job", "job_executor"]
 
 
 @contextmanager
-def job_executor(job: JobSpec) -> Iterator[Executor]:
-    """Who runs the tasks of a job, as ``[cluster]`` says."""
+def job_executor(job: JobSpec, store: str | None = None) -> Iterator[Executor]:
+    """Who runs the tasks of a job, as ``[cluster]`` says; every worker must be able to use ``store``."""
     cluster = job.cluster
     if cluster.scheduler != "local":
-        # every worker shows that it reaches the store, with credentials of its own where it needs some
-        store = job.output.store_directory(run_id(job))
-        connected = connect_executor(cluster.scheduler, workers=cluster.workers, insecure=cluster.insecure, store=store)
-        with connected as executor:
+        with connect_executor(
+            cluster.scheduler, workers=cluster.workers, insecure=cluster.insecure, store=store
+        ) as executor:
             yield executor
         return
     limit = cluster.memory_limit
-    with start_local(cluster.workers, cluster.threads_per_worker, limit) as executor:
+    with start_local(cluster.workers, cluster.threads_per_worker, limit, store=store) as executor:
         yield executor
 
 
@@ -118,11 +116,12 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     seconds = {"prepare": time.perf_counter() - started}
     monitor.phase("start")
     begin = time.perf_counter()
-    with job_executor(job) as executor:
+    with job_executor(job, store) as executor:
         seconds["start"] = time.perf_counter() - begin
-        executor.cancelled = monitor.is_cancelled  # type: ignore[attr-defined]
+        executor.cancelled = monitor.is_cancelled
         monitor.working(lambda: executor_facts(executor))
-        _check_limit(executor, plan)
+        # workers that could not hold a task would be killed again and again
+        require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))
         workspace = Workspace(
             store=store, executor=executor, progress=monitor.progress, blas=blas_of(executor), durable=True
         )
@@ -145,15 +144,3 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         summary.metric = asked or ("rmse" if summary.score.accuracy is None else "accuracy")
     directory.write("result.json", plain(summary.to_dict()))
     return summary
-
-
-def _check_limit(executor: Executor, plan: Plan) -> None:
-    """Refuse workers that could not hold a task: they would be killed again and again."""
-    limit = memory_limit_of(executor)
-    threads = max(1, plan.threads_per_worker)
-    needed = plan.task_bytes // threads
-    if limit is not None and limit < needed:
-        raise ClusterError(
-            f"a worker may use {limit:,} bytes a thread, a task needs {needed:,} (tiles of {plan.tile_size})",
-            hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
-        )

@@ -116,6 +116,17 @@ def test_a_driver_that_was_replaced_finds_out_and_changes_nothing(
     second.beat()
 
 
+def test_a_name_that_is_remembered_as_missing_hides_nobody(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As network file systems do for a while; driver.json is read anew."""
+    monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
+    first = DriverLease.acquire(run, "here")
+    DriverLease.acquire(run, "fit")
+    has = RunDirectory.has
+    monkeypatch.setattr(RunDirectory, "has", lambda self, name: name != epoch_name(2) and has(self, name))
+    with pytest.raises(LockedError, match="was taken over by"):
+        first.check()
+
+
 def test_a_record_that_was_overwritten_late_hides_nobody(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that slept between its check and its write overwrites driver.json once; the epoch decides."""
     monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")

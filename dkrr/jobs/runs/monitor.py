@@ -27,7 +27,7 @@ CANCEL = "cancel.json"
 BEAT_SECONDS, BEAT_SECONDS_REMOTE = 2.0, 10.0
 POLL_SECONDS_REMOTE = 2.0
 # what a cancelled run may take to leave by itself, between two tasks; then its main thread is interrupted
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 8.0
 logger = logging.getLogger("dkrr.runs")
 
 Progress = Callable[[str, int, int, float, float], None]

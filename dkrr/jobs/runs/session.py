@@ -52,8 +52,8 @@ def driving(
         try:
             if not detached:
                 directory.remove(CANCEL)
-            monitor.start()
             try:
+                monitor.start()
                 yield monitor
             finally:
                 monitor.stop()
