@@ -48,6 +48,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 15.0
 CONNECT_SECONDS, REQUEST_SECONDS = 3.0, 120.0
 # One put up to here; larger objects go in parts, each of which is repeated by itself. They appear whole all the same.
 PART_BYTES = 64 * 2**20
+# A body is copied into place in pieces of this size, which is all that a read needs besides its buffer.
+STREAM_BYTES = 2**20
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3}[\w ]*)")
 _TAGS = re.compile(r"<(Code|Message)>([^<]{1,200})</")
@@ -170,7 +172,7 @@ def fetch(location: str, key: str, num_bytes: int) -> tuple[int, Any] | None:
                 return size, None
             lent = lend(num_bytes)
             view, position = memoryview(lent).cast("B"), 0
-            for part in found.stream():
+            for part in found.stream(min_chunk_size=STREAM_BYTES):
                 if position + len(part) > num_bytes:
                     raise StoreError(f"{url} grew while it was read", hint="start again")
                 view[position : position + len(part)] = part
@@ -209,7 +211,7 @@ def parts_of(location: str, key: str) -> Iterator[bytes]:
     url = join(location, key)
     store, path = client_of(url)
     with _errors(url, "read"):
-        yield from obstore.get(store, path).stream()
+        yield from obstore.get(store, path).stream(min_chunk_size=STREAM_BYTES)
 
 
 def put_file(location: str, key: str, path: Path) -> None:
