@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError
 from dkrr.failpoints import failpoint
@@ -260,7 +261,7 @@ def _scratch(factor: TileMatrix) -> TileMatrix | None:
     location = factor.array.store
     if not isinstance(location, str):
         return None
-    beside = f"{location.removesuffix('.zarr')}-sums.zarr"
+    beside = join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-sums.zarr")
     return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype)
 
 
