@@ -44,6 +44,10 @@ def tiles(bucket: Bucket) -> dict[str, bytes]:
     return {key: read_key(place, key) or b"" for key in list_keys(place) if "/c/" in key and "-sums" not in key}
 
 
+def num_tiles(bucket: Bucket) -> int:
+    return len([key for key in list_keys(bucket.url("runs/store/factors")) if "/c/" in key and "-sums" not in key])
+
+
 def dkrr(*arguments: str, seconds: float = 120.0) -> Run:
     return Command([*arguments]).run(seconds)
 
@@ -68,7 +72,7 @@ def test_a_submitted_run_survives_its_scheduler(tmp_path: Path, bucket: Bucket, 
         file = job_file(tmp_path / "job", bucket, cluster.address)
         submitted = dkrr("submit", str(file))
         assert submitted.code == 0, submitted.err
-        wait_until(lambda: len(tiles(bucket)) >= 20, 120)
+        wait_until(lambda: num_tiles(bucket) >= 20, 120)
         seen = dkrr("status", run.location)
         assert (seen.code, "factorise" in seen.out) == (0, True), seen
         cluster.kill_scheduler()
