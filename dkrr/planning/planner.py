@@ -23,7 +23,7 @@ from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_gram, choose_tile_s
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.linalg.lowrank.ranks import choose_rank
-from dkrr.linalg.nystrom.solver import nystrom_bytes
+from dkrr.linalg.nystrom.limits import nystrom_bytes
 from dkrr.linalg.primal.solver import MAX_FEATURES, primal_bytes
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import (
