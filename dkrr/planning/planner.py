@@ -38,7 +38,8 @@ from dkrr.planning.costs import (
     pass_seconds,
     primal_seconds,
 )
-from dkrr.planning.trial import Iterations, Trial
+from dkrr.planning.iterations import Iterations
+from dkrr.planning.trial import Trial
 
 __all__ = ["Candidate", "Decision", "Limits", "Problem", "decide", "is_plainly_primal"]
 
