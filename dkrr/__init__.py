@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dkrr.dataset import Dataset, ingest, open_dataset
     from dkrr.engine.cluster import local_cluster
     from dkrr.errors import (
+        CancelledError,
         ClusterError,
         ConvergenceError,
         DamagedChunkError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from dkrr.selection.cv import KernelRidgeCV
 
 __all__ = [
+    "CancelledError",
     "ClusterError",
     "ConvergenceError",
     "DamagedChunkError",

@@ -3,7 +3,8 @@
 Everything dkrr keeps on disk is a Zarr format 3 array of little-endian floats whose chunks are the raw C-order values
 followed by four bytes of crc32c. Zarr's own reader returns the fill value for a chunk that is missing; here a missing,
 short or damaged chunk raises :class:`~dkrr.errors.DamagedChunkError`. On a local file system a chunk is memory-mapped
-(no copy) and verified; elsewhere it is fetched by its key. Any Zarr reader can open the same arrays.
+(no copy) and verified; elsewhere it is fetched by its key, into memory that is used again. Any Zarr reader can open the
+same arrays.
 
 Cost: a read is one pass of crc32c over the chunk (about 25 GB/s); a write is one crc32c pass, one temporary file and
 one rename.
@@ -11,7 +12,6 @@ one rename.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
@@ -23,9 +23,22 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from dkrr.address import is_url, join
+from dkrr.cancellation import check_cancelled
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
 from dkrr.failpoints import failpoint
-from dkrr.stores import get_key, local_root, read_json, set_key, sync_folder, write_file, write_json, zarr_store
+from dkrr.stores import (
+    delete_key,
+    key_size,
+    list_entries,
+    list_keys,
+    local_root,
+    read_json,
+    read_key,
+    sync_folder,
+    write_json,
+    write_key,
+)
 
 __all__ = ["ChunkArray", "FloatArray"]
 
@@ -144,8 +157,9 @@ class ChunkArray:
     @property
     def location(self) -> str:
         """Where the array is, for messages."""
-        base = str(self.store) if isinstance(self.store, str) else f"{type(self.store).__name__}"
-        return f"{base}/{self.path}" if self.path else base
+        if isinstance(self.store, str):
+            return join(self.store, self.path) if self.path else self.store
+        return f"{type(self.store).__name__}/{self.path}" if self.path else type(self.store).__name__
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -173,19 +187,18 @@ class ChunkArray:
 
     def is_valid(self, index: Sequence[int]) -> bool:
         """Whether the chunk exists with the right size. Reads nothing; the checksum is verified on read."""
-        root = local_root(self.store)
-        if root is not None:
-            try:
-                return os.stat(root / self.chunk_key(index)).st_size == self.chunk_bytes + CRC_BYTES
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-        from zarr.core.sync import sync
+        return key_size(self.store, self.chunk_key(index)) == self.chunk_bytes + CRC_BYTES
 
-        store = zarr_store(self.store)
-        key = self.chunk_key(index)
-        if not sync(store.exists(key)):
-            return False
-        return bool(sync(store.getsize(key)) == self.chunk_bytes + CRC_BYTES)
+    def valid_keys(self) -> set[str]:
+        """Keys of the chunks that are there with the right size, for counting many: one listing, no look at each.
+
+        A listing may lag behind; whether a chunk has to be computed is decided by :meth:`is_valid`.
+        """
+        base = self.location if isinstance(self.store, str) else None
+        if base is None:
+            return {key for key in list_keys(self.store) if key_size(self.store, key) == self.chunk_bytes + CRC_BYTES}
+        wanted = self.chunk_bytes + CRC_BYTES
+        return {self._key(entry.key) for entry in list_entries(base) if entry.num_bytes == wanted}
 
     def read(self, index: Sequence[int], *, verify: bool = True) -> FloatArray:
         """Read one whole chunk, read-only: mapped on a local file system, fetched by key elsewhere.
@@ -230,6 +243,7 @@ class ChunkArray:
 
     def _fetch(self, index: Sequence[int]) -> tuple[memoryview, FloatArray]:
         """The bytes of a chunk with its checksum, which has not been compared, and its values."""
+        check_cancelled()
         failpoint("chunk.before_read")
         root = local_root(self.store)
         data: Any
@@ -244,15 +258,27 @@ class ChunkArray:
             except (FileNotFoundError, NotADirectoryError):
                 raise self._damaged(index, "missing") from None
         else:
-            data = get_key(zarr_store(self.store), self.chunk_key(index))
-            if data is None:
-                raise self._damaged(index, "missing")
-            if len(data) != self.chunk_bytes + CRC_BYTES:
-                raise self._damaged(index, f"{len(data)} bytes, {self.chunk_bytes + CRC_BYTES} expected")
+            data = self._fetch_by_key(index)
         count = int(np.prod(self.chunks))
         block = np.frombuffer(data, dtype=self.numpy_dtype, count=count).reshape(self.chunks)
         block.flags.writeable = False
-        return memoryview(data), block
+        return memoryview(data).cast("B"), block
+
+    def _fetch_by_key(self, index: Sequence[int]) -> Any:
+        """A whole object, or the value of a Zarr store."""
+        key, num_bytes = self.chunk_key(index), self.chunk_bytes + CRC_BYTES
+        if is_url(self.store):
+            from dkrr.objects import fetch
+
+            found = fetch(self.store, key, num_bytes)
+        else:
+            value = read_key(self.store, key)
+            found = None if value is None else (len(value), value)
+        if found is None:
+            raise self._damaged(index, "missing")
+        if found[0] != num_bytes:
+            raise self._damaged(index, f"{found[0]} bytes, {num_bytes} expected")
+        return found[1]
 
     def _verify(self, index: Sequence[int], data: memoryview, found: int) -> None:
         stored = int.from_bytes(data[self.chunk_bytes :], "little")
@@ -266,28 +292,12 @@ class ChunkArray:
         failpoint("chunk.before_write", block)
         view = block.data.cast("B")
         tail = crc32c(view).to_bytes(CRC_BYTES, "little")
-        root = local_root(self.store)
-        if root is None:
-            set_key(zarr_store(self.store), self.chunk_key(index), bytes(view) + tail)
-        else:
-            path = root / self.chunk_key(index)
-            try:
-                write_file(path, view, tail)
-            except FileNotFoundError:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_file(path, view, tail)
+        write_key(self.store, self.chunk_key(index), view, tail)
         failpoint("chunk.after_write")
 
     def delete(self, index: Sequence[int]) -> None:
         """Remove one chunk; a missing one is no error."""
-        root = local_root(self.store)
-        if root is not None:
-            with contextlib.suppress(FileNotFoundError):
-                (root / self.chunk_key(index)).unlink()
-            return
-        from zarr.core.sync import sync
-
-        sync(zarr_store(self.store).delete(self.chunk_key(index)))
+        delete_key(self.store, self.chunk_key(index))
 
     def sync(self) -> None:
         """Make all chunks durable on a local file system; nothing elsewhere."""

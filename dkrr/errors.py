@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "CancelledError",
     "ClusterError",
     "ConvergenceError",
     "DamagedChunkError",
@@ -170,3 +171,7 @@ class InterruptedRunError(DkrrError):
     """Raised when a run was interrupted; starting it again continues it."""
 
     exit_code = 75
+
+
+class CancelledError(InterruptedRunError):
+    """Raised when somebody asked a run to stop; resuming it continues it."""

@@ -18,7 +18,7 @@ from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.table import check_shape, to_floats
 from dkrr.errors import DataError
 from dkrr.fitting import choose_tile_size
-from dkrr.stores import place, remove_array
+from dkrr.stores import place, remove_array, zarr_store
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["check_given", "given_rows", "store_given_matrix"]
@@ -99,7 +99,7 @@ def _opened(K: Any) -> Any:
             return np.load(K, mmap_mode="r", allow_pickle=False)
         import zarr
 
-        return zarr.open_array(str(K), mode="r", zarr_format=3)
+        return zarr.open_array(zarr_store(str(K)), mode="r", zarr_format=3)
     return K if hasattr(K, "shape") else np.asarray(K)
 
 

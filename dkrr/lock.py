@@ -1,168 +1,164 @@
 """A lock with an owner: one process at a time factors into an array.
 
-The lock is a small JSON file beside the array. Its owner raises a counter every few seconds. A lock is stale when its
-process is known to be gone (same host, no such process), or when a reader saw the counter unchanged for 60 s of the
-reader's own clock; clocks of different machines are never compared. Taking over raises the epoch by one.
+The lock is a small JSON document beside the array, a file or an object, that is compared and swapped
+(:mod:`dkrr.swap`). Its owner raises a counter every few seconds. A lock is stale when its process is known to be gone
+(same host, no such process), or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of
+different machines are never compared. Taking over raises the epoch by one.
+
+A file is removed in the end. An object cannot be removed under a condition, so it stays and says that it was released:
+the next owner goes on counting epochs from there, and ``dkrr gc`` removes what is old.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
+import contextvars
 import logging
-import os
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
-
+from dkrr.address import join, name_of, parent_of
 from dkrr.errors import LockedError, StoreError
-from dkrr.stores import local_root, read_json, write_json
+from dkrr.fence import fence_holder
+from dkrr.processes import is_gone as _is_gone
+from dkrr.processes import is_here, is_stopped, process_record
+from dkrr.processes import stale_seconds as default_stale_seconds
+from dkrr.stores import is_url, local_root
+from dkrr.swap import Versioned, create_json, discard_json, read_versioned, swap_json
 
 __all__ = ["hold_lock"]
 
 logger = logging.getLogger("dkrr.lock")
 
 HEARTBEAT_SECONDS = 5.0
-STALE_SECONDS = 60.0
 
 
 def _me() -> dict[str, Any]:
-    process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
+    """This process, and the run that it drives, if any."""
+    return {**process_record(), **fence_holder()}
 
 
-def _is_gone(owner: dict[str, Any]) -> bool:
-    """Whether the owner is a process of this host that does not exist any more."""
-    if owner.get("host") != socket.gethostname():
-        return False
-    try:
-        process = psutil.Process(int(owner["pid"]))
-        return bool(abs(process.create_time() - float(owner["started"])) > 1 or process.status() == "zombie")
-    except psutil.NoSuchProcess:
-        return True
+def _is_void(owner: dict[str, Any]) -> bool:
+    """Whether the owner drove the run that this process drives now: it was replaced, and writes nothing any more."""
+    mine = fence_holder()
+    return bool(mine) and owner.get("run") == mine["run"] and int(owner.get("epoch", 0)) < int(mine["epoch"])
 
 
 @contextlib.contextmanager
-def hold_lock(location: str, *, stale_seconds: float = STALE_SECONDS) -> Iterator[None]:
-    """Hold ``location``.lock while the block runs; a local path only (other stores are not locked).
+def hold_lock(location: Any, *, stale_seconds: float | None = None) -> Iterator[None]:
+    """Hold ``location``.lock, on a path or at an address, while the block runs; Zarr stores are not locked.
 
-    The lock of a process on another host is watched for ``stale_seconds`` and taken over when its counter stands still.
+    The lock of a process that is stopped, or on another host, is watched for ``stale_seconds``
+    (:func:`dkrr.processes.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
+    driver of the same run is void.
 
     Raises
     ------
     LockedError
         Another process holds it; names host and process.
+    StoreError
+        An object store that does not honour conditional puts, see :func:`dkrr.swap.check_conditions`.
     """
     root = local_root(location)
-    if root is None:
+    if root is None and not is_url(location):
         yield
         return
-    path = root.with_name(root.name + ".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    token = uuid.uuid4().hex
-    epoch = _acquire(path, token, stale_seconds)
+    where = location if root is None else str(root.absolute())
+    lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)
+    lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds)
     stop = threading.Event()
-    thread = threading.Thread(target=_beat, args=(path, token, epoch, stop), daemon=True, name="dkrr-lock")
+    run = contextvars.copy_context().run  # behind the same fence as the block
+    thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
-        # a lock that cannot be removed is stale as soon as this process ends; its error must not hide another
-        with contextlib.suppress(OSError, StoreError):
-            if _owned(path, token):
-                path.unlink()
+        # a lock that cannot be released is stale as soon as this process ends; its error must not hide another
+        with contextlib.suppress(OSError, StoreError, LockedError):
+            lock.release()
 
 
-def _record(token: str, epoch: int, counter: int) -> dict[str, Any]:
-    return {"token": token, "epoch": epoch, "counter": counter, "owner": _me()}
+class _Lock:
+    """One holder's view of a lock: the document ``key`` in ``folder``."""
 
+    def __init__(self, folder: str, key: str, token: str) -> None:
+        self.folder, self.key, self.token = folder, key, token
+        self.epoch = 0
 
-def _acquire(path: Path, token: str, stale_seconds: float) -> int:
-    while True:
-        if _create(path, _record(token, 1, 0)):
-            return 1
-        found = read_json(str(path.parent), path.name)
-        if found is None:
-            continue
-        owner = found["owner"]
-        elsewhere = owner["host"] != socket.gethostname()
-        if not _is_gone(owner) and not (elsewhere and _stands_still(path, found, stale_seconds)):
+    def acquire(self, stale_seconds: float) -> None:
+        while not self.epoch:
+            if create_json(self.folder, self.key, self._record(1, 0)) is not None:
+                self.epoch = 1
+                return
+            found = read_versioned(self.folder, self.key)
+            if found is None:
+                continue
+            if not found.value.get("released"):
+                self._refuse_if_alive(found, stale_seconds)
+            # of two processes that have seen the same stale lock, one can swap it
+            epoch = int(found.value["epoch"]) + 1
+            if swap_json(self.folder, self.key, self._record(epoch, 0), found.version) is not None:
+                self.epoch = epoch
+
+    def _refuse_if_alive(self, found: Versioned, stale_seconds: float) -> None:
+        owner = found.value["owner"]
+        may_be_dead = not is_here(owner) or is_stopped(owner)
+        free = _is_void(owner) or _is_gone(owner)
+        if not free and not (may_be_dead and self._stands_still(found, stale_seconds)):
             raise LockedError(
-                f"{path.with_suffix('')} is being written by process {owner['pid']} on {owner['host']}",
+                f"{join(self.folder, self.key.removesuffix('.lock'))} is being written by process {owner['pid']} on "
+                f"{owner['host']}",
                 hint="wait for it, or stop it and start again",
                 owner=owner,
             )
-        epoch = _take_over(path, token, found)
-        if epoch is not None:
-            return epoch
 
+    def _stands_still(self, seen: Versioned, stale_seconds: float) -> bool:
+        deadline = time.monotonic() + stale_seconds
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, stale_seconds / 10))
+            now = read_versioned(self.folder, self.key)
+            if now is None or now.version != seen.version:
+                return False
+        return True
 
-def _take_over(path: Path, token: str, stale: dict[str, Any]) -> int | None:
-    """Replace a stale lock; None when it is not the one that was seen any more.
+    def beat(self, stop: threading.Event) -> None:
+        """Raise the counter until told to stop, or until the lock is another's."""
+        counter = 0
+        while not stop.wait(HEARTBEAT_SECONDS):
+            counter += 1
+            try:
+                # read anew each time: the answer to the last write may have been lost, and it was written all the same
+                held = self._held()
+                record = self._record(self.epoch, counter)
+                if held is None or swap_json(self.folder, self.key, record, held.version) is None:
+                    logger.warning("%s in %s was taken over by another process", self.key, self.folder)
+                    return
+            except LockedError:
+                return  # another driver has the run, and may take this lock
+            except (OSError, StoreError) as exc:
+                # a full disk now may have room in a few seconds; without a heartbeat the lock would be lost for good
+                logger.warning("%s in %s cannot be renewed (%s)", self.key, self.folder, exc)
 
-    Two processes may have seen the same stale lock. The kernel lets one of them at a time compare and replace; the
-    folder is what they lock, so that no file is left behind.
-    """
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a network file system that cannot; the comparison alone has to do
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        found = read_json(str(path.parent), path.name)
-        if found is None or (found["token"], found["counter"]) != (stale["token"], stale["counter"]):
-            return None
-        epoch = int(found["epoch"]) + 1
-        write_json(str(path.parent), path.name, _record(token, epoch, 0))
-        return epoch
-    finally:
-        os.close(folder)
+    def release(self) -> None:
+        """Give it back, unless it is another's by now."""
+        held = self._held()
+        if held is None:
+            return
+        if is_url(self.folder):
+            swap_json(self.folder, self.key, {**held.value, "released": True}, held.version)
+        else:
+            discard_json(self.folder, self.key, held.version)
 
+    def _held(self) -> Versioned | None:
+        """The document while it is this holder's."""
+        found = read_versioned(self.folder, self.key)
+        is_ours = found is not None and isinstance(found.value, dict) and found.value.get("token") == self.token
+        return found if is_ours else None
 
-def _create(path: Path, record: dict[str, Any]) -> bool:
-    """Create the file whole, or not at all when it exists (a link never replaces)."""
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    draft.write_text(json.dumps(record))
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink()
-    return True
-
-
-def _stands_still(path: Path, seen: dict[str, Any], stale_seconds: float) -> bool:
-    deadline = time.monotonic() + stale_seconds
-    while time.monotonic() < deadline:
-        time.sleep(min(1.0, stale_seconds / 10))
-        now = read_json(str(path.parent), path.name)
-        if now is None or (now["counter"], now["token"]) != (seen["counter"], seen["token"]):
-            return False
-    return True
-
-
-def _owned(path: Path, token: str) -> bool:
-    found = read_json(str(path.parent), path.name)
-    return isinstance(found, dict) and found.get("token") == token
-
-
-def _beat(path: Path, token: str, epoch: int, stop: threading.Event) -> None:
-    counter = 0
-    while not stop.wait(HEARTBEAT_SECONDS):
-        counter += 1
-        try:
-            if not _owned(path, token):
-                logger.warning("%s was taken over by another process", path)
-                return
-            write_json(str(path.parent), path.name, _record(token, epoch, counter))
-        except (OSError, StoreError) as exc:
-            # a full disk now may have room in a few seconds; without a heartbeat the lock would be lost for good
-            logger.warning("%s cannot be renewed (%s)", path, exc)
+    def _record(self, epoch: int, counter: int) -> dict[str, Any]:
+        return {"token": self.token, "epoch": epoch, "counter": counter, "owner": _me()}

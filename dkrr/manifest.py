@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dkrr.errors import StoreError
-from dkrr.stores import get_key, list_keys, local_root, read_json, write_json, zarr_store
+from dkrr.stores import list_keys, local_root, read_json, read_key, write_json
 
 __all__ = ["MANIFEST", "check_manifest", "manifest_digest", "refuse_links", "write_manifest"]
 
@@ -17,13 +17,8 @@ MANIFEST = "manifest.json"
 
 
 def _keys(store: Any) -> list[str]:
-    root = local_root(store)
-    if root is None:
-        return list_keys(zarr_store(store))
-    refuse_links(root)
-    return sorted(
-        os.path.relpath(os.path.join(folder, name), root) for folder, _, names in os.walk(root) for name in names
-    )
+    refuse_links(store)
+    return list_keys(store)
 
 
 def refuse_links(store: Any) -> None:
@@ -52,7 +47,7 @@ def _digest(store: Any, key: str) -> str:
 def _parts(store: Any, key: str) -> Iterator[bytes]:
     root = local_root(store)
     if root is None:
-        yield get_key(zarr_store(store), key) or b""
+        yield read_key(store, key) or b""
         return
     with open(root / key, "rb") as file:
         while part := file.read(2**20):

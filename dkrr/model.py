@@ -21,13 +21,14 @@ from dkrr.dataset import RowArray, Scaling
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.fence import check_fence
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
-from dkrr.manifest import check_manifest, refuse_links, write_manifest
-from dkrr.stores import local_root, read_json, sync_folder, write_json
+from dkrr.manifest import MANIFEST, check_manifest, refuse_links, write_manifest
+from dkrr.stores import children, is_url, local_root, read_json, remove_array, sync_folder, write_json
 from dkrr.uncertainty import WithUncertainty
 
 __all__ = ["Model", "load_model"]
@@ -36,6 +37,7 @@ FORMAT = "dkrr-model"
 FORMAT_VERSION = 1
 BLOCK_ROWS = 4096
 IN_MEMORY_BYTES = 64 * 2**20
+ARRAYS = ("X_fit", "dual_coef", "sample_weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +194,10 @@ class Model(WithUncertainty):
         return X.map_blocks(_predict_part, self, dtype=np.float64, chunks=(X.chunks[0], columns), meta=np.empty((0, 0)))
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
-        """Write the model to ``path`` (a folder, or a URL); on a local file system it appears whole or not at all.
+        """Write the model to ``path`` (a folder, or an address).
+
+        In a folder it appears whole or not at all. Objects cannot be renamed: at an address the manifest comes last,
+        and while a model is replaced there is none for the moment; a reader never sees parts of two.
 
         Raises
         ------
@@ -208,7 +213,7 @@ class Model(WithUncertainty):
                 raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
             _require_model(path)
         if root is None:
-            self._write(path, attributes)
+            self._write_objects(path, attributes)
             return
         root.parent.mkdir(parents=True, exist_ok=True)
         partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
@@ -216,6 +221,7 @@ class Model(WithUncertainty):
             self._write(str(partial), attributes)
             sync_folder(partial)
             failpoint("model.before_pointer")
+            check_fence()
             if root.exists():
                 retired = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
                 os.replace(root, retired)
@@ -226,6 +232,16 @@ class Model(WithUncertainty):
             failpoint("model.after_pointer")
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _write_objects(self, path: Any, attributes: dict[str, Any]) -> None:
+        if is_url(path):
+            known = {"zarr.json", MANIFEST, *ARRAYS}
+            foreign = [name for name in children(path) if name not in known]
+            if foreign:
+                raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another address")
+            remove_array(path)  # the metadata first; also what a save that was interrupted left
+        self._write(path, attributes)
+        failpoint("model.after_pointer")
 
     def _attributes(self) -> dict[str, Any]:
         # absent without an intercept, as in models written before there was one
@@ -260,7 +276,7 @@ class Model(WithUncertainty):
         return found
 
     def _arrays(self) -> dict[str, RowSource]:
-        named = {"X_fit": self.x_fit, "dual_coef": self.dual_coef, "sample_weight": self.sample_weight}
+        named = dict(zip(ARRAYS, (self.x_fit, self.dual_coef, self.sample_weight), strict=True))
         return {name: rows for name, rows in named.items() if rows is not None}
 
     def _write(self, store: Any, attributes: dict[str, Any]) -> None:
@@ -270,6 +286,8 @@ class Model(WithUncertainty):
             )
             for number, start in enumerate(range(0, rows.num_rows, BLOCK_ROWS)):
                 copy.write_chunk(number, rows.read(start, min(start + BLOCK_ROWS, rows.num_rows)))
+        if local_root(store) is None:
+            failpoint("model.before_pointer")
         write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
         write_manifest(store)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.address import join, parent_of
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.sources import Table, open_table
@@ -21,7 +22,7 @@ from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError
 from dkrr.fitting import choose_tile_size, task_bytes
 from dkrr.lazy import lazy_rows
-from dkrr.stores import is_url, local_root, place, read_json, remove_array
+from dkrr.stores import arrays_below, copy_tree, is_url, local_root, place, read_json, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "find_dataset",
     "find_executor",
     "free_bytes",
+    "measured_place",
     "nothing_new",
     "resolve_tile_size",
     "rows_on_disk",
@@ -78,6 +80,11 @@ def existing_folder(root: Any) -> Path:
     return path
 
 
+def measured_place(root: Any) -> Path | str:
+    """Where the speed of a store is measured: the store, or the folder that it will be in."""
+    return str(root) if is_url(root) else existing_folder(root)
+
+
 def free_bytes(root: Any) -> int | None:
     """Bytes that are free where a store is; None for an address."""
     return None if is_url(str(root)) else shutil.disk_usage(existing_folder(root)).free
@@ -103,13 +110,12 @@ def check_disk(root: Any, needed_bytes: int, grid: TileGrid, fields: dict[str, l
 
 
 def _present_bytes(root: Any, grid: TileGrid, fields: dict[str, list[Any]]) -> int:
-    path = local_root(root)
     total = 0
-    for location in [] if path is None else [*path.glob("factors/*.zarr"), *path.glob("grams/*.zarr")]:
-        document = read_json(str(location), "zarr.json") or {}
+    for location in arrays_below(root, "factors", "grams"):
+        document = read_json(location, "zarr.json") or {}
         found = document.get("attributes", {})
         if found.get("tile_size") == grid.tile_size and all(found.get(key) in fields[key] for key in fields):
-            matrix = TileMatrix.open(str(location))
+            matrix = TileMatrix.open(location)
             total += matrix.num_bytes - len(matrix.missing()) * (matrix.array.chunk_bytes + 4)
     return total
 
@@ -178,12 +184,19 @@ def _parts(dataset: Dataset, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]
 
 
 def _named_by_content(dataset: Dataset) -> Dataset:
-    """The same rows under a name made of their digests, on a local file system."""
+    """The same rows under a name made of their digests; objects are copied by their store, and the metadata last."""
     root = local_root(dataset.path)
-    if root is None:
+    if root is None and not is_url(dataset.path):
         return dataset
     digests = [digest[:40] for digest in (dataset.digest, dataset.digest_y, dataset.digest_weight) if digest]
-    target = root.with_name("-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr")
+    name = "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr"
+    if root is None:
+        location = join(parent_of(dataset.path), name)
+        if read_json(location, "zarr.json") is None:
+            copy_tree(dataset.path, location)
+        remove_array(dataset.path)
+        return open_dataset(location)
+    target = root.with_name(name)
     try:
         os.rename(root, target)
     except OSError:  # another fit of the same rows was first

@@ -1,7 +1,8 @@
-"""Places where things are kept: local folders, URLs and Zarr stores, with one set of verbs for all three.
+"""Places where things are kept: local folders, addresses and Zarr stores, with one set of verbs for all three.
 
-A store is given as a path, a URL such as ``s3://bucket/key``, or a Zarr store object. Writes are atomic everywhere: a
-reader sees the old value, the new one, or none.
+A store is given as a path, an address such as ``s3://bucket/key`` (:mod:`dkrr.address`), or a Zarr store object. Writes
+are atomic everywhere: a reader sees the old value, the new one, or none. An object store is asked for exact keys; only
+what counts and cleans up lists (:func:`list_entries`, :func:`children`).
 """
 
 from __future__ import annotations
@@ -11,34 +12,51 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dkrr.address import is_url, join, parse_address
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
+from dkrr.fence import check_fence
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 __all__ = [
-    "get_key",
+    "Entry",
+    "arrays_below",
+    "children",
+    "copy_tree",
+    "delete_key",
     "is_url",
+    "json_bytes",
+    "key_size",
+    "list_entries",
     "list_keys",
     "local_root",
+    "parse_json",
     "place",
     "read_json",
+    "read_key",
     "remove_array",
-    "set_key",
     "sync_folder",
     "write_file",
     "write_json",
+    "write_key",
     "zarr_store",
 ]
 
 
-def is_url(location: Any) -> bool:
-    """Whether ``location`` is an address such as ``s3://bucket/key`` and not a path."""
-    return isinstance(location, str) and "://" in location
+@dataclass(frozen=True)
+class Entry:
+    """A key below a location, its bytes, and when it was last written (seconds since 1970)."""
+
+    key: str
+    num_bytes: int
+    modified: float
 
 
 def local_root(store: Any) -> Path | None:
@@ -52,7 +70,7 @@ def local_root(store: Any) -> Path | None:
 
 
 def place(root: Any, *names: str) -> str:
-    """The path or URL of something below a store root; local parent folders are made.
+    """The path or address of something below a store root; local parent folders are made.
 
     Raises
     ------
@@ -60,7 +78,7 @@ def place(root: Any, *names: str) -> str:
         ``root`` is a store object, or a folder cannot be made.
     """
     if is_url(root):
-        return "/".join([str(root).rstrip("/"), *names])
+        return join(root, *names)
     if not isinstance(root, str | os.PathLike):
         raise StoreError(f"a store root is a path or a URL, {type(root).__name__} given")
     path = Path(root).joinpath(*names)
@@ -72,7 +90,7 @@ def place(root: Any, *names: str) -> str:
 
 
 def zarr_store(location: Any) -> Store:
-    """The Zarr store for a path, a URL or a store object."""
+    """The Zarr store for a path, an address or a store object: for what Zarr itself shall read."""
     from zarr.abc.store import Store
     from zarr.storage import LocalStore
 
@@ -80,41 +98,132 @@ def zarr_store(location: Any) -> Store:
         return location
     if not is_url(location):
         return LocalStore(str(location))
-    try:
-        from obstore.store import from_url
-        from zarr.storage import ObjectStore
-    except ImportError as exc:
-        raise StoreError(
-            f"{location} is an object store", hint="install dkrr[object-store] to read and write it"
-        ) from exc
-    return ObjectStore(from_url(location))
+    from zarr.storage import ObjectStore
+
+    from dkrr.objects import client_of
+
+    store, _ = client_of(location, below=True)
+    return ObjectStore(store)
 
 
-def get_key(store: Store, key: str) -> bytes | None:
+def read_key(location: Any, key: str) -> bytes | None:
     """The bytes behind a key, None when it does not exist."""
+    root = local_root(location)
+    if root is not None:
+        try:
+            return (root / key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    if is_url(location):
+        from dkrr.objects import read_object
+
+        found = read_object(location, key)
+        return None if found is None else found[0]
     from zarr.core.buffer import default_buffer_prototype
     from zarr.core.sync import sync
 
-    buffer = sync(store.get(key, default_buffer_prototype()))
+    buffer = sync(location.get(key, default_buffer_prototype()))
     return None if buffer is None else buffer.to_bytes()
 
 
-def list_keys(store: Store) -> list[str]:
-    """All keys of a store, sorted."""
+def write_key(location: Any, key: str, *parts: Any) -> None:
+    """Write what is given in one or more buffers behind a key, atomically; local folders are made."""
+    root = local_root(location)
+    if root is not None:
+        path = root / key
+        try:
+            write_file(path, *parts)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, *parts)
+        return
+    if is_url(location):
+        from dkrr.objects import put_object
+
+        failpoint("chunk.mid_write")
+        check_fence()
+        put_object(location, key, *parts)
+        return
+    check_fence()
+    from zarr.core.buffer import default_buffer_prototype
+    from zarr.core.sync import sync
+
+    sync(location.set(key, default_buffer_prototype().buffer.from_bytes(b"".join(bytes(part) for part in parts))))
+
+
+def key_size(location: Any, key: str) -> int | None:
+    """Bytes behind a key, None when it does not exist; reads nothing."""
+    root = local_root(location)
+    if root is not None:
+        try:
+            return os.stat(root / key).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    if is_url(location):
+        from dkrr.objects import find_object
+
+        found = find_object(location, key)
+        return None if found is None else found.num_bytes
+    from zarr.core.sync import sync
+
+    return int(sync(location.getsize(key))) if sync(location.exists(key)) else None
+
+
+def delete_key(location: Any, key: str) -> None:
+    """Remove a key; one that does not exist is no error."""
+    root = local_root(location)
+    if root is not None:
+        with contextlib.suppress(FileNotFoundError):
+            (root / key).unlink()
+    elif is_url(location):
+        from dkrr.objects import delete_objects
+
+        delete_objects(location, [key])
+    else:
+        from zarr.core.sync import sync
+
+        sync(location.delete(key))
+
+
+def list_entries(location: Any) -> list[Entry]:
+    """Every file or object below a path or address, by key; a folder that does not exist has none."""
+    root = local_root(location)
+    if root is None:
+        from dkrr.objects import list_objects
+
+        return [Entry(item.key, item.num_bytes, item.modified) for item in list_objects(location)]
+    found = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                facts = os.lstat(path)
+                found.append(Entry(os.path.relpath(path, root), facts.st_size, facts.st_mtime))
+    return sorted(found, key=lambda entry: entry.key)
+
+
+def list_keys(location: Any) -> list[str]:
+    """Every key below a path, an address or in a Zarr store, sorted."""
+    if is_url(location) or local_root(location) is not None:
+        return [entry.key for entry in list_entries(location)]
     from zarr.core.sync import sync
 
     async def collect() -> list[str]:
-        return [key async for key in store.list()]
+        return [key async for key in location.list()]
 
     return sorted(sync(collect()))
 
 
-def set_key(store: Store, key: str, value: bytes) -> None:
-    """Write the bytes behind a key."""
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.core.sync import sync
+def children(location: Any) -> list[str]:
+    """Names right below a path or address, sorted; none where nothing is, and none of a Zarr store."""
+    root = local_root(location)
+    if root is not None:
+        return sorted(os.listdir(root)) if root.is_dir() else []
+    if not is_url(location):
+        return []
+    from dkrr.objects import list_names
 
-    sync(store.set(key, default_buffer_prototype().buffer.from_bytes(value)))
+    return list_names(location)
 
 
 def write_file(path: Path, *parts: Any) -> None:
@@ -127,6 +236,7 @@ def write_file(path: Path, *parts: Any) -> None:
                 while len(view):
                     view = view[file.write(view) :]
         failpoint("chunk.mid_write")
+        check_fence()
         os.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -146,41 +256,67 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_array(location: Any) -> None:
-    """Remove an array or group with everything in it."""
+    """Remove an array or group with everything in it.
+
+    Raises
+    ------
+    StoreError
+        The address is a whole bucket.
+    """
+    check_fence()
     root = local_root(location)
     if root is not None:
         shutil.rmtree(root, ignore_errors=True)
         return
-    from zarr.core.sync import sync
+    if not is_url(location):
+        from zarr.core.sync import sync
 
-    sync(zarr_store(location).delete_dir(""))
-
-
-def write_json(location: Any, key: str, value: Any) -> None:
-    """Write a JSON document atomically below ``location`` (path, URL or store)."""
-    data = json.dumps(value, indent=1, sort_keys=True).encode()
-    root = local_root(location)
-    if root is None:
-        set_key(zarr_store(location), key, data)
+        sync(location.delete_dir(""))
         return
-    path = root / key
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, data)
+    if not parse_address(location).key:
+        raise StoreError(f"{location} is a whole bucket, which is never emptied", hint="give a key below it")
+    from dkrr.objects import delete_objects
+
+    # metadata first, so that a removal that is interrupted leaves no array with holes
+    keys = sorted(list_keys(location), key=lambda key: (not key.endswith(".json"), key))
+    delete_objects(location, [key for key in keys if key.endswith(".json")])
+    delete_objects(location, [key for key in keys if not key.endswith(".json")])
 
 
-def read_json(location: Any, key: str) -> Any | None:
-    """Read a JSON document; None when it does not exist."""
-    root = local_root(location)
-    if root is None:
-        data = get_key(zarr_store(location), key)
-    else:
-        try:
-            data = (root / key).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            data = None
-    if data is None:
-        return None
+def copy_tree(source: str, target: str, *, is_last: Callable[[str], bool] = lambda key: key == "zarr.json") -> None:
+    """Copy all objects below an address to another one in the same store; those that ``is_last`` names come last."""
+    from dkrr.objects import copy_object
+
+    for key in sorted(list_keys(source), key=lambda key: (is_last(key), key)):
+        copy_object(source, key, join(target, key))
+
+
+def arrays_below(root: Any, *kinds: str) -> Iterable[str]:
+    """Locations of the arrays in the folders ``kinds`` (such as "factors") of a store."""
+    for kind in kinds if isinstance(root, str | os.PathLike) else ():
+        folder = join(root, kind)
+        yield from (join(folder, name) for name in children(folder) if name.endswith(".zarr"))
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON document as it is written."""
+    return json.dumps(value, indent=1, sort_keys=True).encode()
+
+
+def parse_json(data: bytes, location: Any, key: str) -> Any:
+    """A JSON document as it is read; :class:`StoreError` when it is none."""
     try:
         return json.loads(data)
     except ValueError as exc:
         raise StoreError(f"{key} of {location} is not valid JSON ({exc})", hint="restore or remove it") from exc
+
+
+def write_json(location: Any, key: str, value: Any) -> None:
+    """Write a JSON document atomically below ``location`` (path, address or store)."""
+    write_key(location, key, json_bytes(value))
+
+
+def read_json(location: Any, key: str) -> Any | None:
+    """Read a JSON document; None when it does not exist."""
+    data = read_key(location, key)
+    return None if data is None else parse_json(data, location, key)

@@ -41,9 +41,9 @@ from dkrr.records import (
 )
 from dkrr.resources import (
     check_disk,
-    existing_folder,
     find_executor,
     free_bytes,
+    measured_place,
     nothing_new,
     resolve_tile_size,
     rows_on_disk,
@@ -203,8 +203,8 @@ class TiledFit:
     def _machine(self, problem: Problem, executor: Executor, root: Any) -> Machine:
         """Rates of the workers."""
         where = _where(executor)
-        folder, threads = existing_folder(root), executor.num_threads
-        return measure_machine(problem.kernel, problem.num_features, folder, threads=threads, where=where)
+        place, threads = measured_place(root), executor.num_threads
+        return measure_machine(problem.kernel, problem.num_features, place, threads=threads, where=where)
 
     @property
     def _precision(self) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 # from the lowest floor to the highest; a module may import from its own floor and from those below
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"_version", "chunks", "errors", "failpoints", "kernels", "lock", "manifest", "stores", "threads"}),
+    frozenset({"_version", "chunks", "errors", "failpoints", "kernels", "lock", "manifest", "stores", "threads"})
+    | frozenset({"address", "buffers", "cancellation", "credentials", "fence", "interrupts", "objects", "processes"})
+    | frozenset({"swap"}),
     frozenset({"dataset"}),
     frozenset({"tiles"}),
     frozenset({"engine"}),

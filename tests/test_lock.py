@@ -18,6 +18,7 @@ from zarr.storage import MemoryStore
 
 from dkrr import lock
 from dkrr.errors import LockedError
+from dkrr.fence import fenced
 from dkrr.lock import hold_lock
 from tests.faults import failing_at, stopped, wait_until
 
@@ -81,10 +82,9 @@ def test_a_second_holder_is_told_who_has_it(place: tuple[str, Path]) -> None:
         pass
 
 
-def test_other_stores_are_not_locked() -> None:
-    with hold_lock("s3://bucket/a.zarr"), hold_lock("s3://bucket/a.zarr"):
-        pass
-    with hold_lock(MemoryStore()):  # type: ignore[arg-type]
+def test_zarr_stores_are_not_locked() -> None:
+    store = MemoryStore()
+    with hold_lock(store), hold_lock(store):
         pass
 
 
@@ -258,3 +258,44 @@ def test_processes_that_contend_for_a_lock_never_hold_it_together(tmp_path: Path
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert min(counts) > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_an_earlier_driver_of_the_same_run_is_void(place: tuple[str, Path]) -> None:
+    """The run was taken over from a process that is stopped: its locks must not hold up the next driver."""
+    location, path = place
+    code = (
+        "from dkrr.fence import fenced\nfrom dkrr.lock import hold_lock\n"
+        "fence = fenced(lambda: None, holder={'run': 'runs/a', 'epoch': 3}); fence.__enter__()\n"
+        f"lock = hold_lock({location!r}); lock.__enter__()"
+    )
+    process = a_process(code)
+    try:
+        for holder in ({"run": "runs/b", "epoch": 4}, {"run": "runs/a", "epoch": 3}, None):
+            with fenced(lambda: None, holder=holder), pytest.raises(LockedError), hold_lock(location):
+                pass
+        with fenced(lambda: None, holder={"run": "runs/a", "epoch": 4}), hold_lock(location):
+            assert read(path)["owner"]["epoch"] == 4
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_heartbeat_keeps_the_run_of_the_owner(place: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    location, path = place
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.01)
+    with fenced(lambda: None, holder={"run": "runs/a", "epoch": 3}), hold_lock(location):
+        wait_until(lambda: read(path)["counter"] > 1)
+        assert read(path)["owner"]["run"] == "runs/a"
+
+
+def test_the_lock_of_a_process_that_is_stopped_is_watched(place: tuple[str, Path]) -> None:
+    location, path = place
+    process = a_process(f"from dkrr.lock import hold_lock\nlock = hold_lock({location!r}); lock.__enter__()")
+    try:
+        with stopped(process.pid):
+            wait_until(lambda: psutil.Process(process.pid).status() == "stopped")
+            with hold_lock(location, stale_seconds=0.5):
+                assert read(path)["epoch"] == 2
+    finally:
+        process.kill()
+        process.communicate()

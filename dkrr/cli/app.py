@@ -9,6 +9,15 @@ from dkrr.cli.data import ingest_command, init_command
 from dkrr.cli.errors import CommandGroup
 from dkrr.cli.inspect import doctor_command, gc_command, info_command
 from dkrr.cli.run import evaluate_command, fit_command, plan_command, predict_command
+from dkrr.cli.runs import (
+    cancel_command,
+    list_command,
+    logs_command,
+    resume_command,
+    status_command,
+    submit_command,
+    wait_command,
+)
 from dkrr.cli.tune import tune_command
 
 __all__ = ["main"]
@@ -19,7 +28,8 @@ __all__ = ["main"]
 def main() -> None:
     """Exact kernel ridge regression, out of core, on Dask and Zarr.
 
-    Start with `dkrr init DATA > job.toml`, look at it with `dkrr plan job.toml`, run it with `dkrr fit job.toml`.
+    Start with `dkrr init DATA > job.toml`, look at it with `dkrr plan job.toml`, run it with `dkrr fit job.toml`,
+    or `dkrr submit job.toml` and walk away.
 
     Exit codes: 0 done, 2 usage or job file, 3 plan refused, 4 bad data, 5 numerical, 6 cluster, 8 locked, 75
     interrupted and resumable.
@@ -34,6 +44,13 @@ for command in (
     tune_command,
     predict_command,
     evaluate_command,
+    submit_command,
+    status_command,
+    logs_command,
+    wait_command,
+    cancel_command,
+    resume_command,
+    list_command,
     info_command,
     doctor_command,
     gc_command,

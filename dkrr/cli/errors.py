@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
-import signal
 import sys
 import traceback
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
 
-from dkrr.errors import DkrrError, InterruptedRunError
+from dkrr.errors import DkrrError
+from dkrr.interrupts import resumable
 
 __all__ = ["Command", "CommandGroup", "resumable"]
 
@@ -92,32 +90,3 @@ def _end(ctx: click.Context, error: BaseException, message: str, hint: str, code
     if hint:
         click.echo(f"hint: {hint}", err=True)
     ctx.exit(code)
-
-
-@contextlib.contextmanager
-def resumable() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into :class:`~dkrr.errors.InterruptedRunError` (exit code 75), after the clean-up.
-
-    Batch systems announce the end with SIGTERM, whose default would leave worker processes no time to be closed.
-    """
-
-    def interrupt(*_: Any) -> None:
-        # the requests that are under way are abandoned, and asyncio would print a traceback for each
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        raise KeyboardInterrupt
-
-    before: dict[int, Any] = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, interrupt)
-    except ValueError:  # not in the main thread, where a signal never arrives
-        pass
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise InterruptedRunError(
-            "interrupted", hint="start the same command again; it continues with what is finished"
-        ) from None
-    finally:
-        for caught, handler in before.items():
-            signal.signal(caught, handler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -61,7 +60,7 @@ def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -
 
     items = find_garbage(_store(path), runs, kept_seconds=older_than)
     for item in items:
-        click.echo(f"{format_bytes(item.num_bytes):>10}  {item.path}  ({item.reason})")
+        click.echo(f"{format_bytes(item.num_bytes):>10}  {item.location}  ({item.reason})")
     total = sum(item.num_bytes for item in items)
     if not items:
         click.echo("nothing to delete")
@@ -71,14 +70,16 @@ def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -
         click.echo(f"{format_bytes(total)} can be deleted with --yes")
 
 
-def _store(path: str) -> Path:
-    """The store that a path means."""
+def _store(path: str) -> str:
+    """The store that a path or address means."""
+    from dkrr.address import join
+    from dkrr.stores import children
+
     if path.endswith(".toml"):
         from dkrr.jobs.spec import JobSpec
 
-        return Path(JobSpec.load(path).output.store_directory(""))
-    inside = Path(path, "store")
-    return inside if inside.is_dir() else Path(path)
+        return JobSpec.load(path).output.store_directory("")
+    return join(path, "store") if "store" in children(path) else path
 
 
 @click.command("doctor", cls=Command)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Self
 
-__all__ = ["Estimate", "ProgressDisplay"]
+__all__ = ["Estimate", "ProgressDisplay", "clock_text"]
 
 SECONDS_BETWEEN_LINES = 10.0
 # phases that count iterations; what follows a comma in a phase's name is a fact of the moment, e.g. a residual
@@ -63,11 +63,12 @@ class Estimate:
         if self.gflops > 0 and name not in ITERATIVE:
             parts.append(f"{self.gflops:.1f} GF/s")
         if self.seconds_left is not None:
-            parts.append(f"{_clock(self.seconds_left)} left")
+            parts.append(f"{clock_text(self.seconds_left)} left")
         return ", ".join(parts)
 
 
-def _clock(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
+    """``1:02:03``, or ``2:03`` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

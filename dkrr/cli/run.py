@@ -23,7 +23,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def model_location(text: str) -> str:
     """The model that a path means: itself, or the model inside a run's directory."""
-    inside = os.path.join(text, "model.zarr")
+    from dkrr.address import is_url, join, name_of
+    from dkrr.stores import read_json
+
+    inside = join(text, "model.zarr")
+    if is_url(text):
+        if name_of(text).endswith(".zarr"):
+            return text
+        return inside if read_json(inside, "zarr.json") is not None else text
     return inside if os.path.isdir(inside) else text
 
 
@@ -56,7 +63,7 @@ def fit_command(job: Path, as_json: bool) -> None:
     from dkrr.jobs.run import fit_job
 
     with resumable(), ProgressDisplay() as progress:
-        summary = fit_job(spec, progress=progress)
+        summary = fit_job(spec, progress=progress, source=job.read_bytes())
     if as_json:
         print_json(summary.to_dict())
     else:

@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from dkrr.address import join
 from dkrr.errors import DkrrError, StorageFullError, StoreError
-from dkrr.stores import local_root, read_json, write_json
+from dkrr.fence import check_fence
+from dkrr.stores import delete_key, is_url, list_keys, local_root, read_json, remove_array, write_json
 
 __all__ = [
     "FORMAT_VERSION",
@@ -61,17 +63,9 @@ def inspect(location: Any) -> State:
         attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
         if isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT:
             return "complete" if attributes.get("complete") is True else "unfinished"
-        if root is None and document is None and _is_empty_store(location):
+        if root is None and document is None and not list_keys(location):
             return "absent"
     raise StoreError(f"{location} exists and is not a data set of dkrr", hint="choose another destination")
-
-
-def _is_empty_store(location: Any) -> bool:
-    from zarr.core.sync import sync
-
-    from dkrr.stores import zarr_store
-
-    return bool(sync(zarr_store(location).is_empty("")))
 
 
 def mark_unfinished(location: Any) -> None:
@@ -99,13 +93,10 @@ def write_attributes(location: Any, attributes: dict[str, Any]) -> None:
 
 def clear(location: Any, *, keep_folder: bool = False) -> None:
     """Remove the data set at ``location``, or only what is inside the folder."""
+    check_fence()
     root = local_root(location)
     if root is None:
-        from zarr.core.sync import sync
-
-        from dkrr.stores import zarr_store
-
-        sync(zarr_store(location).delete_dir(""))
+        _clear_store(location)
         return
     # the marker goes last: an interrupted removal must still be recognised as ours
     for entry in sorted(root.iterdir(), key=lambda path: path.name == "zarr.json"):
@@ -115,6 +106,16 @@ def clear(location: Any, *, keep_folder: bool = False) -> None:
             entry.unlink()
     if not keep_folder:
         root.rmdir()
+
+
+def _clear_store(location: Any) -> None:
+    if not is_url(location):
+        remove_array(location)
+        return
+    # the marker goes last here, too
+    for name in ("X", "y", "weight"):
+        remove_array(join(location, name))
+    delete_key(location, "zarr.json")
 
 
 def check_space(location: Any, num_bytes: int) -> None:

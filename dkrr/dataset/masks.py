@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from dkrr.dataset.columns import resolve
 from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.sources import open_table
+from dkrr.dataset.sources.remote import local_copy
 from dkrr.dataset.sources.text import CsvTable, Header, read_records
 from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.stores import is_url
 
 __all__ = ["read_mask", "row_hash_fraction"]
 
@@ -88,6 +90,11 @@ def read_mask(
     StoreError
         The file cannot be read.
     """
+    if is_url(source):
+        with local_copy(str(source)) as found:
+            if found is None:
+                return _of_length(_from_table(str(source), 0 if column is None else column), source, num_rows)
+            return read_mask(found, num_rows, column=column, header=header, delimiter=delimiter)
     path = Path(source)
     with storage_errors(path):
         if not path.exists():
@@ -100,9 +107,13 @@ def read_mask(
             mask = np.array(values, dtype=bool)
         else:
             mask = _from_table(path, 0 if column is None else column)
+    return _of_length(mask, path, num_rows)
+
+
+def _of_length(mask: Mask, source: Any, num_rows: int) -> Mask:
     if len(mask) != num_rows:
         raise DataError(
-            f"mask {path} has {len(mask)} rows; {num_rows} expected", hint="a mask needs one value for each row"
+            f"mask {source} has {len(mask)} rows; {num_rows} expected", hint="a mask needs one value for each row"
         )
     return mask
 
@@ -117,14 +128,14 @@ def _from_npy(path: Path, column: str | int) -> Mask:
     return _checked(values, path, column)
 
 
-def _from_table(path: Path, column: str | int) -> Mask:
+def _from_table(path: Path | str, column: str | int) -> Mask:
     table = open_table(path)
     layout = resolve(table, target=None, features=[column], weight=None)
     values = np.concatenate([block[:, 0] for block, _ in table.blocks(layout.features)])
     return _checked(values, path, column)
 
 
-def _checked(values: NDArray[Any], path: Path, column: str | int) -> Mask:
+def _checked(values: NDArray[Any], path: Path | str, column: str | int) -> Mask:
     if values.ndim != 1:
         raise DataError(f"mask {path} has shape {values.shape}, column {column!r} wanted", hint="save one column")
     if values.dtype.kind not in "biuf":

@@ -1,7 +1,8 @@
-"""Check the workers of a cluster before work is given to them: versions, BLAS, known answers.
+"""Check the workers of a cluster before work is given to them: versions, BLAS, known answers, the store.
 
 Dask compares the versions of a few packages and only warns. Tiles written by workers of different NumPy builds or BLAS
 kernels differ in their last bits, and a pickle of one Dask version may fail in another one, so differences are errors.
+So is a store that a worker cannot see, write, read or delete from.
 
 Cost: one call on every worker at once; 0.2 s on the first call, when the workers load SciPy, 0.03 s later.
 """
@@ -20,20 +21,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dkrr._version import __version__
+from dkrr.engine.probe import Challenge, answer_challenge, challenge
 from dkrr.errors import ClusterError
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["WorkerInfo", "check_workers", "describe_process"]
+__all__ = [
+    "DRIVER_RESOURCE",
+    "WorkerInfo",
+    "check_workers",
+    "describe_process",
+    "describe_workers",
+    "difference",
+    "difference_of_versions",
+]
 
 logger = logging.getLogger("dkrr.engine.checks")
+
+DRIVER_RESOURCE = "dkrr-driver"
+"""Resource that a worker declares on whose machine drivers may be started."""
 
 PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "crc32c")
 MISSING = "missing"
 _COMPARED = ("python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr")
-_SHOWN_WORKERS = 3
+_MATTERS = (*_COMPARED, "blas_kernel")
+_SHOWN_WORKERS = 8
 _EXPORT_HINT = 'start workers with the lines that "dkrr doctor --env" prints on their machine'
+_HINTS = {"BLAS kernel": _EXPORT_HINT, "store": "give a store that every worker reaches: a shared file system or s3://"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +57,8 @@ class WorkerInfo:
 
     ``python`` is the minor version ("3.11"), the packages' versions are those installed where the worker runs, and
     ``blas`` describes each loaded BLAS library as ``threadpoolctl.threadpool_info`` does (``internal_api``,
-    ``architecture``, ``version``, ``num_threads``, ...), after the limit to one thread.
+    ``architecture``, ``version``, ``num_threads``, ...), after the limit to one thread. ``failures`` are wrong answers
+    of the BLAS, ``store_problem`` says what it cannot do with the store; both are empty when all is well.
     """
 
     address: str
@@ -60,6 +76,10 @@ class WorkerInfo:
     dkrr: str
     crc32c: str
     blas: tuple[dict[str, Any], ...]
+    blas_threads_before: int = 1
+    failures: tuple[str, ...] = ()
+    store_problem: str = ""
+    resources: tuple[str, ...] = ()
 
     @property
     def blas_kernel(self) -> str:
@@ -69,7 +89,7 @@ class WorkerInfo:
 
 
 def describe_process(dask_worker: Any = None) -> dict[str, Any]:
-    """Describe this process and put it in order; what :func:`check_workers` runs on every worker.
+    """Describe this process and put it in order.
 
     BLAS is limited to one thread, then tested. The answer is made of plain values, which any version can read.
     """
@@ -96,7 +116,19 @@ def describe_process(dask_worker: Any = None) -> dict[str, Any]:
         "blas": libraries,
         "blas_threads_before": threads_before,
         "failures": self_test(),
+        "resources": [] if dask_worker is None else sorted(dask_worker.state.total_resources),
     }
+
+
+async def describe_worker(dask_worker: Any = None, **request: Any) -> dict[str, Any]:
+    """What :func:`check_workers` runs on every worker: :func:`describe_process`, and a look at the store.
+
+    On the event loop, so that a busy worker answers as well; the store in a thread, for it may be slow. What another
+    version of dkrr asks for besides is ignored.
+    """
+    description = describe_process(dask_worker)
+    description["store_problem"] = await asyncio.to_thread(answer_challenge, request.get("challenge"))
+    return description
 
 
 def _versions() -> dict[str, str]:
@@ -109,7 +141,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def check_workers(client: Client, timeout: float = 30.0) -> list[WorkerInfo]:
+def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -> list[WorkerInfo]:
     """Describe, put in order and test every worker of a cluster.
 
     A worker whose BLAS uses several threads is limited to one, and a warning is logged.
@@ -120,6 +152,8 @@ def check_workers(client: Client, timeout: float = 30.0) -> list[WorkerInfo]:
         A synchronous client.
     timeout
         Seconds within which every worker must answer.
+    store
+        Path or URL where every worker must see what this process writes, and write, read and delete.
 
     Returns
     -------
@@ -129,53 +163,79 @@ def check_workers(client: Client, timeout: float = 30.0) -> list[WorkerInfo]:
     Raises
     ------
     ClusterError
-        There are no workers; one does not answer, lacks dkrr, or fails the self-test; or Python's minor version, NumPy,
-        SciPy, Zarr, Dask, distributed, dkrr or the BLAS kernel are not the same everywhere. One table names them all.
+        There are no workers; one does not answer, lacks dkrr, fails the self-test or cannot use the store; or Python's
+        minor version, NumPy, SciPy, Zarr, Dask, distributed, dkrr or the BLAS kernel are not the same everywhere. One
+        table names them all.
+    StoreError
+        The store cannot be written from here.
     """
     cluster = client.scheduler_info(n_workers=-1)
     addresses = sorted(cluster["workers"])
     if not addresses:
         raise ClusterError(f"the scheduler at {cluster['address']} has no workers", hint="start some first")
-    answers = _ask(client, addresses, timeout)
-    workers = [_worker_info(address, answers[address]) for address in addresses]
+    with challenge(store) as asked:
+        workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, asked)
     _compare(workers)
-    wrong = [f"{address}: {text}" for address in addresses for text in answers[address]["failures"]]
+    wrong = [f"{worker.address}: {text}" for worker in workers for text in worker.failures]
     if wrong:
         raise ClusterError(
             f"BLAS computes wrong numbers on {len(wrong)} counts: {'; '.join(wrong[:_SHOWN_WORKERS])}",
             hint="unset OPENBLAS_CORETYPE there, or install another build of NumPy and SciPy",
         )
-    _report_threads(workers, {address: answers[address]["blas_threads_before"] for address in addresses})
+    _report_threads(workers)
     return workers
 
 
-def _ask(client: Client, addresses: Sequence[str], timeout: float) -> dict[str, dict[str, Any]]:
-    """Run :func:`describe_process` on all workers at once, on their event loops: a busy worker answers as well."""
+def difference(reference: WorkerInfo, worker: WorkerInfo) -> str:
+    """Why a worker must not work beside ``reference``, one that passed the check; "" when it may."""
+    differing = [
+        f"{label} {getattr(worker, name)}, {getattr(reference, name)} on the others"
+        for label, name in ((("BLAS kernel" if name == "blas_kernel" else name), name) for name in _MATTERS)
+        if getattr(worker, name) != getattr(reference, name)
+    ]
+    if worker.failures:
+        differing.append(f"BLAS computes wrong numbers ({'; '.join(worker.failures)})")
+    if any(int(library["num_threads"]) > 1 for library in worker.blas):
+        differing.append("BLAS uses several threads")
+    if worker.store_problem:
+        differing.append(f"the store: {worker.store_problem}")
+    return "; ".join(differing)
 
-    async def ask() -> tuple[dict[str, Any], list[str]]:
-        tasks = {
-            address: asyncio.ensure_future(
-                client.run(describe_process, workers=[address], on_error="return", asynchronous=True)
-            )
-            for address in addresses
-        }
-        _, late = await asyncio.wait(tasks.values(), timeout=timeout)
-        for task in late:
-            task.cancel()
-        found: dict[str, Any] = {}
-        for address, task in tasks.items():
-            if task not in late:
-                # a worker that left meanwhile is absent from its own answer
-                found[address] = task.result().get(address, "it left the cluster")
-        return found, [address for address, task in tasks.items() if task in late]
 
-    answers: dict[str, Any]
-    answers, silent = client.sync(ask)
-    if silent:
+def difference_of_versions(worker: WorkerInfo) -> str:
+    """In which versions a worker differs from this process, e.g. "dkrr 0.1, 0.2 here"; "" when in none."""
+    here = _versions()
+    differing = [name for name in _COMPARED if getattr(worker, name) != here[name]]
+    return "; ".join(f"{name} {getattr(worker, name)}, {here[name]} here" for name in differing)
+
+
+async def describe_workers(
+    client: Client, addresses: Sequence[str], timeout: float, asked: Challenge | None
+) -> list[WorkerInfo]:
+    """Run :func:`describe_worker` on workers, all at once; to be awaited on the client's loop.
+
+    Raises
+    ------
+    ClusterError
+        One does not answer within ``timeout`` seconds, or dkrr does not run there.
+    """
+    tasks = {
+        address: asyncio.ensure_future(
+            client.run(describe_worker, workers=[address], on_error="return", asynchronous=True, challenge=asked)
+        )
+        for address in addresses
+    }
+    _, late = await asyncio.wait(tasks.values(), timeout=timeout)
+    for task in late:
+        task.cancel()
+    if late:
+        silent = [address for address, task in tasks.items() if task in late]
         raise ClusterError(
             f"{_some(silent)} did not answer within {timeout:g} s",
             hint="restart these workers, or look at what their processes wait for",
         )
+    # a worker that left meanwhile is absent from its own answer
+    answers = {address: task.result().get(address, "it left the cluster") for address, task in tasks.items()}
     bad = {address: answer for address, answer in answers.items() if not isinstance(answer, dict)}
     if bad:
         address, reason = next(iter(bad.items()))
@@ -183,48 +243,50 @@ def _ask(client: Client, addresses: Sequence[str], timeout: float) -> dict[str, 
             f"dkrr does not run on {_some(list(bad))} (on {address}: {reason})",
             hint=f"install dkrr {__version__} there",
         ) from (reason if isinstance(reason, BaseException) else None)
-    return answers
+    return [_worker_info(address, answers[address]) for address in addresses]
 
 
 def _worker_info(address: str, answer: Mapping[str, Any]) -> WorkerInfo:
-    fields = {name: answer.get(name, MISSING) for name in WorkerInfo.__dataclass_fields__}
-    return WorkerInfo(**{**fields, "address": address, "blas": tuple(answer["blas"])})
+    fields = {name: answer[name] for name in WorkerInfo.__dataclass_fields__ if name in answer}
+    missing = {name: MISSING for name in (*_COMPARED, "crc32c") if name not in answer}
+    lists = {name: tuple(answer.get(name, ())) for name in ("blas", "failures", "resources")}
+    return WorkerInfo(**{**fields, **missing, **lists, "address": address})
 
 
 def _compare(workers: Sequence[WorkerInfo]) -> None:
     here = _versions()
-    rows = []
-    for name in (*_COMPARED, "BLAS kernel"):
+    rows, hints = [], []
+    for label, name in (*((name, name) for name in _COMPARED), ("BLAS kernel", "blas_kernel"), ("store", "")):
         groups: dict[str, list[str]] = defaultdict(list)
         for worker in workers:
-            groups[worker.blas_kernel if name == "BLAS kernel" else getattr(worker, name)].append(worker.address)
+            groups[getattr(worker, name) if name else worker.store_problem or "usable"].append(worker.address)
         # the BLAS of this process takes no part in the work
-        expected = here.get(name, "")
+        expected = "usable" if not name else here.get(name, "")
         if len(groups) > 1 or (expected and expected not in groups):
             values = [f"{value} on {_some(addresses)}" for value, addresses in sorted(groups.items())]
-            rows.append((name, expected, "; ".join(values)))
+            rows.append((label, expected, "; ".join(values)))
+            hints.append(_HINTS.get(label, "install the same versions everywhere"))
     if rows:
         table = [("", "here", "workers"), *rows]
         widths = [max(len(row[column]) for row in table) for column in (0, 1)]
         lines = [f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in table]
-        hint = "install the same versions everywhere"
-        if any(name == "BLAS kernel" for name, _, _ in rows):
-            hint = f"{hint}, and {_EXPORT_HINT}" if len(rows) > 1 else _EXPORT_HINT
-        raise ClusterError("\n".join(["the workers and this process differ", *lines, ""]), hint=hint)
+        raise ClusterError(
+            "\n".join(["the workers and this process differ", *lines, ""]), hint=", and ".join(dict.fromkeys(hints))
+        )
 
 
-def _report_threads(workers: Sequence[WorkerInfo], before: Mapping[str, int]) -> None:
+def _report_threads(workers: Sequence[WorkerInfo]) -> None:
     unlimited = [w.address for w in workers if any(int(library["num_threads"]) > 1 for library in w.blas)]
     if unlimited:
         raise ClusterError(
             f"BLAS uses several threads on {_some(unlimited)} and could not be limited to one",
             hint=_EXPORT_HINT,
         )
-    limited = [address for address, threads in before.items() if threads > 1]
+    limited = [worker.address for worker in workers if worker.blas_threads_before > 1]
     if limited:
         logger.warning(
             "BLAS used up to %d threads on %s; dkrr limited it to one: %s",
-            max(before.values()),
+            max(worker.blas_threads_before for worker in workers),
             _some(limited),
             _EXPORT_HINT,
         )

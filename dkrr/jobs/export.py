@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dkrr.address import name_of, parent_of
 from dkrr.dataset import RowArray
 from dkrr.errors import ParameterError
-from dkrr.stores import is_url, local_root
+from dkrr.objects import put_file
+from dkrr.stores import is_url, local_root, read_json, remove_array, write_json
 
 __all__ = ["check_output", "export_predictions"]
 
@@ -30,7 +34,16 @@ def export_predictions(predictions: RowArray, output: str, names: list[str], *, 
     names = names or [f"prediction_{column}" for column in range(predictions.num_columns)]
     check_output(output)
     writers = {".zarr": _zarr, ".npy": _npy, ".parquet": _parquet, ".csv": _csv}
-    ending = Path(output).suffix
+    ending = Path(name_of(output)).suffix
+    if is_url(output):
+        if ending == ".zarr":
+            _zarr_objects(predictions, output)
+            return
+        with tempfile.TemporaryDirectory(prefix="dkrr-") as folder:
+            path = os.path.join(folder, "predictions")
+            writers[ending](predictions, path, names, y_is_1d)
+            put_file(parent_of(output), name_of(output), Path(path))
+        return
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     partial = f"{output}.{uuid.uuid4().hex}.partial"
     try:
@@ -51,22 +64,31 @@ def check_output(output: str) -> None:
     Raises
     ------
     ParameterError
-        A URL, or an ending that is none of .zarr, .npy, .parquet, .csv.
+        An ending that is none of .zarr, .npy, .parquet, .csv.
     """
-    if is_url(output):
-        raise ParameterError(f"{output} is a URL", hint="write predictions to a local path")
-    ending = Path(output).suffix
+    ending = Path(name_of(output)).suffix
     if ending not in ENDINGS:
         raise ParameterError(f"{output} ends in {ending!r}; one of {', '.join(ENDINGS)} expected", hint="rename it")
 
 
 def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
     root = local_root(predictions.array.store)
-    if root is None:
-        raise ParameterError("predictions are not on a local file system")
+    if root is None:  # predicted beside an address: fetched, chunk by chunk
+        _zarr_objects(predictions, path)
+        return
     for start, stop in predictions.blocks():
         predictions.read(start, stop)  # verifies every chunk before it is handed over
     shutil.copytree(root / predictions.array.path, path)
+
+
+def _zarr_objects(predictions: RowArray, output: str) -> None:
+    """The array at an address: what was there goes first, the metadata comes last."""
+    array, copy = predictions.array, replace(predictions.array, store=output, path="")
+    remove_array(output)
+    for i in range(predictions.num_chunks):
+        copy.write((i, 0), array.read((i, 0)))
+    document = read_json(array.store, f"{array.path}/zarr.json" if array.path else "zarr.json")
+    write_json(output, "zarr.json", document)
 
 
 def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from dask.utils import parse_bytes
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from dkrr.stores import is_url
+from dkrr.address import is_url, parse_address
 
 __all__ = [
     "Alpha",
@@ -40,8 +40,10 @@ def locate(value: str, info: ValidationInfo) -> str:
     """An absolute path for a relative one; addresses and built-in sources stay as they are."""
     if not value:
         raise ValueError("a path is expected")
-    if is_url(value) or value.startswith(("sklearn:", "generate:")):
+    if value.startswith(("sklearn:", "generate:", "tcp://", "tls://")):
         return value
+    if is_url(value):
+        return str(parse_address(value))
     base = (info.context or {}).get("base")
     expanded = os.path.expanduser(value)
     return os.path.normpath(os.path.join(base, expanded) if base is not None else expanded)

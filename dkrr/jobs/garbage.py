@@ -6,22 +6,25 @@ You need this when a store has grown: factors are kept so that a fit can be exte
 Scratch, and files of interrupted writes (``*.partial``), are garbage too. What changed lately is left alone: it may
 belong to a fit that is running.
 
-Cost: one walk over the folders; documents are read, chunks are not.
+Cost: one walk over the folders, or one listing; documents are read, chunks are not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dkrr.address import is_url, join, name_of, parent_of
 from dkrr.errors import StoreError
+from dkrr.stores import Entry, children, delete_key, list_entries, read_key, remove_array
 
 __all__ = ["Garbage", "delete_garbage", "find_garbage"]
 
@@ -35,11 +38,16 @@ _OTHERS = ("scratch", "breakdowns", "tune")
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something that can be deleted: a folder or a file, its size, and why nobody needs it."""
+    """Something that can be deleted: an array or a file at a path or address, its size, and why nobody needs it."""
 
-    path: Path
+    location: str
     num_bytes: int
     reason: str
+
+    @property
+    def path(self) -> Path:
+        """The location on a local file system."""
+        return Path(self.location)
 
 
 def find_garbage(
@@ -50,39 +58,43 @@ def find_garbage(
     Parameters
     ----------
     store
-        Folder with ``grams``, ``factors`` and prepared ``rows``.
+        Folder or address with ``grams``, ``factors`` and prepared ``rows``.
     runs
-        Folders below which runs and models are looked for, besides the folder that holds the store.
+        Folders or addresses below which runs and models are looked for, besides the one that holds the store.
     kept_seconds
         What changed within this time is not listed.
 
     Raises
     ------
     StoreError
-        ``store`` is not a store on a local file system.
+        ``store`` is not a store.
     """
-    root = Path(store).absolute()
-    if not any((root / name).is_dir() for name in _ARRAYS):
+    root = _absolute(store)
+    if not set(_ARRAYS) & set(children(root)):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
-    folders = [root.parent, *(Path(folder).absolute() for folder in runs)]
-    for folder in folders:
-        if not folder.is_dir():
-            raise StoreError(f"{folder} is not a folder", hint="check the path of the runs")
-    named = set().union(*(_named_keys(folder, root) for folder in folders))
-    unfinished = [plan for folder in folders for plan in _unfinished_plans(folder)]
+    trees = [_Tree.of(folder) for folder in (parent_of(root), *map(_absolute, runs))]
+    named = set().union(*(tree.named_keys(root) for tree in trees))
+    unfinished = [plan for tree in trees for plan in tree.unfinished_plans()]
     newest = time.time() - kept_seconds
     found = []
     for kind in (*_ARRAYS, *_OTHERS):
-        for array in sorted((root / kind).glob("*.json" if kind == "breakdowns" else "*.zarr")):
-            keys = {key.decode() for key in _KEY.findall(array.name.encode())}
-            if not keys & named and _last_change(array) < newest and not _may_resume(array, kind, unfinished):
-                found.append(Garbage(array, _size(array), "no run or model refers to it"))
-    whole = {item.path for item in found}
-    for folder in folders:
-        for path in _partials(folder):
-            if not whole & set(path.parents) and _last_change(path) < newest:
-                found.append(Garbage(path, _size(path), "left by an interrupted write"))
-                whole.add(path)
+        ending = ".json" if kind == "breakdowns" else ".zarr"
+        for name in children(join(root, kind)):
+            location = join(root, kind, name)
+            keys = {key.decode() for key in _KEY.findall(name.encode())}
+            if not name.endswith(ending) or keys & named or _may_resume(location, kind, unfinished):
+                continue
+            size, changed = _facts(location)
+            if changed < newest:
+                found.append(Garbage(location, size, "no run or model refers to it"))
+        if is_url(root):
+            found.extend(_released_locks(join(root, kind), newest))
+    whole = {item.location for item in found}
+    for tree in trees:
+        for location, size, changed in tree.partials():
+            if changed < newest and not any(_is_below(location, other) for other in whole):
+                found.append(Garbage(location, size, "left by an interrupted write"))
+                whole.add(location)
     return found
 
 
@@ -90,7 +102,10 @@ def delete_garbage(items: Iterable[Garbage]) -> int:
     """Delete the items and return the bytes that became free."""
     num_bytes = 0
     for item in items:
-        if item.path.is_dir():
+        if is_url(item.location):
+            remove_array(item.location)
+            delete_key(parent_of(item.location), name_of(item.location))
+        elif item.path.is_dir():
             # unreadable at once, so that a deletion that is interrupted leaves no array with holes
             (item.path / "zarr.json").unlink(missing_ok=True)
             shutil.rmtree(item.path)
@@ -100,54 +115,108 @@ def delete_garbage(items: Iterable[Garbage]) -> int:
     return num_bytes
 
 
-def _named_keys(folder: Path, store: Path) -> set[str]:
-    """Every key that a document below ``folder`` names; the store's own documents do not count."""
-    named: set[str] = set()
-    for parent, folders, names in os.walk(folder):
-        if Path(parent) == store:
-            folders[:] = []
-            continue
-        folders[:] = [name for name in folders if name != "c"]  # the chunks of an array
+def _absolute(location: str | os.PathLike[str]) -> str:
+    text = os.fspath(location)
+    return text if is_url(text) else os.path.abspath(text)
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Everything below a folder or address that holds runs and models."""
+
+    location: str
+    entries: list[Entry]
+
+    @classmethod
+    def of(cls, location: str) -> _Tree:
+        if not is_url(location) and not os.path.isdir(location):
+            raise StoreError(f"{location} is not a folder", hint="check the path of the runs")
+        return cls(location, _entries(location))
+
+    def named_keys(self, store: str) -> set[str]:
+        """Every key that a document names; the store's own documents do not count, nor do the chunks of arrays."""
+        named: set[str] = set()
+        for entry in self.entries:
+            is_document = entry.key.endswith((".json", ".toml")) and "c" not in entry.key.split("/")[:-1]
+            if is_document and not _is_below(join(self.location, entry.key), store):
+                data = read_key(self.location, entry.key)
+                named.update(key.decode() for key in _KEY.findall(data or b""))
+        return named
+
+    def unfinished_plans(self) -> Iterable[dict[str, Any]]:
+        """Plans of runs that were started and have no result yet."""
+        keys = {entry.key for entry in self.entries}
+        for key in sorted(keys):
+            if key.rpartition("/")[2] == "plan.json" and f"{key.removesuffix('plan.json')}result.json" not in keys:
+                data = read_key(self.location, key)
+                if data is not None:
+                    yield json.loads(data)
+
+    def partials(self) -> Iterable[tuple[str, int, float]]:
+        """What interrupted writes left, files and folders: location, bytes, last change."""
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            parts = entry.key.rstrip("/").split("/")
+            for depth, part in enumerate(parts, start=1):
+                if part.endswith(".partial"):
+                    found.setdefault("/".join(parts[:depth]), []).append(entry)
+                    break
+        for key, entries in sorted(found.items()):
+            yield join(self.location, key), sum(e.num_bytes for e in entries), max(e.modified for e in entries)
+
+
+def _entries(location: str) -> list[Entry]:
+    """Files or objects below a location; of a file system also the folders, whose keys end in a slash."""
+    if is_url(location):
+        return list_entries(location)
+    folders = []
+    for parent, names, _ in os.walk(location):
         for name in names:
-            if name.endswith((".json", ".toml")):
-                named.update(key.decode() for key in _KEY.findall((Path(parent) / name).read_bytes()))
-    return named
+            path = os.path.join(parent, name)
+            with contextlib.suppress(FileNotFoundError):
+                folders.append(Entry(f"{os.path.relpath(path, location)}/", 0, os.lstat(path).st_mtime))
+    return [*list_entries(location), *folders]
 
 
-def _unfinished_plans(folder: Path) -> Iterator[dict[str, Any]]:
-    """Plans of runs that were started and have no result yet."""
-    for path in folder.rglob("plan.json"):
-        if not (path.parent / "result.json").exists():
-            yield json.loads(path.read_bytes())
+def _facts(location: str) -> tuple[int, float]:
+    """Bytes and last change: a chunk that is replaced changes the time of its folder."""
+    if not is_url(location):
+        facts = os.stat(location)
+        if not os.path.isdir(location):
+            return facts.st_size, facts.st_mtime
+        own = facts.st_mtime
+    else:
+        own = 0.0
+    entries = _entries(location)
+    if not entries and is_url(location):  # a document and not an array
+        entries = [e for e in list_entries(parent_of(location)) if e.key == name_of(location)]
+    return sum(entry.num_bytes for entry in entries), max([own, *(entry.modified for entry in entries)])
 
 
-def _may_resume(array: Path, kind: str, unfinished: list[dict[str, Any]]) -> bool:
+def _is_below(location: str, other: str) -> bool:
+    """Whether a location is another one, or lies in it."""
+    path, folder = location.partition("?")[0], other.partition("?")[0].rstrip("/")
+    return path == folder or path.startswith(folder + "/")
+
+
+def _released_locks(folder: str, newest: float) -> Iterable[Garbage]:
+    """Locks that nobody holds: an object cannot be removed under a condition, so their holders leave them."""
+    for entry in list_entries(folder):
+        if "/" not in entry.key and entry.key.endswith(".lock") and entry.modified < newest:
+            data = read_key(folder, entry.key)
+            if data is not None and b'"released": true' in data:
+                yield Garbage(join(folder, entry.key), entry.num_bytes, "a lock that was released")
+
+
+def _may_resume(array: str, kind: str, unfinished: list[dict[str, Any]]) -> bool:
     """Whether one of the unfinished runs would find the array when it is started again."""
     if kind == "scratch":
         return False  # its name is drawn anew by every attempt
     if kind not in ("grams", "factors"):
         return bool(unfinished)
     try:
-        document = json.loads((array / "zarr.json").read_bytes())
+        document = json.loads(read_key(array, "zarr.json") or b"")
         n, tile_size = document["shape"][0], document["chunk_grid"]["configuration"]["chunk_shape"][0]
     except (OSError, ValueError, LookupError, TypeError):
         return False  # nothing can be resumed from an array without metadata
     return any((plan.get("num_rows"), plan.get("tile_size")) == (n, tile_size) for plan in unfinished)
-
-
-def _partials(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        yield from (Path(parent) / name for name in sorted([*folders, *names]) if name.endswith(".partial"))
-        folders[:] = [name for name in folders if not name.endswith(".partial")]
-
-
-def _last_change(path: Path) -> float:
-    """Time of the last change below ``path``: a chunk that is replaced changes the time of its folder."""
-    folders = [parent for parent, _, _ in os.walk(path)] or [str(path)]
-    return max(os.stat(folder).st_mtime for folder in folders)
-
-
-def _size(path: Path) -> int:
-    if not path.is_dir():
-        return path.stat().st_size
-    return sum((Path(parent) / name).stat().st_size for parent, _, names in os.walk(path) for name in names)

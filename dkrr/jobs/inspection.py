@@ -6,15 +6,17 @@ chunk.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dkrr.address import join, parent_of
 from dkrr.errors import DkrrError, StoreError
-from dkrr.stores import local_root, read_json
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.status import read_status
+from dkrr.stores import arrays_below, list_keys, read_json
 
 __all__ = ["Description", "describe", "verify"]
 
@@ -178,29 +180,27 @@ def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
     from dkrr.linalg.operators import RidgeOperator, Rows
     from dkrr.tiles import TileGrid
 
-    root = local_root(path)
-    if root is None or attributes["kernel"] == {"kernel": "precomputed"}:
+    if attributes["kernel"] == {"kernel": "precomputed"}:
         return None
     center = attributes["center"]
-    for folder in sorted((root.parent.parent / name) for name in ("rows", "data")):
-        for candidate in sorted(folder.glob("*.zarr")):
-            try:
-                dataset = open_dataset(str(candidate))
-                if dataset.digest != attributes["rows_digest"]:
-                    continue
-                kernel = kernel_from_dict(attributes["kernel"])
-            except DkrrError:
+    for candidate in arrays_below(parent_of(parent_of(path)), "data", "rows"):
+        try:
+            dataset = open_dataset(candidate)
+            if dataset.digest != attributes["rows_digest"]:
                 continue
-            weight_digest = attributes.get("weight_digest")
-            if weight_digest not in (None, dataset.digest_weight):
-                continue
-            return RidgeOperator(
-                grid=TileGrid(attributes["n"], attributes["tile_size"]),
-                alpha=attributes.get("alpha", 0.0),
-                kernel=kernel,
-                rows=Rows(dataset.path, dataset.digest, None if center is None else tuple(center)),
-                weighted=weight_digest is not None,
-            )
+            kernel = kernel_from_dict(attributes["kernel"])
+        except DkrrError:
+            continue
+        weight_digest = attributes.get("weight_digest")
+        if weight_digest not in (None, dataset.digest_weight):
+            continue
+        return RidgeOperator(
+            grid=TileGrid(attributes["n"], attributes["tile_size"]),
+            alpha=attributes.get("alpha", 0.0),
+            kernel=kernel,
+            rows=Rows(dataset.path, dataset.digest, None if center is None else tuple(center)),
+            weighted=weight_digest is not None,
+        )
     return None
 
 
@@ -209,7 +209,7 @@ def _describe_run(path: str) -> dict[str, Any]:
     facts = {
         "data": job.get("data", {}).get("path"),
         "kernel": job.get("model", {}).get("kernel"),
-        "state": "started" if result is None else "finished",
+        "state": read_status(RunDirectory(path)).state,
     }
     if result is None:
         return facts
@@ -229,25 +229,16 @@ def _verify_run(path: str) -> Iterator[str]:
                 yield f"{name} is missing"
         except DkrrError as exc:
             yield exc.message
-    model = os.path.join(path, "model.zarr")
+    model = join(path, "model.zarr")
     try:
         parts = [model, *(read_json(path, "result.json") or {}).get("kept", {})]
         for part in parts:
             yield from (problem if part == model else f"{part}: {problem}" for problem in verify(part))
     except DkrrError as exc:
         yield exc.message
-    for key in _local_keys(path):
+    for key in list_keys(path):
         if ".partial" in key:
             yield f"{key} is left by an interrupted write"
-
-
-def _local_keys(path: str) -> Iterator[str]:
-    root = local_root(path)
-    if root is None:
-        return
-    for folder, _, names in os.walk(root):
-        for name in sorted(names):
-            yield os.path.relpath(os.path.join(folder, name), root)
 
 
 _KINDS: dict[str, tuple[Callable[[str], dict[str, Any]], Callable[[str], Iterator[str]]]] = {

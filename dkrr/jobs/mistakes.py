@@ -139,7 +139,12 @@ def _url_secret(value: str) -> str:
         return ""
     if parts.password is not None:
         return "password"
-    return "credential" if any(_looks_secret(name) for name, _ in parse_qsl(parts.query)) else ""
+    if parts.scheme == "s3" and parts.username is not None:
+        return "credential"
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    if any(_looks_secret(name) for name, _ in pairs):
+        return "credential"
+    return next(filter(None, (_url_secret(part) for _, part in pairs)), "")
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:

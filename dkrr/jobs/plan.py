@@ -6,7 +6,6 @@ decided it. Memory, disk and seconds are those of :mod:`dkrr.planning.costs`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -15,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fitting import BASELINE_BYTES
+from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import method_of
 from dkrr.jobs.prepare import Prepared, prepare
-from dkrr.jobs.spec import JobSpec, StorageSpec
+from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.planning.costs import Machine
@@ -31,9 +30,9 @@ from dkrr.planning.planner import DISK_RESERVE_BYTES, Candidate, Decision, Limit
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import Trial, sample_trial
 from dkrr.records import usable_rows
-from dkrr.resources import existing_folder, free_bytes
-from dkrr.stores import local_root, read_json
-from dkrr.tiles import TileGrid
+from dkrr.resources import free_bytes, measured_place
+from dkrr.stores import arrays_below, read_json
+from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["Plan", "make_plan", "plan"]
 
@@ -140,14 +139,6 @@ def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
     return make_plan(job, prepare(job, store), store)
 
 
-def run_id(job: JobSpec) -> str:
-    """What ``{id}`` in the output directory becomes: 12 hexadecimal digits that belong to this job and no other."""
-    if "{id}" not in job.output.directory:
-        return Path(job.output.directory).name
-    text = json.dumps(job.to_dict(), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None = None) -> Plan:
     """Plan a job whose rows are prepared. Measures the machine; starts nothing.
 
@@ -156,8 +147,6 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     recorded
         The plan of an earlier attempt of the same run: what "auto" became stays.
     """
-    if job.storage != StorageSpec():
-        raise ParameterError("[storage] is for object stores, which this version's jobs do not use yet")
     train = prepared.train
     n, d, t = train.num_rows, train.num_features, train.num_targets
     kernel = job.model.build_kernel()
@@ -192,7 +181,8 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
 
     def machine() -> Machine:
         where = "new cluster" if job.cluster.scheduler == "local" else "client"
-        return measure_machine(resolved, d, existing_folder(store), threads=threads, where=where)  # type: ignore[arg-type]
+        place = measured_place(store)
+        return measure_machine(resolved, d, place, threads=threads, where=where)  # type: ignore[arg-type]
 
     def trial(seconds: float) -> Trial | None:
         if resolved is None or earlier is not None:
@@ -350,17 +340,14 @@ def _present_bytes(store: Any, wanted: dict[str, Any], alpha: list[float]) -> in
 
     The BLAS kernel is not compared: which one the workers have is known only when they run.
     """
-    root = local_root(store)
-    if root is None:
-        return 0
     total = 0
     for folder in ("factors", "grams"):
-        for path in sorted((root / folder).glob("*.zarr")):
-            fields = (read_json(str(path), "zarr.json") or {}).get("attributes", {})
+        for location in arrays_below(store, folder):
+            fields = (read_json(location, "zarr.json") or {}).get("attributes", {})
             same = all(fields.get(name) == value for name, value in wanted.items())
             if same and (folder == "grams" or fields.get("alpha") in alpha):
-                array, grid = ChunkArray.open(str(path)), TileGrid(fields["n"], fields["tile_size"])
-                total += sum(array.chunk_bytes + 4 for key in grid.lower() if array.is_valid(key))
+                tiles = TileMatrix.open(location)
+                total += (tiles.grid.num_lower - len(tiles.missing())) * (tiles.array.chunk_bytes + 4)
     return total
 
 

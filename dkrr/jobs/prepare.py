@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.errors import DataError, StoreError
 from dkrr.jobs.spec import DataSpec, JobSpec
-from dkrr.stores import is_url, place
+from dkrr.objects import find_object, list_objects
+from dkrr.stores import is_url, place, read_json
 
 __all__ = ["Prepared", "open_data", "prepare"]
 
@@ -38,8 +40,10 @@ def _key(*parts: Any) -> str:
 
 def _source_state(path: str) -> Any:
     """What tells a changed file from an unchanged one, without reading it."""
-    if is_url(path) or path.startswith(("sklearn:", "generate:")):
+    if path.startswith(("sklearn:", "generate:")):
         return path
+    if is_url(path):
+        return _objects_state(path)
     try:
         if os.path.isdir(path):
             return [
@@ -52,6 +56,13 @@ def _source_state(path: str) -> Any:
     return path, found.st_size, found.st_mtime_ns
 
 
+def _objects_state(url: str) -> Any:
+    """The address without settings, and the ETags of what is there: a file, or Parquet files right below it."""
+    address, found = parse_address(url), find_object(parent_of(url), name_of(url))
+    objects = [found] if found is not None else [item for item in list_objects(url) if "/" not in item.key]
+    return [address.bucket, address.key, [(item.key, item.num_bytes, item.version) for item in objects]]
+
+
 def open_data(data: DataSpec, store: Any, *, path: str | None = None) -> Dataset:
     """The data set behind ``[data]`` (or behind another ``path`` read the same way), ingested when it is not one."""
     path = path or data.path
@@ -59,7 +70,7 @@ def open_data(data: DataSpec, store: Any, *, path: str | None = None) -> Dataset
         try:
             return open_dataset(path)
         except StoreError:
-            if os.path.exists(os.path.join(path, "zarr.json")) and path.endswith(".zarr"):
+            if name_of(path).endswith(".zarr") and read_json(path, "zarr.json") is not None:
                 raise
     options = {
         "target": data.target,

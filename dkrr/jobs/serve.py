@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.address import sibling
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Progress
@@ -44,7 +45,7 @@ def predict_job(
     model = load_model(model_path)
     asked = asked or Asked()
     asked.check(model)
-    work = f"{output}.work"
+    work = sibling(output, ".work")
     with nothing_new(work):
         dataset = _rows_for(model, data, work)
     try:
@@ -78,7 +79,7 @@ def evaluate_job(
     leave-one-out quantiles).
     """
     model = load_model(model_path)
-    work = f"{model_path}.{uuid.uuid4().hex}.partial"
+    work = sibling(model_path, f".{uuid.uuid4().hex}.partial")
     try:
         dataset = _rows_for(model, data, work, with_targets=True)
         with executor_for() as executor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
 from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes, toml
 from dkrr.jobs.fields import (
@@ -44,7 +46,6 @@ from dkrr.jobs.mistakes import nearest
 from dkrr.jobs.tune_spec import TuneSpec
 from dkrr.kernels import Kernel
 from dkrr.planning.choices import SolverChoice
-from dkrr.stores import is_url
 
 __all__ = [
     "ClusterSpec",
@@ -184,13 +185,18 @@ class SolverSpec(Table):
 
 
 class ClusterSpec(Table):
-    """``[cluster]``: where the work runs. ``scheduler`` is "local", tcp://..., tls://... or a scheduler file."""
+    """``[cluster]``: where the work runs. ``scheduler`` is "local", tcp://..., tls://... or a scheduler file.
+
+    ``driver`` is where ``dkrr submit`` starts the process that drives the run: "here", a detached process on this
+    machine; "cluster", a process started by a worker that declares the resource ``dkrr-driver``; "slurm", by sbatch.
+    """
 
     scheduler: str = "local"
     workers: Annotated[int, Field(ge=1)] | None = None
     threads_per_worker: Annotated[int, Field(ge=1)] = 1
     memory_limit: ByteSize = "auto"
     insecure: bool = False
+    driver: Literal["here", "cluster", "slurm"] = "here"
 
     @field_validator("scheduler")
     @classmethod
@@ -211,14 +217,32 @@ class ClusterSpec(Table):
             )
         return self
 
+    @model_validator(mode="after")
+    def _driver_on_a_cluster(self) -> Self:
+        if self.driver == "cluster" and self.scheduler == "local":
+            raise ValueError('driver = "cluster" with scheduler = "local": a local cluster lives in its driver')
+        return self
+
 
 class StorageSpec(Table):
-    """``[storage]``: how s3:// addresses are reached. Credentials are found by each process itself."""
+    """``[storage]``: how the s3:// addresses of the job are reached. Credentials are found by each process itself.
+
+    In memory every address of the job carries these settings (:mod:`dkrr.address`), so that tasks need nothing else.
+    """
 
     endpoint_url: str | None = None
     region: str | None = None
     profile: str | None = None
     allow_http: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.settings()  # raises what an endpoint without encryption deserves
+        return self
+
+    def settings(self) -> StorageSettings:
+        """The same, as part of an address."""
+        return StorageSettings(**self.model_dump())
 
 
 class OutputSpec(Table):
@@ -243,8 +267,9 @@ class OutputSpec(Table):
         """Root of Gram matrices and factors; by default the folder "store" beside the run's directory."""
         if self.store is not None:
             return self.store.replace("{id}", run_id)
-        parent, _, _ = self.run_directory(run_id).rstrip("/").rpartition("/")
-        return f"{parent}/store" if parent else "store"
+        directory = self.run_directory(run_id)
+        parent = parent_of(directory)
+        return "store" if parent == "." and not directory.startswith(".") else join(parent, "store")
 
 
 class JobSpec(Table):
@@ -306,16 +331,33 @@ class JobSpec(Table):
         if isinstance(document.get("output", {}), dict):
             document = {**document, "output": {"directory": f"runs/{name}", **document.get("output", {})}}
         try:
-            return cls.model_validate(document, context={"base": base})
+            return cls.model_validate(document, context={"base": base})._with_locations(with_settings)
         except ValidationError as exc:
             raise mistakes.describe(exc, text=text, source=source) from None
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
-        document: dict[str, dict[str, Any]] = self.model_dump(mode="json", exclude_none=True)
+        document: dict[str, dict[str, Any]] = self.as_written().model_dump(mode="json", exclude_none=True)
         if not self.model.fit_intercept:  # runs that began before there were intercepts are still the same job
             del document["model"]["fit_intercept"]
         return document
+
+    def as_written(self) -> Self:
+        """The job with addresses that leave it to ``[storage]`` how they are reached, as a file has them."""
+        return self._with_locations(without_settings)
+
+    def _with_locations(self, change: Callable[[str, StorageSettings], str]) -> Self:
+        """The job with all its locations changed; only addresses are, and only by settings."""
+        settings = self.storage.settings()
+        if settings == StorageSettings():
+            return self
+        changed: dict[str, Table] = {}
+        for name, keys in (("data", ["path"]), ("evaluate", ["path", "mask"]), ("output", ["directory", "store"])):
+            table = getattr(self, name)
+            found = {key: getattr(table, key) for key in keys if is_url(getattr(table, key, None))}
+            if found:
+                changed[name] = table.model_copy(update={key: change(url, settings) for key, url in found.items()})
+        return self.model_copy(update=changed)
 
     def to_toml(self) -> str:
         """The job as the text of a TOML file."""

@@ -15,10 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import JobFileError, ParameterError
 from dkrr.jobs import toml
-from dkrr.jobs.plan import run_id
+from dkrr.jobs.claim import run_id
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.run import job_executor
 from dkrr.jobs.spec import JobSpec
@@ -169,15 +170,15 @@ def _wants_picture(picture: bool | None) -> bool:
 
 def _document(job: JobSpec, path: Path, keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The job with another model, for a file at ``path``; checked."""
+    job = job.as_written()
     document: dict[str, dict[str, Any]] = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     document.pop("tune", None)
     intercept = {"fit_intercept": True} if job.model.fit_intercept else {}
     document["model"] = {**keys, **intercept}
     directory = job.output.directory
     if "{id}" not in directory:  # the run of the job itself, if there is one, stays
-        parent, _, name = directory.rstrip("/").rpartition("/")
-        own = path.stem if path.stem != name else f"{name}-tuned"
-        directory = f"{parent}/{own}" if parent else own
+        own = path.stem if path.stem != name_of(directory) else f"{name_of(directory)}-tuned"
+        directory = join(parent_of(directory), own)
     # rows that were ingested and split for the search are found again by the fit
     store = job.output.store or job.output.store_directory(run_id(job))
     document["output"] = {**document.get("output", {}), "directory": directory, "store": store}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError
-from dkrr.stores import is_url, local_root, place, remove_array, zarr_store
+from dkrr.stores import is_url, local_root, place, remove_array
 from dkrr.tiles import TileGrid
 
 __all__ = ["Exchange", "Layout", "MemoryExchange", "StoreExchange", "remove_below"]
@@ -184,4 +184,4 @@ def remove_below(store: Any, path: str) -> None:
         return
     from zarr.core.sync import sync
 
-    sync(zarr_store(store).delete_dir(path))
+    sync(store.delete_dir(path))

@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.address import is_url
 from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.stores import local_root, zarr_store
+from dkrr.stores import list_keys, local_root
 from dkrr.tiles import TileMatrix
 
 __all__ = ["factor_sample_agrees", "gram_samples_agree", "verify_array", "verify_factor", "verify_gram"]
@@ -181,13 +182,17 @@ def _file_part(path: str, length: int, offset: int) -> bytes | None:
 
 def _object_parts(array: ChunkArray, wanted: list[tuple[tuple[int, int], int]], length: int) -> list[bytes | None]:
     """Byte ranges of chunks in a store that is not a local folder, all at once."""
+    if is_url(array.store):
+        from dkrr.objects import read_range
+
+        return [read_range(array.store, array.chunk_key(index), start, length) for index, start in wanted]
     import asyncio
 
     from zarr.abc.store import RangeByteRequest
     from zarr.core.buffer import default_buffer_prototype
     from zarr.core.sync import sync
 
-    store = zarr_store(array.store)
+    store = array.store
 
     async def fetch() -> list[Any]:
         requests = (
@@ -297,13 +302,8 @@ def _unknown_keys(array: ChunkArray, indices: Iterable[Sequence[int]]) -> Iterat
 
 def _keys(array: ChunkArray) -> Iterator[str]:
     """Every key of an array, relative to its store."""
-    root = local_root(array.store)
-    if root is None:
-        from zarr.core.sync import collect_aiterator
-
-        yield from sorted(collect_aiterator(zarr_store(array.store).list_prefix(array.path)))
-        return
-    for folder, folders, names in os.walk(root / array.path):
-        folders.sort()
-        for name in sorted(names):
-            yield os.path.relpath(os.path.join(folder, name), root)
+    if isinstance(array.store, str):
+        prefix = f"{array.path}/" if array.path else ""
+        yield from (prefix + key for key in list_keys(array.location))
+    else:
+        yield from (key for key in list_keys(array.store) if key.startswith(array.path))

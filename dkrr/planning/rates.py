@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from crc32c import crc32c
 
+from dkrr.address import is_url, join, name_of, parent_of
 from dkrr.engine.doctor import disk_rates
 from dkrr.engine.environment import CORETYPE, cpu_count, subprocess_environment, worker_environment
 from dkrr.engine.memory import free_memory_bytes
@@ -31,6 +33,7 @@ from dkrr.kernels import Kernel, kernel_from_dict, make_kernel
 from dkrr.linalg.pairs import is_nonnegative
 from dkrr.linalg.products import kernel_product
 from dkrr.planning.costs import Machine
+from dkrr.stores import delete_key, read_key, write_key
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import gemm_nt
 
@@ -42,6 +45,7 @@ PRODUCT_EDGE = 1792  # smaller ones may take another way
 NUM_COLUMNS = 9
 LEAST_RUNS, MOST_RUNS, MEASURE_SECONDS = 2, 20, 0.05
 CHECKSUM_BYTES = 16 * 2**20
+NETWORK_BYTES = 8 * 2**20
 # a page of a mapped file that is in memory: its table entry and the walk through the cache
 PAGE_BYTES_PER_SECOND = 8e9
 CLUSTER_START_SECONDS, FIRST_PRODUCT_SECONDS, CLUSTER_END_SECONDS = 2.2, 0.5, 1.5
@@ -66,7 +70,7 @@ def measure_machine(
     kernel
         Resolved; None for a given matrix, whose entries cost next to nothing.
     folder
-        Where the store is.
+        Where the store is, a folder or an address.
     threads
         Tasks that will run at once. Those beyond the CPUs of this machine are taken to be as fast as its own.
     where
@@ -78,7 +82,13 @@ def measure_machine(
         rates = _rates(text, num_features, busy)
     except (DkrrError, ImportError, AttributeError, TypeError):  # a kernel that only exists in this process
         rates = _measure(kernel, num_features, busy)
-    write, read = _disk(str(folder))
+    mapped = threads / (1 / rates["checksum"] + 1 / PAGE_BYTES_PER_SECOND)
+    if is_url(folder):
+        # every worker has a connection of its own, and nothing that was read once is in memory the next time
+        write, read = (threads * rate for rate in _network(str(folder)))
+        mapped = min(mapped, read)
+    else:
+        write, read = _disk(str(folder))
     in_process = where == "in process"
     return Machine(
         threads=threads,
@@ -92,7 +102,7 @@ def measure_machine(
         exact_factor=1.2 if kernel is None or is_nonnegative(kernel) else SIGNED_FACTOR,
         disk_write=write,
         disk_read=read,
-        mapped_read=threads / (1 / rates["checksum"] + 1 / PAGE_BYTES_PER_SECOND),
+        mapped_read=mapped,
         task_seconds=OWN_TASK_SECONDS if in_process else DASK_TASK_SECONDS,
         round_seconds=OWN_ROUND_SECONDS if in_process else DASK_ROUND_SECONDS,
         start_seconds=CLUSTER_START_SECONDS if where == "new cluster" else 0.0,
@@ -100,6 +110,21 @@ def measure_machine(
         end_seconds=CLUSTER_END_SECONDS if where == "new cluster" else 0.1,
         cache_bytes=0.8 * free_memory_bytes(),
     )
+
+
+@lru_cache(maxsize=8)
+def _network(url: str) -> tuple[float, float]:
+    """Bytes a second of one connection to an object store: a put and a get of 8 MiB, the object is removed."""
+    location, data = join(url, f".dkrr-speed-{uuid.uuid4().hex}"), np.random.default_rng(0).bytes(NETWORK_BYTES)
+    parent, key = parent_of(location), name_of(location)
+    try:
+        start = time.perf_counter()
+        write_key(parent, key, data)
+        middle = time.perf_counter()
+        read_key(parent, key)
+        return NETWORK_BYTES / (middle - start), NETWORK_BYTES / (time.perf_counter() - middle)
+    finally:
+        delete_key(parent, key)
 
 
 @lru_cache(maxsize=8)

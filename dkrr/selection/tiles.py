@@ -16,6 +16,7 @@ cholesky: 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit; 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -40,7 +41,7 @@ from dkrr.resources import free_bytes
 from dkrr.selection.path import Chosen, choose
 from dkrr.selection.primal import primal_search
 from dkrr.selection.scoring import Scoring, held_out
-from dkrr.stores import local_root, remove_array
+from dkrr.stores import arrays_below, is_url, remove_array
 from dkrr.tiled import TiledFit
 from dkrr.tiles import TileMatrix
 
@@ -226,9 +227,8 @@ def _targets(dataset: Dataset) -> tuple[Floats, Floats | None]:
 
 
 def _factors(root: Any) -> set[str]:
-    """Factors in a store on this machine."""
-    folder = local_root(root)
-    return set() if folder is None else {str(path.absolute()) for path in folder.glob("factors/*.zarr")}
+    """Factors in a store, as models name them."""
+    return {item if is_url(item) else os.path.abspath(item) for item in arrays_below(root, "factors")}
 
 
 def _remove_factors(model: Model, before: set[str]) -> None:

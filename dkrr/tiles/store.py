@@ -121,5 +121,6 @@ class TileMatrix:
         self.array.delete((i, j))
 
     def missing(self) -> list[tuple[int, int]]:
-        """Lower tiles that are not valid."""
-        return [(i, j) for i, j in self.grid.lower() if not self.is_valid(i, j)]
+        """Lower tiles that are not valid, as a listing of the array shows them."""
+        valid = self.array.valid_keys()
+        return [(i, j) for i, j in self.grid.lower() if self.array.chunk_key((i, j)) not in valid]

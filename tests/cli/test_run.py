@@ -73,8 +73,9 @@ def test_a_refused_plan_is_shown_and_ends_with_3(job: Path, monkeypatch: pytest.
 
 
 def test_fit_reports_progress_on_stderr_and_the_result_on_stdout(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(spec: JobSpec, *, progress: Any) -> FakeResult:
+    def fit(spec: JobSpec, *, progress: Any, source: bytes) -> FakeResult:
         assert spec == JobSpec.load(job)
+        assert source == job.read_bytes()
         progress._last_line -= 11
         progress("factorise", 3, 6, 1e9, 2e9)
         return FakeResult()
@@ -86,7 +87,7 @@ def test_fit_reports_progress_on_stderr_and_the_result_on_stdout(job: Path, monk
 
 
 def test_fit_ends_with_the_exit_code_of_its_error(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(spec: JobSpec, *, progress: Any) -> FakeResult:
+    def fit(spec: JobSpec, *, progress: Any, source: bytes) -> FakeResult:
         raise NotPositiveDefiniteError("tile (1, 1) is not positive definite", hint="raise alpha")
 
     fake_fit(monkeypatch, fit)
@@ -96,7 +97,7 @@ def test_fit_ends_with_the_exit_code_of_its_error(job: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_fit_ends_with_75(job: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    def fit(spec: JobSpec, *, progress: Any) -> FakeResult:
+    def fit(spec: JobSpec, *, progress: Any, source: bytes) -> FakeResult:
         signal.raise_signal(number)
         return FakeResult()
 

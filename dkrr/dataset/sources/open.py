@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +107,15 @@ def _open_path(
     from dkrr.dataset.sources.zarrs import is_zarr, open_zarr
 
     if is_url(text):
-        return open_zarr(text, text, prefix=prefix, allow_1d=allow_1d)
+        from dkrr.dataset.sources.remote import fetch_copy
+
+        copy = fetch_copy(text)
+        if copy is None:
+            return open_zarr(text, text, prefix=prefix, allow_1d=allow_1d)
+        table = _open_path(copy, header=header, delimiter=delimiter, prefix=prefix, allow_1d=allow_1d)
+        table.label = text
+        weakref.finalize(table, shutil.rmtree, copy.parent, ignore_errors=True)
+        return table
     path = Path(text)
     with storage_errors(text):
         if not _exists(path):

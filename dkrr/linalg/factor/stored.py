@@ -9,14 +9,13 @@ Cost: one small JSON document for each factor of the store, and one look at ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dkrr.errors import StoreError
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.stores import is_url, read_json
+from dkrr.stores import arrays_below, read_json
 from dkrr.tiles import TileMatrix
 
 __all__ = ["WantedFactor", "open_factor"]
@@ -62,7 +61,7 @@ def open_factor(wanted: WantedFactor, named: Sequence[str], store: str | None) -
     named
         Where it was when the system was solved.
     store
-        A local store that is searched, or None.
+        A store that is searched, or None.
 
     Raises
     ------
@@ -75,12 +74,7 @@ def open_factor(wanted: WantedFactor, named: Sequence[str], store: str | None) -
         if not reason:
             return TileMatrix.open(location)
         reasons.append(f"{location} {reason}")
-    for location in _factors_in(store):
+    for location in arrays_below(store, "factors"):
         if location not in named and not wanted.reason_against(location):
             return TileMatrix.open(location)
     raise StoreError(f"no float64 factor of these {wanted.n:,} rows: {'; '.join(reasons) or 'the fit left none'}")
-
-
-def _factors_in(store: str | None) -> Iterator[str]:
-    if store is not None and not is_url(store):
-        yield from (str(path) for path in sorted(Path(store, "factors").glob("*.zarr")))

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.address import name_of
 from dkrr.chunks import ChunkArray
 from dkrr.engine.tasks import Node
 from dkrr.errors import DamagedChunkError, StoreError
@@ -142,7 +143,7 @@ class PanelBuild:
             It is damaged again and again.
         """
         inside = damage.path.startswith(f"{self.panels.location}/")
-        kind, _, number = damage.path.rpartition("/")[2].rpartition("-")
+        kind, _, number = name_of(damage.path).rpartition("-")
         if not inside or kind not in ("panel", "diagonal", "pivots"):
             raise damage
         self.repairs.add(damage)

@@ -1,0 +1,317 @@
+"""Commands for runs that go on by themselves: submit, look, wait, cancel, resume, list.
+
+All but ``submit`` and ``resume`` read the run's directory and nothing else: they work when driver, scheduler and data
+are out of reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkrr.cli.errors import Command
+from dkrr.cli.output import print_facts, print_json
+from dkrr.cli.progress import clock_text
+
+if TYPE_CHECKING:
+    from dkrr.jobs.runs.directory import RunDirectory
+    from dkrr.jobs.runs.status import View
+    from dkrr.jobs.runs.submit import Submitted
+
+__all__ = [
+    "cancel_command",
+    "list_command",
+    "logs_command",
+    "resume_command",
+    "status_command",
+    "submit_command",
+    "wait_command",
+]
+
+LOOK_SECONDS = 1.0
+
+run_argument = click.argument("run")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.command("submit", cls=Command)
+@click.argument("job", type=click.Path(path_type=Path))
+@json_option
+def submit_command(job: Path, as_json: bool) -> None:
+    """Start JOB in the background and print the name of its run. `wait`, `status`, `logs`, `cancel` take that name.
+
+    A finished job prints its result and is not run again; one that was interrupted continues.
+    """
+    from dkrr.jobs.spec import JobSpec
+
+    spec = JobSpec.load(job)
+    from dkrr.jobs.runs.submit import submit_job
+
+    _print_submitted(submit_job(spec, job.read_bytes()), as_json)
+
+
+@click.command("resume", cls=Command)
+@run_argument
+@json_option
+def resume_command(run: str, as_json: bool) -> None:
+    """Start a new driver for RUN (a name, a path or a URL), which continues with what is finished."""
+    from dkrr.jobs.runs.directory import find_run
+    from dkrr.jobs.runs.submit import resume_run
+
+    _print_submitted(resume_run(find_run(run)), as_json)
+
+
+def _print_submitted(done: Submitted, as_json: bool) -> None:
+    name = done.directory.shown
+    if as_json:
+        print_json({"run": name, "location": done.directory.location, "driver": done.started, **done.view.to_dict()})
+        return
+    if done.view.state == "finished":
+        click.echo(f"{name} is finished; `dkrr fit` would run it again", err=True)
+        _print_result(done.directory, done.view)
+        return
+    click.echo(name)
+    if done.started is None:
+        click.echo(f"{name} is {done.view.state} already", err=True)
+        return
+    where = {name: value for name, value in done.started.items() if name in ("host", "pid", "worker", "slurm_job")}
+    click.echo(f"driver: {', '.join(f'{key} {value}' for key, value in where.items())}", err=True)
+    if done.started.get("kind") == "here":
+        click.echo("it goes on when this shell ends, and stops while this machine sleeps or is off", err=True)
+
+
+@click.command("status", cls=Command)
+@run_argument
+@click.option("--watch", is_flag=True, help="Look again every second until the run ends; Ctrl-C only ends the looking.")
+@json_option
+def status_command(run: str, watch: bool, as_json: bool) -> None:
+    """Say how far RUN is: a name below the runs folder (./runs, or DKRR_RUNS), a path, or a URL."""
+    from dkrr.jobs.runs.directory import find_run
+    from dkrr.jobs.runs.status import Watch, look_once
+
+    directory = find_run(run)
+    if not watch:
+        _print_view(directory, look_once(directory), as_json)
+        return
+    looks = Watch(directory)
+    shown = ""
+    with _detaching(directory):
+        while True:
+            view = looks.look()
+            line = _sentence(view)
+            if as_json:
+                print_json(view.to_dict())
+            elif sys.stdout.isatty():
+                click.echo(f"\r\x1b[K{line}", nl=False)
+            elif line != shown:
+                click.echo(line)
+            shown = line
+            if view.is_over:
+                break
+            time.sleep(LOOK_SECONDS)
+    if sys.stdout.isatty() and not as_json:
+        click.echo()
+    if not as_json:
+        _print_view(directory, view, as_json)
+
+
+@click.command("logs", cls=Command)
+@run_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends; Ctrl-C only ends the looking.")
+@json_option
+def logs_command(run: str, follow: bool, as_json: bool) -> None:
+    """Print what happened in RUN, and what its driver printed; with --json the events, one on each line."""
+    import json
+
+    from dkrr.jobs.runs.directory import find_run
+    from dkrr.jobs.runs.follow import Follower
+    from dkrr.jobs.runs.status import Watch
+
+    directory = find_run(run)
+    follower, looks = Follower(directory), Watch(directory)
+    with _detaching(directory):
+        while True:
+            over = not follow or looks.look().is_over
+            for event in follower.events():
+                click.echo(json.dumps(event, sort_keys=True) if as_json else _event_line(event))
+            for line in [] if as_json else follower.log_lines():
+                click.echo(f"driver.log  {line}")
+            if over:
+                break
+            time.sleep(LOOK_SECONDS)
+
+
+@click.command("wait", cls=Command)
+@run_argument
+@click.pass_context
+def wait_command(context: click.Context, run: str) -> None:
+    """Wait until RUN ends, and end with its exit code; Ctrl-C only ends the waiting.
+
+    A lost run (its driver is gone) ends with 75.
+    """
+    from dkrr.jobs.runs.directory import find_run
+    from dkrr.jobs.runs.status import Watch
+
+    directory = find_run(run)
+    looks = Watch(directory)
+    with _detaching(directory):
+        while not (view := looks.look()).is_over:
+            time.sleep(LOOK_SECONDS)
+    if view.state == "finished":
+        _print_result(directory, view)
+        return
+    _print_end(directory, view)
+    context.exit(view.exit_code)
+
+
+@click.command("cancel", cls=Command)
+@run_argument
+def cancel_command(run: str) -> None:
+    """Ask the driver of RUN to stop; it starts no new tile within 10 s, and `resume` continues it."""
+    from dkrr.jobs.runs.directory import find_run
+    from dkrr.jobs.runs.submit import cancel_run
+
+    directory = find_run(run)
+    view = cancel_run(directory)
+    if view.status.is_ended:
+        click.echo(f"{directory.shown} is {view.state}; there is nothing to stop", err=True)
+    elif view.is_over:
+        click.echo(f"{directory.shown} is lost ({view.reason}); should its driver wake up, it stops", err=True)
+    else:
+        click.echo(f"{directory.shown}: cancel requested; `dkrr wait {directory.shown}` waits for the end", err=True)
+
+
+@click.command("list", cls=Command)
+@click.argument("folder", required=False)
+@json_option
+def list_command(folder: str | None, as_json: bool) -> None:
+    """List the runs in FOLDER, by default ./runs or what DKRR_RUNS names."""
+    from dkrr.jobs.runs.directory import list_runs, runs_folder
+    from dkrr.jobs.runs.status import look_once
+
+    runs = [(run, look_once(run, beat_seconds=0.0)) for run in list_runs(folder)]
+    if as_json:
+        print_json([{"run": run.shown, "location": run.location, **view.to_dict()} for run, view in runs])
+        return
+    if not runs:
+        click.echo(f"no runs in {folder or runs_folder()}", err=True)
+    print_facts((run.name, _sentence(view)) for run, view in runs)
+
+
+@contextlib.contextmanager
+def _detaching(directory: RunDirectory) -> Iterator[None]:
+    """Ctrl-C ends the looking, not the run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"\ndetached; {directory.shown} goes on (`dkrr cancel {directory.shown}` stops it)", err=True)
+        click.get_current_context().exit(0)
+
+
+def _sentence(view: View) -> str:
+    """``running, factorise: 120 of 210, 163.2 GF/s, 0:41 left``."""
+    status = view.status
+    if view.state == "lost":
+        return f"lost: {view.reason}"
+    if status.is_ended:
+        message = "" if status.error is None else f": {status.error.get('message', '')}"
+        return f"{view.state}{message}"
+    parts = [view.state, _progress(view)] if status.phase else [view.state]
+    return ", ".join(parts)
+
+
+def _progress(view: View) -> str:
+    status = view.status
+    count = f": {status.tasks_done:,} of {status.tasks_total:,} tasks" if status.tasks_total else ""
+    parts = [f"{status.phase}{count}"]
+    if status.flops_per_second > 0:
+        parts.append(f"{status.flops_per_second / 1e9:.1f} GF/s")
+    if status.phase_seconds_left is not None:
+        parts.append(f"{clock_text(status.phase_seconds_left)} left")
+    return ", ".join(parts)
+
+
+def _print_view(directory: RunDirectory, view: View, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": directory.shown, "location": directory.location, **view.to_dict()})
+        return
+    print_facts(_facts(view), title=f"{directory.shown}  {directory.location}")
+    if view.is_over and view.state != "finished":
+        _print_hints(directory, view)
+
+
+def _facts(view: View) -> Iterator[tuple[str, Any]]:
+    status = view.status
+    yield "state", view.state + (f" ({view.reason})" if view.reason else "")
+    if status.phase and not status.is_ended:
+        yield "phase", _progress(view)
+    if status.seconds:
+        yield "seconds", ", ".join(f"{name} {value:.1f}" for name, value in status.seconds.items())
+    if status.driver is not None:
+        driver = status.driver
+        yield "driver", f"process {driver.get('pid')} on {driver.get('host')}, attempt {status.epoch}"
+    if status.scheduler:
+        yield "scheduler", status.scheduler + (" (insecure = true)" if status.insecure else "")
+    if status.dashboard:
+        yield "dashboard", status.dashboard
+    if status.num_workers:
+        yield "workers", f"{status.num_workers}, {status.num_threads} threads"
+    for worker in status.refused_workers:
+        yield "refused worker", f"{worker.get('address')}: {worker.get('reason')}"
+    if status.started_at:
+        yield "started", f"{status.started_at}, {clock_text(status.elapsed_seconds)} of work"
+    if not status.is_ended and view.age_seconds is not None:
+        yield "heartbeat", f"{view.age_seconds:.0f} s ago"
+    if status.error is not None:
+        yield "error", status.error.get("message", "")
+    if status.model:
+        yield "model", status.model
+
+
+def _print_end(directory: RunDirectory, view: View) -> None:
+    click.echo(f"{directory.shown}: {_sentence(view)}", err=True)
+    _print_hints(directory, view)
+
+
+def _print_hints(directory: RunDirectory, view: View) -> None:
+    if view.status.error is not None and view.status.error.get("hint") and view.state != "lost":
+        click.echo(f"hint: {view.status.error['hint']}", err=True)
+    click.echo(
+        f"`dkrr resume {directory.shown}` continues it, `dkrr logs {directory.shown}` says what happened", err=True
+    )
+
+
+def _print_result(directory: RunDirectory, view: View) -> None:
+    """The figures of a finished run, from its result.json."""
+    result = directory.read("result.json") or {}
+    print_facts(_result_facts(result, view), title=f"{directory.shown}  {directory.location}")
+
+
+def _result_facts(result: dict[str, Any], view: View) -> Iterator[tuple[str, Any]]:
+    plan, score = result.get("plan") or {}, result.get("score")
+    yield "state", view.state
+    if plan:
+        yield "rows", f"{plan.get('num_rows', 0):,} x {plan.get('num_features', 0):,}"
+    if "solver" in result:
+        yield "solver", f"{result['solver']}, {result.get('precision')}"
+    if result.get("relative_residual"):
+        yield "residual", f"relative {max(result['relative_residual']):.1e}"
+    if score and result.get("metric"):
+        value = score.get(result["metric"])
+        value = sum(value) / len(value) if isinstance(value, list) and value else value
+        yield f"held-out {result['metric']}", f"{value:.5g}" if isinstance(value, float) else value
+    if "total" in result.get("seconds", {}):
+        yield "seconds", f"{result['seconds']['total']:.1f}"
+    if result.get("model_path"):
+        yield "model", result["model_path"]
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    time_text = str(event.get("time", "")).replace("T", " ").removesuffix("Z")[:19]
+    return f"{time_text}  {event.get('kind', ''):<8}  {event.get('message', '')}"

@@ -1,0 +1,83 @@
+"""A run's directory belongs to one job: what it claims, and what "auto" became for good.
+
+``job.json`` names the job, ``plan.json`` fixes tile size, precision, solver and the split of every sum at the first
+attempt. Where the work is done ([cluster], [storage]) may change from one attempt to the next. A directory whose job
+never came as far as a plan (its data was refused, say) may be taken by another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from dkrr.address import name_of
+from dkrr.errors import StoreError, StoreMismatchError
+from dkrr.jobs.documents import plain
+from dkrr.jobs.spec import JobSpec
+from dkrr.stores import children, read_json, write_json
+
+if TYPE_CHECKING:
+    from dkrr.jobs.plan import Plan
+
+__all__ = ["check_claim", "resolve_once", "run_id"]
+
+NOT_CLAIMED = ("cluster", "storage", "tune")
+
+
+def run_id(job: JobSpec) -> str:
+    """What ``{id}`` in the output directory becomes: 12 hexadecimal digits that belong to this job and no other."""
+    if "{id}" not in job.output.directory:
+        return name_of(job.output.directory)
+    text = json.dumps(_claimed(job.to_dict()), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
+    """What job.json shall hold: the whole resolved job.
+
+    Raises
+    ------
+    StoreMismatchError
+        The directory belongs to another job; the differing keys are listed.
+    StoreError
+        It holds something else.
+    """
+    document = job.to_dict()
+    found = read_json(directory, "job.json")
+    if found is not None and read_json(directory, "plan.json") is not None:
+        there, wanted = _claimed(found), _claimed(document)
+        differing = sorted(
+            f"[{table}] {key}: {there.get(table, {}).get(key)!r} there, {wanted.get(table, {}).get(key)!r} wanted"
+            for table in there.keys() | wanted.keys()
+            for key in there.get(table, {}).keys() | wanted.get(table, {}).keys()
+            if there.get(table, {}).get(key) != wanted.get(table, {}).get(key)
+        )
+        if there != wanted:
+            raise StoreMismatchError(
+                f"{directory} holds another job ({'; '.join(differing)})",
+                hint="give another [output] directory, or remove it",
+                fields=differing,
+            )
+    if found is None and children(directory) and not _is_run(directory):
+        raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
+    return document
+
+
+def _claimed(document: dict[str, Any]) -> dict[str, Any]:
+    return {table: values for table, values in document.items() if table not in NOT_CLAIMED}
+
+
+def _is_run(directory: str) -> bool:
+    return any(read_json(directory, name) is not None for name in ("status.json", "driver.json"))
+
+
+def resolve_once(plan: Plan, directory: str) -> None:
+    """What "auto" became is fixed by the first attempt; a later one must use the same tiles and the same solver."""
+    found = read_json(directory, "plan.json")
+    if found is None:
+        write_json(directory, "plan.json", plain(plan.to_dict()))
+        return
+    for name in ("kernel", "alpha", "solver", "precision", "gram", "tile_size", "rank", "nystrom"):
+        if name in found and found[name] != getattr(plan, name):
+            object.__setattr__(plan, name, found[name])

@@ -1,0 +1,165 @@
+"""A run is a directory: what is in it, and how a run is found by its name.
+
+    job.toml      the job file as it was given, byte for byte
+    job.json      the same job, checked, its paths absolute
+    plan.json     what the first attempt resolved: tile size, precision, solver; every later attempt uses it
+    status.json   how far the run is (:mod:`dkrr.jobs.runs.status`), replaced every few seconds
+    driver.json   who drives it (:mod:`dkrr.jobs.runs.lease`); drivers/ has one document for each epoch
+    cancel.json   a request to stop
+    placement.json  where ``submit`` started the driver
+    events/       what happened, in numbered segments (:mod:`dkrr.jobs.runs.events`)
+    driver.log    what a detached driver printed
+    result.json   the figures of the finished run
+    model.zarr    the model
+
+Every document appears whole or not at all. Nothing here imports more than the standard library, so that looking at a
+run costs milliseconds, on a machine that has neither the scheduler nor the data.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+from dkrr.address import is_url, join, name_of, parent_of, parse_address
+from dkrr.errors import StoreError
+from dkrr.fence import check_fence
+from dkrr.stores import (
+    children,
+    delete_key,
+    key_size,
+    local_root,
+    place,
+    read_json,
+    read_key,
+    remove_array,
+    write_json,
+    write_key,
+)
+from dkrr.swap import create_bytes
+
+__all__ = ["RUNS_VARIABLE", "RunDirectory", "find_run", "list_runs", "runs_folder"]
+
+RUNS_VARIABLE = "DKRR_RUNS"
+_MARKS = ("status.json", "job.json")
+
+
+class RunDirectory:
+    """Paths and documents of one run.
+
+    Parameters
+    ----------
+    location
+        Path or URL of the directory; it need not exist.
+    """
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        text = os.fspath(location)
+        self.location = str(parse_address(text)) if is_url(text) else os.path.abspath(text)
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({self.location!r})"
+
+    @property
+    def name(self) -> str:
+        """The last part of the location."""
+        return name_of(self.location)
+
+    @property
+    def shown(self) -> str:
+        """What a person types to mean this run from here: its name below the runs folder, else the whole location."""
+        folder = runs_folder()
+        same = parent_of(self.location) == (folder if is_url(folder) else os.path.abspath(folder))
+        return self.name if same and not os.path.exists(self.name) else self.location
+
+    @property
+    def folder(self) -> Path | None:
+        """The directory on a local file system; None for a URL."""
+        return local_root(self.location)
+
+    def path(self, name: str) -> str:
+        """Path or URL of something in the run; local parent folders are made."""
+        return place(self.location, name)
+
+    def exists(self) -> bool:
+        """Whether something of a run is there."""
+        return any(self.read(name) is not None for name in _MARKS)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON document of the run, e.g. "plan.json"; None when there is none.
+
+        Raises
+        ------
+        StoreError
+            It cannot be read.
+        """
+        found = read_json(self.location, name)
+        if found is not None and not isinstance(found, dict):
+            raise StoreError(f"{name} of {self.location} is not an object", hint="restore or remove it")
+        return found
+
+    def write(self, name: str, document: dict[str, Any]) -> None:
+        """Replace a JSON document of the run."""
+        write_json(self.location, name, document)
+
+    def remove(self, name: str) -> None:
+        """Remove a document; a missing one is no error."""
+        check_fence()
+        delete_key(self.location, name)
+
+    def read_bytes(self, name: str) -> bytes | None:
+        """The bytes of something in the run; None when it does not exist."""
+        return read_key(self.location, name)
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Replace the bytes of something in the run."""
+        write_key(self.location, name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write something that must not exist yet; False, and nothing changed, when it does."""
+        return create_bytes(self.location, name, data) is not None
+
+    def has(self, name: str) -> bool:
+        """Whether something is there under this exact name."""
+        return key_size(self.location, name) is not None
+
+    def remove_all(self) -> None:
+        """Remove the whole run."""
+        remove_array(self.location)
+
+
+def runs_folder() -> str:
+    """Where runs are looked for by name: ``DKRR_RUNS``, a path or a URL, else ./runs."""
+    return os.environ.get(RUNS_VARIABLE) or "runs"
+
+
+def find_run(text: str) -> RunDirectory:
+    """The run that a person means: a path, a URL, or a name below the runs folder.
+
+    Raises
+    ------
+    StoreError
+        There is no such run; names the nearest one.
+    """
+    candidates = [RunDirectory(text)]
+    if not is_url(text) and os.sep not in text:
+        candidates.append(RunDirectory(join(runs_folder(), text)))
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    where = parent_of(candidates[-1].location)
+    names = [run.name for run in list_runs()] if len(candidates) > 1 else []
+    near = difflib.get_close_matches(text, names, n=1)
+    hint = (
+        f"did you mean {near[0]!r}?" if near else f"`dkrr list` shows what there is; {RUNS_VARIABLE} names the folder"
+    )
+    raise StoreError(f"no run {candidates[0].name!r} in {where}", hint=hint)
+
+
+def list_runs(folder: str | None = None) -> list[RunDirectory]:
+    """The runs right below a folder (the runs folder by default), by name; none when there is no such folder."""
+    base = runs_folder() if folder is None else folder
+    runs = (RunDirectory(join(base, name)) for name in children(base))
+    return [run for run in runs if run.exists()]

@@ -1,0 +1,115 @@
+"""Submit a job, resume a run, ask it to stop. All three return at once; the driver is another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dkrr.errors import LockedError, StoreError
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.lease import current_driver, described
+from dkrr.jobs.runs.monitor import CANCEL
+from dkrr.jobs.runs.status import Status, View, look_once, read_status, write_status
+from dkrr.processes import process_record
+
+if TYPE_CHECKING:
+    from dkrr.jobs.spec import JobSpec
+
+__all__ = ["Submitted", "cancel_run", "resume_run", "submit_job"]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What became of a submission: ``started`` is a record of the new driver's place, None when none was needed."""
+
+    directory: RunDirectory
+    view: View
+    started: dict[str, Any] | None = None
+
+
+def submit_job(job: JobSpec, source: bytes) -> Submitted:
+    """Make the run of a job and start its driver; nothing is started when the run is on its way, or finished.
+
+    Parameters
+    ----------
+    job
+        The checked job.
+    source
+        Its file, byte for byte.
+
+    Raises
+    ------
+    StoreMismatchError
+        The directory holds another job; the differing fields are listed.
+    """
+    from dkrr.jobs.claim import check_claim, run_id
+
+    directory = RunDirectory(job.output.run_directory(run_id(job)))
+    document = check_claim(job, directory.location)
+    if directory.exists():
+        view = look_once(directory)
+        if not view.is_over or view.state == "finished":
+            return Submitted(directory, view)
+    directory.write_bytes("job.toml", source)
+    directory.write("job.json", document)
+    return _start(directory, job)
+
+
+def resume_run(directory: RunDirectory) -> Submitted:
+    """Start a new driver for a run that has ended without being finished; nothing for a finished one.
+
+    Raises
+    ------
+    LockedError
+        Its driver is alive.
+    StoreError
+        The run has no job.
+    """
+    from dkrr.jobs.spec import JobSpec
+
+    document = directory.read("job.json")
+    if document is None:
+        raise StoreError(f"{directory.location} has no job.json", hint="submit its job again")
+    view = look_once(directory)
+    if view.state == "finished":
+        return Submitted(directory, view)
+    if not view.is_over:
+        who = current_driver(directory)
+        raise LockedError(
+            f"{directory.shown} is {view.state}" + ("" if who is None else f", driven by {described(who)}"),
+            hint=f"`dkrr wait {directory.shown}`, or `dkrr cancel {directory.shown}` and resume it then",
+        )
+    return _start(directory, JobSpec.from_dict(document))
+
+
+def _start(directory: RunDirectory, job: JobSpec) -> Submitted:
+    from dkrr.jobs.placement import start_driver
+
+    directory.remove(CANCEL)
+    # where the last driver was says nothing about this one
+    directory.write("placement.json", {"kind": job.cluster.driver})
+    before, last = read_status(directory), current_driver(directory)
+    epoch = 0 if last is None else int(last["epoch"])
+    try:
+        write_status(directory, Status(state="starting", epoch=epoch, started_at=utc_now()))
+        record = start_driver(directory.location, job)
+    except BaseException:
+        if directory.has("status.json"):
+            before.state = before.state if before.is_ended else "interrupted"
+            write_status(directory, before)
+        raise
+    directory.write("placement.json", record)
+    return Submitted(directory, look_once(directory), record)
+
+
+def cancel_run(directory: RunDirectory) -> View:
+    """Leave a request to stop; the run as it was seen then. Nothing is written for one that has ended.
+
+    The driver looks for it every two seconds, starts no new task, and ends; what is finished is kept. A lost run gets
+    the request too: should its driver wake up, it stops.
+    """
+    view = look_once(directory)
+    if not view.status.is_ended:
+        directory.write(CANCEL, {"requested_at": utc_now(), "by": process_record()})
+    return view

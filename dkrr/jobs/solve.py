@@ -1,0 +1,160 @@
+"""From a plan to a saved model: the solver that was chosen runs, what the job does not keep is removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dkrr._version import __version__
+from dkrr.dataset import Dataset
+from dkrr.fitting import FitResult, FitSettings, fit_rows
+from dkrr.given import store_given_matrix
+from dkrr.jobs.leave_one_out import leave_out
+from dkrr.jobs.plan import Plan
+from dkrr.jobs.prepare import Prepared
+from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.summary import FitSummary, summary_of
+from dkrr.kernels import kernel_from_dict
+from dkrr.linalg.nystrom.solver import fit_nystrom
+from dkrr.linalg.primal.solver import fit_primal
+from dkrr.linalg.settings import NystromSettings
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.workspace import Workspace
+from dkrr.model import Model
+from dkrr.planning.choices import SolverChoice
+from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
+from dkrr.spread import recorded_factors
+from dkrr.stores import list_entries, place, remove_array
+
+__all__ = ["solve_and_save"]
+
+
+def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str) -> FitSummary:
+    """Solve as ``plan`` says and save ``model.zarr`` in the run's ``directory``; seconds and score are still missing.
+
+    Raises
+    ------
+    NumericalError, DataError, StoreError, LockedError
+        See :func:`dkrr.fitting.fit_rows`.
+    """
+    train, given, digest = prepared.train, None, ""
+    kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)
+    if kernel is None:
+        assert train.y is not None  # noqa: S101  (narrows the type)
+        targets = train.y.read(0, train.num_rows)
+        weight = None if train.weight is None else train.weight.read(0, train.num_rows)[:, 0]
+        rows = _LazyMatrix(train)
+        train, given, digest = store_given_matrix(rows, targets, weight, workspace.store, plan.tile_size)
+    choice = SolverChoice.from_dict(plan.choice)
+    iterative = choice.iterative(rank=plan.rank or None)
+    if plan.solver == "cg" and not plan.rank:
+        iterative = replace(iterative, preconditioner="none")
+    settings = FitSettings(
+        kernel=kernel,
+        alpha=tuple(plan.alpha),
+        tile_size=plan.tile_size,
+        precision=plan.precision,  # type: ignore[arg-type]
+        gram=plan.gram,  # type: ignore[arg-type]
+        solver="cg" if plan.solver in ("nystrom", "primal") else plan.solver,  # type: ignore[arg-type]
+        iterative=iterative,
+        fit_intercept=job.model.fit_intercept,
+    )
+    model_path = place(directory, "model.zarr")
+    details = solver_details(settings, plan.nystrom)
+    if plan.nystrom is not None:
+        found = fit_nystrom(train, settings, NystromSettings(**plan.nystrom), iterative, workspace)
+        _model(prepared, found.solution, nystrom_parts(found, kernel), plan, details).save(model_path, overwrite=True)
+        left_out = leave_out(job, train, settings, workspace, model_path, directory)
+        summary = summary_of(plan, workspace, directory, model_path, found.solution, found.intercept)
+        summary.leave_one_out = left_out
+        return summary
+    if plan.solver == "primal":
+        primal = fit_primal(train, kernel, settings.alpha, workspace, fit_intercept=settings.fit_intercept)
+        details = primal_details(primal)
+        _model(prepared, primal.solution, primal_parts(primal), plan, details).save(model_path, overwrite=True)
+        left_out = leave_out(job, train, settings, workspace, model_path, directory)
+        summary = summary_of(plan, workspace, directory, model_path, primal.solution, primal.intercept)
+        summary.leave_one_out = left_out
+        return summary
+    try:
+        with fit_rows(train, settings, workspace, given=given, source_digest=digest) as result:
+            center = result.operator.rows.center if result.operator.rows is not None else None
+            parts = {
+                "kernel": result.operator.kernel,
+                "x_fit": None if result.operator.kernel is None else train.X,
+                "dual_coef": result.dual_coef,
+                "center": None if center is None else np.asarray(center),
+                "intercept": result.intercept,
+                **uncertainty_parts(train, result.dual_coef, intercept=settings.fit_intercept),
+            }
+            details["weight_digest"] = train.digest_weight
+            if job.output.keep != "model":
+                details |= recorded_factors(workspace.store, result.factors)
+            _model(prepared, result.solution, parts, plan, details).save(model_path, overwrite=True)
+            left_out = leave_out(
+                job, train, settings, workspace, model_path, directory, given=given, source_digest=digest
+            )
+    finally:
+        if given is not None:  # a copy of what the job's data holds
+            remove_array(given.location)
+            remove_array(train.path)
+    summary = summary_of(plan, workspace, directory, model_path, result.solution, result.intercept)
+    summary.leave_one_out = left_out
+    summary.tiles_total = result.operator.grid.num_lower * len(result.factors)
+    summary.kept = _clean(job, workspace.store, result, prepared)
+    return summary
+
+
+@dataclass(frozen=True)
+class _LazyMatrix:
+    """A precomputed matrix that was ingested as rows: sliced like an array, read a block of rows at a time."""
+
+    dataset: Dataset
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.dataset.num_rows, self.dataset.num_features
+
+    def __getitem__(self, key: tuple[slice, slice]) -> Any:
+        rows, columns = key
+        return self.dataset.X.read(rows.start, rows.stop)[:, columns]
+
+
+def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: Plan, details: dict[str, Any]) -> Model:
+    return Model(
+        **parts,
+        solution=solution,
+        scaling=prepared.scaling,
+        y_is_1d=prepared.train.y_is_1d,
+        feature_names=list(prepared.train.feature_names or []),
+        target_names=list(prepared.train.target_names or []),
+        classes=None if prepared.train.classes is None else list(prepared.train.classes),
+        provenance={
+            "dkrr": __version__,
+            "rows_digest": prepared.train.digest,
+            "targets_digest": prepared.train.digest_y,
+            "alpha": plan.alpha,
+            "tile_size": plan.tile_size,
+            "precision": plan.precision,
+            "gram": plan.gram,
+            **details,
+        },
+    )
+
+
+def _clean(job: JobSpec, store: Any, result: FitResult, prepared: Prepared) -> dict[str, int]:
+    """Remove what ``keep`` does not name; sizes of what stays."""
+    keep = job.output.keep
+    if keep != "all" and result.gram is not None:
+        remove_array(result.gram)
+    if keep == "model":
+        for location in result.factors:
+            remove_array(location)
+    kept = {}
+    for location in [*result.factors, *([result.gram] if result.gram else [])]:
+        num_bytes = sum(entry.num_bytes for entry in list_entries(location))
+        if num_bytes:
+            kept[location] = num_bytes
+    return kept

@@ -1,0 +1,89 @@
+"""What a fit did, as it is printed and as ``result.json`` keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dkrr.engine.tasks import RunSummary
+from dkrr.jobs.plan import Plan
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.workspace import Workspace
+from dkrr.prediction import Score
+
+__all__ = ["FitSummary", "peaks", "summary_of"]
+
+
+@dataclass
+class FitSummary:
+    """What a fit did: sizes, seconds per phase, rates, memory, residual, score. Sizes in bytes, times in seconds."""
+
+    run_directory: str
+    model_path: str
+    plan: Plan
+    seconds: dict[str, float]
+    tiles_computed: int
+    tiles_total: int
+    flops_per_second: float
+    solver: str
+    precision: str
+    converged: bool
+    num_iterations: int
+    peak_rss_bytes: dict[str, int]
+    client_peak_rss_bytes: int
+    relative_residual: list[float]
+    backward_error: list[float]
+    message: str
+    intercept: list[float] | None = None
+    leave_one_out: dict[str, Any] | None = None
+    score: Score | None = None
+    metric: str = ""
+    kept: dict[str, int] = field(default_factory=dict)
+    estimated_seconds: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        from dataclasses import asdict
+
+        return asdict(self) | {"plan": self.plan.to_dict()}
+
+    def table(self) -> Any:
+        """The summary as a rich table."""
+        from dkrr.jobs.tables import fit_table
+
+        return fit_table(self)
+
+
+def summary_of(
+    plan: Plan, workspace: Workspace, directory: str, model_path: str, solution: Solution, intercept: Any
+) -> FitSummary:
+    """The figures of a solve; seconds, memory and score are added at the end of the run."""
+    factor = workspace.phases.get("factorise", RunSummary())
+    return FitSummary(
+        run_directory=directory,
+        model_path=model_path,
+        plan=plan,
+        seconds={},
+        tiles_computed=factor.num_computed,
+        tiles_total=0,
+        flops_per_second=factor.flops_computed / factor.seconds if factor.num_computed else 0.0,
+        solver=solution.solver,
+        precision=solution.precision,
+        converged=solution.converged,
+        num_iterations=solution.num_iterations,
+        peak_rss_bytes={},
+        client_peak_rss_bytes=0,
+        relative_residual=solution.relative_residual,
+        backward_error=solution.backward_error,
+        message=solution.message,
+        intercept=None if intercept is None else intercept.tolist(),
+    )
+
+
+def peaks(workspace: Workspace) -> dict[str, int]:
+    """Peak resident bytes of every worker over all phases."""
+    found: dict[str, int] = {}
+    for summary in workspace.phases.values():
+        for worker, peak in summary.peak_rss_bytes.items():
+            found[worker] = max(found.get(worker, 0), peak)
+    return found

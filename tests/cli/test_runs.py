@@ -1,0 +1,333 @@
+"""``submit``, ``status``, ``logs``, ``wait``, ``cancel``, ``resume``, ``list``: what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dkrr.cli import main
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.events import EventLog
+from dkrr.jobs.runs.lease import DriverLease
+from dkrr.jobs.runs.status import Status, write_status
+from dkrr.jobs.spec import JobSpec
+from dkrr.processes import process_record
+
+JOB = """# as a person wrote it
+[data]
+path = "generate:friedman?n=60&d=5&seed=0"
+[model]
+kernel = "rbf"
+alpha = 0.1
+"""
+
+
+def dkrr(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a job file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DKRR_RUNS", raising=False)
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path) -> RunDirectory:
+    """runs/job with a job and no driver."""
+    directory = RunDirectory(folder / "runs/job")
+    directory.write("job.json", JobSpec.load(folder / "job.toml").to_dict())
+    return directory
+
+
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs whose drivers were started; the driver is this process."""
+    started: list[str] = []
+
+    def start(location: str, job: JobSpec) -> dict[str, Any]:
+        started.append(location)
+        return {"kind": "here", **process_record()}
+
+    monkeypatch.setattr("dkrr.jobs.placement.start_driver", start)
+    return started
+
+
+def ended(run: RunDirectory, state: str, code: int, **values: Any) -> None:
+    write_status(run, Status(state=state, exit_code=code, epoch=1, **values))
+
+
+def finished(run: RunDirectory) -> None:
+    run.write("plan.json", {"num_rows": 60})
+    run.write(
+        "result.json",
+        {
+            "plan": {"num_rows": 60, "num_features": 5}, "solver": "cholesky", "precision": "float64",
+            "relative_residual": [1e-13], "metric": "r2", "score": {"r2": [0.93], "num_rows": 10},
+            "seconds": {"total": 12.0}, "model_path": run.path("model.zarr"),
+        },
+    )  # fmt: skip
+    ended(run, "finished", 0)
+
+
+def lose(run: RunDirectory) -> None:
+    """A driver of this machine that was killed."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    record = {**process_record(process.pid), "epoch": 1, "counter": 3, "token": "t", "kind": "here"}
+    process.wait()
+    run.create("drivers/000001.json", json.dumps(record).encode())
+    run.write("driver.json", record)
+    write_status(run, Status(state="running", epoch=1, phase="factorise", tasks_done=3, tasks_total=10))
+
+
+# --- submit and resume ------------------------------------------------------------------------------------------------
+
+
+def test_submit_prints_the_name_and_keeps_the_file(folder: Path, placed: list[str]) -> None:
+    result = dkrr("submit", "job.toml")
+    assert (result.exit_code, result.stdout) == (0, "job\n")
+    assert f"pid {os.getpid()}" in result.stderr
+    assert "stops while this machine sleeps" in result.stderr
+    assert placed == [str(folder / "runs/job")]
+    run = RunDirectory("runs/job")
+    assert run.read_bytes("job.toml") == JOB.encode()
+    assert JobSpec.from_dict(run.read("job.json") or {}) == JobSpec.load(folder / "job.toml")
+    again = dkrr("submit", "job.toml")
+    assert (again.exit_code, again.stdout, again.stderr) == (0, "job\n", "job is starting already\n")
+    assert len(placed) == 1
+
+
+def test_a_job_elsewhere_is_named_by_its_path(folder: Path, placed: list[str]) -> None:
+    (folder / "jobs").mkdir()
+    (folder / "job.toml").rename(folder / "jobs/job.toml")
+    result = dkrr("submit", "jobs/job.toml")
+    assert result.stdout == f"{folder}/jobs/runs/job\n"
+    assert dkrr("status", result.stdout.strip(), "--json").exit_code == 0
+
+
+def test_a_finished_job_prints_its_result(run: RunDirectory, placed: list[str]) -> None:
+    finished(run)
+    for command in (("submit", "job.toml"), ("resume", "job"), ("wait", "job")):
+        result = dkrr(*command)
+        assert result.exit_code == 0, result.stderr
+        assert "held-out r2  0.93" in result.stdout
+        assert "relative 1.0e-13" in result.stdout
+    assert placed == []
+
+
+def test_another_job_in_the_directory_is_refused(folder: Path, run: RunDirectory, placed: list[str]) -> None:
+    finished(run)
+    (folder / "job.toml").write_text(JOB.replace("alpha = 0.1", "alpha = 0.2"))
+    result = dkrr("submit", "job.toml")
+    assert result.exit_code == 4
+    assert "[model] alpha: 0.1 there, 0.2 wanted" in result.stderr
+    # where it runs is no difference
+    (folder / "job.toml").write_text(JOB + "[cluster]\nworkers = 7\n")
+    assert dkrr("submit", "job.toml").exit_code == 0
+    assert placed == []
+
+
+def test_a_job_without_a_plan_yet_gives_way(folder: Path, run: RunDirectory, placed: list[str]) -> None:
+    ended(run, "failed", 4, error={"type": "DataError", "message": "row 3", "hint": ""})
+    (folder / "job.toml").write_text(JOB.replace("alpha = 0.1", "alpha = 0.2"))
+    assert dkrr("submit", "job.toml").exit_code == 0
+    assert (run.read("job.json") or {})["model"]["alpha"] == 0.2
+    assert len(placed) == 1
+
+
+@pytest.mark.parametrize("command", [("resume", "job"), ("submit", "job.toml")])
+@pytest.mark.parametrize("how", ["failed", "cancelled", "lost"])
+def test_what_ended_is_started_again(how: str, command: tuple[str, str], run: RunDirectory, placed: list[str]) -> None:
+    if how == "lost":
+        lose(run)
+    else:
+        ended(run, how, 75)
+    run.write("cancel.json", {})
+    result = dkrr(*command)
+    assert (result.exit_code, result.stdout) == (0, "job\n"), result.stderr
+    assert placed == [run.location]
+    assert not run.has("cancel.json")
+    assert json.loads(dkrr("status", "job", "--json").stdout)["state"] == "starting"
+
+
+def test_a_run_that_is_driven_is_not_resumed(run: RunDirectory, placed: list[str]) -> None:
+    DriverLease.acquire(run, "fit")
+    write_status(run, Status(state="running", epoch=1))
+    result = dkrr("resume", "job")
+    assert result.exit_code == 8
+    assert f"error: job is running, driven by process {os.getpid()} on " in result.stderr
+    assert placed == []
+
+
+def test_a_driver_that_cannot_be_started_leaves_the_status(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended(run, "cancelled", 75)
+
+    def start(*_: Any) -> dict[str, Any]:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("dkrr.jobs.placement.start_driver", start)
+    assert dkrr("resume", "job").exit_code == 1
+    assert json.loads(dkrr("status", "job", "--json").stdout)["state"] == "cancelled"
+
+
+def test_a_wrong_job_makes_no_run(folder: Path, placed: list[str]) -> None:
+    (folder / "job.toml").write_text(JOB.replace("kernel", "kernal"))
+    assert dkrr("submit", "job.toml").exit_code == 2
+    assert not (folder / "runs").exists()
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_of_a_run_that_is_driven(run: RunDirectory) -> None:
+    lease = DriverLease.acquire(run, "here")
+    status = Status(
+        state="running", epoch=1, phase="factorise", tasks_done=120, tasks_total=210, flops_per_second=163.2e9,
+        phase_seconds_left=41.2, driver=lease.record, scheduler="tcp://10.0.0.1:8786", num_workers=3, num_threads=6,
+        dashboard="http://10.0.0.1:8787/status", insecure=True, seconds={"prepare": 1.5},
+        refused_workers=[{"address": "tcp://10.0.0.9:1", "reason": "numpy 1.0, 2.0 expected"}],
+    )  # fmt: skip
+    write_status(run, status)
+    out = dkrr("status", "job").stdout
+    for line in (
+        "state           running",
+        "phase           factorise: 120 of 210 tasks, 163.2 GF/s, 0:41 left",
+        "scheduler       tcp://10.0.0.1:8786 (insecure = true)",
+        "dashboard       http://10.0.0.1:8787/status",
+        "workers         3, 6 threads",
+        "refused worker  tcp://10.0.0.9:1: numpy 1.0, 2.0 expected",
+    ):
+        assert f"  {line}\n" in out
+    document = json.loads(dkrr("status", "job", "--json").stdout)
+    assert (document["run"], document["state"], document["exit_code"]) == ("job", "running", None)
+    assert "  job  running, factorise: 120 of 210 tasks" in dkrr("list").stdout
+
+
+def test_a_lost_run_says_how_to_go_on(run: RunDirectory) -> None:
+    lose(run)
+    result = dkrr("status", "job")
+    assert result.exit_code == 0
+    assert "lost (its driver, process" in result.stdout
+    assert "`dkrr resume job` continues it" in result.stderr
+    assert "lost: its driver" in dkrr("list").stdout
+    waited = dkrr("wait", "job")
+    assert waited.exit_code == 75
+    assert "`dkrr resume job` continues it" in waited.stderr
+
+
+def test_wait_ends_with_the_code_of_the_run(run: RunDirectory) -> None:
+    error = {"type": "NotPositiveDefiniteError", "message": "row 3", "hint": "raise alpha"}
+    ended(run, "failed", 5, error=error)
+    result = dkrr("wait", "job")
+    assert result.exit_code == 5
+    assert result.stderr.startswith("job: failed: row 3\nhint: raise alpha\n")
+    ended(run, "cancelled", 75)
+    assert dkrr("wait", "job").exit_code == 75
+
+
+@pytest.mark.parametrize("command", [("wait", "job"), ("status", "job", "--watch"), ("logs", "job", "-f")])
+def test_looking_goes_on_until_the_run_ends(command: tuple[str, ...], run: RunDirectory) -> None:
+    DriverLease.acquire(run, "fit")
+    write_status(run, Status(state="running", epoch=1, phase="gram"))
+    threading.Timer(0.5, finished, (run,)).start()
+    started = time.monotonic()
+    result = dkrr(*command)
+    assert result.exit_code == 0
+    assert time.monotonic() - started > 0.5
+    if command[0] == "status":
+        assert result.stdout.startswith("running, gram\nfinished\n")
+
+
+@pytest.mark.parametrize("command", [("wait", "job"), ("status", "job", "--watch"), ("logs", "job", "-f")])
+def test_ctrl_c_detaches(command: tuple[str, ...], run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    DriverLease.acquire(run, "fit")
+    write_status(run, Status(state="running", epoch=1))
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dkrr.cli.runs.time.sleep", interrupt)
+    result = dkrr(*command)
+    assert result.exit_code == 0
+    assert "detached; job goes on (`dkrr cancel job` stops it)" in result.stderr
+    assert not run.has("cancel.json")
+
+
+def test_logs_are_events_and_what_the_driver_printed(run: RunDirectory) -> None:
+    log = EventLog(run, 1)
+    log.add("state", "driver 1 started")
+    log.add("warning", "disk slow")
+    log.flush()
+    Path(run.path("driver.log")).write_text("Traceback\n")
+    lines = dkrr("logs", "job").stdout.splitlines()
+    assert [line[21:] for line in lines[:2]] == ["state     driver 1 started", "warning   disk slow"]
+    assert lines[2:] == ["driver.log  Traceback"]
+    events = [json.loads(line) for line in dkrr("logs", "job", "--json").stdout.splitlines()]
+    assert [event["kind"] for event in events] == ["state", "warning"]
+
+
+def test_cancel_leaves_a_request(run: RunDirectory) -> None:
+    DriverLease.acquire(run, "fit")
+    write_status(run, Status(state="running", epoch=1))
+    result = dkrr("cancel", "job")
+    assert (result.exit_code, result.stderr) == (0, "job: cancel requested; `dkrr wait job` waits for the end\n")
+    assert (run.read("cancel.json") or {})["by"]["pid"] == os.getpid()
+
+
+def test_there_is_nothing_to_cancel_in_a_run_that_ended(run: RunDirectory) -> None:
+    ended(run, "failed", 5)
+    assert dkrr("cancel", "job").stderr == "job is failed; there is nothing to stop\n"
+    assert not run.has("cancel.json")
+    lose(run)
+    assert "should its driver wake up, it stops" in dkrr("cancel", "job").stderr
+    assert run.has("cancel.json")
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "wait", "cancel", "resume"])
+def test_a_run_that_is_not_there(command: str) -> None:
+    result = dkrr(command, "nothing")
+    assert result.exit_code == 4
+    assert result.stderr.startswith("error: no run 'nothing' in ")
+
+
+def test_list_of_nothing() -> None:
+    result = dkrr("list")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no runs in runs\n")
+    assert json.loads(dkrr("list", "--json").stdout) == []
+
+
+LOOKING: dict[str, Callable[[], list[str]]] = {
+    "status": lambda: ["status", "job"],
+    "logs": lambda: ["logs", "job"],
+    "list": lambda: ["list"],
+    "cancel": lambda: ["cancel", "job"],
+}
+
+
+@pytest.mark.parametrize("command", LOOKING)
+def test_looking_imports_nothing_heavy(command: str, run: RunDirectory) -> None:
+    finished(run)
+    code = (
+        "import sys\nfrom dkrr.cli import main\n"
+        f"try:\n    main({LOOKING[command]()!r})\nexcept SystemExit as exc:\n    assert exc.code == 0\n"
+        "heavy = {'numpy', 'scipy', 'zarr', 'dask', 'distributed', 'pydantic', 'rich', 'sklearn', 'pyarrow'}\n"
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

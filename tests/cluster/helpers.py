@@ -1,0 +1,80 @@
+"""Jobs for clusters that are started by hand, and what two runs of one resolved job must have in common."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults import Command, chunk_files, contents, times
+
+__all__ = ["ByHandJob", "byte_for_byte"]
+
+
+@dataclass
+class ByHandJob:
+    """A job in a folder of its own; the same numbers wherever it runs, for all that could differ is said."""
+
+    folder: Path
+    scheduler: str = "local"
+    n: int = 1200
+    tile_size: int = 100
+    environment: dict[str, str] | None = None
+    failpoints: str = ""
+    more: str = ""
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(
+            f'[data]\npath = "generate:friedman?n={self.n}&d=5&seed=0"\nstandardize = true\n'
+            "[evaluate]\nfraction = 0.1\n"
+            '[model]\nkernel = "rbf"\ngamma = 0.05\nalpha = 0.01\n'
+            f'[solver]\nname = "cholesky"\nprecision = "float64"\ngram = "on_the_fly"\ntile_size = {self.tile_size}\n'
+            f'[cluster]\nscheduler = "{self.scheduler}"\nworkers = 2\nmemory_limit = "1GiB"\n{self.more}'
+        )
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "job.toml"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "runs/job/model.zarr"
+
+    def command(self, *arguments: str) -> Command:
+        return Command([*(arguments or ("fit", str(self.file)))], self.failpoints, environment=self.environment or {})
+
+    def fit(self, seconds: float = 120.0) -> Any:
+        ended = self.command().run(seconds)
+        assert ended.code == 0, ended.err
+        return ended
+
+    def tiles(self) -> dict[str, int]:
+        """Times of the factor's tiles."""
+        found = times(self.folder / "runs/store/factors")
+        return {key: when for key, when in found.items() if "-sums" not in key}
+
+    def predictions(self) -> bytes:
+        """What the model says of new rows, as the bytes of the file that `dkrr predict` writes."""
+        out = self.folder / "out.npy"
+        rows = "generate:friedman?n=300&d=5&seed=1"
+        ended = Command(["predict", str(self.model), rows, "-o", str(out)]).run(120)
+        assert ended.code == 0, ended.err
+        return out.read_bytes()
+
+    def forget(self) -> None:
+        """Remove what the job has written."""
+        shutil.rmtree(self.folder / "runs", ignore_errors=True)
+
+
+def byte_for_byte(first: ByHandJob, second: ByHandJob) -> None:
+    """Factor, model and predictions are the same to the last bit."""
+    factors = [contents(job.folder / "runs/store/factors") for job in (first, second)]
+    assert factors[0].keys() == factors[1].keys()
+    assert factors[0]
+    assert factors[0] == factors[1]
+    models = [contents(job.model) for job in (first, second)]
+    assert chunk_files(first.model)
+    assert models[0] == models[1]
+    assert first.predictions() == second.predictions()

@@ -1,0 +1,209 @@
+"""`dask scheduler` and `dask worker` by hand: a killed scheduler, other versions, late workers, other people's work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import dkrr
+from tests.cluster.helpers import ByHandJob, byte_for_byte
+from tests.faults import Command, finish, stopped, wait_until
+from tests.servers import ByHand, by_hand, import_path
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+SLOWLY = "cholesky.tile.after_compute:1:sleep=0.05"
+
+
+def start_and_wait_for_tiles(job: ByHandJob, count: int) -> Any:
+    process = job.command().start()
+    wait_until(lambda: process.poll() is not None or len(job.tiles()) >= count, 120)
+    assert process.poll() is None, finish(process)
+    return process
+
+
+def shadow(folder: Path, version: str) -> str:
+    """A copy of the package that says it is another version; an import path with it in front."""
+    source = Path(dkrr.__file__).parent
+    shutil.copytree(source, folder / "dkrr", ignore=shutil.ignore_patterns("__pycache__"))
+    text = (folder / "dkrr/_version.py").read_text()
+    changed = text.replace(dkrr.__version__, version)
+    assert changed != text
+    (folder / "dkrr/_version.py").write_text(changed)
+    return os.pathsep.join([str(folder), import_path()])
+
+
+@pytest.mark.short
+def test_a_killed_scheduler_and_another_one_at_its_address(tmp_path: Path) -> None:
+    local = ByHandJob(tmp_path / "local")
+    local.fit()
+    with by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster:
+        job = ByHandJob(tmp_path / "job", cluster.address)
+        process = start_and_wait_for_tiles(job, 20)
+        cluster.kill_scheduler()
+        began = time.monotonic()
+        ended = finish(process, 60)
+        assert time.monotonic() - began < 30
+        assert ended.code == 6, ended.err
+        assert "start the same job again" in ended.err
+        cluster.wait_for_the_end_of_workers()  # Dask's behaviour: nothing of them reconnects
+        written = job.tiles()
+        assert 20 <= len(written) < 78
+        cluster.start_scheduler()
+        cluster.start_worker()
+        cluster.start_worker()
+        job.fit()
+        assert written.items() <= job.tiles().items()  # no valid tile was written again
+        byte_for_byte(local, job)
+
+
+def test_a_scheduler_that_stands_still_is_lost_within_half_a_minute(tmp_path: Path) -> None:
+    with by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster:
+        job = ByHandJob(tmp_path / "job", cluster.address)
+        process = start_and_wait_for_tiles(job, 5)
+        assert cluster.scheduler is not None
+        with stopped(cluster.scheduler.pid):
+            began = time.monotonic()
+            ended = finish(process, 90)
+            assert time.monotonic() - began < 45
+        assert ended.code == 6, ended.err
+        assert "start the same job again" in ended.err
+
+
+def test_no_scheduler_and_too_few_workers(tmp_path: Path) -> None:
+    with by_hand(tmp_path / "servers", workers=1) as cluster:
+        job = ByHandJob(tmp_path / "job", cluster.address)
+        began = time.monotonic()
+        ended = job.command().run(90)
+        assert time.monotonic() - began < 45
+        assert ended.code == 6
+        assert "has 1 workers after 30 s, 2 expected" in ended.err
+    began = time.monotonic()
+    ended = job.command().run(90)
+    assert time.monotonic() - began < 45
+    assert (ended.code, "no connection to the scheduler" in ended.err) == (6, True)
+
+
+@pytest.mark.short
+def test_a_worker_with_another_version_is_refused_and_named(tmp_path: Path) -> None:
+    other = shadow(tmp_path / "shadow", "0.0.0+other")
+    with by_hand(tmp_path / "servers", workers=1) as cluster:
+        cluster.start_worker("--name", "odd", PYTHONPATH=other)
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            workers = client.scheduler_info(n_workers=-1)["workers"]
+        odd = next(address for address, worker in workers.items() if worker["name"] == "odd")
+        job = ByHandJob(tmp_path / "job", cluster.address)
+        ended = job.command().run(90)
+        assert ended.code == 6, ended.err
+        (row,) = [line for line in ended.err.splitlines() if line.split()[:1] == ["dkrr"]]
+        assert f"0.0.0+other on 1 worker ({odd})" in row
+        assert job.tiles() == {}
+
+
+def test_one_that_joins_late_is_named_and_gets_no_task(tmp_path: Path) -> None:
+    other = shadow(tmp_path / "shadow", "0.0.0+other")
+    with by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster:
+        job = ByHandJob(tmp_path / "job", cluster.address)
+        process = start_and_wait_for_tiles(job, 3)
+        cluster.start_worker("--name", "odd", PYTHONPATH=other)
+        cluster.start_worker("--name", "good")
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(4, timeout=60)
+            addresses = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+            ended = finish(process, 180)
+            assert ended.code == 0, ended.err
+            ran = client.run_on_scheduler(tasks_by_worker)
+        assert ran[addresses["odd"]] == 0
+        assert f"worker {addresses['odd']} (odd) gets no task: dkrr 0.0.0+other" in ended.err
+
+
+def tasks_by_worker(dask_scheduler: Any) -> dict[str, int]:
+    """How many tasks each worker was ever given, from the scheduler's log of transitions."""
+    given = dict.fromkeys(dask_scheduler.workers, 0)
+    for entry in dask_scheduler.transition_log:
+        for worker in given:
+            given[worker] += worker in repr(entry) and "processing" in repr(entry)
+    return given
+
+
+@pytest.mark.short
+def test_the_work_of_others_on_the_same_scheduler_is_not_touched(tmp_path: Path) -> None:
+    with (
+        by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster,
+        Client(cluster.address, set_as_default=False) as other,
+    ):
+        other.wait_for_workers(2, timeout=60)
+        pids = other.run(os.getpid)
+        array = np.arange(1000.0)
+        kept = other.submit(np.sum, array, key="kept")
+        (scattered,) = other.scatter([array])
+        job = ByHandJob(tmp_path / "job", cluster.address)
+        process = start_and_wait_for_tiles(job, 10)
+        slow = other.submit(time.sleep, 1, pure=False, priority=100)
+        process.send_signal(signal.SIGTERM)
+        ended = finish(process, 60)
+        assert ended.code == 75, ended.err
+        assert slow.result(timeout=60) is None
+        assert kept.result() == array.sum()
+        assert np.array_equal(scattered.result(), array)
+        assert other.run(os.getpid) == pids  # nothing was restarted
+        wait_until(lambda: len(other.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))) == 3)
+        written = job.tiles()
+        time.sleep(2)
+        assert job.tiles() == written  # no tile is written after the end
+        job.fit()
+        assert kept.result() == array.sum()
+        assert other.run(os.getpid) == pids
+
+
+def test_plain_tcp_to_another_machine_is_refused_in_the_job_file(tmp_path: Path) -> None:
+    job = ByHandJob(tmp_path / "job", "tcp://10.0.0.1:8786")
+    ended = job.command().run(60)
+    assert ended.code == 2
+    assert "insecure = true" in ended.err
+    job = ByHandJob(tmp_path / "insecure", "tcp://dkrr.invalid:8786", more="insecure = true\n")
+    ended = job.command().run(90)
+    assert (ended.code, "no connection" in ended.err) == (6, True)
+
+
+def test_a_driver_on_the_cluster_is_where_the_resource_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dkrr.jobs import placement_cluster
+    from dkrr.jobs.spec import JobSpec
+
+    monkeypatch.setattr(placement_cluster, "DRIVER_MODULE", "tests.jobs.fake_driver")
+    run = tmp_path / "run"
+    run.mkdir()
+    with by_hand(tmp_path / "servers", workers=1) as cluster:
+        cluster.start_worker("--name", "drivers", "--resources", "dkrr-driver=1", DRIVER_SECONDS="600")
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            workers = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+        record = placement_cluster.start_on_cluster(str(run), JobSpec.load(ByHandJob(tmp_path, cluster.address).file))
+        try:
+            assert record["worker"] == workers["drivers"]
+            wait_until(lambda: (run / "ran.json").exists(), 60)
+            end_of(cluster)
+            os.kill(record["pid"], 0)  # it outlives scheduler, worker and nanny
+        finally:
+            os.kill(record["pid"], signal.SIGKILL)
+
+
+def end_of(cluster: ByHand) -> None:
+    for worker in cluster.workers:
+        worker.terminate()
+    cluster.wait_for_the_end_of_workers()
+
+
+def test_the_command_line_tells_what_by_hand_needs() -> None:
+    ended = Command(["doctor", "--env"]).run(120)
+    assert ended.code == 0
+    assert "export OPENBLAS_NUM_THREADS=1" in ended.out

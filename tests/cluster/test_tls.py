@@ -1,0 +1,150 @@
+"""The script that makes certificates, and a cluster on them: everything encrypted, nobody without a certificate."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+from pathlib import Path
+
+import dask
+import psutil
+import pytest
+import yaml
+
+from dkrr.engine.cluster import connect
+from dkrr.errors import ClusterError
+from tests.cluster.helpers import ByHandJob, byte_for_byte
+from tests.faults import descendants
+from tests.servers import ByHand, by_hand
+
+SCRIPT = Path(__file__).parent.parent.parent / "cluster/tls/make-certificates.sh"
+ROLES = ("scheduler", "worker", "client")
+
+
+def make(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(SCRIPT), *options, str(folder)], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls") / "a folder"
+    done = make(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def verify(folder: Path, role: str, purpose: str) -> int:
+    command = ["openssl", "verify", "-x509_strict", "-CAfile", folder / "ca.pem", "-purpose", purpose]
+    return subprocess.run([*command, folder / role / f"{role}.pem"], capture_output=True, check=False).returncode
+
+
+def test_certificates_are_good_for_their_role_only(certificates: Path) -> None:
+    for role in ROLES:
+        assert verify(certificates, role, "sslclient") == 0
+    assert [verify(certificates, role, "sslserver") == 0 for role in ROLES] == [True, True, False]
+    for key in certificates.rglob("*-key.pem"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert len(list(certificates.rglob("*-key.pem"))) == 4
+    assert not list(certificates.glob(".making*"))
+
+
+def test_again_keeps_the_authority_and_renews_the_rest(certificates: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    shutil.copytree(certificates, folder)
+    before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.pem")}
+    assert make(folder, "-d", "7").returncode == 0
+    after = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.pem")}
+    same = {str(path) for path in before if before[path] == after[path]}
+    assert same == {"ca.pem", "ca-key.pem", *(f"{role}/ca.pem" for role in ROLES)}
+    assert verify(folder, "worker", "sslserver") == 0
+
+
+@pytest.mark.parametrize("options", [("-d", "0"), ("-d", "x"), ("-n", "a/b"), ("-z",), ("two",)])
+def test_wrong_options(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = make(tmp_path / "folder", *options)
+    assert done.returncode == 2
+    assert done.stderr
+    assert not (tmp_path / "folder").exists()
+
+
+def test_an_authority_whose_key_is_elsewhere_is_not_replaced(certificates: Path, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes((certificates / "ca.pem").read_bytes())
+    done = make(tmp_path)
+    assert (done.returncode, "bring ca-key.pem back" in done.stderr) == (2, True)
+
+
+# --- a cluster --------------------------------------------------------------------------------------------------------
+
+
+def ports(cluster: ByHand) -> set[int]:
+    """What scheduler, nannies and workers listen on."""
+    processes = [p for s in cluster.processes for p in (psutil.Process(s.pid), *descendants(s.pid))]
+    found = {c.laddr.port for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+    return {int(port) for port in found}
+
+
+def is_let_in(port: int, context: ssl.SSLContext) -> bool:
+    """Whether the listener at ``port`` completes a handshake and greets."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+            context.wrap_socket(plain) as connection,
+        ):
+            return bool(connection.recv(1))  # TLS 1.3 tells a client without a certificate only when it reads
+    except (ssl.SSLError, ConnectionError):
+        return False
+
+
+def answer_in_plain_text(port: int, path: str) -> bytes:
+    """What the listener at ``port`` says to a request that is not encrypted."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        try:
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            return connection.recv(64)
+        except ConnectionError:
+            return b""
+
+
+@pytest.mark.system
+@pytest.mark.short
+@pytest.mark.timeout(600)
+def test_a_fit_on_tls_equals_a_local_one(certificates: Path, tmp_path: Path) -> None:
+    local = ByHandJob(tmp_path / "local")
+    local.fit()
+    with by_hand(tmp_path / "servers", roles=certificates) as cluster:
+        job = ByHandJob(tmp_path / "job", cluster.address, environment={"DASK_CONFIG": str(certificates / "client")})
+        job.fit()
+        byte_for_byte(local, job)
+
+        # scheduler, two nannies, two workers: a certificate is asked of everybody
+        contexts = [ssl.create_default_context(cafile=certificates / "ca.pem") for _ in range(2)]
+        for context in contexts:
+            context.check_hostname = False
+        client = certificates / "client"
+        contexts[0].load_cert_chain(client / "client.pem", client / "client-key.pem")
+        every = ports(cluster)
+        pages = {port for port in every if answer_in_plain_text(port, "/").startswith(b"HTTP")}
+        assert len(every - pages) >= 5
+        assert {tuple(is_let_in(port, context) for context in contexts) for port in every - pages} == {(True, False)}
+        # what else listens has nothing to say
+        asked = ("/health", "/metrics", "/info/main/workers.html", "/json/counts.json")
+        assert {answer_in_plain_text(port, path)[9:12] for port in pages for path in asked} <= {b"404"}
+
+        # and so the command line says it
+        bare = ByHandJob(tmp_path / "bare", cluster.address)
+        ended = bare.command().run(90)
+        assert ended.code == 6
+        assert "needs TLS files" in ended.err
+        stranger = tmp_path / "stranger"
+        assert make(stranger).returncode == 0
+        for folder, address in ((stranger, cluster.address), (certificates, cluster.address.replace("tls", "tcp"))):
+            config = yaml.safe_load((folder / "client/dask.yaml").read_text())
+            with dask.config.set(config), pytest.raises(ClusterError, match="no connection"):
+                connect(address, timeout=10)
+        assert os.environ.get("DASK_CONFIG") != str(client)

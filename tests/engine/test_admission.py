@@ -1,0 +1,214 @@
+"""Late workers take part when they are equal and get no task when they are not; workers may all be replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+
+from dkrr.engine import admission as admission_module
+from dkrr.engine.admission import MOST_NAMED, Admission
+from dkrr.engine.checks import DRIVER_RESOURCE, WorkerInfo, check_workers, difference
+from dkrr.engine.cluster import local_cluster
+from dkrr.engine.session import checked_executor, memory_limit_of
+from dkrr.engine.tasks import DaskExecutor, Node
+from dkrr.errors import ClusterError
+from tests.faults import wait_until
+
+
+@pytest.fixture(scope="module")
+def shared_client() -> Iterator[Client]:
+    with (
+        local_cluster(workers=2, memory_limit="1GiB") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def client(shared_client: Client) -> Client:
+    """Two workers, whatever the test before has left."""
+    shared_client.cluster.scale(2)
+    wait_until(lambda: len(shared_client.scheduler_info(n_workers=-1)["workers"]) == 2)
+    return shared_client
+
+
+@pytest.fixture
+def worker() -> WorkerInfo:
+    return WorkerInfo(
+        address="tcp://127.0.0.1:1", name="w", host="h", pid=1, threads=2, memory_limit_bytes=2**30, python="3.11",
+        numpy="2.0", scipy="1.13", zarr="3.1.6", dask="2026", distributed="2026", dkrr="1.0", crc32c="2.4",
+        blas=({"internal_api": "openblas", "architecture": "SkylakeX", "num_threads": 1},),
+    )  # fmt: skip
+
+
+def slow_task(folder: str, i: int) -> bool:
+    time.sleep(0.1)
+    (Path(folder) / str(i)).touch()
+    return True
+
+
+def graph(n: int) -> list[Node]:
+    """Two chains, so that few tasks can run at once."""
+    return [Node((i,), ((i - 2,),) if i > 1 else ()) for i in range(n)]
+
+
+# --- who joins late ---------------------------------------------------------------------------------------------------
+
+
+def test_an_equal_worker_that_joins_late_takes_part(client: Client, tmp_path: Path) -> None:
+    admission = Admission(client, check_workers(client), store=str(tmp_path / "store"))
+    client.cluster.scale(3)
+    executor = DaskExecutor(client, admission=admission)
+    used: set[str] = set()
+    wait_for_a_third = [Node((i,)) for i in range(12)]
+
+    def everyone() -> bool:
+        used.update(executor.run("slow", slow_task, str(tmp_path), wait_for_a_third).peak_rss_bytes)
+        return len(used) == 3
+
+    wait_until(everyone, 60)
+    assert len(executor.workers) == executor.num_threads == 3
+    assert executor.refused == []
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_worker_that_differs_is_named_and_gets_no_task(client: Client, tmp_path: Path) -> None:
+    executor = DaskExecutor(client, admission=Admission(client, check_workers(client)))
+    assert executor.admission is not None
+    executor.admission._reference = replace(executor.workers[0], dkrr="0.0", numpy="1.0")
+    first = {worker.address for worker in executor.workers}
+    client.cluster.scale(3)
+    client.wait_for_workers(3, timeout=60)
+    used: set[str] = set()
+
+    def refused() -> bool:
+        used.update(executor.run("slow", slow_task, str(tmp_path), graph(8)).peak_rss_bytes)
+        return bool(executor.refused)
+
+    wait_until(refused, 60)
+    used.update(executor.run("slow", slow_task, str(tmp_path), [Node((i,)) for i in range(30)]).peak_rss_bytes)
+    assert used == first == {worker.address for worker in executor.workers}
+    (entry,) = executor.refused
+    assert entry["address"] not in first
+    assert entry["name"].startswith("local-")
+    assert "numpy" in entry["reason"]
+    assert "0.0 on the others" in entry["reason"]
+
+
+@pytest.mark.system
+@pytest.mark.short
+def test_all_workers_are_replaced_in_the_middle(client: Client, tmp_path: Path) -> None:
+    executor = checked_executor(client)
+    assert executor.admission is None  # a cluster of our own: nobody else joins it
+    executor = DaskExecutor(client, admission=Admission(client, check_workers(client)))
+    first = {worker.address for worker in executor.workers}
+    seen: list[int] = []
+
+    def progress(phase: str, done: int, total: int, *_: float) -> None:
+        if done >= 4 and max(seen) < 4:
+            for pid in client.run(os.getpid).values():
+                os.kill(pid, signal.SIGKILL)
+        seen.append(done)
+
+    summary = executor.run("slow", slow_task, str(tmp_path), graph(16), progress)
+    assert summary.num_tasks == 16
+    assert seen == sorted(seen)
+    assert seen[-1] == 16
+    assert {path.name for path in tmp_path.iterdir()} == {str(i) for i in range(16)}
+    assert not first & {worker.address for worker in executor.workers}
+
+
+# --- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_scheduler_is_an_error(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = DaskExecutor(client, admission=Admission(client, check_workers(client)))
+
+    async def silence() -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(admission_module, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(client, "nthreads", lambda **_: silence())
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match=r"scheduler tcp://.* has not answered for") as caught:
+        executor.run("slow", slow_task, str(tmp_path), graph(1000))
+    assert time.monotonic() - began < 20
+    assert "start the same job again" in caught.value.hint
+
+
+def test_no_worker_for_too_long(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = DaskExecutor(client, admission=Admission(client, check_workers(client)))
+    monkeypatch.setattr(admission_module, "EMPTY_SECONDS", 1.0)
+    client.cluster.scale(0)
+    with pytest.raises(ClusterError, match="no worker that may be used has been there for 1 s"):
+        executor.run("slow", slow_task, str(tmp_path), graph(1000))
+
+
+# --- what is compared, and how many are named -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr"])
+def test_a_version_that_matters(worker: WorkerInfo, name: str) -> None:
+    assert difference(worker, replace(worker, address="tcp://127.0.0.1:2", pid=7)) == ""
+    other = difference(worker, replace(worker, **{name: "0.1"}))  # type: ignore[arg-type]
+    assert other == f"{name} 0.1, {getattr(worker, name)} on the others"
+
+
+def test_other_differences_that_matter(worker: WorkerInfo) -> None:
+    library = dict(worker.blas[0])
+    assert "openblas-Zen, openblas-SkylakeX on the others" in difference(
+        worker, replace(worker, blas=({**library, "architecture": "Zen"},))
+    )
+    assert "several threads" in difference(worker, replace(worker, blas=({**library, "num_threads": 4},)))
+    assert "gemm" in difference(worker, replace(worker, failures=("float64 gemm: residual",)))
+    assert difference(worker, replace(worker, store_problem="cannot write")) == "the store: cannot write"
+
+
+def test_a_task_names_few_of_many_workers(worker: WorkerInfo) -> None:
+    workers = [replace(worker, address=f"tcp://127.0.0.1:{1000 + i}") for i in range(400)]
+    admission = Admission(None, workers)
+    chosen = [admission.choose() for _ in range(200)]
+    assert {len(set(names)) for names in chosen} == {MOST_NAMED}
+    assert len({name for names in chosen for name in names}) == 400
+    assert len(" ".join(chosen[0])) < 2048
+    assert admission.num_threads == 800
+    assert Admission(None, workers[:3]).choose() == sorted(w.address for w in workers[:3])
+
+
+def test_a_worker_that_is_too_small(worker: WorkerInfo) -> None:
+    small = replace(worker, address="tcp://127.0.0.1:2", memory_limit_bytes=2**28)
+    admission = Admission(None, [worker, small])
+    admission.require_memory(2**26)
+    with pytest.raises(ClusterError, match=r"tcp://127.0.0.1:2: it may use 134,217,728 bytes a thread, a task needs"):
+        admission.require_memory(2**28)
+    driver = replace(small, resources=(DRIVER_RESOURCE,))
+    admission = Admission(None, [worker, driver])
+    admission.require_memory(2**28)
+    assert [entry["address"] for entry in admission.refused] == [driver.address]
+    assert admission.choose() == [worker.address]
+    executor = DaskExecutor(None, admission=admission)
+    assert (executor.num_threads, memory_limit_of(executor)) == (2, 2**29)
+    with pytest.raises(ClusterError, match="may use"):
+        Admission(None, [driver]).require_memory(2**28)
+
+
+def test_without_a_limit_everything_fits(worker: WorkerInfo) -> None:
+    Admission(None, [replace(worker, memory_limit_bytes=None)]).require_memory(2**50)
+
+
+def test_the_clusters_of_others_are_restricted(tmp_path: Path) -> None:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        executor = checked_executor(client, store=str(tmp_path))
+        assert executor.admission is not None
+        assert executor.run("slow", slow_task, str(tmp_path), graph(3)).num_tasks == 3

@@ -1,0 +1,55 @@
+"""A store that a worker cannot use is found by the worker, which says what it cannot do; nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zarr.storage import MemoryStore
+
+from dkrr.engine import probe
+from dkrr.engine.probe import answer_challenge, challenge
+from dkrr.errors import StoreError
+
+
+@pytest.mark.parametrize("kind", ["folder", "store object"])
+def test_a_store_that_can_be_used(tmp_path: Path, kind: str) -> None:
+    store: Any = str(tmp_path / "new" / "store") if kind == "folder" else MemoryStore()
+    with challenge(store) as asked:
+        assert asked is not None
+        assert answer_challenge(asked) == ""
+    if kind == "folder":
+        assert list((tmp_path / "new" / "store").iterdir()) == []
+
+
+def test_no_store_is_no_question() -> None:
+    with challenge(None) as asked:
+        assert asked is None
+        assert answer_challenge(asked) == ""
+
+
+def test_the_same_path_on_another_disk(tmp_path: Path) -> None:
+    with challenge(str(tmp_path / "here")) as asked:
+        assert asked is not None
+        elsewhere = {**asked, "store": str(tmp_path / "there")}
+        assert "not the same place" in answer_challenge(elsewhere)
+        assert "not the same place" in answer_challenge({**asked, "token": "another"})
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize(("name", "step"), [("write_json", "write"), ("remove_object", "delete")])
+def test_what_cannot_be_done_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: str) -> None:
+    def denied(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with challenge(str(tmp_path)) as asked, monkeypatch.context() as patch:
+        patch.setattr(probe, name, denied)
+        problem = answer_challenge(asked)
+    assert problem.startswith(f"cannot {step} (PermissionError")
+
+
+def test_a_store_that_cannot_be_written_from_here(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreError, match="cannot be written"), challenge(str(tmp_path / "file")):
+        pytest.fail("it was written")

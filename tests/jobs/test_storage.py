@@ -1,0 +1,78 @@
+"""[storage] in a job: addresses carry it in memory, files and documents do not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dkrr.address import StorageSettings, parse_address
+from dkrr.errors import JobFileError
+from dkrr.jobs.plan import run_id
+from dkrr.jobs.spec import JobSpec
+
+STORAGE = {"endpoint_url": "http://127.0.0.1:9000", "region": "eu-1", "allow_http": True}
+QUERY = "?endpoint_url=http://127.0.0.1:9000&region=eu-1&allow_http=true"
+
+
+def document(**tables: Any) -> dict[str, Any]:
+    return {
+        "data": {"path": "s3://bucket/data/d.zarr"},
+        "evaluate": {"path": "s3://bucket/data/test.zarr"},
+        "storage": STORAGE,
+        "output": {"directory": "s3://bucket/runs/demo"},
+        **tables,
+    }
+
+
+def test_addresses_in_memory_can_be_opened_by_anybody() -> None:
+    job = JobSpec.from_dict(document())
+    assert job.data.path == "s3://bucket/data/d.zarr" + QUERY
+    assert job.evaluate is not None
+    assert job.evaluate.path == "s3://bucket/data/test.zarr" + QUERY
+    assert job.output.run_directory("x") == "s3://bucket/runs/demo" + QUERY
+    assert job.output.store_directory("x") == "s3://bucket/runs/store" + QUERY
+    assert run_id(job) == "demo"
+    assert parse_address(job.data.path).settings == StorageSettings(**STORAGE)
+
+
+def test_a_written_job_has_plain_addresses() -> None:
+    job = JobSpec.from_dict(document())
+    written = job.to_dict()
+    assert written["data"]["path"] == "s3://bucket/data/d.zarr"
+    assert written["output"]["directory"] == "s3://bucket/runs/demo"
+    assert "?" not in job.to_toml()
+    assert JobSpec.from_dict(json.loads(json.dumps(written))) == job
+
+
+def test_what_is_at_a_path_stays_there() -> None:
+    job = JobSpec.from_dict(document(data={"path": "d.csv"}, output={"directory": "runs/{id}"}), base="/work")
+    assert job.data.path == "/work/d.csv"
+    assert job.output.store_directory("abc") == "/work/runs/store"
+
+
+def test_an_address_may_bring_its_own_settings() -> None:
+    own = "s3://other/d.zarr?region=us-1"
+    job = JobSpec.from_dict(document(data={"path": own}))
+    assert job.data.path == own
+    assert job.to_dict()["data"]["path"] == own
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"storage": {"endpoint_url": "http://host:9000"}}, "reached without encryption"),
+        ({"storage": {"endpoint_url": "host:9000"}}, "an address such as"),
+        ({"data": {"path": "gs://bucket/a"}}, "gs:// is not supported"),
+        ({"data": {"path": "s3://hunter2@bucket/a"}}, "an address with a credential in it"),
+        ({"data": {"path": "s3://user:hunter2@bucket/a"}}, "an address with a password in it"),
+        ({"data": {"path": "s3://bucket/a?X-Amz-Signature=hunter2"}}, "an address with a credential in it"),
+        ({"data": {"path": "s3://b/a?endpoint_url=https://u:hunter2@host"}}, "an address with a password in it"),
+    ],
+)
+def test_what_is_refused(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobFileError) as caught:
+        JobSpec.from_dict(document(**tables))
+    assert message in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -1,0 +1,312 @@
+"""Object stores on a real server: keys, conditions, locks, failures that pass and failures that stay."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr import buffers, lock, objects, swap
+from dkrr.address import parse_address
+from dkrr.chunks import ChunkArray
+from dkrr.errors import DamagedChunkError, LockedError, StoreError
+from dkrr.lock import hold_lock
+from dkrr.stores import (
+    children,
+    delete_key,
+    key_size,
+    list_entries,
+    list_keys,
+    read_json,
+    read_key,
+    remove_array,
+    write_json,
+    write_key,
+)
+from dkrr.swap import create_json, read_versioned, swap_json
+from tests.faults import wait_until
+from tests.s3 import CANARY_KEY, CANARY_SECRET, Bucket, S3Server, bucket, s3_server
+
+__all__ = ["bucket", "s3_server"]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few and quick repetitions, for tests of what happens when they end."""
+    for name, value in (
+        ("MAX_RETRIES", 2), ("RETRY_SECONDS", 20.0), ("REQUEST_SECONDS", 2.0), ("LONGEST_PAUSE_SECONDS", 0.2)
+    ):  # fmt: skip
+        monkeypatch.setattr(objects, name, value)
+    objects._client.cache_clear()
+    yield
+    objects._client.cache_clear()
+
+
+def test_keys(bucket: Bucket) -> None:
+    root = bucket.url("a")
+    assert read_key(root, "x/1") is None
+    assert read_json(root, "x.json") is None
+    assert key_size(root, "x/1") is None
+    write_key(root, "x/1", b"one", memoryview(b" two"))
+    write_json(root, "x.json", {"n": 1})
+    write_key(bucket.url(), "ab/other", b"")
+    assert read_key(root, "x/1") == b"one two"
+    assert read_json(root, "x.json") == {"n": 1}
+    assert key_size(root, "x/1") == 7
+    assert list_keys(root) == ["x.json", "x/1"]
+    assert children(root) == ["x", "x.json"]
+    assert children(bucket.url()) == ["a", "ab"]
+    assert [entry.num_bytes for entry in list_entries(root) if entry.key == "x/1"] == [7]
+    assert abs(list_entries(root)[0].modified - time.time()) < 60
+    delete_key(root, "x/1")
+    delete_key(root, "x/1")
+    assert list_keys(root) == ["x.json"]
+    remove_array(root)
+    assert list_keys(bucket.url()) == ["ab/other"]
+    with pytest.raises(StoreError, match="whole bucket"):
+        remove_array(bucket.url())
+
+
+def test_large_objects_go_in_parts(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "PART_BYTES", 5 * 2**20)
+    data = np.random.default_rng(0).bytes(12 * 2**20)
+    write_key(bucket.url(), "large", data, b"tail")
+    assert read_key(bucket.url(), "large") == data + b"tail"
+    assert objects.read_range(bucket.url(), "large", len(data) - 2, 6) == data[-2:] + b"tail"
+    assert objects.read_range(bucket.url(), "large", len(data) + 2, 6) is None
+    assert objects.read_range(bucket.url(), "large", len(data) + 9, 6) is None
+
+
+def test_chunks_are_read_into_memory_that_is_used_again(bucket: Bucket) -> None:
+    array = ChunkArray.create(bucket.url("a.zarr"), "", shape=(4, 8), chunks=(2, 8))
+    blocks = np.random.default_rng(0).standard_normal((2, 2, 8))
+    for i in range(2):
+        array.write((i, 0), blocks[i])
+    first = array.read((0, 0))
+    second = array.read((1, 0))
+    np.testing.assert_array_equal(first, blocks[0])
+    np.testing.assert_array_equal(second, blocks[1])
+    assert not first.flags.writeable
+    address = second.ctypes.data
+    view = second[1:]
+    del second
+    gc.collect()
+    assert array.read((0, 0)).ctypes.data != address, "a view still looks at it"
+    np.testing.assert_array_equal(view, blocks[1][1:])
+    del view
+    gc.collect()
+    assert address in {item.ctypes.data for item in buffers._free}
+    assert array.valid_keys() == {"c/0/0", "c/1/0"}
+    assert ChunkArray.open(bucket.url("a.zarr")) == array
+
+
+def test_damaged_objects_are_found(bucket: Bucket) -> None:
+    location = bucket.url("a.zarr")
+    array = ChunkArray.create(location, "", shape=(8, 8), chunks=(2, 8))
+    for i in range(4):
+        array.write((i, 0), np.full((2, 8), float(i)))
+    whole = read_key(location, "c/1/0")
+    assert whole is not None
+    write_key(location, "c/1/0", whole[:-9])
+    write_key(location, "c/2/0", whole[:8] + b"?" + whole[9:])
+    delete_key(location, "c/3/0")
+    for index, reason in ((1, "123 bytes, 132 expected"), (2, "crc32c"), (3, "missing")):
+        with pytest.raises(DamagedChunkError, match=reason) as caught:
+            array.read((index, 0))
+        assert caught.value.path == location
+    assert [array.is_valid((i, 0)) for i in range(4)] == [True, False, True, False]
+
+
+# --- compare and swap, and locks -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["path", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return str(tmp_path) if request.param == "path" else request.getfixturevalue("bucket").url("locks")
+
+
+def test_one_creates_and_one_swaps(folder: str) -> None:
+    assert read_versioned(folder, "lease.json") is None
+    first = create_json(folder, "lease.json", {"token": "a"})
+    assert first is not None
+    assert create_json(folder, "lease.json", {"token": "b"}) is None
+    held = read_versioned(folder, "lease.json")
+    assert held is not None
+    assert (held.value, held.version) == ({"token": "a"}, first)
+    second = swap_json(folder, "lease.json", {"token": "c"}, first)
+    assert second is not None
+    assert swap_json(folder, "lease.json", {"token": "d"}, first) is None
+    assert swap_json(folder, "none.json", {"token": "d"}, first) is None
+    assert read_json(folder, "lease.json") == {"token": "c"}
+
+
+def test_of_many_one_wins(folder: str) -> None:
+    first = create_json(folder, "lease.json", {"token": "start"})
+    assert first is not None
+    together = threading.Barrier(8)
+    winners: list[tuple[str, str | None]] = []
+
+    def contend(name: str) -> None:
+        together.wait(30)
+        winners.append((name, swap_json(folder, "lease.json", {"token": name}, first)))
+
+    threads = [threading.Thread(target=contend, args=(str(number),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    won = [name for name, version in winners if version is not None]
+    assert len(won) == 1
+    assert read_json(folder, "lease.json") == {"token": won[0]}
+
+
+def test_an_answer_that_was_lost_is_no_refusal(bucket: Bucket) -> None:
+    """The put is done, 500 is said, the repetition is refused because of the first one."""
+    root = bucket.url("locks")
+    swap.check_conditions(root)
+    bucket.server.fail({"method": "PUT", "path": "lease", "lose_answer": True})
+    first = create_json(root, "lease.json", {"token": "a"})
+    assert first is not None
+    bucket.server.fail({"method": "PUT", "path": "lease", "lose_answer": True})
+    assert swap_json(root, "lease.json", {"token": "b"}, first) is not None
+    puts = [item["status"] for item in bucket.server.log() if "lease" in item["path"] and item["method"] == "PUT"]
+    assert puts.count(500) == 2
+    assert puts.count(412) >= 2
+
+
+def test_a_store_that_ignores_conditions_is_refused(s3_server: S3Server) -> None:
+    swap._honoured.cache_clear()
+    bucket = s3_server.new_bucket()
+    try:
+        s3_server.fail({"method": "PUT", "times": 100, "ignore_conditions": True})
+        with pytest.raises(StoreError, match="does not honour conditional puts") as caught, hold_lock(bucket.url("a")):
+            pytest.fail("nothing is locked")
+        assert "If-None-Match is ignored" in str(caught.value)
+    finally:
+        s3_server.fail()
+    assert bucket.listing() == []
+    with hold_lock(bucket.url("a")):
+        pass
+    swap._honoured.cache_clear()
+
+
+def test_two_holders_of_one_lock(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
+    location = bucket.url("store/factors/a.zarr")
+
+    def record() -> Any:
+        return read_json(bucket.url("store/factors"), "a.zarr.lock")
+
+    with hold_lock(location):
+        assert record()["epoch"] == 1
+        with (
+            pytest.raises(LockedError, match=r"store/factors/a\.zarr.* is being written by process"),
+            hold_lock(location),
+        ):
+            pytest.fail("two owners")
+        wait_until(lambda: record()["counter"] > 2)
+        assert "released" not in record()
+    assert record()["released"]
+    with hold_lock(location):
+        assert record()["epoch"] == 2
+
+
+def test_the_lock_of_another_host_is_taken_over(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
+    place = bucket.url("store")
+    owner = {"host": "another-host", "pid": 1, "started": 0.0}
+    create_json(place, "a.lock", {"token": "other", "epoch": 3, "counter": 7, "owner": owner})
+    with hold_lock(bucket.url("store/a"), stale_seconds=0.5):
+        assert read_json(place, "a.lock")["epoch"] == 4
+        # and it is lost to one who thinks the same of us
+        write_json(place, "a.lock", {"token": "third", "epoch": 5, "counter": 0, "owner": owner})
+        wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "dkrr-lock"])
+    assert read_json(place, "a.lock") == {"token": "third", "epoch": 5, "counter": 0, "owner": owner}
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_failures_that_pass_are_not_noticed(bucket: Bucket, status: int) -> None:
+    bucket.server.fail({"path": "/x", "times": 3, "status": status})
+    write_key(bucket.url(), "x", b"1")
+    bucket.server.fail({"path": "/x", "times": 3, "status": status})
+    assert read_key(bucket.url(), "x") == b"1"
+
+
+def test_failures_that_stay_end_in_a_typed_error(bucket: Bucket, impatient: None) -> None:
+    bucket.server.fail({"path": "/x", "times": 1000, "status": 503})
+    for access in (
+        lambda: write_key(bucket.url(), "x", b"1"),
+        lambda: read_key(bucket.url(), "x"),
+        lambda: key_size(bucket.url(), "x"),
+        lambda: create_json(bucket.url(), "x", {}),
+    ):
+        with pytest.raises(StoreError, match=r"/x\?.* cannot be (read|written) \(503 Service Unavailable"):
+            access()
+
+
+def test_a_server_that_does_not_answer(bucket: Bucket, impatient: None) -> None:
+    bucket.server.fail({"path": "/x", "times": 1, "sleep": 6})
+    write_key(bucket.url(), "x", b"1")  # the second attempt
+    bucket.server.fail({"path": "/x", "times": 1000, "sleep": 6})
+    with pytest.raises(StoreError, match="cannot be read"):
+        read_key(bucket.url(), "x")
+
+
+def test_a_body_that_ends_early(bucket: Bucket, impatient: None) -> None:
+    array = ChunkArray.create(bucket.url("a.zarr"), "", shape=(64, 64), chunks=(64, 64))
+    array.write((0, 0), np.ones((64, 64)))
+    bucket.server.fail({"method": "GET", "path": "c/0/0", "times": 1000, "cut": True})
+    with pytest.raises(StoreError):
+        array.read((0, 0))
+    bucket.server.fail()
+    np.testing.assert_array_equal(array.read((0, 0)), np.ones((64, 64)))
+
+
+def test_nobody_there_and_no_bucket(s3_server: S3Server, bucket: Bucket, impatient: None) -> None:
+    port = s3_server.port
+    nowhere = bucket.url("a").replace(f":{port}", ":9")
+    with pytest.raises(StoreError, match="cannot be read"):
+        read_key(nowhere, "x")
+    other = bucket.url("a").replace(bucket.name, "no-such-bucket")
+    assert read_key(other, "x") is None
+    with pytest.raises(StoreError, match="no such bucket"):
+        write_key(other, "x", b"")
+
+
+def test_what_a_server_says_repeats_no_credential(bucket: Bucket, impatient: None) -> None:
+    bucket.server.fail({"path": "/x", "times": 1000, "status": 403})
+    with pytest.raises(StoreError, match="check the credentials") as caught:
+        read_key(bucket.url(), "x")
+    shown = [str(caught.value), repr(caught.value.__cause__), repr(objects.client_of(bucket.url()))]
+    assert not any(secret in text for secret in (CANARY_KEY, CANARY_SECRET) for text in shown)
+
+
+def test_settings_of_a_profile(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dkrr.credentials import Profile
+
+    credentials, config = tmp_path / "credentials", tmp_path / "config"
+    credentials.write_text("[lab]\naws_access_key_id = AKIALAB\naws_secret_access_key = s3cret\n")
+    config.write_text("[profile lab]\nregion = eu-central-1\n[profile sso]\nsso_session = x\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    found = Profile("lab")()
+    assert (found["access_key_id"], found["secret_access_key"]) == ("AKIALAB", "s3cret")
+    assert Profile("lab").region == "eu-central-1"
+    address = parse_address(bucket.url("a"))
+    asked = f"s3://{address.bucket}/a?profile=lab&endpoint_url={bucket.server.endpoint_url}&allow_http=true"
+    write_key(asked, "x", b"1")
+    assert read_key(bucket.url("a"), "x") == b"1"
+    with pytest.raises(StoreError, match="no profile 'none'"):
+        read_key(asked.replace("lab", "none"), "x")
+    monkeypatch.setitem(__import__("sys").modules, "boto3", None)
+    with pytest.raises(StoreError, match=r"'sso' needs boto3 \(sso_session\)"):
+        read_key(asked.replace("lab", "sso"), "x")
