@@ -201,12 +201,12 @@ class DaskExecutor:
         token = uuid.uuid4().hex
         summary = RunSummary()
         reporter = _Reporter(phase, nodes, progress)
-        waiting_for = Counter(key for node in nodes for key in node.dependencies)
         finished: queue.SimpleQueue[tuple[Bundle, Any]] = queue.SimpleQueue()
         held: dict[Key, Any] = {}
         running: dict[Key, Any] = {}
         ungathered: list[tuple[Bundle, Any]] = []
         outbox = Outbox(nodes, num_threads)
+        waiting_for = Counter(key for bundle in outbox.bundles for key in outbox.waits_for(bundle))
         started = time.perf_counter()
         last_progress = time.monotonic()
         try:
@@ -216,18 +216,18 @@ class DaskExecutor:
                     if entry is None:
                         break
                     rank, bundle = entry
-                    first = bundle[0]
+                    first, waits_for = bundle[0], outbox.waits_for(bundle)
                     future = self.client.submit(
                         run_tasks,
                         function,
                         payload,
                         [node.key for node in bundle],
-                        *(held[key] for key in first.dependencies if not first.held_back),
+                        *(held[key] for key in waits_for if not first.held_back),
                         key=(f"{phase}-{token}", *first.key),
                         priority=-rank,
                         pure=False,
                     )
-                    for key in first.dependencies:
+                    for key in waits_for:
                         waiting_for[key] -= 1
                         if not waiting_for[key] and key not in running:
                             del held[key]
