@@ -12,7 +12,7 @@ import numpy as np
 from dkrr.dataset import Dataset
 from dkrr.fitting import FitSettings
 from dkrr.kernels import Kernel
-from dkrr.linalg.nystrom.solver import NystromResult
+from dkrr.linalg.nystrom.result import NystromResult
 from dkrr.linalg.predict import ArrayRows, RowSource
 from dkrr.linalg.primal.solver import PrimalResult
 from dkrr.spread import target_scale

@@ -13,9 +13,12 @@ Progress = Callable[[str, int, int, float, float], None]
 """``progress(phase, done, total, flops_done, flops_total)``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One task: its key, the keys it waits for (all earlier in the list), and its flops.
+
+    ``shares``: it may travel in one message with others beside it in the list, if they do not wait for each other and
+    are short. Its flops then have to say how long it takes. (Graphs in which nothing waits need no such word.)
 
     ``held_back``: it is sent when everything it waits for has finished, to whichever worker is free. The scheduler
     would keep it for the worker that ran what it waits for, and short tasks that wait for the same one would then run
@@ -26,6 +29,7 @@ class Node:
     dependencies: tuple[Key, ...] = ()
     flops: float = 0.0
     held_back: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True)

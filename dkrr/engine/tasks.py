@@ -302,12 +302,12 @@ class DaskExecutor:
         num_threads = self.num_threads
         window = max(32, 4 * num_threads)
         graph = f"{phase}-{uuid.uuid4().hex}"
-        waiting_for = Counter(key for node in nodes for key in node.dependencies)
         finished: queue.SimpleQueue[tuple[Bundle, Any]] = queue.SimpleQueue()
         held: dict[Key, Any] = {}
         running: dict[Key, Any] = {}
         ungathered: list[tuple[Bundle, Any]] = []
         outbox = Outbox(nodes, num_threads)
+        waiting_for = Counter(key for bundle in outbox.bundles for key in outbox.waits_for(bundle))
         allowed: dict[Key, list[str]] = {}
         last_progress = time.monotonic()
         try:
@@ -317,7 +317,7 @@ class DaskExecutor:
                     if entry is None:
                         break
                     rank, bundle = entry
-                    first = bundle[0]
+                    first, waits_for = bundle[0], outbox.waits_for(bundle)
                     options = {}
                     if self.admission is not None:
                         allowed[first.key] = self.admission.choose()
@@ -328,13 +328,13 @@ class DaskExecutor:
                         payload,
                         [node.key for node in bundle],
                         graph,
-                        *(held[key] for key in first.dependencies if not first.held_back),
+                        *(held[key] for key in waits_for if not first.held_back),
                         key=(graph, *first.key),
                         priority=-rank,
                         pure=False,
                         **options,
                     )
-                    for key in first.dependencies:
+                    for key in waits_for:
                         waiting_for[key] -= 1
                         if not waiting_for[key] and key not in running:
                             del held[key]

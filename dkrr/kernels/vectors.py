@@ -21,9 +21,9 @@ __all__ = ["STAMP", "Vectors"]
 # Part of the key under which compiled code is kept: Numba itself looks at the file of the compiled function only.
 STAMP = zlib.crc32(Path(__file__).read_bytes())
 
-# bits: (c_1 ... c_n of 2^f = 1 + c_1 f + ... + c_n f^n on [-1/2, 1/2], magic number, bits of the significand, cutoff).
+# bits: (c_1 ... c_n of 2^f = 1 + c_1 f + ... + c_n f^n on [-1/2, 1/2], magic number, bits of the significand).
 # The coefficients are minimax in the relative error (Remez): 7e-18 in float64, 2.5e-9 in float32.
-_EXP2: dict[int, tuple[tuple[float, ...], float, int, float]] = {
+_EXP2: dict[int, tuple[tuple[float, ...], float, int]] = {
     64: (
         (
             0.6931471805599453,
@@ -40,7 +40,6 @@ _EXP2: dict[int, tuple[tuple[float, ...], float, int, float]] = {
         ),
         1.5 * 2.0**52,
         52,
-        -1000.0,
     ),
     32: (
         (
@@ -53,9 +52,20 @@ _EXP2: dict[int, tuple[tuple[float, ...], float, int, float]] = {
         ),
         1.5 * 2.0**23,
         23,
-        -100.0,
     ),
 }
+_CUTOFF = {64: -1000.0, 32: -100.0}
+# 2^f = 1 + c_1 f + ... on [-1/32, 1/32], minimax: 7e-18; the bits of 2^(j / 16), less those that j adds to the exponent
+_TABLE_POLYNOMIAL = (
+    0.6931471805599468,
+    0.24022650695910167,
+    0.055504108651954584,
+    0.009618129102053624,
+    0.0013333820232815162,
+    0.00015404211699335225,
+)
+_TABLE_MAGIC = 1.5 * 2.0**48
+_TABLE = [int(np.float64(2.0 ** (j / 16)).view(np.int64)) - (j << 48) for j in range(16)]
 
 
 class Vectors:
@@ -126,29 +136,61 @@ class Vectors:
         ``bounded``: |s| is known to be at most 1,000 (100), and s may be positive.
 
         s = k + f with an integer k and |f| <= 1/2, both exact: adding the magic number 1.5 2^52 leaves k in the low
-        bits of the sum. 2^f is a polynomial, and k is added to its exponent. The cutoff keeps k in the range of
-        exponents, and the products of tiny entries and tiny vectors away from denormal numbers, which take a hundred
-        cycles each.
+        bits of the sum. 2^f is a polynomial, and k is added to its exponent. Where one instruction looks up 16 numbers
+        in float64, k counts sixteenths, and 2^(k / 16) comes from a table: 7 instructions of 12 are left of the
+        polynomial. The cutoff keeps k in the range of exponents, and the products of tiny entries and tiny vectors away
+        from denormal numbers, which take a hundred cycles each.
         """
         b = self.builder
-        coefficients, magic, significand, cutoff = _EXP2[self.bits]
+        scaled = self._by_table(exponents) if self._has_table else self._by_polynomial(exponents)
+        if bounded:
+            return scaled
+        cutoff = self.constant(_CUTOFF[self.bits])
+        return [
+            b.select(b.fcmp_ordered(">=", s, cutoff), x, self.constant(0.0))
+            for s, x in zip(exponents, scaled, strict=True)
+        ]
+
+    @property
+    def _has_table(self) -> bool:
+        """Whether vectors are those of AVX-512, with its permutation of two registers."""
+        return self.bits == 64 and self.width == 8
+
+    def _split(self, exponents: list[Any], magic: float) -> tuple[list[Any], list[Any]]:
+        """Numbers with s, rounded, in their low bits, and what rounding left."""
+        b = self.builder
         shifted = [b.fadd(s, self.constant(magic)) for s in exponents]
         whole = [b.fsub(x, self.constant(magic)) for x in shifted]
-        fraction = [b.fsub(s, k) for s, k in zip(exponents, whole, strict=True)]
+        return shifted, [b.fsub(s, k) for s, k in zip(exponents, whole, strict=True)]
+
+    def _integers(self, values: list[int]) -> Any:
+        return ir.Constant(self.integers, [ir.Constant(self.integers.element, value) for value in values])
+
+    def _by_polynomial(self, exponents: list[Any]) -> list[Any]:
+        b = self.builder
+        coefficients, magic, significand = _EXP2[self.bits]
+        shifted, fraction = self._split(exponents, magic)
         value = [self.constant(coefficients[-1])] * len(exponents)
         for c in (*coefficients[-2::-1], 1.0):
             value = [self.multiply_add(p, f, self.constant(c)) for p, f in zip(value, fraction, strict=True)]
-        bits = ir.Constant(self.integers, [ir.Constant(self.integers.element, significand)] * self.width)
+        bits = self._integers([significand] * self.width)
         powers = [b.shl(b.bitcast(x, self.integers), bits) for x in shifted]
-        scaled = [
-            b.bitcast(b.add(b.bitcast(p, self.integers), k), self.type) for p, k in zip(value, powers, strict=True)
-        ]
-        if bounded:
-            return scaled
-        return [
-            b.select(b.fcmp_ordered(">=", s, self.constant(cutoff)), x, self.constant(0.0))
-            for s, x in zip(exponents, scaled, strict=True)
-        ]
+        return [b.bitcast(b.add(b.bitcast(p, self.integers), k), self.type) for p, k in zip(value, powers, strict=True)]
+
+    def _by_table(self, exponents: list[Any]) -> list[Any]:
+        b = self.builder
+        shifted, fraction = self._split(exponents, _TABLE_MAGIC)
+        value = [self.constant(_TABLE_POLYNOMIAL[-1])] * len(exponents)
+        for c in _TABLE_POLYNOMIAL[-2::-1]:
+            value = [self.multiply_add(p, f, self.constant(c)) for p, f in zip(value, fraction, strict=True)]
+        value = [b.fmul(p, f) for p, f in zip(value, fraction, strict=True)]
+        kind = ir.FunctionType(self.integers, [self.integers] * 3)
+        look_up = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.vpermi2var.q.512")
+        low, high = self._integers(_TABLE[:8]), self._integers(_TABLE[8:])
+        places = [b.bitcast(x, self.integers) for x in shifted]  # the instruction looks at their last four bits
+        steps = self._integers([48] * self.width)
+        powers = [b.bitcast(b.add(b.call(look_up, [low, k, high]), b.shl(k, steps)), self.type) for k in places]
+        return [self.multiply_add(power, p, power) for power, p in zip(powers, value, strict=True)]
 
     def sum(self, vector: Any) -> Any:
         """The sum of all places in float64, by halves."""

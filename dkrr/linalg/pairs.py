@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product, Sum
-from dkrr.linalg.products import kernel_product
+from dkrr.linalg.products import block_strips, kernel_product
 from dkrr.linalg.repairs import check_finite
 from dkrr.tiles import MAX_TILE_SIZE, TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer
@@ -184,7 +184,8 @@ class KernelEntries:
             u, out_t = pair.v_rows[rows], pair.out_columns[columns]
         try:
             if pair.absolute_last:
-                self._block_with_absolute(a, b, v, out, u, out_t)
+                for strip_rows, strip in block_strips(self.kernel, a, b, same=p == q):
+                    _use_twice(strip, strip_rows, v, out, u, out_t)
             else:
                 kernel_product(
                     self.kernel, a, b, v, out, u=u, out_t=out_t, same=p == q, precision=pair.precision
@@ -192,25 +193,6 @@ class KernelEntries:
         except DataError as exc:
             where = f"rows {p.start:,} to {p.stop:,} with rows {q.start:,} to {q.stop:,}"
             raise DataError(f"{where}: {exc.message}", hint=exc.hint, **exc.details) from exc
-
-    def _block_with_absolute(
-        self,
-        a: FloatMatrix,
-        b: FloatMatrix,
-        v: FloatMatrix,
-        out: FloatMatrix,
-        u: FloatMatrix | None,
-        out_t: FloatMatrix | None,
-    ) -> None:
-        """The same in float64, strip by strip; each is used as it is, then without its signs."""
-        for start in range(0, len(a), STRIP_ROWS):
-            rows = slice(start, min(start + STRIP_ROWS, len(a)))
-            strip: Any = buffer("strip", (rows.stop - start, len(b)), np.float64)
-            self.kernel.block(a[rows], b, strip)
-            if u is None:  # entries (i, i) are exactly the kernel's diagonal
-                index = np.arange(start, rows.stop)
-                strip[index - start, index] = self.kernel.diag(a[rows])
-            _use_twice(strip, rows, v, out, u, out_t)
 
     def explain(self, pair: Pair) -> None:
         raise DataError(

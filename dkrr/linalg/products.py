@@ -24,6 +24,7 @@ entry in float32 and 1.1 ns in float64 (rbf, d = 10, t = 1, both sums, one core 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ from dkrr.kernels.checks import as_rows, check_features
 from dkrr.kernels.pairwise import Packed, pack, pack_rows, pack_sums, worth_compiling
 from dkrr.tiles.blas import buffer
 
-__all__ = ["kernel_product"]
+__all__ = ["block_strips", "kernel_product"]
 
 STRIP_ROWS = 256
 # Of a strip's packed columns, their coefficients and sums: they stay in an L1 of 32 KiB next to a block of rows.
@@ -220,7 +221,20 @@ def _by_blocks(
     same: bool,
     precision: str,
 ) -> None:
-    """Strips from ``Kernel.block``; in float32 evaluated in float64 and rounded once."""
+    for rows, strip in block_strips(kernel, a, b, same=same, precision=precision):
+        out[rows] += strip @ v.astype(strip.dtype, copy=False)
+        if u is not None and out_t is not None:
+            out_t += strip.T @ u[rows].astype(strip.dtype, copy=False)
+
+
+def block_strips(
+    kernel: Kernel, a: FloatMatrix, b: FloatMatrix, *, same: bool = False, precision: str = "float64"
+) -> Iterator[tuple[slice, Any]]:
+    """Strips of k(A, B) from ``Kernel.block``, each in a buffer that the next one overwrites; ``(rows, strip)``.
+
+    In float32 entries are evaluated in float64 and rounded once. With ``same`` entries (i, i) are exactly
+    ``kernel.diag``.
+    """
     for start in range(0, len(a), STRIP_ROWS):
         rows = slice(start, min(start + STRIP_ROWS, len(a)))
         strip: Any = buffer("strip", (rows.stop - rows.start, len(b)), np.dtype(precision))
@@ -228,6 +242,4 @@ def _by_blocks(
         if same:
             index = np.arange(rows.start, rows.stop)
             strip[index - rows.start, index] = kernel.diag(a[rows])
-        out[rows] += strip @ v.astype(strip.dtype, copy=False)
-        if u is not None and out_t is not None:
-            out_t += strip.T @ u[rows].astype(strip.dtype, copy=False)
+        yield rows, strip

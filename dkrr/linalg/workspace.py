@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dkrr.engine.tasks import Executor, Progress, RunSummary
+from dkrr.linalg.factor.schedule import Split
 
 __all__ = ["Workspace"]
 
@@ -14,7 +15,8 @@ __all__ = ["Workspace"]
 class Workspace:
     """Where a solve keeps its arrays and who runs its tasks; collects what every phase did.
 
-    ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase).
+    ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase). ``split`` says which sums
+    of a factor are split; None leaves it to :func:`~dkrr.linalg.factor.schedule.usual_split`.
     """
 
     store: Any
@@ -22,6 +24,7 @@ class Workspace:
     progress: Progress | None = None
     blas: str = ""
     durable: bool = False
+    split: Split | None = None
     phases: dict[str, RunSummary] = field(default_factory=dict)
 
     def record(self, phase: str, summary: RunSummary) -> RunSummary:

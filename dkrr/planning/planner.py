@@ -23,7 +23,7 @@ from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_gram, choose_tile_s
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.linalg.lowrank.ranks import choose_rank
-from dkrr.linalg.nystrom.solver import nystrom_bytes
+from dkrr.linalg.nystrom.limits import nystrom_bytes
 from dkrr.linalg.primal.solver import MAX_FEATURES, primal_bytes
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import (
@@ -38,7 +38,8 @@ from dkrr.planning.costs import (
     pass_seconds,
     primal_seconds,
 )
-from dkrr.planning.trial import Iterations, Trial
+from dkrr.planning.iterations import Iterations
+from dkrr.planning.trial import Trial
 
 __all__ = ["Candidate", "Decision", "Limits", "Problem", "decide", "is_plainly_primal"]
 

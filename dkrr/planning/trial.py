@@ -2,12 +2,8 @@
 
 A sample of s of n rows is solved with the same alpha and a preconditioner of rank r s / n, which leaves as much to
 explain for each row as rank r does in n rows. Two sizes, s / 2 and s, show how the number of iterations k changes with
-the number of rows, and
-
-    k(n) = k(s) (n / s)^p,    p = log2(k(s) / k(s / 2)),
-
-falls for smooth kernels (p < 0: few directions matter, whatever n is) and rises for rough ones (more rows have closer
-neighbours). The factor of mixed precision is tried in the same way, in float32.
+the number of rows (:mod:`dkrr.planning.iterations`). The factor of mixed precision is tried in the same way, in
+float32.
 
 You need it before anything is known of a matrix but its rows. It is an estimate, given as a range: from what the larger
 sample took to what the two say together, and a tenth to either side.
@@ -20,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil, log, log2
+from math import ceil, log
 from typing import Any
 
 import numpy as np
@@ -30,8 +26,9 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from dkrr.dataset import Dataset
 from dkrr.kernels import Kernel
 from dkrr.linalg.gram import rows_of
+from dkrr.planning.iterations import LARGEST_POWER, PLAIN_POWER, Count, Iterations, extrapolate
 
-__all__ = ["Iterations", "Trial", "sample_trial"]
+__all__ = ["Trial", "sample_trial"]
 
 FloatArray = NDArray[np.float64]
 
@@ -39,30 +36,10 @@ SAMPLE_ROWS = 2000
 NUM_TARGETS = 2
 PANEL = 64
 MOST_ITERATIONS = 300
-# how fast iterations may grow with n: as the root of the largest eigenvalue without a preconditioner, slowly with one
-PLAIN_POWER, LARGEST_POWER = 0.6, 0.25
-MARGIN = 1.1
 # what float32 sums add to the diagonal of a sample before it is given up
 MOST_SHIFTS = 12
 # a sample is read from at most so many pieces of the data
 NUM_PIECES = 64
-
-
-@dataclass(frozen=True)
-class Iterations:
-    """A number of iterations, as a range."""
-
-    low: float
-    high: float
-
-    @property
-    def middle(self) -> float:
-        """The geometric mean."""
-        return float((self.low * self.high) ** 0.5)
-
-    def __str__(self) -> str:
-        low, high = round(self.low), round(self.high)
-        return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 
 @dataclass
@@ -96,10 +73,11 @@ class Trial:
     def cg(self, alpha: Sequence[float], ranks: Sequence[int], tol: float) -> dict[int, Iterations]:
         """Iterations of the slowest target for each rank (0: no preconditioner), for the smallest alpha."""
         key = ("cg", min(alpha), tuple(ranks), tol)
+        sizes = len(self.rows), self.num_rows
         if key not in self._known:
             small, large = (self._conjugate_gradients(size, min(alpha), ranks, tol) for size in self._sizes())
             self._known[key] = {
-                rank: self._extrapolated(small[rank], large[rank], LARGEST_POWER if rank else PLAIN_POWER)
+                rank: extrapolate(small[rank], large[rank], *sizes, LARGEST_POWER if rank else PLAIN_POWER)
                 for rank in ranks
             }
         found: dict[int, Iterations] = self._known[key]
@@ -108,28 +86,16 @@ class Trial:
     def mixed(self, alpha: Sequence[float], tol: float) -> Iterations:
         """Iterations around a float32 factor, for the smallest alpha."""
         key = ("mixed", min(alpha), tol)
+        sizes = len(self.rows), self.num_rows
         if key not in self._known:
             small, large = (self._mixed(size, min(alpha), tol) for size in self._sizes())
-            self._known[key] = self._extrapolated(small, large, LARGEST_POWER)
+            self._known[key] = extrapolate(small, large, *sizes, LARGEST_POWER)
         found: Iterations = self._known[key]
         return found
 
     def _sizes(self) -> tuple[int, int]:
         s = len(self.rows)
         return max(1, s // 2), s
-
-    def _extrapolated(self, small: float, large: float, largest: float) -> Iterations:
-        s, n = len(self.rows), self.num_rows
-        if n <= s:
-            return Iterations(large, large)
-        power = min(largest, max(-1.0, log2(max(large, 1.0) / max(small, 1.0))))
-        far = max(1.0, large * (n / s) ** power)
-        # beyond some factor both samples are far away: trust the slope half
-        if n > 8 * s:
-            far = max(1.0, large * 8**power * (n / (8 * s)) ** (power / 2))
-        middle = far if power > 0 else (far * large) ** 0.5
-        low, high = min(far, middle), max(far, middle)
-        return Iterations(max(1.0, low / MARGIN), high * MARGIN)
 
     def _system(self, size: int) -> FloatArray:
         """S K S of the first rows."""
@@ -144,7 +110,7 @@ class Trial:
     def _right_hand_sides(self, size: int) -> FloatArray:
         return np.ascontiguousarray(self.targets[:size, :NUM_TARGETS])
 
-    def _conjugate_gradients(self, size: int, alpha: float, ranks: Sequence[int], tol: float) -> dict[int, float]:
+    def _conjugate_gradients(self, size: int, alpha: float, ranks: Sequence[int], tol: float) -> dict[int, Count]:
         """Iterations for each rank, all of them in one block."""
         matrix, rhs = self._system(size), self._right_hand_sides(size)
         scaled = [round(rank * size / self.num_rows) for rank in ranks]
@@ -165,10 +131,13 @@ class Trial:
                     z[:, columns] -= part.T @ cho_solve(cho, part @ r[:, columns], check_finite=False)
             return z
 
-        counts = _iterate(matrix, alpha, np.tile(rhs, len(ranks)), apply, tol, self.seconds / 3).reshape(len(ranks), t)
-        return {rank: float(count) for rank, count in zip(ranks, counts.max(axis=1), strict=True)}
+        counts, ended = _iterate(matrix, alpha, np.tile(rhs, len(ranks)), apply, tol, self.seconds / 3)
+        return {
+            rank: Count.of(counts[k * t : (k + 1) * t], ended[k * t : (k + 1) * t], size)
+            for k, rank in enumerate(ranks)
+        }
 
-    def _mixed(self, size: int, alpha: float, tol: float) -> float:
+    def _mixed(self, size: int, alpha: float, tol: float) -> Count:
         """Iterations around the float32 factor, of a shifted matrix where it breaks down."""
         matrix = self._system(size)
         single = matrix.astype(np.float32)
@@ -186,7 +155,7 @@ class Trial:
                 size_of_one = float(np.abs(matrix[diagonal, diagonal]).mean())
                 shift = float(np.finfo(np.float32).eps) * size_of_one * 4.0**attempt
         else:
-            return float(MOST_ITERATIONS)
+            return Count(MOST_ITERATIONS, tells_growth=False)
 
         def apply(r: FloatArray) -> FloatArray:
             scale = np.abs(r).max(axis=0)
@@ -194,7 +163,8 @@ class Trial:
             z = cho_solve((lower, True), (r / scale).astype(np.float32), check_finite=False)
             return np.asarray(z.astype(np.float64) * scale)
 
-        return float(_iterate(matrix, effective, self._right_hand_sides(size), apply, tol, self.seconds / 3).max())
+        counts, ended = _iterate(matrix, effective, self._right_hand_sides(size), apply, tol, self.seconds / 3)
+        return Count.of(counts, ended, size)
 
 
 def pivoted_columns(matrix: FloatArray, rank: int, rng: Any) -> FloatArray:
@@ -233,8 +203,8 @@ def pivoted_columns(matrix: FloatArray, rank: int, rng: Any) -> FloatArray:
 
 def _iterate(
     matrix: FloatArray, alpha: float, rhs: FloatArray, apply: Any, tol: float, seconds: float
-) -> NDArray[np.float64]:
-    """Iterations of each column; where they are too many or take too long, from the rate so far."""
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Iterations of each column, and whether they ended; where they are too many or take too long, from the rate."""
     started = time.perf_counter()
     norms = np.sqrt(np.square(rhs).sum(axis=0))
     counts = np.zeros(rhs.shape[1])
@@ -256,10 +226,11 @@ def _iterate(
         p *= np.divide(new, rz, out=np.zeros_like(rz), where=rz > 0)
         p += z
         rz = new
-    for column in np.flatnonzero(counts == 0):
+    ended = counts > 0
+    for column in np.flatnonzero(~ended):
         rate = log(min(float(relative[column]), 0.9)) / iteration
         counts[column] = ceil(log(tol) / rate)
-    return counts
+    return counts, ended
 
 
 def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int = 0) -> Trial:

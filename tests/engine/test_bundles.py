@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from dkrr.engine.bundles import BUNDLE_FLOPS, Outbox, bundles
+from dkrr.engine.bundles import BUNDLE_FLOPS, BUNDLE_TASKS, Outbox, bundles
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor, Node
 from dkrr.errors import DataError
+from dkrr.linalg.factor.schedule import Split, cholesky_nodes
+from dkrr.tiles import TileGrid
 
 
 def nodes(count: int, flops: float) -> list[Node]:
@@ -50,8 +52,59 @@ def test_tasks_of_unknown_length_go_alone(flops: float) -> None:
     assert set(sizes([*nodes(20, 1.0), Node((99,), flops=flops)])) == {1}
 
 
-def test_tasks_that_wait_go_alone() -> None:
+def test_in_a_graph_with_dependencies_tasks_go_alone_unless_they_share() -> None:
     assert set(sizes([*nodes(20, 1.0), Node((99,), ((0,),), 1.0)])) == {1}
+
+
+def layers(count: int, width: int, flops: float = 1e6) -> list[Node]:
+    """Layers of ``width`` nodes; a node waits for the one above it and for the first of its layer."""
+    found = []
+    for layer in range(count):
+        for i in range(width):
+            above = ((layer - 1, i),) if layer else ()
+            first = ((layer, 0),) if i else ()
+            found.append(Node((layer, i), above + first, flops, shares=True))
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(
+    "graph", [layers(6, 20), cholesky_nodes(TileGrid(1920, 64), Split(num_columns=30, num_last=2))]
+)
+def test_bundles_of_a_graph_wait_for_earlier_ones_only(graph: list[Node], threads: int) -> None:
+    found = list(bundles(graph, threads))
+    assert [node for bundle in found for node in bundle] == graph
+    assert max(map(len, found)) > 1
+    outbox, sent = Outbox(graph, threads), set()
+    for bundle in found:
+        inside = {node.key for node in bundle}
+        assert not any(inside & set(node.dependencies) for node in bundle)
+        assert set(outbox.waits_for(bundle)) <= sent
+        sent.add(bundle[0].key)
+
+
+def test_a_run_is_cut_for_all_threads_and_a_long_task_goes_alone() -> None:
+    assert [len(bundle) for bundle in bundles(layers(2, 21), 2)] == [1, 5, 5, 5, 5, 1, 5, 5, 5, 5]
+    assert set(sizes(layers(3, 20, BUNDLE_FLOPS))) == {1}
+
+
+def test_a_message_names_a_bounded_number_of_tasks() -> None:
+    assert max(sizes(nodes(5000, 1.0))) == BUNDLE_TASKS
+    assert max(sizes(layers(2, 5000, 1.0))) == BUNDLE_TASKS
+
+
+def wait_for_marks(folder: Any, layer: int, i: int) -> tuple[bool, dict[str, Any]]:
+    before = [(layer - 1, i)] * bool(layer) + [(layer, 0)] * bool(i)
+    assert all((Path(folder) / f"{row}-{column}").exists() for row, column in before)
+    (Path(folder) / f"{layer}-{i}").touch()
+    return True, {"sum": layer + i}
+
+
+def test_bundles_that_wait_run_after_what_they_wait_for(cluster_client: Any, tmp_path: Path) -> None:
+    graph = layers(12, 30)
+    summary = DaskExecutor(cluster_client).run("marks", wait_for_marks, str(tmp_path), graph)
+    assert summary.num_computed == len(graph)
+    assert summary.values == {node.key: {"sum": sum(node.key)} for node in graph}
 
 
 def leave_a_mark(folder: Any, i: int) -> tuple[bool, dict[str, Any]]:

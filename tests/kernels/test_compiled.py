@@ -14,11 +14,11 @@ from dkrr.kernels import make_kernel, pairwise
 from dkrr.kernels.pairwise import Pairwise, pack
 
 
-def laplacian(x: np.ndarray, dtype: type) -> np.ndarray:
-    """exp(-x) for x (n,), through the smallest kernel there is."""
+def laplacian(x: np.ndarray, dtype: type, c: float = 1.0) -> np.ndarray:
+    """exp(-c x) for x (n,), through the smallest kernel there is."""
     from dkrr.kernels.compiled import fill_function
 
-    form = Pairwise(distance="manhattan", profile="exp", c=1.0)
+    form = Pairwise(distance="manhattan", profile="exp", c=c)
     packed = pack(form, np.zeros((1, 1)), x[:, None], dtype, "laplacian")
     assert packed is not None
     out = np.full((1, len(x)), np.nan, dtype)
@@ -34,6 +34,19 @@ def test_the_exponential_is_right_to_two_units_in_the_last_place(dtype: type, la
     error = np.abs(laplacian(x.astype(float), dtype) - exact) / exact
     assert float(error.max()) < 2 * np.finfo(dtype).eps
     assert laplacian(x.astype(float), dtype)[0] == 1.0
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 990), (np.float32, 95)])
+def test_powers_of_two_over_the_whole_range(dtype: type, largest: int) -> None:
+    c = float(np.log(2))
+    assert c * pairwise.LOG2E == 1.0, "the exponent is x itself"
+    x = np.random.default_rng(0).uniform(0, largest, 20001).astype(dtype)
+    exact = np.exp2(-x.astype(np.longdouble))
+    assert float((np.abs(laplacian(x.astype(float), dtype, c) - exact) / exact).max()) < 2 * np.finfo(dtype).eps
+    sixteenths = np.arange(16 * largest) / 16
+    values = laplacian(sixteenths, dtype, c)
+    np.testing.assert_array_equal(values[::16], 2.0 ** -np.arange(largest))
+    np.testing.assert_allclose(values, np.exp2(-sixteenths), rtol=2 * np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize(("dtype", "cutoff"), [(np.float64, 1000 * np.log(2)), (np.float32, 100 * np.log(2))])

@@ -9,7 +9,8 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.factor.cholesky import cholesky_nodes, factorise
+from dkrr.linalg.factor.cholesky import CholeskyTask, factor_tile, factorise
+from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
 from dkrr.linalg.gram import build_gram
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.linalg.helpers import assembled, dense, operator, rows, snapshot
@@ -138,19 +139,96 @@ class ManyThreads(InProcessExecutor):
     num_threads = 3
 
 
+def contents(folder: Path) -> dict[str, str]:
+    return {key: value[0] for key, value in snapshot(folder).items()}
+
+
+SPLITS = [
+    None,
+    Split(),
+    Split(num_columns=4),
+    Split(num_columns=4, num_last=2),
+    Split(num_columns=40, num_last=2),
+    Split(num_columns=40, num_last=3),
+    Split(num_columns=40, num_last=9),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("n", [150, 250, 420])
-def test_partial_sums_change_no_byte_and_leave_nothing(tmp_path: Path, n: int) -> None:
+def test_partial_sums_change_no_byte_and_leave_nothing(tmp_path: Path, n: int, split: Split | None, dtype: str) -> None:
     dataset = rows(tmp_path, n=n)
     system = operator(dataset)
-    factor_of(system, tmp_path / "whole")
-    factor = TileMatrix.create(tmp_path / "split/L.zarr", system.grid, dtype="float64")
-    summary = factorise(system, factor, ManyThreads())
-    num_split = sum(len(node.key) == 3 for node in cholesky_nodes(system.grid, 4))
+    factor_of(system, tmp_path / "whole", dtype)
+    factor = TileMatrix.create(tmp_path / "split/L.zarr", system.grid, dtype=dtype)
+    summary = factorise(system, factor, ManyThreads(), split=split)
     assert summary.num_computed == summary.num_tasks == system.grid.num_lower
-    assert num_split == {150: 0, 250: 1, 420: 10}[n]
-    whole, split = snapshot(tmp_path / "whole/L.zarr"), snapshot(tmp_path / "split/L.zarr")
-    assert {key: value[0] for key, value in whole.items()} == {key: value[0] for key, value in split.items()}
+    assert contents(tmp_path / "whole/L.zarr") == contents(tmp_path / "split/L.zarr")
     assert [path.name for path in (tmp_path / "split").iterdir()] == ["L.zarr"]
+
+
+def test_what_is_usual_is_split_where_it_can_be() -> None:
+    for n, expected in ((150, 0), (250, 1), (420, 10)):
+        grid = TileGrid(n, 64)
+        nodes = cholesky_nodes(grid, usual_split(grid.num_tiles, 3))
+        assert sum(len(node.key) == 3 for node in nodes) == expected
+    assert not any(len(node.key) == 3 for node in cholesky_nodes(TileGrid(420, 64), usual_split(7, 1)))
+
+
+class CountsSums(InProcessExecutor):
+    """Looks how many partial sums there are after every task."""
+
+    most = 0
+
+    def run(self, phase, function, payload, nodes, progress=None):
+        def look(*_):
+            if payload.sums is not None:
+                self.most = max(self.most, len(list(payload.sums.grid.lower())) - len(payload.sums.missing()))
+
+        return super().run(phase, function, payload, nodes, look)
+
+
+def test_a_partial_sum_is_removed_with_its_use(tmp_path: Path) -> None:
+    dataset = rows(tmp_path, n=420)
+    system = operator(dataset, tile_size=30)
+    factor = TileMatrix.create(tmp_path / "L.zarr", system.grid, dtype="float64")
+    executor = CountsSums()
+    split = Split(num_columns=system.grid.num_tiles, num_last=2)
+    factorise(system, factor, executor, split=split)
+    num_sums = sum(len(node.key) == 3 for node in cholesky_nodes(system.grid, split))
+    assert num_sums == 55
+    assert 0 < executor.most <= 3 * system.grid.num_tiles
+
+
+def test_sums_of_another_split_are_not_used(tmp_path: Path) -> None:
+    dataset = rows(tmp_path, n=420)
+    system = operator(dataset)
+    factor = factor_of(system, tmp_path)
+    before = contents(tmp_path / "L.zarr")
+    for row in range(4, 7):
+        factor.delete(6, row)
+    wrong = Split(num_columns=7, num_last=3)
+    sums = TileMatrix.create(
+        tmp_path / "L-sums.zarr", system.grid, dtype="float64", attributes={"num_last": wrong.num_last}
+    )
+    for key in ((6, 5), (6, 6)):
+        assert factor_tile(CholeskyTask(system, factor, sums, wrong), *key, 1)
+        assert sums.is_valid(*key)
+    factorise(system, factor, InProcessExecutor(), split=Split(num_columns=7, num_last=1))
+    assert contents(tmp_path / "L.zarr") == before
+    assert not (tmp_path / "L-sums.zarr").exists()
+
+
+def test_a_tile_whose_sum_a_twin_took_away_is_computed_whole(tmp_path: Path) -> None:
+    dataset = rows(tmp_path, n=420)
+    system = operator(dataset)
+    factor = factor_of(system, tmp_path)
+    before = contents(tmp_path / "L.zarr")
+    sums = TileMatrix.create(tmp_path / "sums.zarr", system.grid, dtype="float64")
+    factor.delete(6, 5)
+    assert factor_tile(CholeskyTask(system, factor, sums, Split(num_columns=7)), 6, 5)
+    assert contents(tmp_path / "L.zarr") == before
 
 
 def test_a_damaged_partial_sum_is_computed_again(tmp_path: Path) -> None:
@@ -159,7 +237,7 @@ def test_a_damaged_partial_sum_is_computed_again(tmp_path: Path) -> None:
     factor = factor_of(system, tmp_path)
     before = snapshot(tmp_path / "L.zarr")
     factor.delete(6, 6)
-    sums = TileMatrix.create(tmp_path / "L-sums.zarr", system.grid, dtype="float64")
+    sums = TileMatrix.create(tmp_path / "L-sums.zarr", system.grid, dtype="float64", attributes={"num_last": 1})
     sums.write(6, 6, np.zeros(system.grid.shape(6, 6)))
     path = tmp_path / "L-sums.zarr/c/6/6"
     data = bytearray(path.read_bytes())
@@ -170,10 +248,11 @@ def test_a_damaged_partial_sum_is_computed_again(tmp_path: Path) -> None:
     assert {key: value[0] for key, value in after.items()} == {key: value[0] for key, value in before.items()}
 
 
-@pytest.mark.parametrize("num_split", [0, 1, 3, 40])
-def test_split_columns_wait_for_what_they_read(num_split: int) -> None:
-    grid = TileGrid(75, 10)
-    nodes = {node.key: node for node in cholesky_nodes(grid, num_split)}
+@pytest.mark.parametrize("num_columns", [0, 1, 3, 40])
+@pytest.mark.parametrize("num_last", [1, 2, 4])
+def test_split_columns_wait_for_what_they_read(num_columns: int, num_last: int) -> None:
+    grid, split = TileGrid(75, 10), Split(num_columns=num_columns, num_last=num_last)
+    nodes = {node.key: node for node in cholesky_nodes(grid, split)}
     position = {key: rank for rank, key in enumerate(nodes)}
 
     def before(key: tuple[int, ...]) -> set[tuple[int, ...]]:
@@ -185,7 +264,7 @@ def test_split_columns_wait_for_what_they_read(num_split: int) -> None:
 
     for key in nodes:
         i, j = key[:2]
-        last = j - 1 if len(key) == 3 else j
+        last = j - num_last if len(key) == 3 else j
         needed = {(row, k) for k in range(last) for row in (i, j)}
         if len(key) == 2 and i != j:
             needed.add((j, j))

@@ -18,7 +18,7 @@ from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.exchange import Layout, StoreExchange
-from dkrr.linalg.factor.cholesky import CholeskyTask, factor_tile, factorise
+from dkrr.linalg.factor.cholesky import CholeskyTask, Split, factor_tile, factorise
 from dkrr.linalg.factor.triangular import BlockColumns, SweepsTask, SweepTask, substitute, sweep
 from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
 from dkrr.linalg.matmul import MultiplyTask, multiply_pair, panel_width
@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[str, tuple[int, ...]]] = {
     # every operand of a tile at once, as a careless task would hold them: the bar must notice
     "control: holds its operands": ("control", (4, 3)),
 }
-NUM_SPLIT = 3
+SPLIT = Split(num_columns=3)
 
 
 def operator_of(dataset: Dataset, tile_size: int) -> RidgeOperator:
@@ -86,9 +86,10 @@ def write_system(folder: str, tile_size: int, d: int, t: int, precision: str) ->
     factor = TileMatrix.create(f"{folder}/factor.zarr", operator.grid, dtype=precision)
     factorise(operator, factor, executor)
     sums = TileMatrix.create(f"{folder}/sums.zarr", operator.grid, dtype=precision)
+    tile = np.array(factor.read(4, 3))
     factor.delete(4, 3)
-    for partial in (1, 0):
-        factor_tile(CholeskyTask(operator, factor, sums, NUM_SPLIT), 4, 3, partial)
+    factor_tile(CholeskyTask(operator, factor, sums, SPLIT), 4, 3, 1)
+    factor.write(4, 3, tile)  # by the task it would take the sum away
     rhs, z, u = (
         BlockColumns.create(f"{folder}/solve.zarr", name, operator.grid, t, dtype)
         for name, dtype in (("rhs", "float64"), ("z", precision), ("u", precision))
@@ -127,7 +128,7 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
         if kind != "factor, found valid":
             factor.delete(*index)
         split = "sum" in kind
-        task = CholeskyTask(operator, factor, sums if split else None, NUM_SPLIT if split else 0)
+        task = CholeskyTask(operator, factor, sums if split else None, SPLIT if split else Split())
         return functools.partial(factor_tile, task, *index, int(kind == "partial sum"))
     if kind == "control":
         i, j = index

@@ -11,8 +11,9 @@ import pytest
 from dkrr.kernels import make_kernel
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import Machine, cg_seconds, cholesky_seconds, factorise_seconds, pass_seconds
+from dkrr.planning.iterations import Count, Iterations, extrapolate
 from dkrr.planning.planner import Candidate, Decision, Limits, Problem, decide
-from dkrr.planning.trial import Iterations, Trial
+from dkrr.planning.trial import Trial
 from tests.reference import dense_krr
 
 MACHINE = Machine(
@@ -280,3 +281,24 @@ def test_a_rank_counts_for_as_many_rows_as_there_are(kernel: str) -> None:
     part, whole = sampled(2400, 600, resolved)[0], sampled(2400, 2400, resolved)[0]
     true, found = (trial.cg([0.05], (600,), 1e-8)[600] for trial in (whole, part))
     assert found.low / 1.3 <= true.low <= 1.3 * found.high, (found, true)
+
+
+def test_samples_that_were_given_up_say_nothing_about_growth() -> None:
+    ended, given_up = Count(60.0, tells_growth=True), Count(30.0, tells_growth=False)
+    falling = extrapolate(ended, Count(30.0, tells_growth=True), 2000, 16_000, 0.25)
+    assert falling.high < 30 * 1.1
+    unknown = extrapolate(ended, given_up, 2000, 16_000, 0.25)
+    assert unknown.low * 1.1 == pytest.approx(30 * 8**0.25)
+    assert extrapolate(ended, given_up, 2000, 2000, 0.25) == Iterations(30.0, 30.0)
+
+
+def test_a_nearly_singular_system_is_not_taken_for_an_easy_one() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1000, 12))
+    y = np.sin(x[:, :1] * 2) + 0.1 * rng.standard_normal((1000, 1))
+    kernel = make_kernel("matern", kernel_params={"nu": 1.5, "length_scale": 2.0}).resolve(12)
+    trial = Trial(kernel, x, y, 16_000, seconds=0.3)
+    easy = trial.cg((100.0,), (500,), 1e-8)[500]
+    hard = trial.cg((1e-6,), (500,), 1e-8)[500]
+    assert easy.high < 40
+    assert hard.low > 100, "300 rows of 1,000 tell nothing about 16,000: the count grows"

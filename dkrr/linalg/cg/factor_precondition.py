@@ -145,7 +145,8 @@ class FactorPreconditioner:
                     raise
                 repairs.add(damage)
                 factor.delete(*damage.index)
-                work.record("factorise", factorise(self.operator, factor, work.executor, work.progress))
+                again = factorise(self.operator, factor, work.executor, work.progress, split=work.split)
+                work.record("factorise", again)
 
 
 def diagonal_entries(operator: RidgeOperator, start: int = 0) -> FloatVector:

@@ -9,10 +9,8 @@ matrix. A valid tile is the checkpoint: a factorisation that was interrupted is 
 valid return at once, after a look at two of its entries. The order of every sum is fixed by the tile indices, so a
 resumed factor has the same bytes as an undisturbed one.
 
-At the end of the factorisation columns are shorter than the number of workers and every tile waits for a long sum. In
-the last few columns the sum over k < j-1 is therefore a task of its own (a "partial sum"), which need not wait for the
-diagonal tile; it is kept in a scratch matrix beside the factor. Ten tiles a side on two workers: 93 % busy becomes
-98 %.
+Where few tiles meet many workers, and at the end of every factorisation, a long sum may be a task of its own; see
+:mod:`dkrr.linalg.factor.schedule`.
 
 Cost
 ----
@@ -27,15 +25,16 @@ algorithms for multicore architectures, Parallel Computing 35 (2009).
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dkrr.address import join, name_of, parent_of
-from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError
+from dkrr.engine.tasks import Executor, Progress, RunSummary
+from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
 from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs, check_finite, wrong_tile
@@ -44,7 +43,7 @@ from dkrr.stores import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, syrk, trsm_right
 
-__all__ = ["CholeskyTask", "cholesky_nodes", "factorise"]
+__all__ = ["CholeskyTask", "Split", "factorise"]
 
 logger = logging.getLogger("dkrr.linalg")
 
@@ -56,7 +55,7 @@ class CholeskyTask:
     operator: RidgeOperator
     factor: TileMatrix
     sums: TileMatrix | None = None
-    num_split: int = 0
+    split: Split = field(default_factory=Split)
 
     @property
     def grid(self) -> TileGrid:
@@ -66,46 +65,9 @@ class CholeskyTask:
         """Bytes of the factor that are still to be written."""
         return len(self.factor.missing()) * (self.factor.array.chunk_bytes + 4)
 
-    def partial_sum(self, i: int, j: int) -> TileMatrix | None:
-        """The matrix that holds the partial sum of tile (i, j), None when there is none."""
-        split = self.sums is not None and is_split(self.grid, j, self.num_split)
-        return self.sums if split and self.sums is not None and self.sums.is_valid(i, j) else None
-
-
-def is_split(grid: TileGrid, j: int, num_split: int) -> bool:
-    """Whether column j is one of the last ``num_split``, and long enough for a partial sum to be worth a task."""
-    return j >= max(3, grid.num_tiles - num_split)
-
-
-def cholesky_nodes(grid: TileGrid, num_split: int = 0) -> list[Node]:
-    """The graph, in the order of its priorities: N (N + 1) / 2 nodes (i, j) with at most two dependencies each.
-
-    The critical path goes (j, j), (j+1, j), (j+1, j+1): of every column the tile below the diagonal comes first and
-    the next diagonal tile right behind it, before the rest of the column. In the last ``num_split`` columns a tile
-    also waits for its partial sum, the node (i, j, 1), which itself waits for column j - 2.
-    """
-    b = float(grid.tile_size)
-
-    def rank(key: tuple[int, ...]) -> tuple[float, float]:
-        i, j = key[:2]
-        if len(key) == 3:
-            return j - 1.4, i
-        return (j - 1, j + 0.5) if i == j else (j, i)
-
-    def node(key: tuple[int, ...]) -> Node:
-        i, j = key[:2]
-        update = b**3 if i == j else 2 * b**3
-        if len(key) == 3:
-            return Node(key, tuple(dict.fromkeys(((i, j - 2), (j, j - 2)))), (j - 1) * update)
-        left = ((i, j - 1),) if j else ()
-        above = ((j, j),) if i != j else ()
-        partial = ((i, j, 1),) if is_split(grid, j, num_split) else ()
-        rest = b**3 / 3 if i == j else b**3
-        return Node(key, left + above + partial, rest + (1 if partial else j) * update)
-
-    keys: list[tuple[int, ...]] = list(grid.lower())
-    keys += [(i, j, 1) for i, j in grid.lower() if is_split(grid, j, num_split)]
-    return [node(key) for key in sorted(keys, key=rank)]
+    def is_split(self, j: int) -> bool:
+        """Whether column j has partial sums."""
+        return self.sums is not None and self.split.applies(self.grid, j)
 
 
 def factor_tile(task: CholeskyTask, i: int, j: int, partial: int = 0) -> tuple[bool, dict[str, Any]] | bool:
@@ -141,6 +103,8 @@ def factor_tile(task: CholeskyTask, i: int, j: int, partial: int = 0) -> tuple[b
             _forget_sums(task, i)  # first: what comes between must not leave sums of a tile that is gone
         factor.write(i, j, c)
         failpoint("cholesky.tile.after_write")
+    if task.sums is not None and task.is_split(j):
+        task.sums.delete(i, j)  # so that only the sums of a few columns exist at once
     return True
 
 
@@ -173,13 +137,13 @@ def _check_operands(task: CholeskyTask, i: int, j: int) -> None:
 
 
 def _compute_partial_sum(task: CholeskyTask, i: int, j: int) -> bool:
-    """Compute and write A[i,j] - sum_{k<j-1} L[i,k] L[j,k]^T unless it, or the tile it is for, is valid."""
+    """Compute and write A[i,j] - sum_{k<j-w} L[i,k] L[j,k]^T unless it, or the tile it is for, is valid."""
     assert task.sums is not None  # noqa: S101  (narrows the type)
     if task.factor.is_valid(i, j) or task.sums.is_valid(i, j):
         return False
     c = buffer("accumulator", task.grid.shape(i, j), task.factor.dtype)
     task.operator.tile(i, j, c)
-    _subtract(task, i, j, c, range(j - 1))
+    _subtract(task, i, j, c, range(task.split.first_rest(task.grid, j)))
     failpoint("cholesky.sum.after_compute", c)
     if not is_finite(c):
         _check_operands(task, i, j)
@@ -192,20 +156,31 @@ def _forget_sums(task: CholeskyTask, i: int) -> None:
     """Remove the partial sums that row block i went into: one of its tiles was wrong."""
     if task.sums is not None:
         for row, column in task.grid.lower():
-            if i in (row, column) and is_split(task.grid, column, task.num_split):
+            if i in (row, column) and task.is_split(column):
                 task.sums.delete(row, column)
 
 
 def _update(task: CholeskyTask, i: int, j: int) -> Any:
     """A[i,j] - sum_{k<j} L[i,k] L[j,k]^T in a reused buffer."""
     c = buffer("accumulator", task.grid.shape(i, j), task.factor.dtype)
-    sums = task.partial_sum(i, j)
-    if sums is not None:
-        c[...] = sums.read(i, j)
-    else:
+    first = task.split.first_rest(task.grid, j) if _read_sum(task, i, j, c) else 0
+    if not first:
         task.operator.tile(i, j, c)
-    _subtract(task, i, j, c, range(j) if sums is None else range(j - 1, j))
+    _subtract(task, i, j, c, range(first, j))
     return c
+
+
+def _read_sum(task: CholeskyTask, i: int, j: int, c: Any) -> bool:
+    """Copy the partial sum of tile (i, j) to c, if there is one; a twin of this task may remove it at any moment."""
+    if task.sums is None or not task.is_split(j):
+        return False
+    try:
+        c[...] = task.sums.read(i, j)
+    except DamagedChunkError:
+        if task.sums.is_valid(i, j):
+            raise
+        return False
+    return True
 
 
 def _subtract(task: CholeskyTask, i: int, j: int, c: Any, columns: range) -> None:
@@ -256,13 +231,21 @@ def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
     )
 
 
-def _scratch(factor: TileMatrix) -> TileMatrix | None:
-    """Where partial sums are kept: beside the factor, until it is finished; None where there is no beside."""
+def _scratch(factor: TileMatrix, split: Split) -> TileMatrix | None:
+    """Where partial sums are kept: beside the factor, until it is finished; None where there is no beside.
+
+    Sums that an earlier attempt cut at another term are removed.
+    """
     location = factor.array.store
     if not isinstance(location, str):
         return None
     beside = join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-sums.zarr")
-    return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype)
+    attributes = {"num_last": split.num_last}
+    try:
+        return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)
+    except StoreError:
+        remove_array(beside)
+        return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)
 
 
 def factorise(
@@ -270,11 +253,18 @@ def factorise(
     factor: TileMatrix,
     executor: Executor,
     progress: Progress | None = None,
+    *,
+    split: Split | None = None,
 ) -> RunSummary:
     """Compute every tile of L that is not valid.
 
     A tile that a reader finds damaged is deleted and computed again, then everything that still misses; so is a tile of
     the stored Gram matrix of a kernel.
+
+    Parameters
+    ----------
+    split
+        Which sums are split. No byte of the factor depends on it; None takes what is usual for the executor's threads.
 
     Raises
     ------
@@ -285,10 +275,12 @@ def factorise(
     StoreError
         A tile is damaged again and again.
     """
-    sums = _scratch(factor) if executor.num_threads > 1 else None
-    num_split = executor.num_threads + 1 if sums is not None else 0
-    task = CholeskyTask(operator, factor, sums, num_split)
-    nodes = cholesky_nodes(factor.grid, num_split)
+    grid = factor.grid
+    split = usual_split(grid.num_tiles, executor.num_threads) if split is None else split
+    sums = _scratch(factor, split) if split.applies(grid, grid.num_tiles - 1) else None
+    split = split if sums is not None else Split()
+    task = CholeskyTask(operator, factor, sums, split)
+    nodes = cholesky_nodes(grid, split)
     repairs, gram = Repairs(), operator.gram
     while True:
         try:

@@ -56,7 +56,8 @@ class CholeskySolver:
         location = factor_location(workspace.store, fields)
         factor = TileMatrix.create(location, operator.grid, dtype=self.precision, attributes=fields)
         with hold_lock(location):
-            workspace.record("factorise", factorise(operator, factor, workspace.executor, workspace.progress))
+            summary = factorise(operator, factor, workspace.executor, workspace.progress, split=workspace.split)
+            workspace.record("factorise", summary)
             if workspace.durable:
                 factor.array.sync()
         return CholeskyFactor(solver=self, operator=operator, factor=factor, workspace=workspace)
@@ -151,4 +152,5 @@ class CholeskyFactor:
                     raise
                 repairs.add(damage)
                 self.factor.delete(*damage.index)
-                work.record("factorise", factorise(self.operator, self.factor, work.executor, work.progress))
+                again = factorise(self.operator, self.factor, work.executor, work.progress, split=work.split)
+                work.record("factorise", again)

@@ -248,7 +248,7 @@ def forget_inverse_diagonal(factored: CholeskyFactor) -> None:
 
 def _factorise_again(factored: CholeskyFactor) -> RunSummary:
     work = factored.workspace
-    return factorise(factored.operator, factored.factor, work.executor, work.progress)
+    return factorise(factored.operator, factored.factor, work.executor, work.progress, split=work.split)
 
 
 def inverse_diagonal_dense(lower: FloatArray) -> FloatVector:

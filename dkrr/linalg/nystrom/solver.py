@@ -24,7 +24,8 @@ of B c is q^T c / 1^T S^2 1 with q = B^T S^2 1, which one more column of the fir
 Cost
 ----
 About (iterations + 4) n m kernel entries, :mod:`dkrr.linalg.nystrom.row_pass`. The m x m part is in the driver:
-24 m^2 bytes and about 5 m^2 t flops an iteration; at most 10,000 centres. Memory: :func:`nystrom_bytes`.
+24 m^2 bytes and about 5 m^2 t flops an iteration; at most 10,000 centres. Memory:
+:func:`~dkrr.linalg.nystrom.limits.nystrom_bytes`.
 
 References
 ----------
@@ -36,17 +37,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.dataset.destination import storage_errors
-from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import RunSummary
-from dkrr.errors import ConvergenceError, DamagedChunkError, DataError, ParameterError, PlanRefusedError
+from dkrr.errors import ConvergenceError, DamagedChunkError, DataError
 from dkrr.kernels import Kernel
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
@@ -54,14 +54,14 @@ from dkrr.linalg.gram import rows_of
 from dkrr.linalg.intercept import centre_dataset, total_weight
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.nystrom.centers import ChosenRows, choose_rows, read_rows
+from dkrr.linalg.nystrom.limits import NystromFit, checked_problem
 from dkrr.linalg.nystrom.precondition import (
     CenterFactor,
     SampleGram,
     independent_centers,
-    preconditioner_bytes,
-    sample_size,
 )
-from dkrr.linalg.nystrom.row_pass import RowPass, can_compile, pass_task_bytes
+from dkrr.linalg.nystrom.result import NystromResult, describe
+from dkrr.linalg.nystrom.row_pass import RowPass, can_compile
 from dkrr.linalg.nystrom.system import Border, NystromSystem
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.precondition import Identity
@@ -72,7 +72,7 @@ from dkrr.lock import hold_lock
 from dkrr.stores import place, remove_array
 from dkrr.threads import single_blas_thread
 
-__all__ = ["DEFAULT_TOL", "MAX_CENTERS", "NystromResult", "fit_nystrom", "nystrom_bytes"]
+__all__ = ["DEFAULT_TOL", "NystromResult", "fit_nystrom"]
 
 logger = logging.getLogger("dkrr.linalg.nystrom.solver")
 
@@ -80,72 +80,14 @@ FloatMatrix = NDArray[np.float64]
 FloatVector = NDArray[np.float64]
 
 DEFAULT_TOL = 1e-7
-MAX_CENTERS = 10_000
 CHECKPOINT_SECONDS = 20.0
 # a backward error of this size is that of a solution rounded to float64
 ROUNDING = float(np.finfo(np.float64).eps)
-# a worker's interpreter with its libraries, before any task
-BASELINE_BYTES = 260 * 2**20
-
-
-class _FitSettings(Protocol):
-    """What is needed of the settings of a fit."""
-
-    @property
-    def kernel(self) -> Kernel | None: ...
-    @property
-    def alpha(self) -> tuple[float, ...]: ...
-    @property
-    def precision(self) -> Literal["float64", "float32", "mixed"]: ...
-    @property
-    def fit_intercept(self) -> bool: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class NystromResult:
-    """The regression and how good it is as a solution of its own system.
-
-    Parameters
-    ----------
-    centres : (m, d)
-        Rows of the data set, not centred: the ``x_fit`` of a model. Fewer than were asked for where some are in the
-        span of the others, as duplicated rows are: these would not change f.
-    dual_coef : (m, t)
-    rows : (m,) int
-        Their numbers, ascending.
-    center : (d,), optional
-        Subtracted from rows and centres before a translation-invariant kernel is evaluated.
-    solution
-        ``relative_residual``: that of the preconditioned normal equations, the last one true and in float64.
-        ``backward_error``: |r| / (|H| |c| + |B^T S^2 y|) in the infinity norm, r = B^T S^2 (y - B c) - alpha K c, with
-        |H| bounded by that of |B|^T S^2 |B| + alpha |K|, which it is when no entry of the kernel is negative.
-    intercept : (t,), optional
-        b of f(z) + b.
-    """
-
-    centres: FloatMatrix
-    dual_coef: FloatMatrix
-    rows: NDArray[np.int64]
-    center: FloatVector | None
-    solution: Solution
-    intercept: FloatVector | None = None
-
-
-def nystrom_bytes(n: int, m: int, num_features: int, num_targets: int) -> tuple[int, int]:
-    """Peak memory besides the interpreter's of a task, and of the driver.
-
-    A task makes a part of the preconditioner, 16 m^2 + 16,384 m bytes, or a pass, see
-    :func:`~dkrr.linalg.nystrom.row_pass.pass_task_bytes`. The driver holds 24 m^2, the sample of at most (q + 1) m rows
-    twice, about ten (m, t) arrays of conjugate gradients, and 24 n bytes while the rows are chosen.
-    """
-    task = max(preconditioner_bytes(m), pass_task_bytes(m, num_features, num_targets))
-    sample = 16 * (sample_size(n, m) + m) * (num_features + 1)
-    return task, 24 * m * m + sample + 80 * m * num_targets + 24 * n
 
 
 def fit_nystrom(
     dataset: Dataset,
-    settings: _FitSettings,
+    settings: NystromFit,
     nystrom: NystromSettings,
     iterative: IterativeSettings | None,
     workspace: Workspace,
@@ -185,7 +127,7 @@ def fit_nystrom(
         Another process does the same fit on the same store.
     """
     iterative = IterativeSettings(tol=DEFAULT_TOL) if iterative is None else iterative
-    kernel, alphas = _checked(dataset, settings, nystrom, workspace)
+    kernel, alphas = checked_problem(dataset, settings, nystrom, workspace)
     fields = {
         "format_version": FORMAT_VERSION,
         "kernel_version": KERNEL_VERSION,
@@ -215,38 +157,6 @@ def fit_nystrom(
     return result
 
 
-def _checked(
-    dataset: Dataset, settings: _FitSettings, nystrom: NystromSettings, workspace: Workspace
-) -> tuple[Kernel, tuple[float, ...]]:
-    """The kernel and an alpha for each target, or why this cannot be done."""
-    t, m = dataset.num_targets, nystrom.num_centers
-    if dataset.y is None:
-        raise ParameterError(f"{dataset.path} has no target", hint="name one with target=")
-    if settings.kernel is None:
-        raise ParameterError("Nystrom regression of a precomputed matrix", hint="give the rows and a kernel")
-    if settings.precision not in ("float64", "mixed"):
-        raise ParameterError(f"precision = {settings.precision!r} with Nystrom", hint='"float64" or "mixed" expected')
-    if len(settings.alpha) not in (1, t):
-        raise ParameterError(f"{len(settings.alpha)} values of alpha for {t} targets; 1 or {t} expected")
-    if min(settings.alpha) < 0 or not np.isfinite(settings.alpha).all():
-        raise ParameterError(f"alpha = {min(settings.alpha)}", hint="give a number that is at least 0")
-    if m > MAX_CENTERS:
-        raise ParameterError(
-            f"{m:,} centres; at most {MAX_CENTERS:,} are factored in one process",
-            hint=f"set num_centers to at most {MAX_CENTERS:,}",
-        )
-    task, _ = nystrom_bytes(dataset.num_rows, min(m, dataset.num_rows), dataset.num_features, t)
-    limit = memory_limit_of(workspace.executor)
-    if limit is not None and BASELINE_BYTES + task > limit:
-        raise PlanRefusedError(
-            f"a task with {m:,} centres and {t} targets takes {BASELINE_BYTES + task:,} bytes; a worker has {limit:,}",
-            hint="raise memory_limit, or lower num_centers",
-            needed=BASELINE_BYTES + task,
-            limit=limit,
-        )
-    return settings.kernel, settings.alpha * (t if len(settings.alpha) == 1 else 1)
-
-
 class _Fit:
     """One fit: the parts that its methods share."""
 
@@ -255,7 +165,7 @@ class _Fit:
         dataset: Dataset,
         kernel: Kernel,
         alphas: tuple[float, ...],
-        settings: _FitSettings,
+        settings: NystromFit,
         nystrom: NystromSettings,
         iterative: IterativeSettings,
         workspace: Workspace,
@@ -306,7 +216,20 @@ class _Fit:
             if result.num_iterations < self.iterative.iterations:
                 # conjugate gradients gave up before the limit: rounding stands between the residual and tol
                 converged[targets] |= backward[targets] <= ROUNDING
-        solution = self._solution(relative, backward, converged, iterations)
+        message = describe(
+            self.nystrom, dataset.num_rows, len(self.triangle), relative, converged, iterations,
+            self.row_pass.num_passes, self.iterative.tol,
+        )  # fmt: skip
+        solution = Solution(
+            solver="nystrom",
+            precision=self.precision,
+            converged=bool(converged.all()),
+            num_iterations=iterations,
+            relative_residual=relative.tolist(),
+            backward_error=backward.tolist(),
+            seconds={phase: summary.seconds for phase, summary in self.workspace.phases.items()},
+            message=message,
+        )
         if not solution.converged and not self.iterative.allow_unconverged:
             raise ConvergenceError(
                 solution.message,
@@ -423,31 +346,3 @@ class _Fit:
         error = np.abs(residual).max(axis=0)
         relative = np.divide(size, whole, out=np.zeros_like(size), where=whole > 0)
         return relative, np.divide(error, bound, out=np.zeros_like(error), where=bound > 0)
-
-    def _solution(
-        self, relative: FloatVector, backward: FloatVector, converged: NDArray[np.bool_], iterations: int
-    ) -> Solution:
-        n, tol, passes = self.dataset.num_rows, self.iterative.tol, self.row_pass.num_passes
-        how = "drawn uniformly" if self.nystrom.centers == "uniform" else "by randomly pivoted Cholesky"
-        left_out = self.nystrom.num_centers - len(self.triangle)
-        message = (
-            f"approximation: {len(self.triangle):,} of {n:,} rows as centres ({how}"
-            f"{f', {left_out:,} in their span left out' if left_out else ''}); {iterations:,} iterations and "
-            f"{passes:,} passes over the rows, largest relative residual of the preconditioned normal equations "
-            f"{relative.max():.1e}"
-        )
-        rounded = int((converged & (relative > 2.0 * tol)).sum())
-        if rounded:
-            message += f" (as small as rounding allows in {rounded} of {len(converged)} targets: tol = {tol:.1e})"
-        if not converged.all():
-            message += f"; NOT CONVERGED to {tol:.1e} in {int((~converged).sum())} of {len(converged)} targets"
-        return Solution(
-            solver="nystrom",
-            precision=self.precision,
-            converged=bool(converged.all()),
-            num_iterations=iterations,
-            relative_residual=relative.tolist(),
-            backward_error=backward.tolist(),
-            seconds={phase: summary.seconds for phase, summary in self.workspace.phases.items()},
-            message=message,
-        )
