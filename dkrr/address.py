@@ -22,6 +22,7 @@ from dkrr.errors import ParameterError
 __all__ = [
     "Address",
     "StorageSettings",
+    "is_below",
     "is_url",
     "join",
     "name_of",
@@ -171,6 +172,12 @@ def join(location: str | os.PathLike[str], *names: str) -> str:
 def name_of(location: str | os.PathLike[str]) -> str:
     """The last part of a path or address."""
     return _base(location)[0].rpartition("/")[2]
+
+
+def is_below(location: str, other: str) -> bool:
+    """Whether a location is another one, or lies in it."""
+    path, folder = _base(location)[0], _base(other)[0]
+    return path == folder or path.startswith(f"{folder}/")
 
 
 def sibling(location: str | os.PathLike[str], ending: str) -> str:

@@ -48,6 +48,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 15.0
 CONNECT_SECONDS, REQUEST_SECONDS = 3.0, 120.0
 # One put up to here; larger objects go in parts, each of which is repeated by itself. They appear whole all the same.
 PART_BYTES = 64 * 2**20
+# A body is copied into place in pieces of this size, which is all that a read needs besides its buffer.
+STREAM_BYTES = 2**20
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3}[\w ]*)")
 _TAGS = re.compile(r"<(Code|Message)>([^<]{1,200})</")
@@ -81,12 +83,6 @@ def client_of(url: str, *, below: bool = False) -> tuple[Any, str]:
 
 @lru_cache(maxsize=32)
 def _client(bucket: str, settings: StorageSettings, prefix: str) -> Any:
-    try:
-        from obstore.store import S3Store
-    except ImportError as exc:
-        raise StoreError(
-            f"s3://{bucket} is an object store", hint="install dkrr[s3] (obstore) to read and write it"
-        ) from exc
     profile = find_profile(settings.profile)
     options: dict[str, Any] = {
         "endpoint": settings.endpoint_url,
@@ -108,7 +104,18 @@ def _client(bucket: str, settings: StorageSettings, prefix: str) -> Any:
     }
     given = {name: value for name, value in options.items() if value is not None}
     with _errors(f"s3://{bucket}", "opened"):
-        return S3Store(bucket, client_options=http, retry_config=retries, conditional_put="etag", **given)
+        return _library().store.S3Store(
+            bucket, client_options=http, retry_config=retries, conditional_put="etag", **given
+        )
+
+
+def _library() -> Any:
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as exc:
+        raise StoreError("s3:// addresses need obstore, which is not installed", hint="install dkrr[s3]") from exc
+    return obstore
 
 
 @contextmanager
@@ -158,8 +165,7 @@ def fetch(location: str, key: str, num_bytes: int) -> tuple[int, Any] | None:
 
     When it has another size than ``num_bytes`` it is not read, and None stands in place of the buffer.
     """
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     store, path = client_of(url)
     try:
@@ -170,7 +176,7 @@ def fetch(location: str, key: str, num_bytes: int) -> tuple[int, Any] | None:
                 return size, None
             lent = lend(num_bytes)
             view, position = memoryview(lent).cast("B"), 0
-            for part in found.stream():
+            for part in found.stream(min_chunk_size=STREAM_BYTES):
                 if position + len(part) > num_bytes:
                     raise StoreError(f"{url} grew while it was read", hint="start again")
                 view[position : position + len(part)] = part
@@ -184,8 +190,7 @@ def fetch(location: str, key: str, num_bytes: int) -> tuple[int, Any] | None:
 
 def read_object(location: str, key: str) -> tuple[bytes, str] | None:
     """The bytes of an object and its ETag, None when there is none."""
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     store, path = client_of(url)
     try:
@@ -204,18 +209,16 @@ def parts_of(location: str, key: str) -> Iterator[bytes]:
     FileNotFoundError
         There is none.
     """
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     store, path = client_of(url)
     with _errors(url, "read"):
-        yield from obstore.get(store, path).stream()
+        yield from obstore.get(store, path).stream(min_chunk_size=STREAM_BYTES)
 
 
 def put_file(location: str, key: str, path: Path) -> None:
     """Upload a file of any size; the object appears whole or not at all."""
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     store, name = client_of(url)
     try:
@@ -227,8 +230,7 @@ def put_file(location: str, key: str, path: Path) -> None:
 
 def read_range(location: str, key: str, start: int, length: int) -> bytes | None:
     """``length`` bytes from ``start``; None when there is no such object, or it is shorter."""
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     store, path = client_of(url)
     try:
@@ -245,8 +247,7 @@ def read_range(location: str, key: str, start: int, length: int) -> bytes | None
 
 def find_object(location: str, key: str) -> StoredObject | None:
     """What is known about an object without reading it, None when there is none."""
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     store, path = client_of(url)
     try:
@@ -262,8 +263,7 @@ def _stored(key: str, facts: Any) -> StoredObject:
 
 def put_object(location: str, key: str, *parts: Any) -> None:
     """Write an object, given in buffers one after the other; it appears whole or not at all."""
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     store, path = client_of(url)
     views = [memoryview(part).cast("B") for part in parts]
@@ -282,8 +282,7 @@ def put_if(location: str, key: str, data: bytes, version: str | None) -> str | N
     this very call has written. So a refusal counts only when the store holds something else: ``data`` must not be equal
     to what any other writer writes (a token in it sees to that).
     """
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     store, path = client_of(url)
     mode: Any = "create" if version is None else {"e_tag": version}
@@ -306,8 +305,7 @@ def put_if(location: str, key: str, data: bytes, version: str | None) -> str | N
 
 def list_objects(location: str) -> list[StoredObject]:
     """Every object below a prefix, by key; keys are relative to it."""
-    import obstore
-
+    obstore = _library()
     store, prefix = client_of(location)
     start = len(prefix) + 1 if prefix else 0
     found = []
@@ -322,8 +320,7 @@ def list_objects(location: str) -> list[StoredObject]:
 
 def list_names(location: str) -> list[str]:
     """Names right below a prefix: of objects, and of what holds further ones."""
-    import obstore
-
+    obstore = _library()
     store, prefix = client_of(location)
     with _errors(location, "listed"):
         found = obstore.list_with_delimiter(store, prefix or None)
@@ -333,8 +330,7 @@ def list_names(location: str) -> list[str]:
 
 def delete_objects(location: str, keys: Sequence[str]) -> None:
     """Delete objects; those that do not exist are no error."""
-    import obstore
-
+    obstore = _library()
     store, prefix = client_of(location)
     paths = [f"{prefix}/{key}" if prefix else key for key in keys]
     try:
@@ -349,8 +345,7 @@ def delete_objects(location: str, keys: Sequence[str]) -> None:
 
 def copy_object(location: str, key: str, target: str) -> None:
     """Copy an object of ``location`` to the address ``target`` in the same store; the store itself does it."""
-    import obstore
-
+    obstore = _library()
     url = join(location, key)
     source, destination = parse_address(url), parse_address(target)
     if (source.bucket, source.settings) != (destination.bucket, destination.settings):

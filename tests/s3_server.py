@@ -27,7 +27,7 @@ class Gate:
 
     A fault is ``{"method": regex, "path": regex, "times": count, "status": 503}``, or with ``"sleep": seconds`` before
     the answer, ``"ignore_conditions": true`` (a store that takes If-Match and does not honour it), ``"lose_answer":
-    true`` (done, and 500 said), or ``"cut": true`` (half of the body).
+    true`` (done, and 500 said), or ``"cut": true`` (half of the body). With ``"every": 3`` each third one is hit.
     """
 
     def __init__(self) -> None:
@@ -73,6 +73,9 @@ class Gate:
                     and re.fullmatch(fault.get("method", ".*"), method)
                     and re.search(fault.get("path", ""), path)
                 ):
+                    fault["seen"] = fault.get("seen", 0) + 1
+                    if fault["seen"] % fault.get("every", 1):
+                        return {}
                     fault["times"] = fault.get("times", 1) - 1
                     return fault
         return {}

@@ -425,7 +425,12 @@ def test_of_two_fits_at_once_the_second_is_locked_out(expected: Any, tmp_path: P
     job.wait_for_tiles(1, first)
     second = job.command().run()
     assert second.code == 8, second.err
-    assert f"is being written by process {first.pid} on {socket.gethostname()}" in second.err
+    assert f"is driven by process {first.pid} on {socket.gethostname()}" in second.err
+    other = job.folder / "other.toml"  # another run, the same store
+    other.write_bytes(job.file.read_bytes())
+    third = Command(["fit", str(other)]).run()
+    assert third.code == 8, third.err
+    assert f"is being written by process {first.pid} on {socket.gethostname()}" in third.err
     first.terminate()
     assert finish(first).code == 75
     third = job.command().run()
@@ -433,20 +438,20 @@ def test_of_two_fits_at_once_the_second_is_locked_out(expected: Any, tmp_path: P
     assert job.state() == expected
 
 
-def test_a_stopped_command_keeps_its_lock_and_a_killed_one_does_not(expected: Any, tmp_path: Path) -> None:
+def test_a_stopped_command_is_replaced_and_then_ends_with_8(expected: Any, tmp_path: Path) -> None:
     job = Job(tmp_path / "job")
-    first = job.command(failpoints=SLOWLY).start()
-    try:
-        job.wait_for_tiles(1, first)
-        first.send_signal(signal.SIGSTOP)
-        second = job.command().run()
-        assert second.code == 8, second.err
-    finally:
-        first.kill()
-        first.communicate()
-    third = job.command().run()
-    assert third.code == 0, third.err
-    assert job.state() == expected
+    stale = {"DKRR_STALE_SECONDS": "5"}
+    first = job.command(failpoints=SLOWLY, environment=stale).start()
+    job.wait_for_tiles(1, first)
+    first.send_signal(signal.SIGSTOP)
+    second = job.command(environment=stale).run(120)
+    assert second.code == 0, second.err
+    written = job.state()
+    assert written == expected
+    first.send_signal(signal.SIGCONT)
+    ended = finish(first)
+    assert ended.code == 8, ended.err
+    assert job.state() == written
 
 
 def test_a_full_disk_ends_with_3_and_the_bytes_that_are_missing(expected: Any, tmp_path: Path) -> None:

@@ -114,11 +114,11 @@ def test_the_lock_of_a_process_that_is_gone_is_taken_over_at_once(place: tuple[s
         process.communicate()
 
 
-def test_a_process_that_stands_still_keeps_its_lock(place: tuple[str, Path]) -> None:
+def test_a_process_keeps_its_lock_until_it_is_gone(place: tuple[str, Path]) -> None:
     location, path = place
     process = a_process(f"from dkrr.lock import hold_lock\nholder = hold_lock({location!r})\nholder.__enter__()")
     try:
-        with stopped(process.pid), pytest.raises(LockedError), hold_lock(location):
+        with pytest.raises(LockedError), hold_lock(location):
             pytest.fail("two owners")
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -282,6 +283,13 @@ def test_nobody_there_and_no_bucket(s3_server: S3Server, bucket: Bucket, impatie
         write_key(other, "x", b"")
 
 
+def test_without_the_library(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for access in (lambda: read_key(bucket.url(), "x"), lambda: write_key(bucket.url(), "x", b"")):
+        with pytest.raises(StoreError, match=r"install dkrr\[s3\]"):
+            access()
+
+
 def test_what_a_server_says_repeats_no_credential(bucket: Bucket, impatient: None) -> None:
     bucket.server.fail({"path": "/x", "times": 1000, "status": 403})
     with pytest.raises(StoreError, match="check the credentials") as caught:
@@ -307,6 +315,6 @@ def test_settings_of_a_profile(tmp_path: Path, bucket: Bucket, monkeypatch: pyte
     assert read_key(bucket.url("a"), "x") == b"1"
     with pytest.raises(StoreError, match="no profile 'none'"):
         read_key(asked.replace("lab", "none"), "x")
-    monkeypatch.setitem(__import__("sys").modules, "boto3", None)
+    monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(StoreError, match=r"'sso' needs boto3 \(sso_session\)"):
         read_key(asked.replace("lab", "sso"), "x")

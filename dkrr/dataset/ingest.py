@@ -47,8 +47,8 @@ def ingest(
     Parameters
     ----------
     source
-        A path (.csv, .csv.gz, .parquet file or folder, .npy, .npz with X, y and weight, Zarr format 3),
-        ``sklearn:NAME``, ``generate:NAME?n=...``, a NumPy array or memory map, a pandas, dask or Zarr object, or a
+        A path or s3:// address (.csv, .csv.gz, .parquet file or folder, .npy, .npz with X, y and weight, Zarr format
+        3), ``sklearn:NAME``, ``generate:NAME?n=...``, a NumPy array or memory map, a pandas, dask or Zarr object, or a
         :class:`Dataset`.
     dest
         Folder, URL or Zarr store of the data set.

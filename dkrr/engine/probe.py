@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dkrr.errors import StoreError
-from dkrr.stores import local_root, read_json, write_json, zarr_store
+from dkrr.stores import delete_key, local_root, read_json, write_json
 
 __all__ = ["Challenge", "answer_challenge", "challenge", "remove_object"]
 
@@ -44,7 +44,7 @@ def challenge(store: Any) -> Iterator[Challenge | None]:
     try:
         yield asked
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
             remove_object(store, asked["key"])
 
 
@@ -73,10 +73,4 @@ def answer_challenge(asked: Challenge | None) -> str:
 
 def remove_object(store: Any, key: str) -> None:
     """Remove one object below a path or URL."""
-    root = local_root(store)
-    if root is not None:
-        (root / key).unlink()
-        return
-    from zarr.core.sync import sync
-
-    sync(zarr_store(store).delete(key))
+    delete_key(store, key)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_url, join, name_of, parent_of
+from dkrr.address import is_below, is_url, join, name_of, parent_of
 from dkrr.errors import StoreError
 from dkrr.stores import Entry, children, delete_key, list_entries, read_key, remove_array
 
@@ -92,7 +92,7 @@ def find_garbage(
     whole = {item.location for item in found}
     for tree in trees:
         for location, size, changed in tree.partials():
-            if changed < newest and not any(_is_below(location, other) for other in whole):
+            if changed < newest and not any(is_below(location, other) for other in whole):
                 found.append(Garbage(location, size, "left by an interrupted write"))
                 whole.add(location)
     return found
@@ -138,7 +138,7 @@ class _Tree:
         named: set[str] = set()
         for entry in self.entries:
             is_document = entry.key.endswith((".json", ".toml")) and "c" not in entry.key.split("/")[:-1]
-            if is_document and not _is_below(join(self.location, entry.key), store):
+            if is_document and not is_below(join(self.location, entry.key), store):
                 data = read_key(self.location, entry.key)
                 named.update(key.decode() for key in _KEY.findall(data or b""))
         return named
@@ -191,12 +191,6 @@ def _facts(location: str) -> tuple[int, float]:
     if not entries and is_url(location):  # a document and not an array
         entries = [e for e in list_entries(parent_of(location)) if e.key == name_of(location)]
     return sum(entry.num_bytes for entry in entries), max([own, *(entry.modified for entry in entries)])
-
-
-def _is_below(location: str, other: str) -> bool:
-    """Whether a location is another one, or lies in it."""
-    path, folder = location.partition("?")[0], other.partition("?")[0].rstrip("/")
-    return path == folder or path.startswith(folder + "/")
 
 
 def _released_locks(folder: str, newest: float) -> Iterable[Garbage]:

@@ -16,7 +16,25 @@ from dkrr import errors
 from dkrr.cli import main
 from dkrr.cli.errors import CommandGroup, resumable
 
-COMMANDS = {"init", "ingest", "plan", "fit", "predict", "evaluate", "info", "doctor", "gc", "tune"}
+COMMANDS = {
+    "cancel",
+    "doctor",
+    "evaluate",
+    "fit",
+    "gc",
+    "info",
+    "ingest",
+    "init",
+    "list",
+    "logs",
+    "plan",
+    "predict",
+    "resume",
+    "status",
+    "submit",
+    "tune",
+    "wait",
+}
 
 
 def group_that_raises(error: BaseException) -> click.Group:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.jobs.runs.directory import RunDirectory
@@ -81,6 +81,7 @@ def test_a_line_that_cannot_be_read_is_said(run: RunDirectory) -> None:
     assert messages(run) == [(0, "ok"), (0, "unreadable line in events/000000.jsonl")]
 
 
+@settings(deadline=None)
 @given(count=st.integers(0, 3000))
 def test_the_first_free_number(count: int) -> None:
     asked: list[int] = []

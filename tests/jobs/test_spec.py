@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.errors import JobFileError
@@ -216,6 +216,8 @@ MISTAKES = [
     ('[evaluate]\nfraction = 0.1\npath = "x"', "[evaluate]: one of path, mask and fraction expected, path and"),
     ('[evaluate]\nmetric = "rmse"', "[evaluate]: one of path, mask and fraction expected, none given"),
     ('[evaluate]\nfraction = 0.1\nmetric = "mse"', "'rmse', 'r2' or 'accuracy' expected"),
+    ('[cluster]\ndriver = "cluster"', 'driver = "cluster" with scheduler = "local"'),
+    ('[cluster]\ndriver = "cloud"', "'here', 'cluster' or 'slurm'"),
     ('[output]\ndirectory = "runs/{name}"', "{id} is the only thing that braces may hold"),
     ('[output]\nkeep = "nothing"', "'all', 'factor' or 'model' expected"),
     ('[output]\nstore = ""', "a path is expected"),
@@ -411,6 +413,7 @@ documents = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(documents)
 def test_round_trips_through_dict_and_toml(document: dict[str, Any]) -> None:
     spec = JobSpec.from_dict(document, base="/base")

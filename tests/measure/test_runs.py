@@ -25,8 +25,8 @@ N = scaled(8192, least=1024)
 TILE_SIZE = 512 if SCALE == 1 else 64
 NUM_TILES = TileGrid(N, TILE_SIZE).num_lower
 CANARY = "canary-0e5b27"
-# half a minute less to wait than the 60 s that people have; heartbeats come every two seconds
-ENVIRONMENT = {"DKRR_STALE_SECONDS": "30", "AWS_SECRET_ACCESS_KEY": CANARY}
+# less to wait than the 60 s that people have; heartbeats come every two seconds
+ENVIRONMENT = {"DKRR_STALE_SECONDS": "15", "AWS_SECRET_ACCESS_KEY": CANARY}
 
 
 def dkrr(*arguments: str, seconds: float = 900.0) -> str:

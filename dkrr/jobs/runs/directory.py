@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ class RunDirectory:
         """What a person types to mean this run from here: its name below the runs folder, else the whole location."""
         folder = runs_folder()
         same = parent_of(self.location) == (folder if is_url(folder) else os.path.abspath(folder))
-        return self.name if same and not os.path.exists(self.name) else self.location
+        # quoted, for an address may have a question mark in it
+        return self.name if same and not os.path.exists(self.name) else shlex.quote(self.location)
 
     @property
     def folder(self) -> Path | None:

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreError
 from dkrr.failpoints import failpoint
@@ -238,7 +239,7 @@ def _scratch(factor: TileMatrix, split: Split) -> TileMatrix | None:
     location = factor.array.store
     if not isinstance(location, str):
         return None
-    beside = f"{location.removesuffix('.zarr')}-sums.zarr"
+    beside = join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-sums.zarr")
     attributes = {"num_last": split.num_last}
     try:
         return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)

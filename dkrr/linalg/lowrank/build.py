@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import name_of
+from dkrr.address import is_below, name_of
 from dkrr.chunks import ChunkArray
 from dkrr.engine.tasks import Node
 from dkrr.errors import DamagedChunkError, StoreError
@@ -142,7 +142,7 @@ class PanelBuild:
         StoreError
             It is damaged again and again.
         """
-        inside = damage.path.startswith(f"{self.panels.location}/")
+        inside = is_below(damage.path, self.panels.location)
         kind, _, number = name_of(damage.path).rpartition("-")
         if not inside or kind not in ("panel", "diagonal", "pivots"):
             raise damage

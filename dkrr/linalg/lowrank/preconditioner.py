@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.address import is_below
 from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import InProcessExecutor, Node
 from dkrr.errors import DamagedChunkError, ParameterError
@@ -244,7 +245,7 @@ class LowRank:
             try:
                 return self._apply_here(r, shifts) if here else self._apply_in_tasks(r, shifts)
             except DamagedChunkError as damage:
-                if damage.path.startswith(f"{self.panels.location}/"):
+                if is_below(damage.path, self.panels.location):
                     self._build.repair(damage)
                 else:
                     repairs.add(damage)  # a vector on its way: the whole application is done again, elsewhere

@@ -1,0 +1,142 @@
+"""Runs at addresses: leases by conditional puts, events in objects that are written once, readers elsewhere."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dkrr.cli import main
+from dkrr.errors import CancelledError, LockedError
+from dkrr.jobs.runs import monitor as monitor_module
+from dkrr.jobs.runs.directory import RunDirectory, find_run, list_runs
+from dkrr.jobs.runs.events import EventLog, read_events
+from dkrr.jobs.runs.lease import DriverLease, current_driver
+from dkrr.jobs.runs.monitor import Monitor
+from dkrr.jobs.runs.session import driving
+from dkrr.jobs.runs.status import look_once, read_status
+from dkrr.stores import list_keys, read_key
+from tests.faults import wait_until
+from tests.s3 import CANARY_SECRET, Bucket, bucket, s3_server
+
+__all__ = ["bucket", "s3_server"]
+
+
+@pytest.fixture(autouse=True)
+def _quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BEAT_SECONDS_REMOTE", "POLL_SECONDS_REMOTE"):
+        monkeypatch.setattr(monitor_module, name, 0.1)
+
+
+@pytest.fixture
+def run(bucket: Bucket) -> RunDirectory:
+    directory = RunDirectory(bucket.url("runs", "a"))
+    directory.write("job.json", {})
+    directory.write("plan.json", {})
+    return directory
+
+
+def test_documents_names_and_lists(run: RunDirectory, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (run.name, run.folder, run.exists()) == ("a", None, True)
+    assert run.create("once", b"1")
+    assert not run.create("once", b"2")
+    assert run.read_bytes("once") == b"1"
+    run.remove("once")
+    assert not run.has("once")
+    monkeypatch.setenv("DKRR_RUNS", bucket.url("runs"))
+    assert [item.name for item in list_runs()] == ["a"]
+    assert find_run("a").location == run.location
+    assert find_run("a").shown == "a"
+    run.remove_all()
+    assert list_runs() == []
+
+
+def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DKRR_STALE_SECONDS", "1")
+    first = DriverLease.acquire(run, "here")
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(DriverLease.acquire, run, "here")
+        deadline = time.monotonic() + 30
+        while not second.done() and time.monotonic() < deadline:
+            first.beat()
+            time.sleep(0.1)
+        with pytest.raises(LockedError, match="is driven by process"):
+            second.result()
+    taken = DriverLease.acquire(run, "cluster")  # the first has stopped to beat
+    assert taken.epoch == 2
+    for act in (first.check, first.beat):
+        with pytest.raises(LockedError, match="was taken over by"):
+            act()
+    first.release()
+    assert (current_driver(run) or {})["kind"] == "cluster"
+
+
+def test_of_several_one_takes_over(run: RunDirectory) -> None:
+    DriverLease.acquire(run, "here").release()
+    with ThreadPoolExecutor(4) as threads:
+        created = list(
+            threads.map(lambda n: run.create("drivers/000002.json", json.dumps({"n": n}).encode()), range(8))
+        )
+    assert created.count(True) == 1
+
+
+def test_a_run_is_watched_and_cancelled(run: RunDirectory, bucket: Bucket) -> None:
+    def body(monitor: Monitor) -> None:
+        monitor.progress("factorise", 3, 10, 0.0, 0.0)
+        wait_until(lambda: read_status(run).tasks_done == 3)
+        assert look_once(run).state == "starting"
+        assert CliRunner().invoke(main, ["cancel", run.location]).exit_code == 0
+        wait_until(monitor.is_cancelled)
+        monitor.check()
+
+    def drive() -> None:
+        with driving(run) as monitor:
+            body(monitor)
+
+    with pytest.raises(CancelledError):
+        drive()
+    assert look_once(run).state == "cancelled"
+    shown = CliRunner().invoke(main, ["status", run.location])
+    assert "cancelled" in shown.stdout
+    assert CliRunner().invoke(main, ["wait", run.location]).exit_code == 75
+    messages = [event["message"] for _, event in read_events(run)]
+    assert messages[0] == "driver 1 started"
+    assert "cancel requested" in messages
+    segments = [key for key in bucket.puts() if "/events/" in key]
+    assert len(segments) == len(set(segments)), "a segment was written twice"
+    keys = list_keys(bucket.url("runs"))
+    assert len(keys) > 5
+    for key in keys:
+        assert CANARY_SECRET.encode() not in (read_key(bucket.url("runs"), key) or b"")
+
+
+def test_a_replaced_driver_writes_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def take_over() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("dkrr.jobs.runs.lease._refuse_if_alive", lambda *_: None)
+            DriverLease.acquire(run, "here")
+        run.write("status.json", {"state": "running", "phase": "theirs"})
+
+    def drive() -> None:
+        with driving(run), ThreadPoolExecutor(1) as thread:
+            thread.submit(take_over).result()
+            seen["driver"] = run.read("driver.json")
+
+    with pytest.raises(LockedError, match="was taken over by"):
+        drive()
+    assert read_status(run).phase == "theirs"
+    assert run.read("driver.json") == seen["driver"]
+
+
+def test_events_of_two_drivers_do_not_overwrite_each_other(run: RunDirectory) -> None:
+    one, two = EventLog(run, 1), EventLog(run, 2)
+    for log, text in ((one, "a"), (two, "b"), (one, "c")):
+        log.add("state", text)
+        log.flush()
+    assert [event["message"] for _, event in read_events(run)] == ["a", "b", "c"]
