@@ -171,8 +171,8 @@ def look_once(directory: RunDirectory, *, beat_seconds: float | None = None) -> 
     """The run as it is now, in milliseconds; seconds when its heartbeat looks stale, for a second look then decides.
 
     The age of a heartbeat is a difference between two machines' clocks, so it is not believed: where it exceeds the
-    limit, or is negative, the counter is watched for two and a half heartbeats (of ``beat_seconds``; by default those of
-    a driver, which are longer on an object store).
+    limit, or is negative, the counter is watched for two and a half heartbeats (``beat_seconds`` each; by default as a
+    driver beats, less often on an object store).
     """
     if beat_seconds is None:
         beat_seconds = BEAT_SECONDS if directory.folder is not None else BEAT_SECONDS_REMOTE
