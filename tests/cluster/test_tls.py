@@ -145,6 +145,7 @@ def test_a_fit_on_tls_equals_a_local_one(certificates: Path, tmp_path: Path) -> 
         assert make(stranger).returncode == 0
         for folder, address in ((stranger, cluster.address), (certificates, cluster.address.replace("tls", "tcp"))):
             config = yaml.safe_load((folder / "client/dask.yaml").read_text())
-            with dask.config.set(config), pytest.raises(ClusterError, match="no connection"):
+            whole = dask.config.merge(dask.config.config, config)
+            with dask.config.set(whole), pytest.raises(ClusterError, match="no connection"):
                 connect(address, timeout=10)
         assert os.environ.get("DASK_CONFIG") != str(client)
