@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from dkrr.engine.bundles import Bundle, Outbox
+from dkrr.engine.bundles import Bundle, Outbox, window_of
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.receipts import Key, Node, Progress, Receipt, RunSummary
 from dkrr.errors import ClusterError, DkrrError, MemoryBudgetError, StorageFullError, StoreError, WorkerLostError
@@ -193,11 +193,11 @@ class DaskExecutor:
     ) -> RunSummary:
         """Run ``function(payload, *key)`` for every node, dependencies first, in list order of priority.
 
-        At most ``max(32, 4 * num_threads)`` messages are known to the scheduler at once, a task or a bundle of short
-        ones each.
+        At most :func:`~dkrr.engine.bundles.window_of` messages are known to the scheduler at once, a task or a bundle
+        of short ones each.
         """
         num_threads = self.num_threads
-        window = max(32, 4 * num_threads)
+        window = window_of(num_threads)
         token = uuid.uuid4().hex
         summary = RunSummary()
         reporter = _Reporter(phase, nodes, progress)

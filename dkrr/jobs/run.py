@@ -28,6 +28,7 @@ from dkrr.jobs.plan import Plan, make_plan, run_id
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
+from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.settings import NystromSettings
@@ -128,7 +129,8 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None) -> F
     with job_executor(job) as executor:
         seconds["start"] = time.perf_counter() - begin
         _check_limit(executor, plan)
-        workspace = Workspace(store=store, executor=executor, progress=progress, blas=blas_of(executor), durable=True)
+        split = None if plan.split is None else Split(**plan.split)
+        workspace = Workspace(store, executor, progress, blas=blas_of(executor), durable=True, split=split)
         summary = _fit(job, prepared, plan, workspace, directory)
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()
@@ -320,7 +322,7 @@ def _resolve_once(plan: Plan, directory: str) -> None:
     if found is None:
         write_json(directory, "plan.json", _plain(plan.to_dict()))
         return
-    for name in ("kernel", "alpha", "solver", "precision", "gram", "tile_size", "rank", "nystrom"):
+    for name in ("kernel", "alpha", "solver", "precision", "gram", "tile_size", "split", "rank", "nystrom"):
         if name in found and found[name] != getattr(plan, name):
             object.__setattr__(plan, name, found[name])
 
