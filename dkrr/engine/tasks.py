@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dkrr.cancellation import cancellable, check_cancelled
-from dkrr.engine.bundles import Bundle, Outbox
+from dkrr.engine.bundles import Bundle, Outbox, window_of
 from dkrr.engine.failures import check_alive, lost_scheduler, raise_if_failed
 from dkrr.engine.receipts import Key, Node, Progress, Receipt, Reporter, RunSummary
 from dkrr.engine.running import TaskFunction, run_task, run_tasks
@@ -150,8 +150,8 @@ class DaskExecutor:
     ) -> RunSummary:
         """Run ``function(payload, *key)`` for every node, dependencies first, in list order of priority.
 
-        At most ``max(32, 4 * num_threads)`` messages are known to the scheduler at once, a task or a bundle of short
-        ones each.
+        At most :func:`~dkrr.engine.bundles.window_of` messages are known to the scheduler at once, a task or a bundle
+        of short ones each.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class DaskExecutor:
         done: set[Key],
     ) -> None:
         num_threads = self.num_threads
-        window = max(32, 4 * num_threads)
+        window = window_of(num_threads)
         graph = f"{phase}-{uuid.uuid4().hex}"
         finished: queue.SimpleQueue[tuple[Bundle, Any]] = queue.SimpleQueue()
         held: dict[Key, Any] = {}
