@@ -34,6 +34,7 @@ __all__ = ["DaskExecutor", "Executor", "InProcessExecutor", "Node", "Progress", 
 logger = logging.getLogger("dkrr.engine")
 
 GATHER_TOGETHER = 64
+WINDOW_OF_INDEPENDENT = 3
 ANSWER_SECONDS = 20.0
 STOP_SECONDS = 5.0  # a driver interrupts what has not left by itself 8 s after a request
 
@@ -192,6 +193,9 @@ class DaskExecutor:
     ) -> None:
         num_threads = self.num_threads
         window = window_of(num_threads)
+        if self.admission is not None and not any(node.dependencies for node in nodes):
+            # the scheduler hands a task that names its workers out at once, and keeps none back for who is free first
+            window = WINDOW_OF_INDEPENDENT * num_threads
         graph = f"{phase}-{uuid.uuid4().hex}"
         finished: queue.SimpleQueue[tuple[Bundle, Any]] = queue.SimpleQueue()
         held: dict[Key, Any] = {}
