@@ -26,6 +26,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from dkrr import failpoints
 from dkrr.engine.tasks import InProcessExecutor
+from dkrr.errors import DkrrError
 
 __all__ = [
     "DAMAGES",
@@ -36,6 +37,7 @@ __all__ = [
     "Run",
     "Spoiling",
     "Twice",
+    "attempt",
     "chunk_files",
     "contents",
     "delete",
@@ -46,6 +48,7 @@ __all__ = [
     "flip",
     "kill_all_workers",
     "kill_worker",
+    "lasts_from",
     "stopped",
     "swap",
     "times",
@@ -146,6 +149,26 @@ def failing_at(specification: str) -> Iterator[failpoints.Failpoints]:
         yield points
     finally:
         failpoints._active = before
+
+
+def lasts_from(points: failpoints.Failpoints, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first fault fires at every visit from the given one on."""
+    rule = points.rules[0]
+
+    def is_due() -> bool:
+        rule.visits += 1
+        return rule.visits >= number
+
+    monkeypatch.setattr(rule, "is_due", is_due)
+
+
+def attempt(action: Callable[[], Any], success: str) -> str:
+    """``success``, or E for a typed error of one line; an error without a type is a failure."""
+    try:
+        action()
+    except DkrrError as exc:
+        return "E" if exc.message and "\n" not in str(exc) else f"a bad message: {exc!r}"
+    return success
 
 
 class InTurn(InProcessExecutor):

@@ -130,7 +130,14 @@ class ByHand:
             "127.0.0.1:0",
         ]
         with open(self.folder / f"{kind}-{len(self.processes)}.log", "wb") as log:
-            process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,  # what lies where the tests are run must not be imported in place of PYTHONPATH
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         self.processes.append(process)
         return process
 

@@ -47,10 +47,12 @@ from dkrr.tiles import TileGrid
 from tests.faults import (
     DAMAGES,
     InTurn,
+    attempt,
     chunk_files,
     failing_at,
     kill_all_workers,
     kill_worker,
+    lasts_from,
     swap,
     wait_until,
     worker_pids,
@@ -178,15 +180,6 @@ class Fit:
             self.run(progress=progress)
 
 
-def attempt(action: Callable[[], Any]) -> str:
-    """T, or E for a typed error of one line."""
-    try:
-        action()
-    except DkrrError as exc:
-        return "E" if exc.message and "\n" not in str(exc) else f"a bad message: {exc!r}"
-    return "T"
-
-
 # --- storage and memory -----------------------------------------------------------------------------------------------
 
 
@@ -206,7 +199,7 @@ def test_every_access_may_fail_once(site: str, action: str, tmp_path: Path) -> N
     for number in range(1, 4000, 59 if site == "chunk.before_read" else 37):
         fit = Fit(tmp_path / str(number))
         with failing_at(f"{site}:@{number}:{action}") as points:
-            outcomes.append(attempt(fit.run))
+            outcomes.append(attempt(fit.run, "T"))
         if points.rules[0].visits < number:
             assert outcomes[-1] == "T"
             assert number > 100
@@ -225,13 +218,7 @@ def test_a_disk_that_stays_full_ends_the_fit_and_a_larger_one_continues_it(
 ) -> None:
     fit = Fit(tmp_path / "fit")
     with failing_at("chunk.mid_write:1:enospc") as points:
-        rule = points.rules[0]
-
-        def is_due() -> bool:
-            rule.visits += 1
-            return rule.visits >= number
-
-        monkeypatch.setattr(rule, "is_due", is_due)
+        lasts_from(points, number, monkeypatch)
         with pytest.raises(StorageFullError) as caught:
             fit.run()
     assert caught.value.exit_code == 3
@@ -272,7 +259,7 @@ def test_what_memory_does_to_a_product_is_found(action: str, number: int, tmp_pa
     """A flipped bit is finite: the true residual finds it, or the direction does."""
     fit = Fit(tmp_path / "fit")
     with failing_at(f"multiply.pair.after_compute:@{number}:{action}") as points:
-        outcome = attempt(fit.run)
+        outcome = attempt(fit.run, "T")
     assert points.rules[0].visits >= number
     assert outcome in "ET"
     fit.run()
@@ -282,7 +269,7 @@ def test_what_memory_does_to_a_product_is_found(action: str, number: int, tmp_pa
 def test_bits_that_flip_in_one_of_twenty_products(seed: int, tmp_path: Path) -> None:
     fit = Fit(tmp_path / "fit")
     with failing_at(f"seed={seed};multiply.pair.after_compute:0.008:bitflip"):
-        assert attempt(fit.run) in "ET"
+        assert attempt(fit.run, "T") in "ET"
     fit.run()
 
 
@@ -341,7 +328,7 @@ def test_damaged_gram_tiles(damage: str, tmp_path: Path) -> None:
         swap(files[1], files[3])
     else:
         DAMAGES[damage](files[1])
-    outcome = attempt(fit.run)
+    outcome = attempt(fit.run, "T")
     assert outcome == "T" or (outcome == "E" and damage == "swapped")
 
 
@@ -357,7 +344,7 @@ def test_a_damaged_preconditioner(damage: str, tmp_path: Path) -> None:
         swap(same[0], same[-1]) if len(same) > 1 else None
     else:
         DAMAGES.get(damage, DAMAGES["flipped"])(files[0])
-    outcome = attempt(fit.run)
+    outcome = attempt(fit.run, "T")
     assert outcome in "ET"
     if outcome == "E":
         fit.run()
@@ -372,7 +359,7 @@ def test_a_fault_during_the_recovery_from_one(damage: str, tmp_path: Path) -> No
     for path in chunk_files(state)[::3]:
         DAMAGES[damage](path)
     with failing_at("cg.checkpoint.after_pointer:1:eio"):
-        assert attempt(fit.run) == "E"
+        assert attempt(fit.run, "T") == "E"
     fit.run()
 
 
@@ -494,7 +481,7 @@ def test_restarting_the_client_in_the_middle_ends_with_a_type(tmp_path: Path) ->
         progress, happened = once_at(
             6, lambda: threading.Thread(target=client.restart, kwargs={"timeout": 30}, daemon=True).start()
         )
-        outcome = attempt(lambda: fit.run_on(client, progress))
+        outcome = attempt(lambda: fit.run_on(client, progress), "T")
         assert happened.is_set()
         assert outcome in "ET"
         if outcome == "E":

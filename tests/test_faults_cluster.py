@@ -534,7 +534,7 @@ def foreign_cluster(
         scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
         wait_until(lambda: file.exists() and file.read_text().endswith("}"))
         address = json.loads(file.read_text())["address"]
-        worker = [address, "--host", "127.0.0.1", "--nthreads", "1", "--memory-limit", "1GiB", "--death-timeout", "5"]
+        worker = [address, "--host", "127.0.0.1", "--nthreads", "1", "--memory-limit", "1GiB", "--death-timeout", "30"]
         for _ in range(2):
             start("worker", *worker, *([] if nannies else ["--no-nanny"]), "--local-directory", str(folder))
         yield Processes(address, scheduler)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,6 @@ from dkrr.dataset.destination import storage_errors
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
-    DkrrError,
     MemoryBudgetError,
     NumericalError,
     ResidualError,
@@ -49,9 +47,11 @@ from tests.faults import (
     InTurn,
     Spoiling,
     Twice,
+    attempt,
     chunk_files,
     contents,
     failing_at,
+    lasts_from,
     swap,
     times,
 )
@@ -66,15 +66,6 @@ PHASE_ROWS = 80  # for the phases whose every access fails once: three tiles a s
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries at once: the pauses between them are not what is tested."""
     monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
-
-
-def attempt(action: Callable[[], Any]) -> str:
-    """B, or E for a typed error of one line; an error without a type is a failure."""
-    try:
-        action()
-    except DkrrError as exc:
-        return "E" if exc.message and "\n" not in str(exc) else f"a bad message: {exc!r}"
-    return "B"
 
 
 @cache
@@ -176,7 +167,7 @@ def test_every_access_of_a_fit_may_fail_once(gram: str, site: str, action: str, 
     for number in range(1, 1000, 13 if site == "chunk.before_read" else 3):
         fit = Fit(tmp_path / str(number), gram=gram)
         with failing_at(f"{site}:@{number}:{action}") as points:
-            outcome = attempt(lambda fit=fit: (fit.run(), fit.predict()))
+            outcome = attempt(lambda fit=fit: (fit.run(), fit.predict()), "B")
         if points.rules[0].visits < number:
             assert outcome == "B"
             assert number > 10
@@ -193,13 +184,7 @@ def test_a_disk_that_stays_full_ends_the_fit_and_a_larger_one_continues_it(
 ) -> None:
     fit = Fit(tmp_path / "fit")
     with failing_at("chunk.mid_write:1:enospc") as points:
-        rule = points.rules[0]
-
-        def is_due() -> bool:
-            rule.visits += 1
-            return rule.visits >= number
-
-        monkeypatch.setattr(rule, "is_due", is_due)
+        lasts_from(points, number, monkeypatch)
         with pytest.raises(StorageFullError) as caught:
             fit.run()
     assert caught.value.exit_code == 3
@@ -242,7 +227,7 @@ def test_a_nan_in_a_result_is_never_written(site: str, tmp_path: Path) -> None:
     fit = Fit(tmp_path / "fit")
     number = 1 if site == "predict.block" else 2
     with failing_at(f"{site}.after_compute:@{number}:nan") as points:
-        outcome = attempt(lambda: (fit.run(), fit.predict()))
+        outcome = attempt(lambda: (fit.run(), fit.predict()), "B")
     assert outcome == ("E" if points.rules[0].visits else "B")
     fit.run()
     assert fit.state() == undisturbed()
@@ -301,7 +286,7 @@ def test_a_tile_that_is_damaged_while_the_factorisation_runs(damage: str, key: t
     executor = Spoiling("factorise", (2, 1), spoil)
     factor = tiles(system, tmp_path / "L")
     stored = replace(system, gram=gram)
-    outcome = attempt(lambda: (factorise(stored, factor, executor), solve(system, factor)))
+    outcome = attempt(lambda: (factorise(stored, factor, executor), solve(system, factor)), "B")
     assert executor.done
     if outcome == "E":
         assert damage == "swapped"
@@ -404,7 +389,7 @@ def test_damage_to_an_interrupted_solve(name: str, interrupted_at: str, damage: 
         swap(folder / "0/0", folder / "1/0")
     else:
         DAMAGES[damage](folder / "1/0")
-    outcome = attempt(fit.run)
+    outcome = attempt(fit.run, "B")
     assert outcome == "B" or name != "rhs"
     if outcome == "B":
         assert fit.state() == undisturbed()
@@ -423,10 +408,10 @@ def test_a_fault_during_the_recovery_from_damage(damage: str, fault: str, tmp_pa
     else:
         DAMAGES[damage](folder / "1/0")
     with failing_at(f"cholesky.tile.*:1:{fault}") as points:
-        assert attempt(fit.run) == "E"
+        assert attempt(fit.run, "B") == "E"
     assert points.rules[0].visits
     with failing_at("chunk.mid_write:@2:eio"):
-        attempt(fit.run)
+        attempt(fit.run, "B")
     fit.run()
     assert fit.state() == undisturbed()
 
@@ -631,14 +616,14 @@ def test_every_get_and_every_set_may_fail(
 
     for number in range(1, 1000, 3 if forever else 1):
         store = FaultyStore(fault=Fault(operation, number, kind, forever))
-        outcome = attempt(lambda store=store: same(store))
+        outcome = attempt(lambda store=store: same(store), "B")
         fired = store.fired
         store.arm(None)
         if not fired:
             assert outcome == "B"
             assert store.contents() == expected
             break
-        if attempt(lambda store=store: same(store)) == "E":
+        if attempt(lambda store=store: same(store), "B") == "E":
             # spoilt metadata (no store of ours writes it in pieces) is named until somebody removes it
             spoilt = [key for key, value in store.contents().items() if "zarr.json" in key and value != expected[key]]
             assert spoilt, number

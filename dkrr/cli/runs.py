@@ -11,17 +11,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dkrr.cli.errors import Command
 from dkrr.cli.output import print_facts, print_json
-from dkrr.cli.progress import clock_text
+from dkrr.cli.views import event_line, print_end, print_result, print_view, sentence
 
 if TYPE_CHECKING:
     from dkrr.jobs.runs.directory import RunDirectory
-    from dkrr.jobs.runs.status import View
     from dkrr.jobs.runs.submit import Submitted
 
 __all__ = [
@@ -74,7 +73,7 @@ def _print_submitted(done: Submitted, as_json: bool) -> None:
         return
     if done.view.state == "finished":
         click.echo(f"{name} is finished; `dkrr fit` would run it again", err=True)
-        _print_result(done.directory, done.view)
+        print_result(done.directory, done.view)
         return
     click.echo(name)
     if done.started is None:
@@ -97,14 +96,14 @@ def status_command(run: str, watch: bool, as_json: bool) -> None:
 
     directory = find_run(run)
     if not watch:
-        _print_view(directory, look_once(directory), as_json)
+        print_view(directory, look_once(directory), as_json)
         return
     looks = Watch(directory)
     shown = ""
     with _detaching(directory):
         while True:
             view = looks.look()
-            line = _sentence(view)
+            line = sentence(view)
             if as_json:
                 print_json(view.to_dict())
             elif sys.stdout.isatty():
@@ -118,7 +117,7 @@ def status_command(run: str, watch: bool, as_json: bool) -> None:
     if sys.stdout.isatty() and not as_json:
         click.echo()
     if not as_json:
-        _print_view(directory, view, as_json)
+        print_view(directory, view, as_json)
 
 
 @click.command("logs", cls=Command)
@@ -139,7 +138,7 @@ def logs_command(run: str, follow: bool, as_json: bool) -> None:
         while True:
             over = not follow or looks.look().is_over
             for event in follower.events():
-                click.echo(json.dumps(event, sort_keys=True) if as_json else _event_line(event))
+                click.echo(json.dumps(event, sort_keys=True) if as_json else event_line(event))
             for line in [] if as_json else follower.log_lines():
                 click.echo(f"driver.log  {line}")
             if over:
@@ -164,9 +163,9 @@ def wait_command(context: click.Context, run: str) -> None:
         while not (view := looks.look()).is_over:
             time.sleep(LOOK_SECONDS)
     if view.state == "finished":
-        _print_result(directory, view)
+        print_result(directory, view)
         return
-    _print_end(directory, view)
+    print_end(directory, view)
     context.exit(view.exit_code)
 
 
@@ -201,7 +200,7 @@ def list_command(folder: str | None, as_json: bool) -> None:
         return
     if not runs:
         click.echo(f"no runs in {folder or runs_folder()}", err=True)
-    print_facts((run.name, _sentence(view)) for run, view in runs)
+    print_facts((run.name, sentence(view)) for run, view in runs)
 
 
 @contextlib.contextmanager
@@ -212,106 +211,3 @@ def _detaching(directory: RunDirectory) -> Iterator[None]:
     except KeyboardInterrupt:
         click.echo(f"\ndetached; {directory.shown} goes on (`dkrr cancel {directory.shown}` stops it)", err=True)
         click.get_current_context().exit(0)
-
-
-def _sentence(view: View) -> str:
-    """``running, factorise: 120 of 210, 163.2 GF/s, 0:41 left``."""
-    status = view.status
-    if view.state == "lost":
-        return f"lost: {view.reason}"
-    if status.is_ended:
-        message = "" if status.error is None else f": {status.error.get('message', '')}"
-        return f"{view.state}{message}"
-    parts = [view.state, _progress(view)] if status.phase else [view.state]
-    return ", ".join(parts)
-
-
-def _progress(view: View) -> str:
-    status = view.status
-    count = f": {status.tasks_done:,} of {status.tasks_total:,} tasks" if status.tasks_total else ""
-    parts = [f"{status.phase}{count}"]
-    if status.flops_per_second > 0:
-        parts.append(f"{status.flops_per_second / 1e9:.1f} GF/s")
-    if status.phase_seconds_left is not None:
-        parts.append(f"{clock_text(status.phase_seconds_left)} left")
-    return ", ".join(parts)
-
-
-def _print_view(directory: RunDirectory, view: View, as_json: bool) -> None:
-    if as_json:
-        print_json({"run": directory.shown, "location": directory.location, **view.to_dict()})
-        return
-    print_facts(_facts(view), title=f"{directory.shown}  {directory.location}")
-    if view.is_over and view.state != "finished":
-        _print_hints(directory, view)
-
-
-def _facts(view: View) -> Iterator[tuple[str, Any]]:
-    status = view.status
-    yield "state", view.state + (f" ({view.reason})" if view.reason else "")
-    if status.phase and not status.is_ended:
-        yield "phase", _progress(view)
-    if status.seconds:
-        yield "seconds", ", ".join(f"{name} {value:.1f}" for name, value in status.seconds.items())
-    if status.driver is not None:
-        driver = status.driver
-        yield "driver", f"process {driver.get('pid')} on {driver.get('host')}, attempt {status.epoch}"
-    if status.scheduler:
-        yield "scheduler", status.scheduler + (" (insecure = true)" if status.insecure else "")
-    if status.dashboard:
-        yield "dashboard", status.dashboard
-    if status.num_workers:
-        yield "workers", f"{status.num_workers}, {status.num_threads} threads"
-    for worker in status.refused_workers:
-        yield "refused worker", f"{worker.get('address')}: {worker.get('reason')}"
-    if status.started_at:
-        yield "started", f"{status.started_at}, {clock_text(status.elapsed_seconds)} of work"
-    if not status.is_ended and view.age_seconds is not None:
-        yield "heartbeat", f"{view.age_seconds:.0f} s ago"
-    if status.error is not None:
-        yield "error", status.error.get("message", "")
-    if status.model:
-        yield "model", status.model
-
-
-def _print_end(directory: RunDirectory, view: View) -> None:
-    click.echo(f"{directory.shown}: {_sentence(view)}", err=True)
-    _print_hints(directory, view)
-
-
-def _print_hints(directory: RunDirectory, view: View) -> None:
-    if view.status.error is not None and view.status.error.get("hint") and view.state != "lost":
-        click.echo(f"hint: {view.status.error['hint']}", err=True)
-    click.echo(
-        f"`dkrr resume {directory.shown}` continues it, `dkrr logs {directory.shown}` says what happened", err=True
-    )
-
-
-def _print_result(directory: RunDirectory, view: View) -> None:
-    """The figures of a finished run, from its result.json."""
-    result = directory.read("result.json") or {}
-    print_facts(_result_facts(result, view), title=f"{directory.shown}  {directory.location}")
-
-
-def _result_facts(result: dict[str, Any], view: View) -> Iterator[tuple[str, Any]]:
-    plan, score = result.get("plan") or {}, result.get("score")
-    yield "state", view.state
-    if plan:
-        yield "rows", f"{plan.get('num_rows', 0):,} x {plan.get('num_features', 0):,}"
-    if "solver" in result:
-        yield "solver", f"{result['solver']}, {result.get('precision')}"
-    if result.get("relative_residual"):
-        yield "residual", f"relative {max(result['relative_residual']):.1e}"
-    if score and result.get("metric"):
-        value = score.get(result["metric"])
-        value = sum(value) / len(value) if isinstance(value, list) and value else value
-        yield f"held-out {result['metric']}", f"{value:.5g}" if isinstance(value, float) else value
-    if "total" in result.get("seconds", {}):
-        yield "seconds", f"{result['seconds']['total']:.1f}"
-    if result.get("model_path"):
-        yield "model", result["model_path"]
-
-
-def _event_line(event: dict[str, Any]) -> str:
-    time_text = str(event.get("time", "")).replace("T", " ").removesuffix("Z")[:19]
-    return f"{time_text}  {event.get('kind', ''):<8}  {event.get('message', '')}"

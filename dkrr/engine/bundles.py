@@ -20,13 +20,21 @@ from collections.abc import Iterator, Sequence
 
 from dkrr.engine.receipts import Key, Node
 
-__all__ = ["Bundle", "Outbox", "bundles"]
+__all__ = ["Bundle", "Outbox", "bundles", "window_of"]
 
 BUNDLE_FLOPS = 2e9
 # a message names every one of its tasks, and stays small
 BUNDLE_TASKS = 256
 
 Bundle = tuple[Node, ...]
+
+
+def window_of(num_threads: int) -> int:
+    """How many messages the scheduler knows at once: enough to look ahead of the critical path, few enough to be cheap.
+
+    Simulated, a window without an end is faster by less than 1 % (2 to 400 workers).
+    """
+    return max(32, 4 * num_threads)
 
 
 def bundles(nodes: Sequence[Node], num_threads: int) -> Iterator[Bundle]:

@@ -211,7 +211,7 @@ def connect(
         client = Client(address, timeout=seconds, security=security, set_as_default=False)
     except (OSError, TimeoutError, ImportError, RuntimeError, TypeError, ValueError) as exc:
         raise ClusterError(
-            f"no connection to the scheduler at {address} within {seconds:g} s ({exc or type(exc).__name__})",
+            f"no connection to the scheduler at {address} within {seconds:g} s ({str(exc) or type(exc).__name__})",
             hint="start the scheduler, or correct the address",
         ) from exc
     try:

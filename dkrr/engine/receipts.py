@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Key", "Node", "Progress", "Receipt", "RunSummary"]
+__all__ = ["Key", "Node", "Progress", "Receipt", "Reporter", "RunSummary"]
 
 Key = tuple[int, ...]
 Progress = Callable[[str, int, int, float, float], None]
@@ -77,3 +77,29 @@ class RunSummary:
         for worker, peak in other.peak_rss_bytes.items():
             self.peak_rss_bytes[worker] = max(self.peak_rss_bytes.get(worker, 0), peak)
         self.values.update(other.values)
+
+
+class Reporter:
+    """Counts finished tasks and flops, and tells ``progress``."""
+
+    def __init__(self, phase: str, nodes: Iterable[Node], progress: Progress | None) -> None:
+        self.phase, self.progress = phase, progress
+        self.total, self.done = 0, 0
+        self.flops_total, self.flops_done = 0.0, 0.0
+        self._finished: set[Key] = set()
+        for node in nodes:
+            self.total += 1
+            self.flops_total += node.flops
+        self.report()
+
+    def finished(self, node: Node) -> None:
+        if node.key in self._finished:  # a receipt was lost, and its task run again
+            return
+        self._finished.add(node.key)
+        self.done += 1
+        self.flops_done += node.flops
+        self.report()
+
+    def report(self) -> None:
+        if self.progress is not None:
+            self.progress(self.phase, self.done, self.total, self.flops_done, self.flops_total)

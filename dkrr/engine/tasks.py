@@ -8,7 +8,6 @@ graph that was interrupted is simply run again: tasks whose chunk is valid retur
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import queue
 import time
@@ -19,36 +18,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dkrr.cancellation import cancellable, check_cancelled
-from dkrr.engine.bundles import Bundle, Outbox
-from dkrr.engine.memory import peak_rss_bytes
-from dkrr.engine.receipts import Key, Node, Progress, Receipt, RunSummary
-from dkrr.engine.stopping import stop_graph, task_of
-from dkrr.errors import (
-    CancelledError,
-    ClusterError,
-    DkrrError,
-    MemoryBudgetError,
-    StorageFullError,
-    StoreError,
-    WorkerLostError,
-)
+from dkrr.engine.bundles import Bundle, Outbox, window_of
+from dkrr.engine.failures import check_alive, lost_scheduler, raise_if_failed
+from dkrr.engine.receipts import Key, Node, Progress, Receipt, Reporter, RunSummary
+from dkrr.engine.running import TaskFunction, run_task, run_tasks
+from dkrr.engine.stopping import stop_graph
+from dkrr.errors import CancelledError, ClusterError
 
 if TYPE_CHECKING:
     from dkrr.engine.admission import Admission
     from dkrr.engine.checks import WorkerInfo
 
-__all__ = ["DaskExecutor", "Executor", "InProcessExecutor", "Node", "Progress", "Receipt", "RunSummary"]
+__all__ = ["DaskExecutor", "Executor", "InProcessExecutor", "Node", "Progress", "Receipt", "RunSummary", "run_task"]
 
 logger = logging.getLogger("dkrr.engine")
 
-ENOSPC = 28
-IO_ATTEMPTS = 3
 GATHER_TOGETHER = 64
+WINDOW_OF_INDEPENDENT = 3
 ANSWER_SECONDS = 20.0
-STOP_SECONDS = 3.5  # a driver interrupts what has not left by itself 8 s after a request
-
-
-TaskFunction = Callable[..., "tuple[bool, dict[str, Any]] | bool"]
+STOP_SECONDS = 5.0  # a driver interrupts what has not left by itself 8 s after a request
 
 
 class Executor(Protocol):
@@ -73,78 +61,6 @@ class Executor(Protocol):
     ) -> RunSummary: ...
 
 
-def run_task(function: TaskFunction, payload: Any, key: Key) -> Receipt:
-    """Run one task where it is: retry input and output errors, translate memory errors, fill in the receipt."""
-    started = time.perf_counter()
-    for attempt in itertools.count(1):
-        try:
-            outcome = function(payload, *key)
-            break
-        except DkrrError:
-            raise
-        except OSError as exc:
-            if attempt == IO_ATTEMPTS:
-                if exc.errno == ENOSPC:
-                    raise StorageFullError(
-                        f"no space left on device while task {key} wrote {_needed(payload)}",
-                        hint="free that much and start again; everything finished so far is kept",
-                    ) from exc
-                raise StoreError(
-                    f"task {key} cannot use its storage ({exc})",
-                    hint="check the device and start again; everything finished so far is kept",
-                ) from exc
-            logger.warning("task %s: %s; attempt %d of %d", key, exc, attempt + 1, IO_ATTEMPTS)
-            time.sleep(0.05 * 4**attempt)
-        except MemoryError as exc:
-            tile_size = _tile_size(payload)
-            smaller = max(1, tile_size // 2)
-            raise MemoryBudgetError(
-                f"task {key} ran out of memory with tiles of {tile_size}",
-                hint=f"set tile_size = {smaller} or raise memory_limit",
-                tile_size=tile_size,
-            ) from exc
-    computed, values = outcome if isinstance(outcome, tuple) else (outcome, {})
-    return Receipt(
-        key=key,
-        computed=computed,
-        seconds=time.perf_counter() - started,
-        values=values,
-        worker=_worker_name(),
-        peak_rss_bytes=peak_rss_bytes(),
-    )
-
-
-def run_tasks(
-    function: TaskFunction, payload: Any, keys: Sequence[Key], graph: str, *_waited_for: Any
-) -> list[Receipt]:
-    """Run the tasks of a bundle one after the other; what they have written stays when a later one fails."""
-    receipts = []
-    with task_of(graph):
-        for key in keys:
-            check_cancelled()
-            receipts.append(run_task(function, payload, key))
-    return receipts
-
-
-def _tile_size(payload: Any) -> int:
-    grid = getattr(payload, "grid", None)
-    return int(getattr(grid, "tile_size", 0))
-
-
-def _needed(payload: Any) -> str:
-    remaining = getattr(payload, "remaining_bytes", None)
-    return f"(about {remaining():,} bytes are still to be written)" if callable(remaining) else "its chunk"
-
-
-def _worker_name() -> str:
-    try:
-        from distributed import get_worker
-
-        return str(get_worker().address)
-    except (ImportError, ValueError):
-        return "this process"
-
-
 class InProcessExecutor:
     """Runs the tasks of a graph one after the other in this process."""
 
@@ -160,7 +76,7 @@ class InProcessExecutor:
         progress: Progress | None = None,
     ) -> RunSummary:
         summary = RunSummary()
-        reporter = _Reporter(phase, nodes, progress)
+        reporter = Reporter(phase, nodes, progress)
         started = time.perf_counter()
         with cancellable(self.cancelled):
             for node in nodes:
@@ -170,30 +86,6 @@ class InProcessExecutor:
                 reporter.finished(node)
         summary.seconds = time.perf_counter() - started
         return summary
-
-
-class _Reporter:
-    def __init__(self, phase: str, nodes: Iterable[Node], progress: Progress | None) -> None:
-        self.phase, self.progress = phase, progress
-        self.total, self.done = 0, 0
-        self.flops_total, self.flops_done = 0.0, 0.0
-        self._finished: set[Key] = set()
-        for node in nodes:
-            self.total += 1
-            self.flops_total += node.flops
-        self.report()
-
-    def finished(self, node: Node) -> None:
-        if node.key in self._finished:  # a receipt was lost, and its task run again
-            return
-        self._finished.add(node.key)
-        self.done += 1
-        self.flops_done += node.flops
-        self.report()
-
-    def report(self) -> None:
-        if self.progress is not None:
-            self.progress(self.phase, self.done, self.total, self.flops_done, self.flops_total)
 
 
 class _StrandedError(Exception):
@@ -247,7 +139,7 @@ class DaskExecutor:
             threads = self.client.nthreads(callback_timeout=ANSWER_SECONDS)
             return max(1, int(sum(threads.values())))
         except (OSError, TimeoutError) as exc:  # a scheduler that went away between two graphs
-            raise self._lost(f"({exc or 'no answer'})") from exc
+            raise lost_scheduler(self.client, f"({exc or 'no answer'})") from exc
 
     def run(
         self,
@@ -259,8 +151,8 @@ class DaskExecutor:
     ) -> RunSummary:
         """Run ``function(payload, *key)`` for every node, dependencies first, in list order of priority.
 
-        At most ``max(32, 4 * num_threads)`` messages are known to the scheduler at once, a task or a bundle of short
-        ones each.
+        At most :func:`~dkrr.engine.bundles.window_of` messages are known to the scheduler at once, a task or a bundle
+        of short ones each.
 
         Raises
         ------
@@ -272,7 +164,7 @@ class DaskExecutor:
         """
         self._check_cancelled()
         summary = RunSummary()
-        reporter = _Reporter(phase, nodes, progress)
+        reporter = Reporter(phase, nodes, progress)
         done: set[Key] = set()
         started = time.perf_counter()
         while True:
@@ -296,11 +188,14 @@ class DaskExecutor:
         payload: Any,
         nodes: Sequence[Node],
         summary: RunSummary,
-        reporter: _Reporter,
+        reporter: Reporter,
         done: set[Key],
     ) -> None:
         num_threads = self.num_threads
-        window = max(32, 4 * num_threads)
+        window = window_of(num_threads)
+        if self.admission is not None and not any(node.dependencies for node in nodes):
+            # the scheduler hands a task that names its workers out at once, and keeps none back for who is free first
+            window = WINDOW_OF_INDEPENDENT * num_threads
         graph = f"{phase}-{uuid.uuid4().hex}"
         finished: queue.SimpleQueue[tuple[Bundle, Any]] = queue.SimpleQueue()
         held: dict[Key, Any] = {}
@@ -346,13 +241,13 @@ class DaskExecutor:
                 try:
                     bundle, future = finished.get(timeout=1.0)
                 except queue.Empty:
-                    self._check_alive(phase, last_progress, running)
+                    check_alive(self.client, phase, last_progress, self.stall_seconds, len(running))
                     self._check_workers(allowed.values())
                     continue
                 self._check_workers(())
                 last_progress = time.monotonic()
                 first = bundle[0]
-                self._raise_if_failed(first, future)
+                raise_if_failed(self.client, first, future)
                 ungathered.append((bundle, future))
                 for node in bundle:
                     reporter.finished(node)
@@ -396,7 +291,7 @@ class DaskExecutor:
         )
         if len(gathered) != len(finished):  # a worker died with its receipts, and the task that ran again failed
             for bundle, future in finished:
-                self._raise_if_failed(bundle[0], future)
+                raise_if_failed(self.client, bundle[0], future)
             raise ClusterError("receipts of finished tasks were lost", hint="start the same job again")
         for (bundle, _), receipts in zip(finished, gathered, strict=True):
             for node, receipt in zip(bundle, receipts, strict=True):
@@ -415,54 +310,8 @@ class DaskExecutor:
                     if future.done():
                         raise
                 if self.client.status != "running":
-                    raise self._lost()
+                    raise lost_scheduler(self.client)
                 self._check_cancelled()
                 self._check_workers(())
         finally:
             future.cancel()
-
-    def _lost(self, reason: str = "") -> ClusterError:
-        address = self.client.scheduler.address if self.client.scheduler else ""
-        return ClusterError(
-            " ".join(filter(None, ["lost the scheduler", address, reason])),
-            hint="start the same job again; every finished tile is kept",
-        )
-
-    def _raise_if_failed(self, node: Node, future: Any) -> None:
-        from distributed import KilledWorker
-
-        # lost: a worker died with the receipt; the scheduler runs the task again, and gathering waits for it
-        if future.status in ("finished", "lost"):
-            return
-        if future.status == "cancelled":
-            if self.client.status != "running":
-                raise self._lost()
-            raise ClusterError(
-                f"the scheduler dropped task {node.key} ({future.status})",
-                hint="start the same job again; every finished tile is kept",
-            )
-        error = future.exception()
-        if isinstance(error, KilledWorker):
-            raise WorkerLostError(
-                f"task {node.key} was running on workers that died {_attempts(error)} times",
-                hint="usually memory: lower tile_size or raise memory_limit; finished tiles are kept",
-                key=node.key,
-            ) from error
-        raise error
-
-    def _check_alive(self, phase: str, last_progress: float, running: dict[Key, Any]) -> None:
-        if self.client.status != "running":
-            raise self._lost(f"in {phase}")
-        stalled = time.monotonic() - last_progress
-        if stalled > self.stall_seconds:
-            processing = self.client.processing()
-            names = {worker: [str(key) for key in keys][:3] for worker, keys in processing.items() if keys}
-            raise ClusterError(
-                f"no task of {phase} finished for {stalled:.0f} s; running: {names or 'nothing'}, "
-                f"{len(running)} submitted, {len(processing)} workers",
-                hint="look at the workers' logs; start the same job again to continue",
-            )
-
-
-def _attempts(error: Any) -> int:
-    return int(getattr(error, "allowed_failures", 3)) + 1

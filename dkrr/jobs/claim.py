@@ -78,6 +78,6 @@ def resolve_once(plan: Plan, directory: str) -> None:
     if found is None:
         write_json(directory, "plan.json", plain(plan.to_dict()))
         return
-    for name in ("kernel", "alpha", "solver", "precision", "gram", "tile_size", "rank", "nystrom"):
+    for name in ("kernel", "alpha", "solver", "precision", "gram", "tile_size", "split", "rank", "nystrom"):
         if name in found and found[name] != getattr(plan, name):
             object.__setattr__(plan, name, found[name])

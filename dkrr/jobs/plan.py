@@ -43,7 +43,9 @@ class Plan:
 
     Sizes are in bytes, times in seconds: ``estimated_seconds`` at the upper end of ``iterations``,
     ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
-    possible.
+    possible. ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
+    ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
+    there is no factor.
     """
 
     num_rows: int
@@ -69,6 +71,8 @@ class Plan:
     disk_free_bytes: int | None
     estimated_seconds: dict[str, float]
     calibration: dict[str, float]
+    split: dict[str, int] | None = None
+    expected_efficiency: float = 0.0
     rank: int = 0
     iterations: list[float] | None = None
     estimated_low_seconds: float = 0.0
@@ -224,7 +228,12 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     nystrom = choice.nystrom(usable_rows(train)) if choice.solver == "nystrom" else None
     if nystrom is not None:
         notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
-    known = _measured(chosen, decision, machine) if earlier is None else {name: earlier[name] for name in _MEASURED}
+    if earlier is None:
+        known = _measured(chosen, decision, machine)
+        split = None if chosen.split is None else chosen.split.to_dict()
+    else:
+        known = {name: earlier[name] for name in _MEASURED if name in earlier}
+        split = earlier.get("split")
     return Plan(
         num_rows=n,
         num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
@@ -247,6 +256,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         disk_bytes=chosen.disk_bytes,
         disk_present_bytes=present,
         disk_free_bytes=free,
+        split=split,
         rank=chosen.rank,
         choice=job.solver.choice().to_dict(),
         nystrom=None if nystrom is None else nystrom.to_dict(),
@@ -258,7 +268,14 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     )
 
 
-_MEASURED = ("estimated_seconds", "estimated_low_seconds", "iterations", "candidates", "calibration")
+_MEASURED = (
+    "estimated_seconds",
+    "estimated_low_seconds",
+    "expected_efficiency",
+    "iterations",
+    "candidates",
+    "calibration",
+)
 
 
 def _measured(chosen: Candidate, decision: Decision, machine: Callable[[], Machine]) -> dict[str, Any]:
@@ -266,6 +283,7 @@ def _measured(chosen: Candidate, decision: Decision, machine: Callable[[], Machi
     return {
         "estimated_seconds": chosen.seconds,
         "estimated_low_seconds": chosen.seconds_low,
+        "expected_efficiency": chosen.efficiency,
         "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
         "candidates": [item.to_dict() for item in decision.candidates],
         "calibration": machine().to_dict(),

@@ -24,6 +24,7 @@ from dkrr.jobs.runs.session import driving
 from dkrr.jobs.solve import solve_and_save
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.summary import FitSummary, peaks
+from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import load_model
 from dkrr.prediction import score_dataset
@@ -122,9 +123,8 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         monitor.working(lambda: executor_facts(executor))
         # workers that could not hold a task would be killed again and again
         require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))
-        workspace = Workspace(
-            store=store, executor=executor, progress=monitor.progress, blas=blas_of(executor), durable=True
-        )
+        split = None if plan.split is None else Split(**plan.split)
+        workspace = Workspace(store, executor, monitor.progress, blas=blas_of(executor), durable=True, split=split)
         summary = solve_and_save(job, prepared, plan, workspace, directory.location)
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()

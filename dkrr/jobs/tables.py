@@ -55,6 +55,8 @@ def plan_table(plan: Plan) -> Any:
     if plan.solver == "cholesky":
         table.add_row("tiles", f"{plan.tile_size} rows ({plan.tile_rule}); {side} a side, {count:,} in all")
         table.add_row("work", f"{plan.num_tasks:,} tasks, {plan.flops:.3g} flops")
+        if plan.expected_efficiency:
+            table.add_row("schedule", _schedule(plan))
     else:
         table.add_row("work", f"{plan.flops:.3g} flops")
     table.add_row("workers", f"{plan.workers}, memory limit {size(plan.memory_limit_bytes)} each")
@@ -72,6 +74,18 @@ def plan_table(plan: Plan) -> Any:
     if plan.refusal:
         table.add_row("[red]refused[/red]", plan.refusal + (f": {plan.hint}" if plan.hint else ""))
     return table
+
+
+def _schedule(plan: Plan) -> str:
+    """How busy the workers will be, and which sums are split for it."""
+    count = plan.workers * plan.threads_per_worker
+    text = f"{count:,} worker{'s' * (count > 1)} busy {plan.expected_efficiency:.0%} of the factorisation, simulated"
+    split = plan.split or {}
+    if not split.get("num_columns"):
+        return text + "; no sum is split"
+    last, terms = min(split["num_columns"], plan.num_tiles_per_side), split["num_last"]
+    where = "all columns" if last == plan.num_tiles_per_side else f"the last {last} columns"
+    return f"{text}; sums of {where} are split before the last {terms} term{'s' * (terms > 1)}"
 
 
 def _solver(plan: Plan) -> str:

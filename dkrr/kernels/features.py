@@ -98,6 +98,10 @@ class FeatureMap:
     kernel: Kernel
     num_inputs: int
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what follows from it: a map travels with every task, and its D factors are made where they are."""
+        return {"kernel": self.kernel, "num_inputs": self.num_inputs}
+
     @cached_property
     def num_features(self) -> int:
         """D."""

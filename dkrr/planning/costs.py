@@ -81,6 +81,10 @@ class Machine:
         Until the model is written and the workers are gone.
     cache_bytes
         Memory in which files stay after they were written.
+    syrk_share, trsm_share, potrf_share
+        Rates of the other routines on tiles against that of gemm.
+    write_memory
+        Bytes a second that one worker writes to files in the page cache, checksum included.
     """
 
     threads: int
@@ -101,6 +105,10 @@ class Machine:
     first_product_seconds: float
     end_seconds: float
     cache_bytes: float
+    syrk_share: float = 0.9
+    trsm_share: float = 0.85
+    potrf_share: float = 0.6
+    write_memory: float = 2e9
 
     def gemm(self, precision: str) -> float:
         """Flops a second in a precision."""

@@ -22,6 +22,7 @@ from dkrr.errors import ParameterError
 from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_gram, choose_tile_size, task_bytes
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
+from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.lowrank.ranks import choose_rank
 from dkrr.linalg.nystrom.limits import nystrom_bytes
 from dkrr.linalg.primal.solver import MAX_FEATURES, primal_bytes
@@ -39,7 +40,10 @@ from dkrr.planning.costs import (
     primal_seconds,
 )
 from dkrr.planning.iterations import Iterations
+from dkrr.planning.simulate import Simulation, TileSeconds, simulate
+from dkrr.planning.tiling import FEW_WORKERS, at_most, choose_split, choose_tiles
 from dkrr.planning.trial import Trial
+from dkrr.tiles import TileGrid
 
 __all__ = ["Candidate", "Decision", "Limits", "Problem", "decide", "is_plainly_primal"]
 
@@ -92,7 +96,9 @@ class Limits:
 class Candidate:
     """One way to solve, and its price. ``infeasible`` says why it cannot be taken, "" when it can.
 
-    ``seconds`` are those of ``iterations.high``; ``seconds_low`` is the total at ``iterations.low``.
+    ``seconds`` are those of ``iterations.high``; ``seconds_low`` is the total at ``iterations.low``. ``split`` says
+    which sums of a factor are split, and ``efficiency`` is the share of the workers' time that a simulation of the
+    factor finds busy, 0 where there is none.
     """
 
     solver: str
@@ -107,6 +113,8 @@ class Candidate:
     memory_bytes: int = 0
     disk_bytes: dict[str, int] = field(default_factory=dict)
     infeasible: str = ""
+    split: Split | None = None
+    efficiency: float = 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -183,7 +191,9 @@ def decide(
     ParameterError
         A worker cannot hold a task.
     """
-    rule = "as given" if tile_size is not None else TILE_RULE
+    many = limits.threads > FEW_WORKERS and choice.solver in ("auto", "cholesky")
+    rule = TILE_RULE_OF_MANY.format(limits.threads) if many else TILE_RULE
+    rule = "as given" if tile_size is not None else rule
     if is_plainly_primal(problem, choice):
         only = _priced(problem, PRIMAL, choice, limits, tile_size, machine() if always_measure else None, None)
         if not only.infeasible:
@@ -223,6 +233,7 @@ def _small(problem: Problem, choice: SolverChoice, limits: Limits) -> dict[str, 
 
 
 TILE_RULE = "n / 10 up to a multiple of 128, in 256..2048, within 80 % of a worker's memory"
+TILE_RULE_OF_MANY = "the fastest of those simulated for {} workers, within 80 % of a worker's memory"
 
 
 def cheapest(priced: Sequence[Candidate]) -> Candidate:
@@ -316,6 +327,8 @@ def _priced(
     else:
         try:
             b = choose_tile_size(n, d, limits.memory_bytes, itemsize, limits.threads)
+            if solver == "cholesky":
+                b = choose_tiles(n, d, limits.memory_bytes, limits.threads, precision, gram, b)
         except ParameterError as exc:
             b, infeasible = 128, "" if solver in TILELESS else exc.message
     iterations: Iterations | None = None
@@ -355,14 +368,24 @@ def _priced(
         memory_bytes=memory,
         disk_bytes=disk,
         infeasible=infeasible,
+        split=choose_split(n, b, limits.threads, precision, gram) if solver == "cholesky" else None,
     )
     if machine is None:
         return candidate
+    if candidate.split is not None:
+        candidate = replace(candidate, efficiency=_simulated(problem, candidate, machine).efficiency)
     low, high = (
         _seconds(problem, candidate, machine, 0.0 if iterations is None else count)
         for count in ((0, 0) if iterations is None else (iterations.low, iterations.high))
     )
     return replace(candidate, seconds=high, seconds_low=sum(low.values()))
+
+
+def _simulated(problem: Problem, way: Candidate, machine: Machine) -> Simulation:
+    """The factorisation on the machine's workers, with the split of the candidate; of its first 192 tiles a side."""
+    grid = at_most(TileGrid(problem.num_rows, way.tile_size))
+    seconds = TileSeconds.of(machine, way.tile_size, way.precision, way.gram)
+    return simulate(grid, way.split or Split(), machine.threads, seconds)
 
 
 def _seconds(problem: Problem, way: Candidate, machine: Machine, iterations: float) -> dict[str, float]:

@@ -14,6 +14,8 @@ import pytest
 from distributed import Client
 
 import dkrr
+from dkrr.engine.cluster import connect
+from dkrr.errors import ClusterError
 from tests.cluster.helpers import ByHandJob, byte_for_byte
 from tests.faults import Command, finish, stopped, wait_until
 from tests.servers import ByHand, by_hand, import_path
@@ -80,16 +82,14 @@ def test_a_scheduler_that_stands_still_is_lost_within_half_a_minute(tmp_path: Pa
 
 def test_no_scheduler_and_too_few_workers(tmp_path: Path) -> None:
     with by_hand(tmp_path / "servers", workers=1) as cluster:
-        job = ByHandJob(tmp_path / "job", cluster.address)
         began = time.monotonic()
-        ended = job.command().run(90)
-        assert time.monotonic() - began < 45
-        assert ended.code == 6
-        assert "has 1 workers after 30 s, 2 expected" in ended.err
+        with pytest.raises(ClusterError, match="has 1 workers after 30 s, 2 expected"):
+            connect(cluster.address, workers=2)
+        assert time.monotonic() - began < 40
     began = time.monotonic()
-    ended = job.command().run(90)
-    assert time.monotonic() - began < 45
-    assert (ended.code, "no connection to the scheduler" in ended.err) == (6, True)
+    with pytest.raises(ClusterError, match="no connection to the scheduler"):
+        connect(cluster.address)
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.short

@@ -12,7 +12,9 @@ import pytest
 import dkrr
 from dkrr.errors import PlanRefusedError
 from dkrr.fitting import task_bytes
-from dkrr.jobs.plan import plan
+from dkrr.jobs.plan import make_plan, plan
+from dkrr.jobs.prepare import prepare
+from dkrr.jobs.spec import JobSpec
 
 
 def job(folder: Path, **tables: Any) -> dict[str, Any]:
@@ -45,6 +47,22 @@ def test_sums(tmp_path: Path) -> None:
     assert not result.refusal
     assert "float64" in str(result)
     assert result.to_dict()["disk_needed_bytes"] == result.disk_needed_bytes
+
+
+def test_the_schedule_is_said_and_fixed(tmp_path: Path) -> None:
+    result = plan(job(tmp_path))
+    assert result.split == {"num_columns": 3, "num_last": 1}
+    assert 0 < result.expected_efficiency <= 1
+    said = " ".join(str(result).split())
+    assert "2 workers busy" in said
+    assert "the last 3 columns are split before the last 1 term" in said
+    spec = JobSpec.from_dict(job(tmp_path, cluster={"workers": 16}))
+    store = spec.output.store_directory("a")
+    again = make_plan(spec, prepare(spec, store), store, result.to_dict())
+    assert again.workers == 16
+    assert again.split == result.split
+    assert again.expected_efficiency == result.expected_efficiency
+    assert make_plan(spec, prepare(spec, store), store).split != result.split
 
 
 def test_float32_halves_the_factor_and_two_alphas_double_it(tmp_path: Path) -> None:

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from dkrr.kernels import make_kernel
+from dkrr.linalg.factor.schedule import Split, usual_split
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import Machine, cg_seconds, cholesky_seconds, factorise_seconds, pass_seconds
 from dkrr.planning.iterations import Count, Iterations, extrapolate
 from dkrr.planning.planner import Candidate, Decision, Limits, Problem, decide
+from dkrr.planning.simulate import TileSeconds, simulate
+from dkrr.planning.tiling import nominal_machine
 from dkrr.planning.trial import Trial
+from dkrr.tiles import TileGrid
 from tests.reference import dense_krr
 
 MACHINE = Machine(
@@ -302,3 +306,34 @@ def test_a_nearly_singular_system_is_not_taken_for_an_easy_one() -> None:
     hard = trial.cg((1e-6,), (500,), 1e-8)[500]
     assert easy.high < 40
     assert hard.low > 100, "300 rows of 1,000 tell nothing about 16,000: the count grows"
+
+
+# --- split sums and the simulated schedule ---------------------------------------------------------------------------
+
+
+def test_a_factor_comes_with_its_split_and_what_to_expect() -> None:
+    chosen = decided(problem(), SolverChoice(solver="cholesky")).chosen
+    assert chosen.split == usual_split(-(-40_000 // chosen.tile_size), 2)
+    assert 0.9 < chosen.efficiency < 1
+    assert decided(problem(), SolverChoice(solver="cg")).chosen.split is None
+    assert chosen.to_dict()["split"] == {"num_columns": 3, "num_last": 1}
+
+
+def test_tiles_of_many_workers_are_simulated() -> None:
+    many = replace(LIMITS, threads=32)
+    machine = replace(nominal_machine(32), cache_bytes=1e11)
+    decision = decided(problem(), SolverChoice(solver="cholesky"), many, machine=machine)
+    chosen = decision.chosen
+    assert "simulated for 32 workers" in decision.tile_rule
+    assert chosen.split is not None
+    assert chosen.split.num_columns
+    plain = simulate(
+        TileGrid(40_000, chosen.tile_size),
+        Split(),
+        32,
+        TileSeconds.of(machine, chosen.tile_size, chosen.precision, chosen.gram),
+    )
+    assert chosen.efficiency > plain.efficiency + 0.1
+    given = decided(problem(), SolverChoice(solver="cholesky"), many, machine=machine, tile_size=2048)
+    assert (given.chosen.tile_size, given.tile_rule) == (2048, "as given")
+    assert given.chosen.efficiency < chosen.efficiency

@@ -19,12 +19,11 @@ from dkrr.interrupts import interrupt_main_thread
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import EventLog, utc_now
 from dkrr.jobs.runs.lease import DriverLease
-from dkrr.jobs.runs.status import Status, write_status
+from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Status, write_status
 
 __all__ = ["CANCEL", "Monitor", "Progress", "cancelled_error"]
 
 CANCEL = "cancel.json"
-BEAT_SECONDS, BEAT_SECONDS_REMOTE = 2.0, 10.0
 POLL_SECONDS_REMOTE = 2.0
 # what a cancelled run may take to leave by itself, between two tasks; then its main thread is interrupted
 GRACE_SECONDS = 8.0

@@ -26,6 +26,7 @@ ENDED = ("finished", "failed", "cancelled", "interrupted")
 LOST = "lost"
 NAME = "status.json"
 LOST_EXIT_CODE = 75  # what an interruption has: it can be resumed
+BEAT_SECONDS, BEAT_SECONDS_REMOTE = 2.0, 10.0
 START_SECONDS = 120.0  # imports from a slow network disk; a driver on this machine is known by its process
 
 
@@ -166,12 +167,15 @@ class Watch:
         return f"no heartbeat for {quiet:.0f} s" if quiet > patience else ""
 
 
-def look_once(directory: RunDirectory, *, beat_seconds: float = 2.0) -> View:
+def look_once(directory: RunDirectory, *, beat_seconds: float | None = None) -> View:
     """The run as it is now, in milliseconds; seconds when its heartbeat looks stale, for a second look then decides.
 
     The age of a heartbeat is a difference between two machines' clocks, so it is not believed: where it exceeds the
-    limit, or is negative, the counter is watched for two and a half heartbeats.
+    limit, or is negative, the counter is watched for two and a half heartbeats (``beat_seconds`` each; by default as a
+    driver beats, less often on an object store).
     """
+    if beat_seconds is None:
+        beat_seconds = BEAT_SECONDS if directory.folder is not None else BEAT_SECONDS_REMOTE
     watch = Watch(directory)
     view = watch.look()
     age, patience = view.age_seconds, stale_seconds()

@@ -94,26 +94,30 @@ def cholesky_nodes(grid: TileGrid, split: Split | None = None) -> list[Node]:
     last column that it reads, j - w - 1.
     """
     split = split or Split()
-    b, w = float(grid.tile_size), split.num_last
+    side, cube, w = grid.num_tiles, float(grid.tile_size) ** 3, split.num_last
+    is_split = [split.applies(grid, j) for j in range(side)]
 
-    def rank(key: Key) -> tuple[float, float]:
-        i, j = key[:2]
-        if len(key) == 3:
-            return j - w - 0.4, i
-        return (j - 1, j + 0.5) if i == j else (j, i)
+    def tile(i: int, j: int) -> Node:
+        update, rest = (cube, cube / 3) if i == j else (2 * cube, cube)
+        before: list[Key] = [(i, j - 1)] if j else []
+        if i != j:
+            before.append((j, j))
+        if is_split[j]:
+            before.append((i, j, 1))
+        return Node((i, j), tuple(before), rest + (w if is_split[j] else j) * update, shares=True)
 
-    def node(key: Key) -> Node:
-        i, j = key[:2]
-        update = b**3 if i == j else 2 * b**3
-        if len(key) == 3:
-            before = tuple(dict.fromkeys(((i, j - w - 1), (j, j - w - 1))))
-            return Node(key, before, (j - w) * update, shares=True)
-        left = ((i, j - 1),) if j else ()
-        above = ((j, j),) if i != j else ()
-        partial = ((i, j, 1),) if split.applies(grid, j) else ()
-        rest = b**3 / 3 if i == j else b**3
-        return Node(key, left + above + partial, rest + (j - split.first_rest(grid, j)) * update, shares=True)
+    def partial(i: int, j: int) -> Node:
+        last = j - w - 1
+        before = ((i, last),) if i == j else ((i, last), (j, last))
+        return Node((i, j, 1), before, (j - w) * (cube if i == j else 2 * cube), shares=True)
 
-    keys: list[Key] = list(grid.lower())
-    keys += [(i, j, 1) for i, j in grid.lower() if split.applies(grid, j)]
-    return [node(key) for key in sorted(keys, key=rank)]
+    nodes = [tile(0, 0)]
+    for j in range(side):
+        for i in range(j + 1, side):
+            nodes.append(tile(i, j))
+            if i == j + 1:
+                nodes.append(tile(i, i))
+        later = j + w + 1
+        if later < side and is_split[later]:
+            nodes.extend(partial(i, later) for i in range(later, side))
+    return nodes

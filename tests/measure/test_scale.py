@@ -1,0 +1,121 @@
+"""Submission that scales: the price of a tile in the driver, Dask against a plain pool, the simulation."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from dkrr.dataset import ingest
+from dkrr.engine.session import start_local
+from dkrr.fitting import choose_tile_size
+from dkrr.kernels import make_kernel
+from dkrr.linalg.factor.cholesky import factorise
+from dkrr.linalg.factor.schedule import usual_split
+from dkrr.linalg.gram import build_gram, rows_of
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.planning.rates import measure_machine
+from dkrr.planning.simulate import TileSeconds, simulate
+from dkrr.stores import remove_array
+from dkrr.tiles import TileGrid, TileMatrix
+from tests.benchmarks.harness import Contender, Problem, run_once
+from tests.measure.figures import SCALE, Judge, scaled
+
+pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
+
+MAX_TILE_SECONDS, MAX_SCHEDULER_BYTES = 1e-3, 500 * 2**20
+MAX_POOL_RATIO, MIN_POOL_RATE = 1.05, 0.70
+MAX_SIMULATION_ERROR = 0.15
+
+
+def system_of(folder: Path, n: int, tile_size: int) -> RidgeOperator:
+    """A small kernel on n standard normal rows of 10 features."""
+    x = np.random.default_rng(0).standard_normal((n, 10))
+    dataset = ingest(x, f"{folder}/rows-{n}.zarr")
+    kernel = make_kernel("rbf", gamma=0.1).resolve(10)
+    return RidgeOperator(grid=TileGrid(n, tile_size), alpha=1e-2, kernel=kernel, rows=rows_of(dataset, kernel))
+
+
+@pytest.mark.parametrize("phase", ["gram", "factorise"])
+def test_measure_scale_submission(judge: Judge, folder: Path, phase: str) -> None:
+    """The scheduler of a local cluster lives in the process of the driver: one figure for both."""
+    n = scaled(6400, 640)
+    system = system_of(folder, n, 64)
+    matrix = TileMatrix.create(f"{folder}/matrix.zarr", system.grid, dtype="float64")
+    process = psutil.Process()
+    with start_local(2, 1, "1GiB") as executor:
+        began, clock = sum(process.cpu_times()[:2]), time.perf_counter()
+        run = factorise(system, matrix, executor) if phase == "factorise" else build_gram(system, matrix, executor)
+        spent, seconds = sum(process.cpu_times()[:2]) - began, time.perf_counter() - clock
+        resident = process.memory_info().rss
+    count = system.grid.num_lower
+    assert run.num_computed == count
+    judge(
+        f"scale: submission, {phase}",
+        f"{1e3 * spent / count:.2f} ms a tile for driver and scheduler ({count:,} tiles in {seconds:.1f} s), "
+        f"RSS {resident / 2**20:.0f} MiB",
+        f"{count:,} tiles, b = 64: below {1e3 * MAX_TILE_SECONDS:g} ms, {MAX_SCHEDULER_BYTES / 2**20:.0f} MiB",
+        spent / count < MAX_TILE_SECONDS and resident < MAX_SCHEDULER_BYTES,
+        at_full_size=True,
+    )
+
+
+def test_measure_scale_pool(judge: Judge, folder: Path) -> None:
+    problem = Problem(n=(n := scaled(16_384)), d=10)
+    problem.write(folder)
+    short: dict[str, Any] = {} if SCALE == 1 else {"gemm_seconds": 0.2, "repeats": 1}
+    contender = Contender(name="pool", function="tests.benchmarks.pool:dask_against_pool", overrides=short)
+    run = run_once(contender, problem, folder)
+    assert run.status == "ok", run.status
+    facts = run.facts
+    assert facts["num_factors"] == 1, "Dask and the pool gave different bytes"
+    print(facts)
+    # of turns that took turns: the pool's time is that beside which Dask's stands
+    ratio = statistics.median(
+        dask / pool for dask, pool in zip(facts["dask_seconds"], facts["pool_seconds"], strict=True)
+    )
+    gemm = statistics.median(facts["gemm_flops_per_second"])
+    rate = facts["flops"] / statistics.median(facts["pool_seconds"]) / gemm
+    judge(
+        "scale: Dask against a pool",
+        f"{ratio:.3f} of the pool's time ({statistics.median(facts['dask_seconds']):.1f} s against "
+        f"{statistics.median(facts['pool_seconds']):.1f} s); pool {rate:.2f} of gemm",
+        f"n = {n:,}, b = {facts['tile_size']:,}: at most {MAX_POOL_RATIO}, pool at least {MIN_POOL_RATE}",
+        ratio <= MAX_POOL_RATIO and rate >= MIN_POOL_RATE,
+        at_full_size=True,
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_measure_scale_simulation(judge: Judge, folder: Path, workers: int) -> None:
+    """Calibrated at 8,192 rows: what was measured there over what was simulated there is the only factor."""
+    sizes = [scaled(8192), scaled(16_384), scaled(24_576)]
+    kernel = make_kernel("rbf", gamma=0.1).resolve(10)
+    machine = measure_machine(kernel, 10, folder, threads=workers)
+    measured, expected = {}, {}
+    with start_local(workers, 1, "2GiB") as executor:
+        systems = [system_of(folder, n, choose_tile_size(n, 10, 2**31)) for n in sizes]
+        for system in (systems[0], *systems):  # the first turn loads what workers load
+            grid, n = system.grid, system.grid.n
+            split = usual_split(grid.num_tiles, workers)
+            seconds = TileSeconds.of(machine, grid.tile_size, "float64", "on_the_fly")
+            expected[n] = simulate(grid, split, workers, seconds).seconds
+            factor = TileMatrix.create(f"{folder}/factor.zarr", grid, dtype="float64")
+            measured[n] = factorise(system, factor, executor, split=split).seconds
+            remove_array(factor.location)
+            print(f"n = {n:,}, b = {grid.tile_size}: {measured[n]:.2f} s, uncalibrated {expected[n]:.2f} s")
+    calibration = measured[sizes[0]] / expected[sizes[0]]
+    errors = {n: calibration * expected[n] / measured[n] - 1 for n in sizes[1:]}
+    shown = "; ".join(f"n = {n:,}: {error:+.1%} of {measured[n]:.1f} s" for n, error in errors.items())
+    judge(
+        f"scale: simulation, {workers} worker{'s' * (workers > 1)}",
+        f"{shown}; factor {calibration:.2f} at n = {sizes[0]:,}",
+        f"within {MAX_SIMULATION_ERROR:.0%}",
+        max(map(abs, errors.values())) <= MAX_SIMULATION_ERROR,
+        at_full_size=True,
+    )
