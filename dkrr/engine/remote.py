@@ -27,6 +27,7 @@ from dkrr.stores import read_json, write_json
 __all__ = ["start_where_declared"]
 
 ANSWER_SECONDS = 30.0
+OFFER_SECONDS = 20.0
 SEEN_SECONDS = 10.0
 
 
@@ -56,14 +57,7 @@ def start_where_declared(client: Any, arguments: Sequence[str], directory: str, 
         No worker declares the resource, or the one that does has another dkrr, does not answer, or does not see what
         is written here (or the reverse). Nothing was started.
     """
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    offered = sorted(address for address, worker in workers.items() if worker.get("resources", {}).get(DRIVER_RESOURCE))
-    if not offered:
-        raise ClusterError(
-            f"none of the {len(workers)} workers declares the resource {DRIVER_RESOURCE}",
-            hint=f"start one with `dask worker ADDRESS --resources {DRIVER_RESOURCE}=1` where drivers may run",
-        )
-    address = offered[0]
+    address = _offered(client)
     (worker,) = client.sync(describe_workers, client, [address], ANSWER_SECONDS, None)
     problem = difference_of_versions(worker)
     if problem:
@@ -72,6 +66,22 @@ def start_where_declared(client: Any, arguments: Sequence[str], directory: str, 
     options = {"workers": [address], "callback_timeout": ANSWER_SECONDS}
     record: dict[str, Any] = client.run(start_detached, list(arguments), log, **options)[address]
     return {"worker": address, **record}
+
+
+def _offered(client: Any) -> str:
+    """Address of a worker that declares the resource; one that is just being started is waited for."""
+    deadline = time.monotonic() + OFFER_SECONDS
+    while True:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        offered = [address for address, worker in workers.items() if worker.get("resources", {}).get(DRIVER_RESOURCE)]
+        if offered:
+            return str(min(offered))
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"none of the {len(workers)} workers declares the resource {DRIVER_RESOURCE}",
+                hint=f"start one with `dask worker ADDRESS --resources {DRIVER_RESOURCE}=1` where drivers may run",
+            )
+        time.sleep(0.2)
 
 
 def _meet(client: Any, address: str, directory: str) -> None:

@@ -70,7 +70,8 @@ def test_a_busy_worker_starts_it_as_well(cluster: Any, run: Path) -> None:
     wait_until(lambda: (run / "ran.json").exists())
 
 
-def test_no_worker_offers_itself(run: Path) -> None:
+def test_no_worker_offers_itself(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "OFFER_SECONDS", 0.5)
     with (
         LocalCluster(
             n_workers=1, processes=False, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp://"

@@ -6,7 +6,6 @@ import statistics
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -91,43 +90,36 @@ def no_work(_: None, i: int) -> bool:
     return True
 
 
-def test_measure_what_naming_workers_costs(judge: Judge, folder: Path) -> None:
+@pytest.mark.parametrize(("name", "bar", "repeats"), [("factorise", 1.05, 3), ("gram", 1.10, 9), ("messages", 1.25, 3)])
+def test_measure_what_naming_workers_costs(judge: Judge, folder: Path, name: str, bar: float, repeats: int) -> None:
+    """A graph with dependencies, one without, and 2,000 messages without work."""
     n = scaled(8192, least=1024)
     system = operator(rows(folder, n, d=10, t=1), SMALL_TILES, kernel="rbf", gamma=0.05)
     with by_hand(folder / "servers") as cluster, Client(cluster.address, set_as_default=False) as client:
         client.wait_for_workers(2, timeout=60)
         workers = check_workers(client)
-
-        def seconds_of(work: Any, restricted: bool) -> float:
-            admission = Admission(client, workers) if restricted else None
-            executor: Executor = DaskExecutor(client, admission=admission, workers=workers)
-            began = time.perf_counter()
-            work(executor)
-            return time.perf_counter() - began
-
         count = iter(range(1000))
 
-        def factor(executor: Executor) -> None:
-            factorise(system, tiles_matrix(folder, f"factor-{next(count)}", n, SMALL_TILES), executor)
+        def seconds_of(work: str, restricted: bool) -> float:
+            admission = Admission(client, workers) if restricted else None
+            executor: Executor = DaskExecutor(client, admission=admission, workers=workers)
+            matrix = tiles_matrix(folder, f"{work}-{next(count)}", n, SMALL_TILES)
+            began = time.perf_counter()
+            if work == "factorise":
+                factorise(system, matrix, executor)
+            elif work == "gram":
+                build_gram(system, matrix, executor)
+            else:
+                executor.run("nothing", no_work, None, [Node((i,)) for i in range(2000)])
+            return time.perf_counter() - began
 
-        def gram(executor: Executor) -> None:
-            build_gram(system, tiles_matrix(folder, f"gram-{next(count)}", n, SMALL_TILES), executor)
-
-        def messages(executor: Executor) -> None:
-            executor.run("nothing", no_work, None, [Node((i,)) for i in range(2000)])
-
-        seconds_of(gram, True)  # everything is loaded
-        for name, work, bar, repeats in (
-            ("factorise", factor, 1.05, 3),
-            ("gram, independent tasks", gram, 1.10, 11),
-            ("2,000 messages without work", messages, 1.25, 3),
-        ):
-            pairs = [(seconds_of(work, True), seconds_of(work, False)) for _ in range(repeats)]
-            named, free = (statistics.median(column) for column in zip(*pairs, strict=True))
-            judge(
-                f"naming the workers of every task: {name}",
-                f"{named:.2f} s against {free:.2f} s, ratio {named / free:.3f}",
-                f"at most {bar}",
-                named / free <= bar,
-                at_full_size=True,
-            )
+        seconds_of("gram", True)  # everything is loaded
+        pairs = [(seconds_of(name, True), seconds_of(name, False)) for _ in range(repeats)]
+        named, free = (statistics.median(column) for column in zip(*pairs, strict=True))
+        judge(
+            f"naming the workers of every task: {name}",
+            f"{named:.2f} s against {free:.2f} s, ratio {named / free:.3f}",
+            f"at most {bar}",
+            named / free <= bar,
+            at_full_size=True,
+        )
