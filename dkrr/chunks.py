@@ -13,6 +13,7 @@ one rename.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -179,7 +180,7 @@ class ChunkArray:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of the values of one chunk; a chunk on disk has four more."""
-        return int(np.prod(self.chunks)) * self.numpy_dtype.itemsize
+        return math.prod(self.chunks) * self.numpy_dtype.itemsize
 
     def chunk_key(self, index: Sequence[int]) -> str:
         """Key of a chunk, computed from integers only."""
@@ -259,7 +260,7 @@ class ChunkArray:
                 raise self._damaged(index, "missing") from None
         else:
             data = self._fetch_by_key(index)
-        count = int(np.prod(self.chunks))
+        count = math.prod(self.chunks)
         block = np.frombuffer(data, dtype=self.numpy_dtype, count=count).reshape(self.chunks)
         block.flags.writeable = False
         return memoryview(data).cast("B"), block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -51,6 +52,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(f"num_skipped {sum(reasons.values())}")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"skipped {count}: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A test that shows dkrr's log leaves the next one the log as it found it."""
+    logger = logging.getLogger("dkrr")
+    before = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers, logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ One BLAS thread a process is assumed (the engine sees to it).
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from typing import Any
 
@@ -52,7 +53,7 @@ def buffer(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     A fresh 32 MiB allocation costs more in page faults than the product that fills it, so tiles are accumulated in
     memory that stays mapped. The previous content of the same name is overwritten.
     """
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     held: dict[tuple[str, str], np.ndarray[Any, Any]] = _buffers.__dict__.setdefault("held", {})
     key = (name, np.dtype(dtype).str)
     flat = held.get(key)

@@ -76,10 +76,12 @@ def test_bundles_of_a_graph_wait_for_earlier_ones_only(graph: list[Node], thread
     assert [node for bundle in found for node in bundle] == graph
     assert max(map(len, found)) > 1
     outbox, sent = Outbox(graph, threads), set()
+    first_of = {node.key: bundle[0].key for bundle in found for node in bundle}
     for bundle in found:
         inside = {node.key for node in bundle}
         assert not any(inside & set(node.dependencies) for node in bundle)
-        assert set(outbox.waits_for(bundle)) <= sent
+        waits_for = {first_of[key] for node in bundle for key in node.dependencies}
+        assert set(outbox.waits_for(bundle)) == waits_for <= sent
         sent.add(bundle[0].key)
 
 
@@ -91,6 +93,14 @@ def test_a_run_is_cut_for_all_threads_and_a_long_task_goes_alone() -> None:
 def test_a_message_names_a_bounded_number_of_tasks() -> None:
     assert max(sizes(nodes(5000, 1.0))) == BUNDLE_TASKS
     assert max(sizes(layers(2, 5000, 1.0))) == BUNDLE_TASKS
+
+
+def test_five_thousand_small_tiles_travel_in_a_few_hundred_messages() -> None:
+    graph = cholesky_nodes(TileGrid(6400, 64), Split(num_columns=3))
+    assert len(graph) > 5050
+    assert len(list(bundles(graph, 2))) < 800
+    large = cholesky_nodes(TileGrid(20_480, 2048), Split(num_columns=3))
+    assert len(list(bundles(large, 2))) == len(large)  # a tile of a second goes alone
 
 
 def wait_for_marks(folder: Any, layer: int, i: int) -> tuple[bool, dict[str, Any]]:

@@ -201,7 +201,7 @@ def test_a_partial_sum_is_removed_with_its_use(tmp_path: Path) -> None:
     assert 0 < executor.most <= 3 * system.grid.num_tiles
 
 
-def test_sums_of_another_split_are_not_used(tmp_path: Path) -> None:
+def test_sums_of_another_split_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = rows(tmp_path, n=420)
     system = operator(dataset)
     factor = factor_of(system, tmp_path)
@@ -217,6 +217,7 @@ def test_sums_of_another_split_are_not_used(tmp_path: Path) -> None:
         assert sums.is_valid(*key)
     factorise(system, factor, InProcessExecutor(), split=Split(num_columns=7, num_last=1))
     assert contents(tmp_path / "L.zarr") == before
+    assert "again" not in caplog.text  # a wrong tile would be found and repaired
     assert not (tmp_path / "L-sums.zarr").exists()
 
 

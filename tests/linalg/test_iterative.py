@@ -445,7 +445,7 @@ def test_a_killed_process_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
     """SIGKILL of a process in the middle of its fifth checkpoint."""
     rows(tmp_path)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom dkrr.linalg import iterative\n"
+        "import sys\nfrom pathlib import Path\nfrom dkrr.linalg.cg import solver as iterative\n"
         "from tests.linalg.test_iterative import Frequent, solve\n"
         "iterative.StoredCheckpoint = Frequent\nsolve(Path(sys.argv[1]))\n"
     )

@@ -137,11 +137,11 @@ def test_shifts_grow_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     tried: list[float] = []
     factorise = direct.factorise
 
-    def broken(operator: Any, *arguments: Any) -> Any:
+    def broken(operator: Any, *arguments: Any, **options: Any) -> Any:
         tried.append(operator.alpha - 0.1)
         if len(tried) <= breaks:
             raise NotPositiveDefiniteError("broken", row=3, pivot=-1e-9, alpha=operator.alpha, suggested_alpha=1.0)
-        return factorise(operator, *arguments)
+        return factorise(operator, *arguments, **options)
 
     monkeypatch.setattr(direct, "factorise", broken)
     breaks = 3

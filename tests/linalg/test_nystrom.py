@@ -26,6 +26,7 @@ from dkrr.errors import (
 )
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.factor.dense import solve_dense
+from dkrr.linalg.nystrom import limits
 from dkrr.linalg.nystrom import precondition as nystrom_precondition
 from dkrr.linalg.nystrom import row_pass as nystrom_pass
 from dkrr.linalg.nystrom import solver as nystrom
@@ -521,7 +522,7 @@ def test_a_kernel_that_is_zero_on_the_centres(tmp_path: Path) -> None:
 
 
 def test_workers_that_are_too_small_are_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nystrom, "memory_limit_of", lambda executor: 300 << 20)
+    monkeypatch.setattr(limits, "memory_limit_of", lambda executor: 300 << 20)
     dataset = rows(tmp_path, n=3000, t=1)
     with pytest.raises(PlanRefusedError, match="a task with 2,900 centres and 1 targets takes"):
         fit(tmp_path, dataset, Settings(RBF), 2900)

@@ -32,7 +32,7 @@ import numpy as np
 
 from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import Executor, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreError
+from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreMismatchError
 from dkrr.failpoints import failpoint
 from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
 from dkrr.linalg.gram import repair_gram_tile
@@ -243,7 +243,7 @@ def _scratch(factor: TileMatrix, split: Split) -> TileMatrix | None:
     attributes = {"num_last": split.num_last}
     try:
         return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)
-    except StoreError:
+    except StoreMismatchError:
         remove_array(beside)
         return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)
 
