@@ -46,6 +46,13 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tests.sampling import mark_large_tables
+
+    mark_large_tables(items)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
     terminalreporter.section("skipped tests")

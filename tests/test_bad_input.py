@@ -749,6 +749,7 @@ def contents(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", ROWS)
 def test_bad_input(case: Case, place: Place) -> None:
     manager = case.prepare(place) if case.prepare is not None else None
@@ -799,6 +800,7 @@ WORKS = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("tile_size", ["auto", 64])
 @pytest.mark.parametrize("case", WORKS)
 def test_what_is_odd_and_works(case: str, tile_size: Any) -> None:

@@ -35,6 +35,7 @@ import dkrr.estimator
 from dkrr import KernelRidge, ingest, load_model, make_kernel
 from dkrr.errors import ClusterError, StorageFullError, StoreError
 from dkrr.temporary import TemporaryStore, file_system, temporary_folder
+from tests.sampling import one_of
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((300, 5))
@@ -93,6 +94,7 @@ CHECKED = {
     "intercept": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True),
     "intercept cg": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True, solver="cg"),
 }
+WHOLE = {"default", "tiles"}  # of the others the fast tier runs one check in five
 INDEFINITE = "the check hands over an indefinite matrix; scikit-learn falls back to least squares, dkrr refuses"
 
 
@@ -102,17 +104,21 @@ def checks() -> Iterator[Any]:
             function = getattr(check, "func", check).__name__
             if function == "check_array_api_input":
                 continue  # for estimators that keep arrays on their device; it skips itself
-            marks = []
+            marks: list[pytest.MarkDecorator] = []
             if "precomputed" in name and function in (
                 "check_positive_only_tag_during_fit",
                 "check_estimators_dtypes",
             ):
                 marks = [pytest.mark.xfail(reason=INDEFINITE, strict=True)]
-            yield pytest.param(instance, check, id=f"{name}-{function}", marks=marks)
+            case = f"{name}-{function}"
+            if name not in WHOLE and not one_of(5, case):
+                marks.append(pytest.mark.thorough)
+            yield pytest.param(instance, check, id=case, marks=marks)
 
 
 # scikit-learn's checks fit on data of one column with feature names and without; the warnings are what they test
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning", "ignore:X does not have valid feature")
+@pytest.mark.whole
 @pytest.mark.parametrize(("estimator", "check"), list(checks()))
 def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None], no_cluster: None) -> None:
     check(estimator)

@@ -124,6 +124,7 @@ def test_a_precomputed_matrix_with_iterations(no_cluster: None) -> None:
         KernelRidge(kernel="precomputed", solver="nystrom").fit(matrix, Y)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -114,6 +114,7 @@ def test_array_actions_need_an_array(action: str) -> None:
         Failpoints(f"s:1:{action}").hit("s")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "text",
     [

@@ -364,6 +364,7 @@ REFUSED: dict[Callable[[Path], None], str] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("spoil", REFUSED, ids=lambda function: function.__name__)
 def test_a_spoiled_model_is_refused(spoil: Callable[[Path], None], path: Path) -> None:
     load_model(path)

@@ -45,6 +45,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, rtol: float = RTOL) ->
     assert np.all(difference <= rtol * np.linalg.norm(expected, axis=0)), difference
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_parity_with_scikit_learn(name: str, weighted: bool) -> None:

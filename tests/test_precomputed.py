@@ -146,6 +146,7 @@ BAD: dict[str, tuple[np.ndarray, str]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["array", "dask", "zarr path", ".npy"])
 @pytest.mark.parametrize("tile_size", ["auto", TILE])
 @pytest.mark.parametrize("case", BAD)

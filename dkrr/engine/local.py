@@ -113,7 +113,10 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     await process.wait()
-    await asyncio.to_thread(psutil.wait_procs, children, timeout=GRACE_SECONDS)
+    # no thread waits for them: at the exit of an interpreter that never closed its cluster there are none to be had
+    until = time.monotonic() + GRACE_SECONDS
+    while psutil.wait_procs(children, timeout=0)[1] and time.monotonic() < until:
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _process_environment() -> dict[str, str]:

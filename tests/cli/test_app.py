@@ -61,6 +61,7 @@ def test_every_command_is_there_and_has_help() -> None:
         assert command.help
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", errors.__all__)
 def test_an_error_is_a_line_and_a_hint_and_its_exit_code(name: str) -> None:
     error = getattr(errors, name)("row 3 is bad", hint="remove it")

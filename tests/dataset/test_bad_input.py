@@ -82,6 +82,7 @@ BAD_ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_bad_arrays(case: str, tmp_path: Path) -> None:
     source, options, message = BAD_ARRAYS[case]
@@ -148,6 +149,7 @@ BAD_TEXT: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", BAD_TEXT)
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
 def test_bad_text(case: str, suffix: str, tmp_path: Path) -> None:
@@ -206,6 +208,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["p"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -348,6 +351,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("change", "message"),
     [

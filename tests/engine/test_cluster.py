@@ -188,7 +188,8 @@ def test_preloads_and_logging_of_the_user_are_kept() -> None:
     assert config["logging"] == {"distributed": "debug"}
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "GRACE_SECONDS", 30.0)
     config = copy.deepcopy(dask.config.config)
     before = {process.pid for process in descendants()}
     with dask.config.set({"temporary-directory": str(tmp_path)}):
@@ -304,7 +305,7 @@ def test_an_interrupt_at_the_terminal_leaves_the_workers_to_the_command(tmp_path
     ) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == "ready\n"
-        time.sleep(0.5)  # it sleeps by then: an interrupt in the middle of a line that it prints may get lost
+        time.sleep(2)  # it sleeps by then: an interrupt in the middle of a line that it prints may get lost
         os.killpg(command.pid, signal.SIGINT)  # what a terminal sends to its whole foreground group
         assert command.communicate(timeout=30) == ("42\n", "")
     assert command.returncode == 0

@@ -204,6 +204,7 @@ def off_by_a_nan(array: Any) -> None:
     array[-1, 0] = np.nan
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("change", [off_by_a_little, off_by_a_nan])
 @pytest.mark.parametrize("name", ["dgemm", "sgemm", "dsyrk", "ssyrk", "dtrsm", "strsm", "dpotrf", "spotrf"])
 def test_one_wrong_entry_is_found(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:

@@ -232,6 +232,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("text", "expected"), MISTAKES)
 def test_a_mistake_gets_its_sentence(tmp_path: Path, text: str, expected: str) -> None:
     top, table = ("", text) if text.startswith("[") else (text, "")

@@ -15,6 +15,7 @@ from dkrr.kernels import RBF, Constant, Linear, Precomputed, Product, Sum, kerne
 nan, inf = float("nan"), float("inf")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -51,6 +52,7 @@ def test_wrong_parameters(arguments: dict[str, Any], message: str) -> None:
         make_kernel(**arguments)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -155,6 +157,7 @@ ALL = ["linear", "poly", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi
 EVERY = [(name, {}) for name in ALL] + [("matern", {"nu": 0.5}), ("matern", {"nu": 2.5})]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("name", "parameters"), EVERY)
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -169,6 +172,7 @@ def test_overflow_is_an_error_and_not_a_warning(name: str, parameters: dict[str,
         (0.5 * kernel + 1)(rows, rows)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("value", [nan, inf])
 def test_rows_that_are_not_finite_are_named(name: str, value: float) -> None:

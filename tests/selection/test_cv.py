@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import dkrr.selection.cv
 from dkrr import KernelRidge, KernelRidgeCV, load_model
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
+from tests.sampling import one_of
 
 RNG = np.random.default_rng(3)
 N = 120
@@ -37,6 +38,7 @@ CHECKED = {
     "folds": KernelRidgeCV(kernel="rbf", fit_intercept=True, cv=3, scoring="neg_mean_squared_error"),
     "precomputed": KernelRidgeCV(kernel="precomputed"),
 }
+WHOLE = {"default"}  # of the others the fast tier runs one check in five
 INDEFINITE = ("check_positive_only_tag_during_fit", "check_estimators_dtypes")
 
 
@@ -46,13 +48,17 @@ def checks() -> Iterator[Any]:
             function = getattr(check, "func", check).__name__
             if function == "check_array_api_input":
                 continue
-            marks = []
+            marks: list[pytest.MarkDecorator] = []
             if name == "precomputed" and function in INDEFINITE:
                 marks = [pytest.mark.xfail(reason="the check hands over an indefinite matrix", strict=True)]
-            yield pytest.param(instance, check, id=f"{name}-{function}", marks=marks)
+            case = f"{name}-{function}"
+            if name not in WHOLE and not one_of(5, case):
+                marks.append(pytest.mark.thorough)
+            yield pytest.param(instance, check, id=case, marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning", "ignore:X does not have valid feature")
+@pytest.mark.whole
 @pytest.mark.parametrize(("estimator", "check"), list(checks()))
 def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
