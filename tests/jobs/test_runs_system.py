@@ -79,9 +79,15 @@ def dkrr(*arguments: str, slow: bool = False, seconds: float = 60.0, **environme
 
 
 def in_mid_factorisation(run: RunDirectory, folder: Path) -> Status:
-    """Wait until some tiles of the factor are there and others are not."""
-    wait_until(lambda: 5 <= len(tile_times(folder)) < 40 and read_status(run).phase == "factorise", 90)
-    return read_status(run)
+    """Wait until some tiles of the factor are there and others are not, and the status, a little later, says so."""
+    found: list[Status] = []
+
+    def is_there() -> bool:
+        found[:] = [read_status(run)]
+        return 5 <= len(tile_times(folder)) < 45 and found[0].phase == "factorise" and found[0].tasks_done > 0
+
+    wait_until(is_there, 90)
+    return found[0]
 
 
 def tiles(folder: Path) -> dict[str, bytes]:
