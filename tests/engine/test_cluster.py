@@ -280,10 +280,11 @@ def test_a_worker_that_never_registers_is_reported(monkeypatch: pytest.MonkeyPat
 
 
 INTERRUPTED = """
-import time
+import signal, time
 from distributed import Client
 from dkrr import local_cluster
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 with local_cluster(workers=1, memory_limit="1GiB") as cluster, Client(cluster) as client:
     try:
         print("ready", flush=True)
