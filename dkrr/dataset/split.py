@@ -86,9 +86,9 @@ def prepare_rows(
         num_rows=int(np.count_nonzero(keep)),
         origin=origin,
     )
-    ends = sorted({n for n, _ in dataset.generations})
+    ends = {generation.n: generation for generation in dataset.generations}
     with writer:
-        for start, stop in _cut(dataset, ends):
+        for start, stop in _cut(dataset, sorted(ends)):
             rows = {name: array.read(start, stop)[keep[start:stop]] for name, array in dataset.parts().items()}
             if scaling is not None:
                 scaling.apply_x(rows["X"], out=rows["X"])
@@ -96,7 +96,7 @@ def prepare_rows(
                     scaling.apply_y(rows["y"], out=rows["y"])
             writer.add(rows["X"], rows.get("y"), rows.get("weight"))
             if stop in ends:
-                writer.mark()
+                writer.mark(ends[stop].label, number=ends[stop].number)
         return writer.commit(), scaling
 
 

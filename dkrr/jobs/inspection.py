@@ -83,9 +83,14 @@ def _describe_dataset(path: str) -> dict[str, Any]:
         "weights": dataset.weight_name or "none",
         "classes": "none" if dataset.classes is None else ", ".join(map(str, dataset.classes)),
         "chunks": f"{dataset.X.num_chunks} of {dataset.X.rows_per_chunk} rows",
-        "generations": ", ".join(str(n) for n, _ in dataset.generations),
+        "generations": ", ".join(_generation(found) for found in dataset.generations),
         "digest": dataset.digest,
     }
+
+
+def _generation(found: Any) -> str:
+    name = "" if found.label is None else f" {found.label}"
+    return f"{found.number}{name}: {found.num_rows:,} rows"
 
 
 def _count_and_names(names: tuple[str, ...]) -> str:
