@@ -16,6 +16,7 @@ import numpy as np
 from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.errors import DataError, StoreError
+from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.objects import find_object, list_objects
 from dkrr.stores import is_url, place, read_json
@@ -25,12 +26,16 @@ __all__ = ["Prepared", "open_data", "prepare"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two."""
+    """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two.
+
+    ``frozen`` says where the scaling comes from, when an earlier fit had the first of these rows.
+    """
 
     train: Dataset
     test: Dataset | None
     scaling: Scaling | None
     locations: tuple[str, ...]
+    frozen: Frozen | None = None
 
 
 def _key(*parts: Any) -> str:
@@ -88,7 +93,7 @@ def open_data(data: DataSpec, store: Any, *, path: str | None = None) -> Dataset
 
 
 def prepare(job: JobSpec, store: Any) -> Prepared:
-    """Split and whiten: training rows with the training rows' statistics, held-out rows untouched."""
+    """Split and whiten: training rows with the training rows' statistics, or frozen ones; held-out rows untouched."""
     dataset = open_data(job.data, store)
     if dataset.y is None:
         raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
@@ -112,9 +117,23 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
         locations.append(location)
     if mask is None and not job.data.standardize:
         return Prepared(dataset, test, None, tuple(locations))
+    frozen = find_scaling(store, dataset, mask, job.data.drift_limit) if job.data.standardize else None
+    if frozen is not None and frozen.location is not None:
+        train = open_dataset(frozen.location)
+        return Prepared(train, test, frozen.scaling, (*locations, frozen.location), frozen)
+    scaling = None if frozen is None else frozen.scaling
+    if scaling is not None:
+        split = _key(split, scaling.to_dict())
     location = place(store, "rows", f"{split}-train.zarr")
-    train, scaling = prepare_rows(dataset, location, test_mask=mask, standardize=job.data.standardize)
-    return Prepared(train, test, scaling, (*locations, location))
+    train, scaling = prepare_rows(
+        dataset,
+        location,
+        test_mask=mask,
+        standardize=job.data.standardize,
+        scaling=scaling,
+        scaling_rows=None if frozen is None or scaling is None else frozen.num_rows,
+    )
+    return Prepared(train, test, scaling, (*locations, location), frozen)
 
 
 def _mask(job: JobSpec, dataset: Dataset) -> Any:
@@ -122,7 +141,10 @@ def _mask(job: JobSpec, dataset: Dataset) -> Any:
     assert evaluate is not None  # noqa: S101  (narrows the type)
     n = dataset.num_rows
     if evaluate.fraction is not None:
-        mask = row_hash_fraction(0, n, evaluate.fraction)
+        # by the numbers of the rows, which they keep when others are dropped
+        spans = dataset.numbered_spans()
+        parts = [row_hash_fraction(number, number + b - a, evaluate.fraction) for a, b, number in spans]
+        mask = np.concatenate(parts)
     elif evaluate.mask_is_file:
         mask = read_mask(str(evaluate.mask), n, column=evaluate.mask_column)
     else:
