@@ -43,6 +43,7 @@ __all__ = [
     "is_part",
     "mark_unfinished",
     "remove_part",
+    "replaced_at",
     "storage_errors",
     "write_attributes",
 ]
@@ -148,6 +149,12 @@ def _clear_store(location: Any) -> None:
     delete_key(location, "zarr.json")
 
 
+def replaced_at(location: Any) -> float:
+    """When the version before the present one was replaced (seconds since 1970); 0 where there was none."""
+    document = read_json(location, "zarr.json") or {}
+    return float(document.get("attributes", {}).get("replaced_at") or 0.0)
+
+
 def clear_versions(location: Any, version: int, *, now: float | None = None) -> None:
     """Remove arrays of a finished data set that nobody reads: of interrupted writes, and of versions long replaced.
 
@@ -157,10 +164,8 @@ def clear_versions(location: Any, version: int, *, now: float | None = None) -> 
         The one that counts. That before it stays for an hour after it was replaced, for who has it open.
     """
     check_fence()
-    document = read_json(location, "zarr.json") or {}
-    replaced = document.get("attributes", {}).get("replaced_at", 0.0)
     kept = {version}
-    if (time.time() if now is None else now) - float(replaced) < KEPT_SECONDS:
+    if (time.time() if now is None else now) - replaced_at(location) < KEPT_SECONDS:
         kept.add(version - 1)
     root = local_root(location)
     for name in children(location):

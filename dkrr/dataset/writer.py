@@ -301,6 +301,8 @@ class DatasetWriter:
             }
             if self._replaces is not None:
                 self._attributes["replaced_at"] = time.time()
+            elif self._base is not None:
+                self._attributes["replaced_at"] = destination.replaced_at(self.location)
             failpoint("dataset.before_pointer")
             destination.write_attributes(self.location, self._attributes)
         self._writers = {}

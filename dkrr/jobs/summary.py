@@ -40,6 +40,7 @@ class FitSummary:
     metric: str = ""
     kept: dict[str, int] = field(default_factory=dict)
     reused: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     estimated_seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -125,7 +125,17 @@ def continue_lineage(
     if not matrix.missing():
         return TakenOver()
     found = ancestors(store, dataset, fields["kernel"], kinds=[kind])
-    return take_over(matrix, [ancestor for ancestor in found if not ancestor.differs_in(fields)])
+    same = [ancestor for ancestor in found if not ancestor.differs_in(fields)]
+    others = [ancestor for ancestor in found if not same and ancestor.location != matrix.location]
+    if others:
+        reasons = ", ".join(sorted(others[0].differs_in(fields)))
+        logger.info(
+            "%s has %s rows in common and cannot be continued: another %s",
+            others[0].location,
+            others[0].num_rows,
+            reasons,
+        )
+    return take_over(matrix, same)
 
 
 def take_over(matrix: TileMatrix, found: Sequence[Ancestor]) -> TakenOver:

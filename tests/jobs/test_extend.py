@@ -15,7 +15,7 @@ from dkrr.errors import JobFileError, StoreError
 from dkrr.jobs import run as job_run
 from dkrr.jobs.frozen import find_scaling
 from dkrr.jobs.plan import make_plan
-from dkrr.jobs.prepare import prepare
+from dkrr.jobs.prepare import has_changed, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.model import load_model
@@ -270,3 +270,18 @@ def test_another_alpha_goes_on_from_the_old_factor(make: Make, tmp_path: Path) -
         fit_job(make(solver=options, output={"directory": "none", "store": "fresh"}))
     with pytest.raises(JobFileError, match="rank 5 with preconditioner 'factor'"):
         make(solver={"name": "cg", "preconditioner": "factor", "rank": 5})
+
+
+def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 300)
+    job = make()
+    fit_job(job)
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["data"]["rows"] == 300
+    assert not has_changed(job, result)
+    grow(tmp_path, 300, 301)
+    assert has_changed(job, result)
+    drop_generations(tmp_path / "data.zarr", [2])
+    assert not has_changed(job, result)
+    assert not has_changed(make(data={"path": "generate:friedman?n=50"}), result)
+    assert not has_changed(job, {})
