@@ -77,7 +77,7 @@ def find_scaling(store: Any, dataset: Dataset, mask: Mask | None, limit: float) 
     limit
         The drift up to which it is taken.
     """
-    best: tuple[int, Dataset] | None = None
+    best: tuple[int, int, Dataset] | None = None
     for location in arrays_below(store, "rows"):
         if not location.partition("?")[0].endswith("-train.zarr"):
             continue
@@ -85,10 +85,12 @@ def find_scaling(store: Any, dataset: Dataset, mask: Mask | None, limit: float) 
             earlier = open_dataset(location)
         except StoreError:
             continue
-        shared = _shared_rows(earlier.origin or {}, dataset, mask)
-        if shared and (best is None or shared > best[0]):
-            best = shared, earlier
-    return None if best is None else _judged(best[1], best[0], dataset, mask, limit)
+        origin = earlier.origin or {}
+        shared, first = _shared_rows(origin, dataset, mask), int(origin.get("scaling_rows", 0))
+        # of two with the same rows that with the newer statistics, which replaced the others
+        if shared and (best is None or (shared, first) > best[:2]):
+            best = shared, first, earlier
+    return None if best is None else _judged(best[2], best[0], dataset, mask, limit)
 
 
 def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) -> int:
@@ -113,8 +115,7 @@ def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None, 
     targets = _moments(dataset, "y", first, mask) if same_targets and dataset.y is not None else None
     names = (*dataset.feature_names, *dataset.target_names)
     drift = measure_drift(scaling, _moments(dataset, "X", first, mask), targets, names)
-    # what is prepared already was judged when it was
-    if drift.value > limit and not is_same:
+    if drift.value > limit:
         found = Frozen(scaling=None, num_rows=first, location=None, drift=drift, limit=limit)
         logger.warning("%s", found.sentence())
         return found

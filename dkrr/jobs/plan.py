@@ -24,7 +24,7 @@ from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
-from dkrr.planning.continuing import find_continued
+from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.planning.costs import Machine
 from dkrr.planning.leave_one_out import with_leave_one_out
 from dkrr.planning.planner import DISK_RESERVE_BYTES, Candidate, Decision, Limits, Problem, decide
@@ -224,7 +224,9 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         always_measure=earlier is None or has_grown,
     )
     left_out = method_of(job, decision.chosen.solver)
-    chosen = with_leave_one_out(decision.chosen, problem, left_out, machine() if left_out and earlier is None else None)
+    chosen = with_leave_one_out(
+        decision.chosen, problem, left_out, machine() if left_out and (earlier is None or has_grown) else None
+    )
     reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
     notes = [] if prepared.frozen is None else [prepared.frozen.sentence()]
     if continued is not None and continued.is_for(chosen):
@@ -232,6 +234,10 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         saved = chosen.total_seconds - less.total_seconds if chosen.seconds else None
         chosen, reused["factor"] = less, continued.to_dict(saved)
         notes.append(continued.sentence(saved))
+    elif chosen.solver == "cholesky":
+        other = find_other_alpha(store, train, resolved, tuple(alpha))
+        if other is not None and other not in alpha:
+            notes.append(other_alpha_sentence(other, alpha[0], choice.tol))
     b, grid = chosen.tile_size, TileGrid(n, chosen.tile_size)
     present = _present_bytes(store, wanted | {"tile_size": b}, alpha)
     if "factor" in reused and continued is not None:

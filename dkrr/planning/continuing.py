@@ -13,6 +13,7 @@ See :mod:`dkrr.linalg.lineage`; one listing more for each factor that is found.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil, log
 from typing import Any
 
 from dkrr.dataset import Dataset
@@ -25,7 +26,7 @@ from dkrr.planning.planner import Candidate
 from dkrr.stores import is_url
 from dkrr.tiles import TileMatrix
 
-__all__ = ["Continued", "find_continued"]
+__all__ = ["Continued", "find_continued", "find_other_alpha", "other_alpha_sentence"]
 
 # of the flops; below, whatever is fastest without them is chosen
 WORTHWHILE = 0.5
@@ -44,7 +45,7 @@ class Continued:
     num_tiles, num_bytes
         Whole tiles that need not be computed, of all factors together.
     flops, share
-        What they save, of all factors together; as a share of n^3 / 3 for each.
+        What is saved, of all factors together; as a share of n^3 / 3 for each.
     """
 
     tile_size: int
@@ -119,14 +120,14 @@ def find_continued(
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None
     distinct = dict.fromkeys(alphas)
-    best: dict[float, tuple[Ancestor, TileMatrix, int]] = {}
+    best: dict[float, _Found] = {}
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields = ancestor.fields
         alpha = fields.get("alpha")
         if alpha not in distinct or alpha in best or not _is_allowed(fields, dataset, choice, tile_size):
             continue
         first = next(iter(best.values()), None)
-        if first is not None and any(first[0].fields[k] != fields[k] for k in ("tile_size", "dtype", "gram")):
+        if first is not None and any(first.ancestor.fields[k] != fields[k] for k in ("tile_size", "dtype", "gram")):
             continue
         itemsize = 8 if fields["dtype"] == "float64" else 4
         if memory_bytes is not None and task_bytes(fields["tile_size"], dataset.num_features, itemsize) > memory_bytes:
@@ -135,26 +136,76 @@ def find_continued(
             tiles = TileMatrix.open(ancestor.location)
         except StoreError:
             continue
-        full = ancestor.num_rows // tiles.grid.tile_size
-        whole = full * (full + 1) // 2 - sum(1 for i, _ in tiles.missing() if i < full)
-        if whole:
-            best[alpha] = ancestor, tiles, whole
+        found = _Found.of(ancestor, tiles)
+        if found.num_tiles:
+            best[alpha] = found
     if not best:
         return None
-    ancestor, tiles, _ = next(iter(best.values()))
-    n, rows = dataset.num_rows, [found.num_rows for found, _, _ in best.values()]
-    num_tiles = sum(whole for _, _, whole in best.values())
+    one = next(iter(best.values()))
+    ancestor, tiles = one.ancestor, one.tiles
+    n, num_tiles = dataset.num_rows, sum(found.num_tiles for found in best.values())
+    flops = sum(found.flops for found in best.values())
     linked = 0 if is_url(store) else tiles.array.chunk_bytes + 4
     return Continued(
         tile_size=tiles.grid.tile_size,
         precision=_precision(ancestor.fields["dtype"], choice),
         gram=ancestor.fields["gram"],
-        num_rows=min(rows),
+        num_rows=min(found.ancestor.num_rows for found in best.values()),
         of_rows=n,
         num_tiles=num_tiles,
         num_bytes=num_tiles * linked,
-        flops=sum(float(m) ** 3 / 3 for m in rows),
-        share=sum((m / n) ** 3 for m in rows) / len(distinct),
+        flops=flops,
+        share=flops / (n**3 / 3 * len(distinct)),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A factor, its whole tiles in the common prefix, and the flops of all its finished rows there."""
+
+    ancestor: Ancestor
+    tiles: TileMatrix
+    num_tiles: int
+    flops: float
+
+    @classmethod
+    def of(cls, ancestor: Ancestor, tiles: TileMatrix) -> _Found:
+        m, b = ancestor.num_rows, tiles.grid.tile_size
+        missing = set(tiles.missing())
+        last = m == tiles.grid.n  # then the ragged row block is whole, too
+        blocks = -(-m // b)
+        finished, total, whole = 0.0, 0.0, 0
+        for i in range(blocks):
+            rows = min(b, m - i * b)
+            for j in range(i + 1):
+                work = rows * (j + 1 / 3 if i == j else 2 * j + 1)
+                total += work
+                if (i, j) not in missing:
+                    finished += work
+                    whole += rows == b or last
+        return cls(ancestor, tiles, whole, float(m) ** 3 / 3 * finished / total)
+
+
+def find_other_alpha(store: Any, dataset: Dataset, kernel: Kernel | None, alphas: tuple[float, ...]) -> float | None:
+    """The alpha, nearest to the wanted one, of a factor of exactly these rows; None where there is none."""
+    if kernel is None or len(set(alphas)) != 1 or not alphas[0] > 0:
+        return None
+    near: dict[float, float] = {}
+    for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
+        fields = ancestor.fields
+        is_same = (fields["n"], fields["weight_digest"]) == (ancestor.num_rows, dataset.digest_weight)
+        if is_same and ancestor.num_rows == dataset.num_rows and fields["alpha"] > 0:
+            near[abs(log(fields["alpha"] / alphas[0]))] = float(fields["alpha"])
+    return near[min(near)] if near else None
+
+
+def other_alpha_sentence(other: float, alpha: float, tol: float) -> str:
+    """What a factor of another alpha is good for, in words."""
+    condition = max(other / alpha, alpha / other)
+    count = ceil(0.5 * condition**0.5 * log(2 / tol))
+    return (
+        f"a factor of these rows and alpha {other:g} is in the store: name = 'cg' with preconditioner = 'factor' would "
+        f"take about {count:,} iterations and no new factor"
     )
 
 

@@ -153,6 +153,8 @@ def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: py
     assert third.reused["scaling"]["rows"] == 600
     assert third.reused["scaling"]["scaling"] == "frozen"
     assert "factor" in third.reused
+    # a limit that is lowered later counts, too
+    assert fit_job(make(data={"drift_limit": 1e-9}, output={"directory": "narrow"})).reused["scaling"]["rows"] == 600
     # and a limit that is not reached keeps the old one
     grow(tmp_path, 620, 660, shift=1.3)
     job = make(data={"drift_limit": 100.0}, output={"directory": "wide"})
@@ -260,6 +262,7 @@ def test_another_alpha_goes_on_from_the_old_factor(make: Make, tmp_path: Path) -
     assert (found.reused["preconditioner"]["alpha"], found.tiles_computed) == (0.1, 0)
     assert "alpha 0.1 of an earlier fit" in found.message
     direct = fit_job(make(model={"alpha": 0.05}, output={"directory": "direct"}))
+    assert any("alpha 0.1 is in the store: name = 'cg' with preconditioner" in note for note in direct.plan.notes)
     one, two = (load_model(item.model_path).predict(X[:100].copy()) for item in (found, direct))
     np.testing.assert_allclose(one, two, rtol=1e-7)
     # few new rows are divided by their diagonal entries; without a factor there is an error
