@@ -212,6 +212,7 @@ def _reused(summary: FitSummary) -> list[tuple[str, str]]:
             text = f"{found['rows']:,} of {found['of_rows']:,} rows of the {name}, {found['share']:.1%} of its work"
             seconds = f", about {found['seconds']:,.1f} s" if found["seconds"] else ""
             rows.append(("reused", text + seconds))
+    rows += [("not reused", reason) for reason in summary.reused.get("not_continued", {}).values()]
     scaling = summary.reused.get("scaling")
     if scaling is not None:
         drift = scaling["drift"]

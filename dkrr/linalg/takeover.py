@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dkrr.chunks import FloatArray
@@ -75,6 +75,8 @@ class TakenOver:
         The arrays that they come from.
     bases
         Where finished rows of ragged tiles are.
+    reason
+        Why nothing was taken over, where an earlier matrix of the same system has rows in common.
     """
 
     num_rows: int = 0
@@ -83,6 +85,7 @@ class TakenOver:
     num_bytes: int = 0
     sources: tuple[str, ...] = ()
     bases: tuple[Base, ...] = field(default=(), repr=False)
+    reason: str = ""
 
     def first(self, i: int) -> int:
         """Rows of row block i that need not be computed."""
@@ -105,6 +108,7 @@ class TakenOver:
             "tiles": self.num_tiles,
             "bytes": self.num_bytes,
             "sources": list(self.sources),
+            "reason": self.reason,
         }
 
 
@@ -126,16 +130,30 @@ def continue_lineage(
         return TakenOver()
     found = ancestors(store, dataset, fields["kernel"], kinds=[kind])
     same = [ancestor for ancestor in found if not ancestor.differs_in(fields)]
-    others = [ancestor for ancestor in found if not same and ancestor.location != matrix.location]
-    if others:
-        reasons = ", ".join(sorted(others[0].differs_in(fields)))
-        logger.info(
-            "%s has %s rows in common and cannot be continued: another %s",
-            others[0].location,
-            others[0].num_rows,
-            reasons,
-        )
-    return take_over(matrix, same)
+    taken = take_over(matrix, same)
+    if taken.num_rows:
+        return taken
+    nearest = sorted(found, key=lambda other: (-other.num_rows, len(other.differs_in(fields))))
+    reason = next(filter(None, (_reason_against(other, fields) for other in nearest)), "")
+    if reason:
+        logger.info("nothing is continued: %s", reason)
+    return replace(taken, reason=reason)
+
+
+# what says how a factor was computed, and not of what
+_HOW = frozenset({"blas", "center", "dtype", "gram", "tile_size"})
+
+
+def _reason_against(other: Ancestor, fields: dict[str, Any]) -> str:
+    """Why an earlier matrix of the same system cannot be continued; "" where it is one of another system."""
+    differing = other.differs_in(fields)
+    if not differing or differing - _HOW:
+        return ""
+    parts = [
+        f"{name} {other.fields.get(name)} there, {fields.get(name)} here" for name in sorted(differing - {"center"})
+    ]
+    parts += ["another centre of the features"] * ("center" in differing)
+    return f"{other.location} shares {other.num_rows:,} rows, but was made in another way ({'; '.join(parts)})"
 
 
 def take_over(matrix: TileMatrix, found: Sequence[Ancestor]) -> TakenOver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -180,7 +181,12 @@ def test_what_is_another_lineage_is_not_continued(tmp_path: Path) -> None:
         {"gram": "stored"},
     ]
     for options in others:
-        assert not fit(longer, tmp_path / "store", **options)[1].solution.reused, options
+        reused = fit(longer, tmp_path / "store", **options)[1].solution.reused
+        assert "factor" not in reused, options
+        # another system is no reason to say anything
+        assert ("not_continued" in reused) == (not {"alpha", "parameters"} & options.keys())
+    said = fit(longer, tmp_path / "store", tile_size=16)[1].solution.reused["not_continued"]["factor"]
+    assert re.search(r"shares 170 rows, but was made in another way \(.*tile_size \d+ there, 16 here", said)
     weighted = ingest(X[:170], tmp_path / "w.zarr", y=Y[:170, :1], sample_weight=W[:170])
     assert "factor" not in fit(weighted, tmp_path / "store")[1].solution.reused
     x = X[:170].copy()
