@@ -342,6 +342,11 @@ def test_the_graph_of_an_extension(case: Case, tmp_path: Path) -> None:
         seen.add(node.key)
     assert {key for key in seen if len(key) == 2} == set(grid.lower())
     assert {key[:2] for key in seen if len(key) == 4} == {(i, j) for i in strips for j in range(i + 1)}
+    # a graph sends what is held back when all that it waits for has run, and nothing else may wait for that
+    by_key = {node.key: node for node in nodes}
+    for node in nodes:
+        assert node.held_back or not any(by_key[key].held_back for key in node.dependencies)
+        assert not (node.held_back and node.shares)
     # strips of a row block do not wait for each other
     for node in nodes:
         if len(node.key) == 4 and node.key[0] != node.key[1]:

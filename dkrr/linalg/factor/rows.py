@@ -50,26 +50,28 @@ class Strips:
     Parameters
     ----------
     array
-        Strip s of tile (i, j) is chunk (s + i * strips of a block, j).
+        Strip s of tile (i, j) is chunk (i * most + s, j).
     first
         For each such row block the first row that is not finished.
     num_rows
-        Rows of a strip.
+        For each the rows of a strip.
+    most
+        Strips of a row block, at most.
     """
 
     array: ChunkArray
     first: dict[int, int]
-    num_rows: int
+    num_rows: dict[int, int]
+    most: int
 
     def spans(self, i: int, rows: int) -> list[tuple[int, int]]:
         """First row of every strip of a row block of ``rows`` rows, and one past its last."""
-        starts = range(self.first[i], rows, self.num_rows)
-        return [(start, min(start + self.num_rows, rows)) for start in starts]
+        starts = range(self.first[i], rows, self.num_rows[i])
+        return [(start, min(start + self.num_rows[i], rows)) for start in starts]
 
     def index(self, i: int, j: int, s: int) -> tuple[int, int]:
         """Where strip s of tile (i, j) is kept."""
-        most = -(-self.array.chunks[1] // self.num_rows)
-        return i * most + s, j
+        return i * self.most + s, j
 
     def write(self, i: int, j: int, s: int, rows: FloatArray) -> None:
         """Keep a strip; what it has not is NaN."""
@@ -90,16 +92,17 @@ def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Str
     too_many = len(blocks) >= MANY_BLOCKS * num_threads
     if not taken.num_rows or num_threads < 2 or too_many or not isinstance(location, str):
         return None
-    first = {i: taken.first(i) for i in blocks}
-    most = max((grid.rows(i) - first[i] for i in blocks), default=0)
-    num_rows = max(MIN_STRIP_ROWS, -(-most // num_threads))
-    first = {i: row for i, row in first.items() if grid.rows(i) - row > num_rows}
-    if not first:
+    left = {i: grid.rows(i) - taken.first(i) for i in blocks}
+    num_rows = {i: max(MIN_STRIP_ROWS, -(-rows // num_threads)) for i, rows in left.items()}
+    num_rows = {i: rows for i, rows in num_rows.items() if left[i] > rows}
+    if not num_rows:
         return None
+    first = {i: taken.first(i) for i in num_rows}
     beside = join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-strips.zarr")
-    height = -(-grid.tile_size // num_rows) * grid.num_tiles * num_rows
-    shape = {"shape": (height, grid.num_tiles * grid.tile_size), "chunks": (num_rows, grid.tile_size)}
-    attributes = {"first": [[i, row] for i, row in first.items()]}
+    rows = max(num_rows.values())
+    height = grid.num_tiles * num_threads * rows
+    shape = {"shape": (height, grid.num_tiles * grid.tile_size), "chunks": (rows, grid.tile_size)}
+    attributes = {"strips": [[i, first[i], size] for i, size in num_rows.items()], "most": num_threads}
 
     def create() -> ChunkArray:
         return ChunkArray.create(beside, "", dtype=factor.array.dtype, attributes=attributes, **shape)
@@ -109,7 +112,7 @@ def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Str
     except StoreMismatchError:  # of an attempt with other workers, or other finished rows
         remove_array(beside)
         array = create()
-    return Strips(array, first, num_rows)
+    return Strips(array, first, num_rows, num_threads)
 
 
 def compute_strip(task: CholeskyTask, i: int, j: int, s: int) -> FloatArray | None:

@@ -163,9 +163,11 @@ def extension_nodes(
             if len(node.key) > 2:
                 continue
             before = tuple(key for key in before if len(key) == 2)
+        # what waits for something that is held back is held back itself
+        held = {"held_back": True, "shares": False} if strips else {}
         if i not in strips:
             flops = node.flops * (grid.rows(i) - first.get(i, 0)) / grid.tile_size
-            found.append(replace(node, dependencies=before, flops=max(flops, area)))
+            found.append(replace(node, dependencies=before, flops=max(flops, area), **held))
             continue
         keys: list[Key] = []
         for s, (start, stop) in enumerate(strips[i]):
@@ -177,5 +179,5 @@ def extension_nodes(
             found.append(Node((i, j, STRIP, s), waits_for, max(flops, area), held_back=True))
             keys.append((i, j, STRIP, s))
         flops = area * grid.tile_size / 3 if i == j else area
-        found.append(replace(node, dependencies=(*before, *keys), flops=flops, shares=False))
+        found.append(replace(node, dependencies=(*before, *keys), flops=flops, **held))
     return found
