@@ -89,7 +89,8 @@ def ensure_factor(model: Model, training: Training, store: Any) -> None:
         needed = cholesky_disk(n, b, d, 1, precision="float64", gram="on_the_fly", num_alphas=len(set(alphas)))
         check_disk(store, needed["factor"], TileGrid(n, b), {"rows_digest": [dataset.digest], "dtype": ["float64"]})
         logger.info("a standard deviation needs a float64 factor of %s rows, which this fit has not", f"{n:,}")
-        settings = FitSettings(kernel=kernel, alpha=alphas, tile_size=b)
+        center = None if model.center is None else tuple(model.center.tolist())
+        settings = FitSettings(kernel=kernel, alpha=alphas, tile_size=b, center=center)
         operator = ridge_operator(dataset, settings, alphas[0])
         workspace = Workspace(store=store, executor=executor, blas=blas_of(executor))
         for alpha in dict.fromkeys(alphas):

@@ -23,10 +23,12 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.factor.direct import Workspace
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.keys import gram_fields, key_of
+from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.solving import solve_targets
+from dkrr.linalg.takeover import continue_lineage
 from dkrr.linalg.targets import Solved, dual_coef_block, start_from
 from dkrr.lock import hold_lock
 from dkrr.stores import place, remove_array
@@ -40,6 +42,7 @@ __all__ = [
     "ridge_operator",
     "stored_gram",
     "task_bytes",
+    "with_lineage",
 ]
 
 FloatMatrix = NDArray[np.float64]
@@ -115,6 +118,8 @@ class FitSettings:
         Of cg, and of the refinement of a mixed factor.
     fit_intercept
         Whether f has an unpenalised constant, see :mod:`dkrr.linalg.intercept`.
+    center
+        Where a translation-invariant kernel is centred; None means the mean of the rows. See :func:`with_lineage`.
 
     Raises
     ------
@@ -130,6 +135,7 @@ class FitSettings:
     solver: Literal["cholesky", "cg"] = "cholesky"
     iterative: IterativeSettings = field(default_factory=IterativeSettings)
     fit_intercept: bool = False
+    center: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.solver == "cg" and self.precision == "float32":
@@ -197,6 +203,7 @@ def fit_rows(
             f"{len(settings.alpha)} values of alpha for {num_targets} targets; 1 or {num_targets} expected"
         )
     alphas = settings.alpha * (num_targets if len(settings.alpha) == 1 else 1)
+    settings = with_lineage(settings, dataset, workspace.store)
     operator = ridge_operator(dataset, settings, alphas[0], given)
     solve_key = key_of(_solve_fields(dataset, settings, operator, workspace, alphas, source_digest))
     guess = None if start is None else start_from(dataset, start)
@@ -213,6 +220,33 @@ def fit_rows(
         remove_array(solve_store)
 
 
+def with_lineage(settings: FitSettings, dataset: Dataset, store: Any) -> FitSettings:
+    """The settings with the centre of the earlier fit that shares the most rows, so that its tiles can be continued.
+
+    Nothing changes where no tiles are kept, or there is none. Cost: see :mod:`dkrr.linalg.lineage`.
+    """
+    kernel = settings.kernel
+    has_tiles = settings.solver == "cholesky" or settings.gram == "stored"
+    if settings.center is not None or kernel is None or not kernel.stationary or not has_tiles:
+        return settings
+    dtype = "float64" if settings.precision == "float64" else "float32"
+    found: dict[bool, tuple[float, ...]] = {}
+    for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=("factors", "grams")):
+        fields = ancestor.fields
+        if fields.get("center") is None or fields.get("tile_size") != settings.tile_size:
+            continue
+        is_same = ancestor.kind == "factors" and (
+            fields["alpha"] in settings.alpha
+            and (fields["dtype"], fields["gram"]) == (dtype, settings.gram)
+            and (fields["weight_digest"] is None) == (dataset.weight is None)
+        )
+        # the longest prefix comes first
+        found.setdefault(is_same, tuple(float(value) for value in fields["center"]))
+    # a factor that can be continued goes before whatever else has more rows
+    center = found.get(True, found.get(False))
+    return settings if center is None else replace(settings, center=center)
+
+
 def ridge_operator(
     dataset: Dataset, settings: FitSettings, alpha: float, given: TileMatrix | None = None
 ) -> RidgeOperator:
@@ -221,7 +255,7 @@ def ridge_operator(
         grid=TileGrid(dataset.num_rows, settings.tile_size),
         alpha=alpha,
         kernel=settings.kernel,
-        rows=rows_of(dataset, settings.kernel),
+        rows=rows_of(dataset, settings.kernel, settings.center),
         weighted=dataset.weight is not None,
         gram=given,
     )
@@ -296,7 +330,10 @@ def stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
     fields = gram_fields(operator, "float64")
     location = place(workspace.store, "grams", key_of(fields) + ".zarr")
     gram = TileMatrix.create(location, operator.grid, dtype="float64", attributes=fields)
-    workspace.record("gram", build_gram(operator, gram, workspace.executor, workspace.progress))
+    taken = continue_lineage(operator, gram, "grams", fields, workspace.store)
+    summary = build_gram(operator, gram, workspace.executor, workspace.progress, taken=taken)
+    workspace.record("gram", summary)
+    workspace.record_reuse("gram", operator.grid.n, taken.to_dict(), summary, power=2)
     return gram
 
 
@@ -316,4 +353,5 @@ def _combined(solutions: list[Solved], num_targets: int, workspace: Workspace) -
         relative_residual=relative,
         backward_error=backward,
         seconds=seconds,
+        reused=dict(workspace.reused),
     )

@@ -162,7 +162,7 @@ def exact_leave_one_out(
     the right precision yet: a float64 fit has one, "mixed" and cg do not. In this process 8 n numbers a target.
     """
     n, t = dataset.num_rows, dataset.num_targets
-    alphas, operator = _system(dataset, settings, workspace, given)
+    alphas, operator = _system(dataset, settings, workspace, given, model)
     solver = CholeskySolver(precision="float32" if settings.precision == "float32" else "float64")
     limit = memory_limit_of(workspace.executor)
     room = None if limit is None else int(MEMORY_SHARE * limit) - BASELINE_BYTES
@@ -191,7 +191,7 @@ def _stochastic(
     source_digest: str,
 ) -> LeaveOneOut:
     """The same from probes, without a factor: see :mod:`dkrr.linalg.inference.stochastic_diagonal`."""
-    alphas, operator = _system(dataset, settings, workspace, given)
+    alphas, operator = _system(dataset, settings, workspace, given, model)
     diagonals = probe_diagonals(
         operator,
         workspace,
@@ -207,10 +207,12 @@ def _stochastic(
 
 
 def _system(
-    dataset: Dataset, settings: FitSettings, workspace: Workspace, given: TileMatrix | None
+    dataset: Dataset, settings: FitSettings, workspace: Workspace, given: TileMatrix | None, model: Model
 ) -> tuple[FloatVector, RidgeOperator]:
     """An alpha for each target, and the operator of the first of them, over a stored Gram matrix where there is one."""
     alphas = np.broadcast_to(np.asarray(settings.alpha, dtype=np.float64), (dataset.num_targets,))
+    if model.center is not None:  # it may be that of an earlier fit, whose tiles were continued
+        settings = replace(settings, center=tuple(model.center.tolist()))
     operator = ridge_operator(dataset, settings, float(alphas[0]), given)
     if settings.gram == "stored" and given is None:
         operator = replace(operator, gram=stored_gram(operator, workspace))

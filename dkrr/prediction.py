@@ -20,7 +20,7 @@ from dkrr.dataset import Dataset, Floats, RowArray
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
-from dkrr.linalg.operators import Rows, open_rows
+from dkrr.linalg.operators import Rows
 from dkrr.manifest import manifest_digest
 from dkrr.model import BLOCK_ROWS, Model, load_model
 from dkrr.uncertainty import half_widths
@@ -108,7 +108,7 @@ def predict_block_task(task: PredictTask, i: int) -> bool:
     if is_whole(task.result.array, i):
         return False
     failpoint("predict.block.before_read")
-    dataset = open_rows(task.rows.store, task.rows.digest)
+    dataset = task.rows.open()
     start, stop = task.span(i, dataset.num_rows)
     values = _predicted(task, dataset.X.read(start, stop), start)
     failpoint("predict.block.after_compute", values)
@@ -132,7 +132,7 @@ def is_whole(array: ChunkArray, i: int) -> bool:
 
 def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     """Sums of squared errors over row block i."""
-    dataset = open_rows(task.rows.store, task.rows.digest)
+    dataset = task.rows.open()
     start, stop = task.span(i, dataset.num_rows)
     values = _predicted(task, dataset.X.read(start, stop), start)
     assert dataset.y is not None  # noqa: S101  (narrows the type)
@@ -174,7 +174,13 @@ def predict_dataset(
         rows_per_chunk=min(BLOCK_ROWS, dataset.num_rows),
         attributes={"model": digest, "rows_digest": dataset.digest},
     )
-    task = PredictTask(str(model.location), digest, Rows(dataset.path, dataset.digest), result.rows_per_chunk, result)
+    task = PredictTask(
+        str(model.location),
+        digest,
+        Rows(dataset.path, dataset.digest, None, dataset.version),
+        result.rows_per_chunk,
+        result,
+    )
     nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
     for _ in range(3):
         try:
@@ -210,7 +216,7 @@ def score_dataset(
     dataset.verify()
     threads = max(1, executor.num_threads)
     block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
-    rows = Rows(dataset.path, dataset.digest)
+    rows = Rows(dataset.path, dataset.digest, None, dataset.version)
     if intervals is None and model.quantiles is not None and model.quantiles.knows(DEFAULT_INTERVALS):
         intervals = DEFAULT_INTERVALS
     width = None if intervals is None else tuple(half_widths(model, intervals, "jackknife", None).tolist())

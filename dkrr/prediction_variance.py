@@ -21,7 +21,7 @@ from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.linalg.inference.variance import MIN_BLOCK_ROWS, block_rows
-from dkrr.linalg.operators import Rows, open_rows
+from dkrr.linalg.operators import Rows
 from dkrr.manifest import manifest_digest
 from dkrr.model import Model
 from dkrr.prediction import check_features, is_whole, saved_model
@@ -50,7 +50,7 @@ def variance_block_task(task: VarianceTask, i: int) -> bool:
     failpoint("variance.block.before_read")
     model = saved_model(task.model, task.model_digest)
     start, stop = task.result.span(i)
-    rows = open_rows(task.rows.store, task.rows.digest).X.read(start, stop)
+    rows = task.rows.open().X.read(start, stop)
     values = model.spread.variance(model.prepared_rows(rows, start))
     if manifest_digest(task.model) != task.model_digest:
         raise StoreError(f"{task.model} was replaced by another model during a prediction", hint="start again")
@@ -94,7 +94,7 @@ def predict_variance(
         rows_per_chunk=width,
         attributes=attributes,
     )
-    task = VarianceTask(str(model.location), digest, Rows(dataset.path, dataset.digest), result)
+    task = VarianceTask(str(model.location), digest, Rows(dataset.path, dataset.digest, None, dataset.version), result)
     flops = float(model.num_rows) ** 2 * width * len(spread.systems)
     nodes = [Node((i,), (), flops) for i in range(result.num_chunks)]
     for _ in range(3):

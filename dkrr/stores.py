@@ -8,6 +8,7 @@ what counts and cleans up lists (:func:`list_entries`, :func:`children`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -34,6 +35,7 @@ __all__ = [
     "is_url",
     "json_bytes",
     "key_size",
+    "link_key",
     "list_entries",
     "list_keys",
     "local_root",
@@ -289,6 +291,41 @@ def copy_tree(source: str, target: str, *, is_last: Callable[[str], bool] = lamb
 
     for key in sorted(list_keys(source), key=lambda key: (is_last(key), key)):
         copy_object(source, key, join(target, key))
+
+
+def link_key(source: str, key: str, target: str) -> bool | None:
+    """Give the bytes of a key a second place, below another folder or address of the same store, without moving them.
+
+    A file gets a second name (a hard link); where the file system has none, it is copied, and so is an object, by its
+    store. What is there already is left as it is.
+
+    Returns
+    -------
+    is_linked : bool or None
+        Whether no bytes were written; None when there is no such key.
+    """
+    folder, destination = local_root(source), local_root(target)
+    if folder is None or destination is None:
+        from dkrr.objects import copy_object
+
+        if key_size(source, key) is None:
+            return None
+        copy_object(source, key, join(target, key))
+        return False
+    path = destination / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(folder / key, path)
+    except FileExistsError:
+        return True
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        write_file(path, (folder / key).read_bytes())
+        return False
+    return True
 
 
 def arrays_below(root: Any, *kinds: str) -> Iterable[str]:

@@ -27,6 +27,7 @@ from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.choices import SolverChoice
+from dkrr.planning.continuing import find_continued
 from dkrr.planning.costs import Machine, cholesky_disk
 from dkrr.planning.planner import Decision, Limits, Problem, decide
 from dkrr.planning.rates import measure_machine
@@ -186,16 +187,24 @@ class TiledFit:
         """What "auto" becomes."""
         kernel = problem.kernel
         assert kernel is not None  # noqa: S101  (narrows the type)
+        limits = Limits(
+            threads=executor.num_threads,
+            memory_bytes=memory_limit_of(executor),
+            driver_bytes=free_memory_bytes(),
+            disk_bytes=free_bytes(root),
+        )
+        choice, tile_size = self.choice, self.tile_size
+        continued = find_continued(
+            root, dataset, kernel, problem.alpha, choice, tile_size=tile_size, memory_bytes=limits.memory_bytes
+        )
+        if continued is not None:
+            choice, tile_size = continued.resolve(choice, tile_size)
+            logger.info("%s", continued.sentence(None))
         return decide(
             problem,
-            self.choice,
-            Limits(
-                threads=executor.num_threads,
-                memory_bytes=memory_limit_of(executor),
-                driver_bytes=free_memory_bytes(),
-                disk_bytes=free_bytes(root),
-            ),
-            tile_size=self.tile_size,
+            choice,
+            limits,
+            tile_size=tile_size,
             machine=lambda: self._machine(problem, executor, root),
             trial=lambda seconds: sample_trial(dataset, kernel, seconds, seed=self.choice.seed),
         )

@@ -44,17 +44,21 @@ def init_command(data: str, target: tuple[str, ...], output: Path | None) -> Non
 
 @click.command("ingest", cls=Command)
 @click.argument("source")
-@click.argument("dest")
+@click.argument("dest", required=False)
 @click.option("--target", multiple=True, metavar="NAME", help="Target column: a name or a number; may be repeated.")
 @click.option("--features", multiple=True, metavar="NAME", help="Feature column, instead of all others; repeatable.")
 @click.option("--weight", metavar="NAME", help="Column of sample weights.")
 @click.option("--header/--no-header", default=None, help="Whether a CSV file has a header; found out by default.")
 @click.option("--delimiter", metavar="CHAR", help="What separates the fields of a CSV file.")
 @click.option("--one-hot", is_flag=True, help="Turn the classes of the target into one column each.")
-@click.option("--append", is_flag=True, help="Add the rows to the data set that DEST holds.")
+@click.option("--append", is_flag=True, help="Add the rows to the data set that DEST holds, as one generation.")
+@click.option("--label", metavar="TEXT", help="What the generation is called; appended once under this name.")
+@click.option("--drop-generation", multiple=True, type=int, metavar="K", help="Take generation K out; repeatable.")
+@click.option("--keep-generations", type=int, metavar="K", help="Keep the last K generations.")
+@click.option("--keep-rows", type=int, metavar="M", help="Keep the last M rows.")
 def ingest_command(
     source: str,
-    dest: str,
+    dest: str | None,
     target: tuple[str, ...],
     features: tuple[str, ...],
     weight: str | None,
@@ -62,24 +66,48 @@ def ingest_command(
     delimiter: str | None,
     one_hot: bool,
     append: bool,
+    label: str | None,
+    drop_generation: tuple[int, ...],
+    keep_generations: int | None,
+    keep_rows: int | None,
 ) -> None:
-    """Bring the rows of SOURCE into the data set DEST.
+    """Bring the rows of SOURCE into the data set DEST, or take rows out of it.
 
     SOURCE is a .csv, .csv.gz, .parquet, .npy, .npz or .zarr, or sklearn:digits, or generate:friedman?n=20480&d=10.
-    """
-    from dkrr.dataset import ingest
 
-    dataset = ingest(
-        source,
-        dest,
-        target=[column(name) for name in target] or None,
-        features=[column(name) for name in features] or None,
-        weight=None if weight is None else column(weight),
-        header="auto" if header is None else header,
-        delimiter=delimiter,
-        one_hot=one_hot,
-        append=append,
-    )
+    With --drop-generation, --keep-generations or --keep-rows the data set becomes a new version with fewer rows, after
+    the append if there is one; without SOURCE (`dkrr ingest DEST --keep-rows 100000`) nothing else happens.
+    """
+    from dkrr.dataset import drop_generations, ingest, keep_last
+
+    takes_out = bool(drop_generation) or keep_generations is not None or keep_rows is not None
+    if dest is None and not takes_out:
+        raise click.UsageError("DEST is missing: where shall the rows go?")
+    if takes_out and dest is not None and not append:
+        raise click.UsageError("rows are taken out of a data set by itself, or after --append")
+    if keep_generations is not None and keep_rows is not None:
+        raise click.UsageError("--keep-generations or --keep-rows, not both")
+    if label is not None and not append:
+        raise click.UsageError("--label names an append: give --append as well")
+    if dest is None:
+        dest = source
+    else:
+        dataset = ingest(
+            source,
+            dest,
+            target=[column(name) for name in target] or None,
+            features=[column(name) for name in features] or None,
+            weight=None if weight is None else column(weight),
+            header="auto" if header is None else header,
+            delimiter=delimiter,
+            one_hot=one_hot,
+            append=append,
+            label=label,
+        )
+    if drop_generation:
+        dataset = drop_generations(dest, drop_generation)
+    if keep_generations is not None or keep_rows is not None:
+        dataset = keep_last(dest, generations=keep_generations, rows=keep_rows)
     print_facts(dataset_facts(dataset))
 
 
@@ -88,6 +116,7 @@ def dataset_facts(dataset: Dataset) -> list[tuple[str, object]]:
     return [
         ("data set", dataset.path),
         ("rows", f"{dataset.num_rows:,}"),
+        ("generations", len(dataset.generations)),
         ("features", dataset.num_features),
         ("targets", ", ".join(dataset.target_names) or "none"),
     ]

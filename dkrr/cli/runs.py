@@ -45,7 +45,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def submit_command(job: Path, as_json: bool) -> None:
     """Start JOB in the background and print the name of its run. `wait`, `status`, `logs`, `cancel` take that name.
 
-    A finished job prints its result and is not run again; one that was interrupted continues.
+    A finished job prints its result and is not run again unless its data set holds other rows since; one that was
+    interrupted continues.
     """
     from dkrr.jobs.spec import JobSpec
 

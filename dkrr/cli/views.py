@@ -57,6 +57,9 @@ def _facts(view: View) -> Iterator[tuple[str, Any]]:
         yield "phase", _progress(view)
     if status.seconds:
         yield "seconds", ", ".join(f"{name} {value:.1f}" for name, value in status.seconds.items())
+    factor = status.reused.get("factor")
+    if factor:
+        yield "reused", f"{factor['rows']:,} of {factor['of_rows']:,} rows of the factor"
     if status.driver is not None:
         driver = status.driver
         yield "driver", f"process {driver.get('pid')} on {driver.get('host')}, attempt {status.epoch}"

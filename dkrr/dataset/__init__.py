@@ -1,20 +1,26 @@
 """X, y and weights on disk in row chunks: ingest, digests, statistics, splits."""
 
 from dkrr.dataset.dataset import Dataset, open_dataset
-from dkrr.dataset.ingest import ingest
+from dkrr.dataset.generations import Generation
+from dkrr.dataset.ingest import append, ingest
 from dkrr.dataset.masks import read_mask, row_hash_fraction
 from dkrr.dataset.rows import Floats, RowArray, RowReader, default_rows_per_chunk
 from dkrr.dataset.scaling import Scaling
 from dkrr.dataset.split import prepare_rows
+from dkrr.dataset.versions import drop_generations, keep_last
 
 __all__ = [
     "Dataset",
     "Floats",
+    "Generation",
     "RowArray",
     "RowReader",
     "Scaling",
+    "append",
     "default_rows_per_chunk",
+    "drop_generations",
     "ingest",
+    "keep_last",
     "open_dataset",
     "prepare_rows",
     "read_mask",

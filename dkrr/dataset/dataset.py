@@ -1,8 +1,11 @@
 """A data set on disk: X, y and weights in row chunks, with names, digests and statistics.
 
 ``dataset.zarr`` is a Zarr group with the arrays X (n, d), y (n, t) and weight (n, 1) where there are any, which any
-Zarr reader can open. Everything else is in the attributes of the group. Each append is a *generation*: the pair
-(n, digest of the first n rows of X) is kept, so that a fit on the old rows is known to be a fit on a prefix.
+Zarr reader can open. Everything else is in the attributes of the group. Each append is a *generation*: n and the digest
+of the first n rows of X are kept, so that a fit on the old rows is known to be a fit on a prefix.
+
+Rows are only ever added to an array. Where some are to go, all others are written to arrays of a new *version*, whose
+names have its number (X-2), and the attributes then name those; who reads the version before goes on doing so.
 
 Cost: opening reads three or four small JSON files; no rows.
 """
@@ -15,12 +18,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.dataset.destination import FORMAT, FORMAT_VERSION
+from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, is_part
 from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
+from dkrr.dataset.generations import Counters, Generation, read_generations
 from dkrr.dataset.rows import Floats, RowArray
 from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DamagedChunkError, StoreError
-from dkrr.stores import local_root, read_json
+from dkrr.stores import children, local_root, read_json
 
 __all__ = ["Dataset", "Part", "open_dataset"]
 
@@ -50,13 +54,17 @@ class Dataset:
     weight : RowArray (n, 1) or None
     digest, digest_y, digest_weight
         Digest of all rows of X, y and weight; None for what is not there.
-    generations
-        ``(n, digest of the first n rows of X)`` after each append, in order.
+    generations : tuple of Generation
+        What each append brought, in order, with n and the digest of the first n rows of X.
     x_mean, x_std : (d,)
     y_mean, y_std : (t,)
         Unweighted means and population standard deviations; the latter are 1 for a constant column.
     origin
         What the rows were made from, where dkrr made them from another data set.
+    version
+        Which arrays of the group hold the rows: 1 until rows are dropped, one more each time.
+    counters
+        The numbers of the generation and of the row that come next.
     """
 
     path: Any
@@ -72,12 +80,14 @@ class Dataset:
     digest: str
     digest_y: str | None
     digest_weight: str | None
-    generations: list[tuple[int, str]]
+    generations: tuple[Generation, ...]
     x_mean: Floats
     x_std: Floats
     y_mean: Floats
     y_std: Floats
     origin: dict[str, Any] | None = None
+    version: int = 1
+    counters: Counters = field(default_factory=lambda: Counters(generation=1, row=0))
     records: dict[str, dict[str, Any]] = field(repr=False)
 
     @property
@@ -91,6 +101,11 @@ class Dataset:
     def read(self, start: int, stop: int) -> Floats:
         """Rows ``start`` to ``stop`` of X, (stop - start, d)."""
         return self.X.read(start, stop)
+
+    def numbered_spans(self) -> Iterator[tuple[int, int, int]]:
+        """``(start, stop, number)`` of each :class:`Generation`: its rows, and the number of the first of them."""
+        for generation in self.generations:
+            yield generation.start, generation.n, generation.first_row
 
     def parts(self) -> dict[str, RowArray]:
         """The arrays that are there, by name."""
@@ -112,8 +127,9 @@ class Dataset:
             raise IndexError(f"digest of the first {n} rows; {self.path} has {self.num_rows}")
         if n == self.num_rows:
             return str(record["digest"])
-        if part == "X" and n in dict(self.generations):
-            return dict(self.generations)[n]
+        known = [generation.digest for generation in self.generations if generation.n == n] if part == "X" else []
+        if known:
+            return known[0]
         full = n // DIGEST_ROWS
         return prefix_digest(record["block_digests"][:full], array.read(full * DIGEST_ROWS, n))
 
@@ -136,7 +152,8 @@ class Dataset:
                     f"{array.array.location} has {len(blocks)} block digests for {self.num_rows} rows",
                     hint="restore it, or ingest the source again",
                 )
-            generations = [*self.generations, (self.num_rows, self.digest)] if name == "X" else []
+            known = [(generation.n, generation.digest) for generation in self.generations]
+            generations = [*known, (self.num_rows, self.digest)] if name == "X" else []
             for number, rows in enumerate(_digest_blocks(array)):
                 first = number * DIGEST_ROWS
                 if len(rows) == DIGEST_ROWS and block_digest(rows) != blocks[number]:
@@ -186,7 +203,7 @@ def open_dataset(path: Any) -> Dataset:
     root = local_root(path)
     where = str(path) if root is None else str(root)
     if root is not None:
-        for name in ("zarr.json", "X", "y", "weight"):
+        for name in filter(is_part, children(root)):
             if (root / name).is_symlink():
                 raise StoreError(f"{root / name} is a symbolic link", hint="only plain files and folders are read")
     try:
@@ -214,13 +231,19 @@ def open_dataset(path: Any) -> Dataset:
 def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
     num_rows = int(attributes["num_rows"])
     records: dict[str, dict[str, Any]] = attributes["arrays"]
-    arrays = {name: RowArray.open(path, name, num_rows) for name in ("X", "y", "weight") if name in records}
+    version = int(attributes.get("version", 1))
+    arrays = {
+        name: RowArray.open(path, array_name(name, version), num_rows)
+        for name in ("X", "y", "weight")
+        if name in records
+    }
     features, targets = tuple(attributes["feature_names"]), tuple(attributes["target_names"])
     for name, names in (("X", features), ("y", targets)):
         found = arrays[name].num_columns if name in arrays else 0
         if found != len(names):
             raise StoreError(f"{name} of {path} has {found} columns and {len(names)} names", hint="restore it")
-    generations = [(int(n), str(digest)) for n, digest in attributes["generations"]]
+    generations = read_generations(attributes["generations"])
+    counters = attributes.get("next")
     classes = attributes["classes"]
     x_mean, x_std = _statistics(records["X"])
     y_mean, y_std = _statistics(records["y"]) if "y" in records else (np.empty(0), np.empty(0))
@@ -244,6 +267,8 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
         y_mean=y_mean,
         y_std=y_std,
         origin=attributes.get("origin"),
+        version=version,
+        counters=Counters.after(generations) if counters is None else Counters(**counters),
         records=records,
     )
 

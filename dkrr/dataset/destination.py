@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -19,15 +20,30 @@ from typing import Any, Literal
 from dkrr.address import join
 from dkrr.errors import DkrrError, StorageFullError, StoreError
 from dkrr.fence import check_fence
-from dkrr.stores import delete_key, is_url, list_keys, local_root, read_json, remove_array, write_json
+from dkrr.stores import (
+    children,
+    delete_key,
+    is_url,
+    list_entries,
+    list_keys,
+    local_root,
+    read_json,
+    remove_array,
+    write_json,
+)
 
 __all__ = [
     "FORMAT_VERSION",
     "State",
+    "array_name",
     "check_space",
     "clear",
+    "clear_versions",
     "inspect",
+    "is_part",
     "mark_unfinished",
+    "remove_part",
+    "replaced_at",
     "storage_errors",
     "write_attributes",
 ]
@@ -36,7 +52,21 @@ FORMAT = "dataset"
 FORMAT_VERSION = 1
 State = Literal["absent", "empty", "unfinished", "complete"]
 
+# readers that have opened a data set go on with its rows for so long after a new version has replaced them
+KEPT_SECONDS = 3600.0
+
+_ARRAY = re.compile(r"(X|y|weight)(?:-([1-9]\d*))?")
 _PARTIAL = re.compile(r"zarr\.json\.[0-9a-f]{32}\.partial")
+
+
+def array_name(part: str, version: int) -> str:
+    """What the array of a part is called in the group: ``X``, and ``X-2`` in version 2."""
+    return part if version == 1 else f"{part}-{version}"
+
+
+def is_part(name: str) -> bool:
+    """Whether something in the folder of a data set has the name of its metadata or of an array."""
+    return name == "zarr.json" or _ARRAY.fullmatch(name) is not None
 
 
 def inspect(location: Any) -> State:
@@ -113,9 +143,60 @@ def _clear_store(location: Any) -> None:
         remove_array(location)
         return
     # the marker goes last here, too
-    for name in ("X", "y", "weight"):
-        remove_array(join(location, name))
+    for name in children(location):
+        if _ARRAY.fullmatch(name):
+            remove_array(join(location, name))
     delete_key(location, "zarr.json")
+
+
+def replaced_at(location: Any) -> float:
+    """When the version before the present one was replaced (seconds since 1970); 0 where there was none."""
+    document = read_json(location, "zarr.json") or {}
+    return float(document.get("attributes", {}).get("replaced_at") or 0.0)
+
+
+def clear_versions(location: Any, version: int, *, now: float | None = None) -> None:
+    """Remove arrays of a finished data set that nobody reads: of interrupted writes, and of versions long replaced.
+
+    Parameters
+    ----------
+    version
+        The one that counts. That before it stays for an hour after it was replaced, for who has it open.
+    """
+    check_fence()
+    kept = {version}
+    if (time.time() if now is None else now) - replaced_at(location) < KEPT_SECONDS:
+        kept.add(version - 1)
+    root = local_root(location)
+    for name in children(location):
+        found = _ARRAY.fullmatch(name)
+        if found is not None and int(found[2] or 1) not in kept:
+            remove_array(join(location if root is None else str(root), name))
+        elif root is not None and (found is not None or _PARTIAL.fullmatch(name)):
+            _remove_partials(root / name)
+    if not is_url(location) and local_root(location) is None:  # a Zarr store, which is not listed
+        for part in ("X", "y", "weight"):
+            remove_part(location, array_name(part, version + 1))
+
+
+def _remove_partials(path: Path) -> None:
+    """What writes that were killed left; nobody else writes there."""
+    if path.is_file():
+        path.unlink(missing_ok=True)
+        return
+    for entry in list_entries(path):
+        if entry.key.endswith(".partial"):
+            (path / entry.key).unlink(missing_ok=True)
+
+
+def remove_part(location: Any, name: str) -> None:
+    """Remove one array of a data set."""
+    if is_url(location) or local_root(location) is not None:
+        remove_array(join(str(local_root(location) or location), name))
+        return
+    from zarr.core.sync import sync
+
+    sync(location.delete_dir(name))
 
 
 def check_space(location: Any, num_bytes: int) -> None:

@@ -8,21 +8,26 @@ column statistics are gathered on the way, at about the rate of a disk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from dkrr.dataset import destination
 from dkrr.dataset.checks import FiniteCheck, WeightCheck
 from dkrr.dataset.classes import OneHot
 from dkrr.dataset.columns import Column, Layout, resolve
 from dkrr.dataset.dataset import Dataset, open_dataset
+from dkrr.dataset.generations import Generation
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.sources.text import Header
 from dkrr.dataset.summary import RowSummary
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreMismatchError
+from dkrr.lock import hold_lock
 
-__all__ = ["ingest"]
+__all__ = ["append", "fields_of", "ingest"]
 
 Rows = tuple[Floats, Floats | None, Floats | None]
 
@@ -38,6 +43,7 @@ def ingest(
     delimiter: str | None = None,
     one_hot: bool = False,
     append: bool = False,
+    label: str | None = None,
     y: Any = None,
     sample_weight: Any = None,
     rows_per_chunk: int | None = None,
@@ -66,8 +72,10 @@ def ingest(
     one_hot
         The target holds classes, numbers or text; it becomes one column of 0 and 1 a class.
     append
-        Add the rows to the data set at ``dest``, which they must match. Without ``target``, ``features`` and ``weight``
-        its own column names are looked up in the source.
+        Add the rows to the data set at ``dest`` as a generation of their own, all or none; they must match it. Without
+        ``target``, ``features`` and ``weight`` its own column names are looked up in the source.
+    label
+        What the generation is called. An append is done once under a label: the same rows again change nothing.
     y : (n,) or (n, t), optional
         Targets given apart from the source.
     sample_weight : (n,), optional
@@ -90,13 +98,45 @@ def ingest(
         ``source`` cannot be read, or ``dest`` holds something else.
     StorageFullError
         The disk is too small.
+    LockedError
+        Another process appends to ``dest``.
     """
     if rows_per_chunk is not None and (isinstance(rows_per_chunk, bool) or rows_per_chunk < 1):
         raise ParameterError(f"rows_per_chunk is {rows_per_chunk!r}; at least 1 expected", hint="leave it out")
+    if label is not None and not (isinstance(label, str) and label):
+        raise ParameterError(f"label is {label!r}; a text expected", hint="leave it out, or name the append")
     table = open_table(source, header=header, delimiter=delimiter, y=y, sample_weight=sample_weight)
+    wanted = _Wanted(target, features, weight, one_hot, rows_per_chunk, label)
+    if not append:
+        return _write(table, dest, wanted, append=False)
+    destination.inspect(dest)  # what is not ours gets no lock beside it
+    with hold_lock(dest):
+        return _write(table, dest, wanted, append=True)
+
+
+def append(source: Any, dest: Any, **options: Any) -> Dataset:
+    """``ingest(source, dest, append=True)``: add rows to a data set as one generation, all or none."""
+    return ingest(source, dest, append=True, **options)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is asked of an ingest, besides the rows."""
+
+    target: Column | Sequence[Column] | None
+    features: Sequence[Column] | None
+    weight: Column | None
+    one_hot: bool
+    rows_per_chunk: int | None
+    label: str | None
+
+
+def _write(table: Table, dest: Any, wanted: _Wanted, *, append: bool) -> Dataset:
     existing = open_dataset(dest) if destination.inspect(dest) == "complete" else None
     base = existing if append else None
+    target, features, weight, one_hot = wanted.target, wanted.features, wanted.weight, wanted.one_hot
     if base is not None:
+        destination.clear_versions(dest, base.version)
         target, features, weight = _as_before(base, table, target, features, weight)
         one_hot = one_hot or (base.classes is not None and table.classes is None)
     layout = resolve(table, target=target, features=features, weight=weight)
@@ -113,12 +153,35 @@ def ingest(
         return _compare(existing, table, layout, encoder, fields)
     if base is not None:
         _check_same_columns(base, table, fields)
-        fields = _fields_of(base)
-    writer = DatasetWriter(dest, rows_per_chunk=rows_per_chunk, num_rows=table.num_rows, base=base, **fields)
+        fields = fields_of(base) | {"origin": base.origin}
+        known = [generation for generation in base.generations if wanted.label and generation.label == wanted.label]
+        if known:
+            return _appended_before(base, known[0], table, _rows(table, layout, encoder))
+    writer = DatasetWriter(dest, rows_per_chunk=wanted.rows_per_chunk, num_rows=table.num_rows, base=base, **fields)
     with writer:
         for X, Y, weights in _rows(table, layout, encoder):
             writer.add(X, Y, weights)
-        return writer.commit()
+        return writer.commit(wanted.label)
+
+
+def _appended_before(base: Dataset, generation: Generation, table: Table, rows: Iterator[Rows]) -> Dataset:
+    """``base`` if the source holds the rows of a generation that has its label; reads both, writes nothing."""
+    position, is_same = generation.start, True
+    for X, Y, weights in rows:
+        stop = position + len(X)
+        is_same = is_same and stop <= generation.n
+        for name, part in (("X", X), ("y", Y), ("weight", weights)):
+            if is_same and part is not None:
+                is_same = np.array_equal(base.parts()[name].read(position, stop), part)
+        position = stop
+    if not is_same or position != generation.n:
+        raise StoreMismatchError(
+            f"generation {generation.number} of {base.path} is called {generation.label!r} and holds "
+            f"{generation.num_rows:,} other rows than {table.label}",
+            hint="give the append another label, or drop that generation first",
+            fields=["label"],
+        )
+    return base
 
 
 def _rows(table: Table, layout: Layout, encoder: OneHot | None) -> Iterator[Rows]:
@@ -162,7 +225,8 @@ def _fields(table: Table, layout: Layout, encoder: OneHot | None) -> dict[str, A
     }
 
 
-def _fields_of(dataset: Dataset) -> dict[str, Any]:
+def fields_of(dataset: Dataset) -> dict[str, Any]:
+    """What :class:`DatasetWriter` is told about columns, as a data set has them."""
     names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d")
     return {name: getattr(dataset, name) for name in names}
 

@@ -17,7 +17,7 @@ from dkrr.dataset.summary import RowSummary
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, StoreMismatchError
 
-__all__ = ["prepare_rows"]
+__all__ = ["mask_digest", "prepare_rows"]
 
 Mask = NDArray[np.bool_]
 
@@ -29,6 +29,7 @@ def prepare_rows(
     test_mask: Mask | None = None,
     standardize: bool = False,
     scaling: Scaling | None = None,
+    scaling_rows: int | None = None,
 ) -> tuple[Dataset, Scaling | None]:
     """Write the training rows of a data set to a data set of their own.
 
@@ -45,6 +46,8 @@ def prepare_rows(
         unweighted; 1 stands for the standard deviation of a constant column. Weights are copied.
     scaling
         Whiten with these statistics instead, so that rows which came later continue an earlier fit.
+    scaling_rows
+        So many first rows of a data set these are statistics of; written down only.
 
     Returns
     -------
@@ -67,7 +70,7 @@ def prepare_rows(
     keep = _kept(dataset, test_mask)
     origin: dict[str, Any] = {
         "digest": {name: record["digest"] for name, record in dataset.records.items()},
-        "rows": hashlib.sha256(np.packbits(keep).tobytes()).hexdigest(),
+        "rows": mask_digest(keep),
         "scaling": scaling.to_dict() if scaling is not None else "training rows" if standardize else None,
     }
     if destination.inspect(dest) == "complete":
@@ -75,7 +78,11 @@ def prepare_rows(
     dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
     if scaling is None and standardize:
         scaling = _training_scaling(dataset, keep)
-    origin["resolved"] = None if scaling is None else scaling.to_dict()
+    origin |= {
+        "resolved": None if scaling is None else scaling.to_dict(),
+        "num_rows": dataset.num_rows,
+        "scaling_rows": dataset.num_rows if scaling_rows is None else scaling_rows,
+    }
     writer = DatasetWriter(
         dest,
         feature_names=dataset.feature_names,
@@ -86,9 +93,9 @@ def prepare_rows(
         num_rows=int(np.count_nonzero(keep)),
         origin=origin,
     )
-    ends = sorted({n for n, _ in dataset.generations})
+    ends = {generation.n: generation for generation in dataset.generations}
     with writer:
-        for start, stop in _cut(dataset, ends):
+        for start, stop in _cut(dataset, sorted(ends)):
             rows = {name: array.read(start, stop)[keep[start:stop]] for name, array in dataset.parts().items()}
             if scaling is not None:
                 scaling.apply_x(rows["X"], out=rows["X"])
@@ -96,8 +103,13 @@ def prepare_rows(
                     scaling.apply_y(rows["y"], out=rows["y"])
             writer.add(rows["X"], rows.get("y"), rows.get("weight"))
             if stop in ends:
-                writer.mark()
+                writer.mark(ends[stop].label, number=ends[stop].number)
         return writer.commit(), scaling
+
+
+def mask_digest(keep: Mask) -> str:
+    """SHA-256 of which rows are kept."""
+    return hashlib.sha256(np.packbits(keep).tobytes()).hexdigest()
 
 
 def _kept(dataset: Dataset, test_mask: Mask | None) -> Mask:
@@ -139,9 +151,9 @@ def _training_scaling(dataset: Dataset, keep: Mask) -> Scaling:
 
 def _reuse(dest: Any, origin: dict[str, Any]) -> tuple[Dataset, Scaling | None]:
     existing = open_dataset(dest)
-    found = dict(existing.origin or {})
-    resolved = found.pop("resolved", None)
-    if found != origin:
+    found = existing.origin or {}
+    resolved = found.get("resolved")
+    if any(found.get(name) != value for name, value in origin.items()):
         differing = [name for name, value in origin.items() if found.get(name) != value]
         raise StoreMismatchError(
             f"{existing.path} exists and was prepared from other rows (differing: {', '.join(differing)})",

@@ -7,13 +7,17 @@ Order on disk, for a new data set and for an append alike:
 3. the shape of each array,
 4. the attributes of the group, which are what counts: a reader takes n from them.
 
-A kill between any two steps leaves the finished rows as they were.
+A kill between any two steps leaves the finished rows as they were. The ragged chunk is replaced as a whole, by one
+atomic step: a reader that has the old file mapped keeps it, one that opens the new one finds the old rows where they
+were. So rows stay in one array that any Zarr reader can open, which they would not with an array for each append.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +26,7 @@ import numpy as np
 from dkrr.dataset import destination
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.digests import DIGEST_ROWS
+from dkrr.dataset.generations import Counters, Generation
 from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk
 from dkrr.dataset.summary import RowSummary
 from dkrr.errors import DataError, StoreError
@@ -146,6 +151,8 @@ class DatasetWriter:
         Rows to come, where known: then the disk is checked before anything is written.
     base
         The data set to append to.
+    replaces
+        The data set at ``location`` whose next version this is.
     origin
         Stored as it is; plain JSON.
 
@@ -169,13 +176,16 @@ class DatasetWriter:
         rows_per_chunk: int | None = None,
         num_rows: int | None = None,
         base: Dataset | None = None,
+        replaces: Dataset | None = None,
         origin: dict[str, Any] | None = None,
     ) -> None:
         self.location = location
         self._state = destination.inspect(location)
-        if base is None and self._state == "complete":
+        if base is None and replaces is None and self._state == "complete":
             raise StoreError(f"{location} is a finished data set", hint="append to it, or choose another destination")
-        self._base = base
+        self._base, self._replaces = base, replaces
+        before = base or replaces
+        self._version = 1 if before is None else before.version + (replaces is not None)
         widths = {"X": len(feature_names), "y": len(target_names), "weight": 0 if weight_name is None else 1}
         self._widths = {name: width for name, width in widths.items() if width}
         self._is_auto = base is None and rows_per_chunk is None
@@ -192,6 +202,7 @@ class DatasetWriter:
             "origin": origin,
         }
         self._generations = list(base.generations) if base is not None else []
+        self._counters = Counters(generation=1, row=0) if before is None else before.counters
         self._rows_per_chunk = rows
         self._needed: int | None = None
         if num_rows is not None:
@@ -209,7 +220,7 @@ class DatasetWriter:
             destination.check_space(self.location, self._needed)
         try:
             with destination.storage_errors(self.location, self._needed):
-                if self._base is None:
+                if self._base is None and self._replaces is None:
                     if self._state == "unfinished":
                         destination.clear(self.location, keep_folder=True)
                     destination.mark_unfinished(self.location)
@@ -217,7 +228,8 @@ class DatasetWriter:
                     base = self._base.parts()[name] if self._base is not None else None
                     record = self._base.records[name] if self._base is not None else None
                     rows = self._rows_per_chunk
-                    self._writers[name] = _RowWriter(self.location, name, width, rows, base, record)
+                    path = destination.array_name(name, self._version)
+                    self._writers[name] = _RowWriter(self.location, path, width, rows, base, record)
         except BaseException:
             self._undo()
             raise
@@ -232,15 +244,41 @@ class DatasetWriter:
                 if rows is not None:
                     self._writers[name].add(rows)
 
-    def mark(self) -> None:
-        """Record a generation: the rows so far are a prefix that may have to be proved."""
+    def mark(
+        self, label: str | None = None, *, number: int | None = None, first_row: int | None = None
+    ) -> Generation | None:
+        """Record a generation: the rows since the last one, if there are any.
+
+        Parameters
+        ----------
+        label
+            What it is called.
+        number, first_row
+            Of a generation that is copied; otherwise the next ones.
+        """
         writer = self._writers["X"]
         writer.feed()
-        if writer.num_rows and (not self._generations or self._generations[-1][0] != writer.num_rows):
-            self._generations.append((writer.num_rows, writer.summary.digest()))
+        before = self._generations[-1].n if self._generations else 0
+        added = writer.num_rows - before
+        if not added:
+            return None
+        found = Generation(
+            number=self._counters.generation if number is None else number,
+            n=writer.num_rows,
+            num_rows=added,
+            digest=writer.summary.digest(),
+            first_row=self._counters.row if first_row is None else first_row,
+            label=label,
+        )
+        self._generations.append(found)
+        self._counters = Counters(
+            generation=max(self._counters.generation, found.number + 1),
+            row=max(self._counters.row, found.first_row + added),
+        )
+        return found
 
-    def commit(self) -> Dataset:
-        """Finish the arrays, then publish them."""
+    def commit(self, label: str | None = None) -> Dataset:
+        """Finish the arrays, then publish them; rows that belong to no generation yet become one called ``label``."""
         with destination.storage_errors(self.location, self._needed):
             before = self._base.num_rows if self._base is not None else 0
             if self.num_rows == before:
@@ -251,14 +289,20 @@ class DatasetWriter:
                     writer.shrink(min(rows, self._rows_per_chunk))
             for writer in self._writers.values():
                 writer.finish()
-            self.mark()
+            self.mark(label)
             self._attributes |= {
                 "complete": True,
                 "num_rows": self.num_rows,
                 "digest_rows": DIGEST_ROWS,
-                "generations": [[n, digest] for n, digest in self._generations],
+                "generations": [generation.to_dict() for generation in self._generations],
+                "next": asdict(self._counters),
+                "version": self._version,
                 "arrays": {name: writer.summary.to_dict() for name, writer in self._writers.items()},
             }
+            if self._replaces is not None:
+                self._attributes["replaced_at"] = time.time()
+            elif self._base is not None:
+                self._attributes["replaced_at"] = destination.replaced_at(self.location)
             failpoint("dataset.before_pointer")
             destination.write_attributes(self.location, self._attributes)
         self._writers = {}
@@ -274,6 +318,12 @@ class DatasetWriter:
 
     def _undo(self) -> None:
         # the first error is the one to report, also where the disk refuses the removal too: hence the suppressions
+        if self._replaces is not None:
+            with contextlib.suppress(Exception):
+                if open_dataset(self.location).version == self._replaces.version:
+                    for name in self._widths:
+                        destination.remove_part(self.location, destination.array_name(name, self._version))
+            return
         if self._base is None:
             if self._state != "complete":
                 with contextlib.suppress(Exception):

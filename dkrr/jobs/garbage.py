@@ -31,9 +31,10 @@ __all__ = ["Garbage", "delete_garbage", "find_garbage"]
 KEPT_SECONDS = 3600.0
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
 _ARRAYS = ("grams", "factors", "rows", "data", "preconditioners", "solves")
-# what is there besides: vectors of a pass that was killed, notes about float32 factors that broke down, and the
-# subsets and trials of searches
-_OTHERS = ("scratch", "breakdowns", "tune")
+# what is there besides: vectors of a pass that was killed, notes about float32 factors that broke down, records of the
+# rows that arrays were made of, and the subsets and trials of searches
+_OTHERS = ("scratch", "breakdowns", "lineage", "tune")
+_DOCUMENTS = ("breakdowns", "lineage")
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def find_garbage(
     newest = time.time() - kept_seconds
     found = []
     for kind in (*_ARRAYS, *_OTHERS):
-        ending = ".json" if kind == "breakdowns" else ".zarr"
+        ending = ".json" if kind in _DOCUMENTS else ".zarr"
         for name in children(join(root, kind)):
             location = join(root, kind, name)
             keys = {key.decode() for key in _KEY.findall(name.encode())}

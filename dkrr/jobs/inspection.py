@@ -83,9 +83,14 @@ def _describe_dataset(path: str) -> dict[str, Any]:
         "weights": dataset.weight_name or "none",
         "classes": "none" if dataset.classes is None else ", ".join(map(str, dataset.classes)),
         "chunks": f"{dataset.X.num_chunks} of {dataset.X.rows_per_chunk} rows",
-        "generations": ", ".join(str(n) for n, _ in dataset.generations),
+        "generations": ", ".join(_generation(found) for found in dataset.generations),
         "digest": dataset.digest,
     }
+
+
+def _generation(found: Any) -> str:
+    name = "" if found.label is None else f" {found.label}"
+    return f"{found.number}{name}: {found.num_rows:,} rows"
 
 
 def _count_and_names(names: tuple[str, ...]) -> str:
@@ -198,7 +203,7 @@ def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
             grid=TileGrid(attributes["n"], attributes["tile_size"]),
             alpha=attributes.get("alpha", 0.0),
             kernel=kernel,
-            rows=Rows(dataset.path, dataset.digest, None if center is None else tuple(center)),
+            rows=Rows(dataset.path, dataset.digest, None if center is None else tuple(center), dataset.version),
             weighted=weight_digest is not None,
         )
     return None

@@ -24,6 +24,7 @@ from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
+from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.planning.costs import Machine
 from dkrr.planning.leave_one_out import with_leave_one_out
 from dkrr.planning.planner import DISK_RESERVE_BYTES, Candidate, Decision, Limits, Problem, decide
@@ -45,7 +46,8 @@ class Plan:
     ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
     possible. ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
     ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
-    there is no factor.
+    there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds) and
+    "scaling", and empty where all is computed.
     """
 
     num_rows: int
@@ -83,6 +85,7 @@ class Plan:
     refusal: str = ""
     hint: str = ""
     notes: list[str] = field(default_factory=list)
+    reused: dict[str, Any] = field(default_factory=dict)
 
     @property
     def disk_needed_bytes(self) -> int:
@@ -182,6 +185,13 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
             preconditioner=_preconditioner(choice.preconditioner, earlier),
         )
         given_tiles = int(earlier["tile_size"])
+    has_grown = earlier is not None and earlier.get("num_rows") != n
+    continued = find_continued(
+        store, train, resolved, tuple(alpha), choice, tile_size=given_tiles, memory_bytes=_task_limit(job, limit)
+    )
+    frozen_tiles = continued is not None and given_tiles is None
+    if continued is not None:
+        choice, given_tiles = continued.resolve(choice, given_tiles)
 
     def machine() -> Machine:
         where = "new cluster" if job.cluster.scheduler == "local" else "client"
@@ -200,7 +210,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     }
     limits = Limits(
         threads=threads,
-        memory_bytes=None if limit is None else limit // job.cluster.threads_per_worker,
+        memory_bytes=_task_limit(job, limit),
         driver_bytes=free_memory_bytes(),
         disk_bytes=None if free is None else free + _present_bytes(store, wanted, alpha),
     )
@@ -211,16 +221,30 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         tile_size=given_tiles,
         machine=machine,
         trial=trial,
-        always_measure=earlier is None,
+        always_measure=earlier is None or has_grown,
     )
     left_out = method_of(job, decision.chosen.solver)
-    chosen = with_leave_one_out(decision.chosen, problem, left_out, machine() if left_out and earlier is None else None)
+    chosen = with_leave_one_out(
+        decision.chosen, problem, left_out, machine() if left_out and (earlier is None or has_grown) else None
+    )
+    reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
+    notes = [] if prepared.frozen is None else [prepared.frozen.sentence()]
+    if continued is not None and continued.is_for(chosen):
+        less = continued.saved(chosen)
+        saved = chosen.total_seconds - less.total_seconds if chosen.seconds else None
+        chosen, reused["factor"] = less, continued.to_dict(saved)
+        notes.append(continued.sentence(saved))
+    elif chosen.solver == "cholesky":
+        other = find_other_alpha(store, train, resolved, tuple(alpha))
+        if other is not None and other not in alpha:
+            notes.append(other_alpha_sentence(other, alpha[0], choice.tol))
     b, grid = chosen.tile_size, TileGrid(n, chosen.tile_size)
     present = _present_bytes(store, wanted | {"tile_size": b}, alpha)
+    if "factor" in reused and continued is not None:
+        present = max(present, continued.num_bytes)
     per_task = chosen.memory_bytes * job.cluster.threads_per_worker
     needed = max(0, sum(chosen.disk_bytes.values()) - present)
     refusal, hint = _refusal(chosen, decision, store, limit, per_task, needed, free)
-    notes = []
     if job.cluster.insecure:
         notes.append("insecure = true: the scheduler is reached without encryption or authentication")
     if left_out == "stochastic":
@@ -228,7 +252,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     nystrom = choice.nystrom(usable_rows(train)) if choice.solver == "nystrom" else None
     if nystrom is not None:
         notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
-    if earlier is None:
+    if earlier is None or has_grown:
         known = _measured(chosen, decision, machine)
         split = None if chosen.split is None else chosen.split.to_dict()
     else:
@@ -245,7 +269,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         precision=chosen.precision,
         gram=chosen.gram,
         tile_size=b,
-        tile_rule=decision.tile_rule,
+        tile_rule="those of the factor that is continued" if frozen_tiles else decision.tile_rule,
         num_tiles_per_side=grid.num_tiles,
         num_tasks=_num_tasks(chosen, grid, problem.num_alphas),
         flops=_flops(chosen, problem),
@@ -264,6 +288,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         refusal=refusal,
         hint=hint,
         notes=notes,
+        reused=reused,
         **known,
     )
 
@@ -344,6 +369,11 @@ def _flops(chosen: Candidate, problem: Problem) -> float:
         return n * (size**2 + 4.0 * size * t) + size**3 / 3 * problem.num_alphas
     iterations = 0.0 if chosen.iterations is None else chosen.iterations.high
     return 2.0 * n * n * t * iterations + 2.0 * n * chosen.rank**2
+
+
+def _task_limit(job: JobSpec, limit: int | None) -> int | None:
+    """Memory of one task."""
+    return None if limit is None else limit // job.cluster.threads_per_worker
 
 
 def _memory_limit(job: JobSpec, workers: int) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,28 @@ import numpy as np
 from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.errors import DataError, StoreError
+from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.objects import find_object, list_objects
 from dkrr.stores import is_url, place, read_json
 
-__all__ = ["Prepared", "open_data", "prepare"]
+__all__ = ["Prepared", "has_changed", "open_data", "prepare"]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two."""
+    """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two.
+
+    ``frozen`` says where the scaling comes from, when an earlier fit had the first of these rows; ``data`` which rows
+    the job's data had, held-out ones included.
+    """
 
     train: Dataset
     test: Dataset | None
     scaling: Scaling | None
     locations: tuple[str, ...]
+    frozen: Frozen | None = None
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 def _key(*parts: Any) -> str:
@@ -88,7 +95,7 @@ def open_data(data: DataSpec, store: Any, *, path: str | None = None) -> Dataset
 
 
 def prepare(job: JobSpec, store: Any) -> Prepared:
-    """Split and whiten: training rows with the training rows' statistics, held-out rows untouched."""
+    """Split and whiten: training rows with the training rows' statistics, or frozen ones; held-out rows untouched."""
     dataset = open_data(job.data, store)
     if dataset.y is None:
         raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
@@ -111,10 +118,41 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
         test, _ = prepare_rows(dataset, location, test_mask=~mask, standardize=False)
         locations.append(location)
     if mask is None and not job.data.standardize:
-        return Prepared(dataset, test, None, tuple(locations))
+        return Prepared(dataset, test, None, tuple(locations), data=_facts(dataset))
+    frozen = find_scaling(store, dataset, mask, job.data.drift_limit) if job.data.standardize else None
+    if frozen is not None and frozen.location is not None:
+        train = open_dataset(frozen.location)
+        return Prepared(train, test, frozen.scaling, (*locations, frozen.location), frozen, _facts(dataset))
+    scaling = None if frozen is None else frozen.scaling
+    if scaling is not None:
+        split = _key(split, scaling.to_dict())
     location = place(store, "rows", f"{split}-train.zarr")
-    train, scaling = prepare_rows(dataset, location, test_mask=mask, standardize=job.data.standardize)
-    return Prepared(train, test, scaling, (*locations, location))
+    train, scaling = prepare_rows(
+        dataset,
+        location,
+        test_mask=mask,
+        standardize=job.data.standardize,
+        scaling=scaling,
+        scaling_rows=None if frozen is None or scaling is None else frozen.num_rows,
+    )
+    return Prepared(train, test, scaling, (*locations, location), frozen, _facts(dataset))
+
+
+def has_changed(job: JobSpec, result: dict[str, Any]) -> bool:
+    """Whether the job's data set holds other rows than those of a result; False for data that is not a data set."""
+    fitted, path = result.get("data"), job.data.path
+    if not fitted or path.startswith(("sklearn:", "generate:")):
+        return False
+    try:
+        return _facts(open_dataset(path)) != fitted
+    except StoreError:
+        return False
+
+
+def _facts(dataset: Dataset) -> dict[str, Any]:
+    """By which the rows of a data set are known."""
+    digests = [dataset.digest, dataset.digest_y, dataset.digest_weight]
+    return {"rows": dataset.num_rows, "digests": digests}
 
 
 def _mask(job: JobSpec, dataset: Dataset) -> Any:
@@ -122,7 +160,10 @@ def _mask(job: JobSpec, dataset: Dataset) -> Any:
     assert evaluate is not None  # noqa: S101  (narrows the type)
     n = dataset.num_rows
     if evaluate.fraction is not None:
-        mask = row_hash_fraction(0, n, evaluate.fraction)
+        # by the numbers of the rows, which they keep when others are dropped
+        spans = dataset.numbered_spans()
+        parts = [row_hash_fraction(number, number + b - a, evaluate.fraction) for a, b, number in spans]
+        mask = np.concatenate(parts)
     elif evaluate.mask_is_file:
         mask = read_mask(str(evaluate.mask), n, column=evaluate.mask_column)
     else:

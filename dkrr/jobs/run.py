@@ -94,7 +94,7 @@ def drive_job(
     check_claim(job, directory.location)  # before anything is written there
     with driving(directory, kind=kind, progress=progress, detached=kind != "fit") as monitor:
         summary = _run(job, directory, monitor, source)
-        monitor.note(model=summary.model_path)
+        monitor.note(model=summary.model_path, reused=plain(summary.reused))
         return summary
 
 
@@ -114,6 +114,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     if source is not None:
         directory.write_bytes("job.toml", source)
     resolve_once(plan, directory.location)
+    monitor.note(reused=plain(plan.reused))
     seconds = {"prepare": time.perf_counter() - started}
     monitor.phase("start")
     begin = time.perf_counter()
@@ -137,6 +138,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
             seconds["evaluate"] = time.perf_counter() - begin
     summary.seconds = seconds | {"total": time.perf_counter() - started}
     summary.estimated_seconds = plan.estimated_seconds | {"total": plan.total_seconds}
+    summary.data = prepared.data
     summary.peak_rss_bytes = peaks(workspace)
     summary.client_peak_rss_bytes = peak_rss_bytes()
     if summary.score is not None:

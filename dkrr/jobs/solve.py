@@ -9,12 +9,13 @@ import numpy as np
 
 from dkrr._version import __version__
 from dkrr.dataset import Dataset
-from dkrr.fitting import FitResult, FitSettings, fit_rows
+from dkrr.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.given import store_given_matrix
 from dkrr.jobs.leave_one_out import leave_out
 from dkrr.jobs.plan import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.start import begin_from, remember
 from dkrr.jobs.summary import FitSummary, summary_of
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.nystrom.solver import fit_nystrom
@@ -49,7 +50,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         train, given, digest = store_given_matrix(rows, targets, weight, workspace.store, plan.tile_size)
     choice = SolverChoice.from_dict(plan.choice)
     iterative = choice.iterative(rank=plan.rank or None)
-    if plan.solver == "cg" and not plan.rank:
+    if plan.solver == "cg" and not plan.rank and choice.preconditioner != "factor":
         iterative = replace(iterative, preconditioner="none")
     settings = FitSettings(
         kernel=kernel,
@@ -78,8 +79,10 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         summary = summary_of(plan, workspace, directory, model_path, primal.solution, primal.intercept)
         summary.leave_one_out = left_out
         return summary
+    settings = with_lineage(settings, train, workspace.store)
+    start = None if given is not None else begin_from(train, settings, workspace)
     try:
-        with fit_rows(train, settings, workspace, given=given, source_digest=digest) as result:
+        with fit_rows(train, settings, workspace, given=given, source_digest=digest, start=start) as result:
             center = result.operator.rows.center if result.operator.rows is not None else None
             parts = {
                 "kernel": result.operator.kernel,
@@ -100,6 +103,8 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         if given is not None:  # a copy of what the job's data holds
             remove_array(given.location)
             remove_array(train.path)
+    if given is None:
+        remember(workspace.store, train, settings, model_path)
     summary = summary_of(plan, workspace, directory, model_path, result.solution, result.intercept)
     summary.leave_one_out = left_out
     summary.tiles_total = result.operator.grid.num_lower * len(result.factors)

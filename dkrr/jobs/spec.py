@@ -62,8 +62,16 @@ __all__ = [
 ]
 
 
+# the mean of a column may move by one standard deviation
+DRIFT_LIMIT = 1.0
+
+
 class DataSpec(Table):
-    """``[data]``: where the rows come from and what their columns mean."""
+    """``[data]``: where the rows come from and what their columns mean.
+
+    With ``standardize`` rows that came after those of an earlier fit are whitened like them, unless they have drifted
+    by more than ``drift_limit`` (in standard deviations of a column): then all rows are fitted anew.
+    """
 
     path: Location
     target: Columns | None = None
@@ -73,6 +81,7 @@ class DataSpec(Table):
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     one_hot: bool = False
     standardize: bool = False
+    drift_limit: Annotated[float, Field(gt=0)] = DRIFT_LIMIT
 
 
 class EvaluateSpec(Table):
@@ -155,7 +164,7 @@ class SolverSpec(Table):
     gram: Literal["auto", "stored", "on_the_fly"] = "auto"
     tol: Annotated[float, Field(gt=0, lt=1)] = 1e-8
     max_iter: Annotated[int, Field(ge=1)] | None = None
-    preconditioner: Literal["auto", "rpcholesky", "nystrom", "none"] = "auto"
+    preconditioner: Literal["auto", "rpcholesky", "nystrom", "factor", "none"] = "auto"
     rank: Rank = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     allow_unconverged: bool = False
@@ -338,8 +347,11 @@ class JobSpec(Table):
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
         document: dict[str, dict[str, Any]] = self.as_written().model_dump(mode="json", exclude_none=True)
-        if not self.model.fit_intercept:  # runs that began before there were intercepts are still the same job
+        # runs that began before there were these keys are still the same jobs
+        if not self.model.fit_intercept:
             del document["model"]["fit_intercept"]
+        if self.data.drift_limit == DRIFT_LIMIT:
+            del document["data"]["drift_limit"]
         return document
 
     def as_written(self) -> Self:

@@ -39,6 +39,8 @@ class FitSummary:
     score: Score | None = None
     metric: str = ""
     kept: dict[str, int] = field(default_factory=dict)
+    reused: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     estimated_seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +79,19 @@ def summary_of(
         backward_error=solution.backward_error,
         message=solution.message,
         intercept=None if intercept is None else intercept.tolist(),
+        reused=_reused(plan, solution),
     )
+
+
+def _reused(plan: Plan, solution: Solution) -> dict[str, Any]:
+    """What was there from earlier fits and what that saved: seconds as measured, else as the plan expected."""
+    found: dict[str, Any] = {name: dict(values) for name, values in solution.reused.items()}
+    if "scaling" in plan.reused:
+        found["scaling"] = plan.reused["scaling"]
+    factor = found.get("factor")
+    if factor is not None and factor["seconds"] is None:
+        factor["seconds"] = plan.reused.get("factor", {}).get("seconds")
+    return found
 
 
 def peaks(workspace: Workspace) -> dict[str, int]:

@@ -160,6 +160,8 @@ def fit_table(summary: FitSummary) -> Any:
         reused = summary.tiles_total - summary.tiles_computed
         tiles = f"{summary.tiles_total:,} of {plan.tile_size} x {plan.tile_size}, {summary.tiles_computed:,} computed"
         table.add_row("tiles", tiles + (f", {reused:,} found valid" if reused else ""))
+    for name, text in _reused(summary):
+        table.add_row(name, text)
     if summary.num_iterations or plan.solver != "cholesky":
         guess = "" if plan.iterations is None else f" ({_iterations(plan.iterations)} expected)"
         table.add_row("iterations", f"{summary.num_iterations:,}{guess}")
@@ -199,6 +201,28 @@ def fit_table(summary: FitSummary) -> Any:
     for location, num_bytes in summary.kept.items():
         table.add_row("kept", f"{size(num_bytes)} in {location}")
     return table
+
+
+def _reused(summary: FitSummary) -> list[tuple[str, str]]:
+    """What earlier fits in the store saved, in words."""
+    rows = []
+    for name in ("factor", "gram"):
+        found = summary.reused.get(name)
+        if found is not None:
+            text = f"{found['rows']:,} of {found['of_rows']:,} rows of the {name}, {found['share']:.1%} of its work"
+            seconds = f", about {found['seconds']:,.1f} s" if found["seconds"] else ""
+            rows.append(("reused", text + seconds))
+    rows += [("not reused", reason) for reason in summary.reused.get("not_continued", {}).values()]
+    scaling = summary.reused.get("scaling")
+    if scaling is not None:
+        drift = scaling["drift"]
+        state = "that of earlier rows" if scaling["scaling"] == "frozen" else "of all rows, anew"
+        far = f"{drift['rows']:,} newer rows drift by {drift['value']:.2g}, limit {scaling['limit']:g}"
+        rows.append(("scaling", f"{state}; {far}"))
+    start = summary.reused.get("start")
+    if start is not None:
+        rows.append(("start", f"coefficients of {start['rows']:,} rows, from {start['source']}"))
+    return rows
 
 
 def tune_table(summary: TuneSummary) -> Any:

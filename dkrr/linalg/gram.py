@@ -11,7 +11,7 @@ n^2 / 2 kernel entries, n (n + b) / 2 elements written; memory of a task: one ti
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,9 @@ from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.keys import gram_fields, key_of
-from dkrr.linalg.operators import RidgeOperator, Rows, open_rows
+from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.linalg.repairs import Repairs
+from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import gram_samples_agree
 from dkrr.stores import place
 from dkrr.tiles import TileGrid, TileMatrix
@@ -39,20 +40,22 @@ __all__ = ["GramTask", "build_gram", "gram_matrix", "rows_of"]
 logger = logging.getLogger("dkrr.linalg")
 
 
-def rows_of(dataset: Dataset, kernel: Kernel | None) -> Rows:
-    """Reference to the rows of a data set; translation-invariant kernels are centred at the mean."""
-    center = None
-    if kernel is not None and kernel.stationary:
+def rows_of(dataset: Dataset, kernel: Kernel | None, center: tuple[float, ...] | None = None) -> Rows:
+    """Reference to the rows of a data set; translation-invariant kernels are centred, at the mean unless told where."""
+    if kernel is None or not kernel.stationary:
+        center = None
+    elif center is None:
         center = tuple(float(value) for value in dataset.x_mean)
-    return Rows(dataset.path, dataset.digest, center)
+    return Rows(dataset.path, dataset.digest, center, dataset.version)
 
 
 @dataclass(frozen=True)
 class GramTask:
-    """The operator whose kernel is evaluated, and the matrix that is written."""
+    """The operator whose kernel is evaluated, the matrix that is written, and what earlier ones have of it."""
 
     operator: RidgeOperator
     gram: TileMatrix
+    taken: TakenOver = field(default_factory=TakenOver)
 
     @property
     def grid(self) -> TileGrid:
@@ -74,13 +77,27 @@ def gram_tile(task: GramTask, i: int, j: int) -> bool:
         )
     failpoint("gram.tile.before_read")
     tile = buffer("accumulator", gram.grid.shape(i, j), gram.dtype)
-    task.operator.gram_tile(i, j, tile)
+    kept = task.taken.read(i, j)
+    if kept is None:
+        task.operator.gram_tile(i, j, tile)
+    else:
+        _add_rows(task.operator, i, j, kept, tile)
     failpoint("gram.tile.after_compute", tile)
     if not is_finite(tile):
         raise DataError(f"tile ({i}, {j}) of the Gram matrix is not finite", hint="scale the features")
     gram.write(i, j, tile)
     failpoint("gram.tile.after_write")
     return True
+
+
+def _add_rows(operator: RidgeOperator, i: int, j: int, kept: FloatArray, tile: FloatArray) -> None:
+    """Tile (i, j) of K from its first rows and the rows that were added since."""
+    first, rows = len(kept), len(tile)
+    tile[:first, : kept.shape[1]] = kept
+    if first < rows:
+        operator.gram_rows(i, j, first, rows, tile[first:])
+    if i == j:
+        tile[:first, first:] = tile[first:, :first].T
 
 
 def gram_nodes(grid: TileGrid, num_features: int) -> list[Node]:
@@ -90,12 +107,20 @@ def gram_nodes(grid: TileGrid, num_features: int) -> list[Node]:
 
 
 def build_gram(
-    operator: RidgeOperator, gram: TileMatrix, executor: Executor, progress: Progress | None = None
+    operator: RidgeOperator,
+    gram: TileMatrix,
+    executor: Executor,
+    progress: Progress | None = None,
+    *,
+    taken: TakenOver | None = None,
 ) -> RunSummary:
-    """Compute every tile of K that is not valid; a tile found damaged is computed again."""
-    task = GramTask(operator, gram)
+    """Compute every tile of K that is not valid; a tile found damaged is computed again.
+
+    ``taken`` is what earlier matrices of the lineage have of its ragged tiles.
+    """
+    task = GramTask(operator, gram, taken or TakenOver())
     rows = operator.rows
-    nodes = gram_nodes(gram.grid, 1 if rows is None else open_rows(rows.store, rows.digest).num_features)
+    nodes = gram_nodes(gram.grid, 1 if rows is None else rows.open().num_features)
     repairs = Repairs()
     while True:
         try:

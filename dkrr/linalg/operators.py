@@ -38,34 +38,41 @@ class Rows:
         Digest of its X; another digest found there is an error.
     center
         Subtracted from every row before the kernel sees it, or None.
+    version
+        Of the data set; what a process knows of an older one with the same rows is not believed.
     """
 
     store: Any
     digest: str
     center: tuple[float, ...] | None = None
+    version: int = 1
+
+    def open(self) -> Dataset:
+        """The data set; kept open per process."""
+        return open_rows(self.store, self.digest, self.version)
 
     def read(self, start: int, stop: int) -> FloatMatrix:
         """Rows ``start:stop`` (stop - start, d), centred."""
-        block = open_rows(self.store, self.digest).X.read(start, stop)
+        block = self.open().X.read(start, stop)
         if self.center is not None:
             block -= np.asarray(self.center)
         return block
 
     def root_weight(self, start: int, stop: int) -> FloatMatrix | None:
         """Square roots of the weights (stop - start,), None without weights."""
-        weight = open_rows(self.store, self.digest).weight
+        weight = self.open().weight
         return None if weight is None else np.sqrt(weight.read(start, stop)[:, 0])
 
 
-def open_rows(store: Any, digest: str) -> Dataset:
+def open_rows(store: Any, digest: str, version: int = 1) -> Dataset:
     """Open a data set and check that it is the one that was meant; kept open per process."""
     if isinstance(store, str):
-        return _open_rows(store, digest)
+        return _open_rows(store, digest, version)
     return _checked(open_dataset(store), digest)
 
 
 @lru_cache(maxsize=8)
-def _open_rows(store: str, digest: str) -> Dataset:
+def _open_rows(store: str, digest: str, version: int) -> Dataset:
     return _checked(open_dataset(store), digest)
 
 
@@ -138,11 +145,41 @@ class RidgeOperator:
             out[diagonal, diagonal] += self.alpha
         return out
 
-    def _scale(self, i: int, j: int, out: FloatArray) -> None:
+    def gram_rows(self, i: int, j: int, start: int, stop: int, out: FloatArray) -> FloatArray:
+        """Rows ``start`` to ``stop`` of tile (i, j) of K, in ``out``; of a diagonal tile its first ``stop`` columns."""
+        if self.kernel is None or self.rows is None:
+            raise StoreError("a precomputed matrix has no kernel to evaluate", hint="give the matrix again")
+        first, other = self.grid.span(i).start, self.grid.span(j)
+        a = self.rows.read(first + start, first + stop)
+        try:
+            if i != j:
+                self.kernel.block(a, self.rows.read(other.start, other.stop), out)
+            else:
+                if start:
+                    self.kernel.block(a, self.rows.read(first, first + start), out[:, :start])
+                self.kernel.block(a, a, out[:, start:stop], same=True)
+        except DataError as exc:
+            raise DataError(f"tile ({i}, {j}): {exc.message}", hint=exc.hint, **exc.details) from exc
+        return out
+
+    def tile_rows(self, i: int, j: int, start: int, stop: int, out: FloatArray) -> FloatArray:
+        """Rows ``start`` to ``stop`` of tile (i, j) of A, in ``out``; of a diagonal tile its first ``stop`` columns."""
+        if self.gram is None:
+            self.gram_rows(i, j, start, stop, out)
+        else:
+            out[...] = self.gram.read(i, j)[start:stop, : out.shape[1]]
+        if self.weighted:
+            self._scale(i, j, out, start)
+        if i == j:
+            places = np.arange(stop - start)
+            out[places, start + places] += self.alpha
+        return out
+
+    def _scale(self, i: int, j: int, out: FloatArray, start: int = 0) -> None:
         left, right = self.root_weight(i), self.root_weight(j)
         if left is not None and right is not None:
-            out *= left[:, None]
-            out *= right[None, :]
+            out *= left[start : start + len(out), None]
+            out *= right[None, : out.shape[1]]
 
     def root_weight(self, i: int) -> FloatMatrix | None:
         """Square roots of the weights of row block i, None when the operator is not weighted."""
@@ -154,7 +191,7 @@ class RidgeOperator:
     @property
     def num_features(self) -> int:
         """d of the rows; 1 for a precomputed matrix."""
-        return 1 if self.rows is None else open_rows(self.rows.store, self.rows.digest).num_features
+        return 1 if self.rows is None else self.rows.open().num_features
 
     def root_weights(self) -> FloatMatrix | None:
         """The diagonal of S (n,), None when the operator is not weighted."""

@@ -26,7 +26,8 @@ class IterativeSettings:
     max_iter
         Passes over the kernel; None means 1,000.
     preconditioner
-        "rpcholesky" (randomly pivoted Cholesky), "nystrom" (uniform columns), or "none".
+        "rpcholesky" (randomly pivoted Cholesky), "nystrom" (uniform columns), "factor" (one of these rows that an
+        earlier fit left in the store, of another alpha), or "none".
     rank
         Columns of the preconditioner; "auto" takes what a memory and time budget allows.
     seed
@@ -37,7 +38,7 @@ class IterativeSettings:
 
     tol: float = 1e-8
     max_iter: int | None = None
-    preconditioner: Literal["rpcholesky", "nystrom", "none"] = "rpcholesky"
+    preconditioner: Literal["rpcholesky", "nystrom", "factor", "none"] = "rpcholesky"
     rank: int | Literal["auto"] = "auto"
     seed: int = 0
     allow_unconverged: bool = False
@@ -47,9 +48,9 @@ class IterativeSettings:
             raise ParameterError(f"tol = {self.tol!r}", hint="give a number between 0 and 1")
         if self.max_iter is not None and self.max_iter < 1:
             raise ParameterError(f"max_iter = {self.max_iter!r}", hint="give at least 1, or None")
-        if self.preconditioner not in ("rpcholesky", "nystrom", "none"):
+        if self.preconditioner not in ("rpcholesky", "nystrom", "factor", "none"):
             raise ParameterError(
-                f"preconditioner = {self.preconditioner!r}", hint='"rpcholesky", "nystrom" or "none" expected'
+                f"preconditioner = {self.preconditioner!r}", hint='"rpcholesky", "nystrom", "factor" or "none" expected'
             )
         if self.rank != "auto" and (not isinstance(self.rank, int) or self.rank < 1):
             raise ParameterError(f"rank = {self.rank!r}", hint='give a positive integer or "auto"')

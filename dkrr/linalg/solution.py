@@ -35,6 +35,9 @@ class Solution:
         Wall time of each phase.
     message
         One sentence.
+    reused
+        What was there from earlier fits, see :meth:`dkrr.linalg.workspace.Workspace.record_reuse`: "factor", "gram",
+        and "start" where an iteration began with earlier coefficients. Empty where all was computed.
     """
 
     solver: str
@@ -45,6 +48,7 @@ class Solution:
     backward_error: list[float]
     seconds: dict[str, float] = field(default_factory=dict)
     message: str = ""
+    reused: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

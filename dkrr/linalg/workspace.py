@@ -16,7 +16,8 @@ class Workspace:
     """Where a solve keeps its arrays and who runs its tasks; collects what every phase did.
 
     ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase). ``split`` says which sums
-    of a factor are split; None leaves it to :func:`~dkrr.linalg.factor.schedule.usual_split`.
+    of a factor are split; None leaves it to :func:`~dkrr.linalg.factor.schedule.usual_split`. ``reused`` says what was
+    there already, see :meth:`record_reuse`.
     """
 
     store: Any
@@ -26,6 +27,7 @@ class Workspace:
     durable: bool = False
     split: Split | None = None
     phases: dict[str, RunSummary] = field(default_factory=dict)
+    reused: dict[str, Any] = field(default_factory=dict)
 
     def record(self, phase: str, summary: RunSummary) -> RunSummary:
         """Add the figures of a phase."""
@@ -34,3 +36,53 @@ class Workspace:
         else:
             self.phases[phase] = summary
         return summary
+
+    def record_reuse(self, name: str, n: int, taken: dict[str, Any], summary: RunSummary, *, power: int) -> None:
+        """Note what a matrix of n rows did not cost.
+
+        Parameters
+        ----------
+        name
+            "factor" or "gram".
+        taken
+            ``rows`` of earlier matrices that are rows of this one, and their ``sources``.
+        summary
+            What was computed.
+        power
+            The work of m rows is m^3 / 3 flops of a factor, m^2 / 2 entries of a Gram matrix.
+
+        Notes
+        -----
+        ``reused[name]`` becomes a dict: ``rows`` of ``of_rows``, ``tiles`` that were not computed, ``work`` and
+        ``share`` of it that was saved, ``seconds`` that this took at the rate of what was computed (None where too
+        little was), and ``sources``. Where an earlier matrix of the same system could not be continued,
+        ``reused["not_continued"][name]`` says why.
+        """
+        is_whole = summary.num_computed == 0 and summary.num_tasks > 0
+        rows = n if is_whole else int(taken["rows"])
+        if not rows:
+            if taken.get("reason"):
+                self.reused.setdefault("not_continued", {})[name] = taken["reason"]
+            return
+        share = (rows / n) ** power
+        seconds = None
+        if not is_whole and summary.num_computed:
+            seconds = summary.seconds * share / max(1e-12, 1 - share)
+        entry = {
+            "rows": rows,
+            "of_rows": n,
+            "tiles": summary.num_tasks - summary.num_computed,
+            "work": float(rows) ** power / power,
+            "share": share,
+            "seconds": seconds,
+            "sources": list(taken["sources"]),
+        }
+        before = self.reused.get(name)
+        if before is not None:  # another alpha
+            entry["tiles"] += before["tiles"]
+            entry["work"] += before["work"]
+            entry["rows"], entry["share"] = min(rows, before["rows"]), min(share, before["share"])
+            known = [value for value in (before["seconds"], seconds) if value is not None]
+            entry["seconds"] = sum(known) if known else None
+            entry["sources"] = list(dict.fromkeys([*before["sources"], *entry["sources"]]))
+        self.reused[name] = entry

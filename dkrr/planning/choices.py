@@ -102,8 +102,8 @@ class SolverChoice:
             return "precision 'float32' with solver 'cg', whose answers are float64", (
                 "precision 'mixed' evaluates the kernel in float32 and gives a float64 answer"
             )
-        if self.preconditioner == "none" and self.rank != "auto":
-            return f"rank {self.rank} with preconditioner 'none'", "leave one of them out"
+        if self.preconditioner in ("none", "factor") and self.rank != "auto":
+            return f"rank {self.rank} with preconditioner {self.preconditioner!r}", "leave one of them out"
         return None
 
     @classmethod
@@ -162,6 +162,6 @@ _ALLOWED = {
     "solver": ("auto", "cholesky", "cg", "nystrom", "primal"),
     "precision": ("auto", "float64", "float32", "mixed"),
     "gram": ("auto", "stored", "on_the_fly"),
-    "preconditioner": ("auto", "rpcholesky", "nystrom", "none"),
+    "preconditioner": ("auto", "rpcholesky", "nystrom", "factor", "none"),
     "centers": ("auto", "rpcholesky", "uniform"),
 }

@@ -56,6 +56,8 @@ TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.03, 0.1, 1.5
 TILELESS = ("nystrom", "primal")
 NYSTROM_ITERATIONS = Iterations(12, 30)
 UNKNOWN_ITERATIONS = Iterations(20, 100)
+# with the factor of an alpha that is up to ten times as large or small
+FACTOR_ITERATIONS = Iterations(5, 40)
 # arrays (n, t) that conjugate gradients hold in the driver
 DRIVER_VECTORS = 10
 DISK_RESERVE_BYTES = 256 * 2**20
@@ -150,7 +152,7 @@ class Decision:
         """The fit with nothing left to choose; of nystrom and primal the parts that they share with the others."""
         chosen = self.chosen
         iterative = choice.iterative(rank=chosen.rank or None)
-        if chosen.solver == "cg" and not chosen.rank and choice.rank == "auto":
+        if chosen.solver == "cg" and not chosen.rank and choice.rank == "auto" and choice.preconditioner != "factor":
             iterative = replace(iterative, preconditioner="none")
         return FitSettings(
             kernel=problem.kernel,
@@ -226,7 +228,7 @@ def _small(problem: Problem, choice: SolverChoice, limits: Limits) -> dict[str, 
         named["solver"] = "primal" if _may_be_primal(problem, choice) and _primal_is_less(problem) else "cholesky"
     if choice.precision == "auto":
         named["precision"] = "float64"
-    if choice.solver == "cg" and choice.rank == "auto" and choice.preconditioner != "none":
+    if choice.solver == "cg" and choice.rank == "auto" and choice.preconditioner not in ("none", "factor"):
         n, d = problem.num_rows, problem.num_features
         named["rank"] = choose_rank(n, d, min(problem.alpha), tol=choice.tol, num_columns=problem.num_targets)
     return named
@@ -298,7 +300,7 @@ def _primal_is_less(problem: Problem) -> bool:
 
 
 def _ranks(problem: Problem, choice: SolverChoice) -> Iterator[int]:
-    if choice.preconditioner == "none":
+    if choice.preconditioner in ("none", "factor"):
         yield 0
     elif choice.rank != "auto":
         yield min(choice.rank, problem.num_rows)
@@ -347,7 +349,9 @@ def _priced(
         memory = cg_memory(n, b, d, t, rank, limits.threads)
         disk = cg_disk(n, b, d, t, gram=gram, rank=rank)
         iterations = UNKNOWN_ITERATIONS
-        if trial is not None:
+        if choice.preconditioner == "factor":
+            iterations = FACTOR_ITERATIONS
+        elif trial is not None:
             iterations = trial.cg(problem.alpha, tuple(_ranks(problem, choice)), choice.tol)[rank]
     else:
         memory = cholesky_memory(b, d, precision)

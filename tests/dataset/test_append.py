@@ -60,8 +60,9 @@ def test_appends_equal_one_ingest(ends: list[int], rows_per_chunk: int | None, d
     whole = ingest(X[:n], folder / "b.zarr", y=Y[:n], sample_weight=W[:n], rows_per_chunk=data.draw(st.just(777)))
     assert facts(made) == facts(whole)
     assert facts(open_dataset(folder / "a.zarr")) == facts(whole)
-    assert [m for m, _ in made.generations] == ends
-    assert made.generations == [(m, whole.prefix_digest(m)) for m in ends]
+    assert [generation.n for generation in made.generations] == ends
+    assert [generation.digest for generation in made.generations] == [whole.prefix_digest(m) for m in ends]
+    assert [generation.number for generation in made.generations] == list(range(1, len(ends) + 1))
     assert made.y is not None
     assert made.weight is not None
     assert made.X.read(0, n).tobytes() == X[:n].tobytes()

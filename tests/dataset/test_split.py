@@ -72,8 +72,8 @@ def test_appended_rows_continue_the_prepared_ones(tmp_path: Path) -> None:
     longer = ingest(X[1500:], tmp_path / "a.zarr", y=Y[1500:], append=True)
     longer_train, same = prepare_rows(longer, tmp_path / "t2.zarr", test_mask=MASK, scaling=scaling)
     assert same == scaling
-    assert longer_train.generations[0] == (train.num_rows, train.digest)
-    assert longer_train.generations[1] == (int((~MASK).sum()), longer_train.digest)
+    found = [(generation.n, generation.digest) for generation in longer_train.generations]
+    assert found == [(train.num_rows, train.digest), (int((~MASK).sum()), longer_train.digest)]
 
 
 def test_prepare_refuses(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Status:
     exit_code: int | None = None
     error: dict[str, str] | None = None
     model: str = ""
+    reused: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -31,6 +31,8 @@ class Submitted:
 def submit_job(job: JobSpec, source: bytes) -> Submitted:
     """Make the run of a job and start its driver; nothing is started when the run is on its way, or finished.
 
+    A run that is finished begins once more when its data set holds other rows since: it continues with what it has.
+
     Parameters
     ----------
     job
@@ -49,11 +51,17 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
     document = check_claim(job, directory.location)
     if directory.exists():
         view = look_once(directory)
-        if not view.is_over or view.state == "finished":
+        if not view.is_over or (view.state == "finished" and not _has_new_rows(job, directory)):
             return Submitted(directory, view)
     directory.write_bytes("job.toml", source)
     directory.write("job.json", document)
     return _start(directory, job)
+
+
+def _has_new_rows(job: JobSpec, directory: RunDirectory) -> bool:
+    from dkrr.jobs.prepare import has_changed
+
+    return has_changed(job, directory.read("result.json") or {})
 
 
 def resume_run(directory: RunDirectory) -> Submitted:

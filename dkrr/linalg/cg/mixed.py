@@ -34,6 +34,7 @@ from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_en
 from dkrr.linalg.cg.solver import CGSolver, PreparedCG
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
 from dkrr.linalg.keys import factor_fields, key_of
+from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution, backward_error_bar
@@ -89,7 +90,7 @@ class MixedSolver:
         digests: Any = {"weight_digest": weight_digest, "source_digest": source_digest}
         fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest)
         records, name = place(workspace.store, "breakdowns"), f"{key_of(fields)}.json"
-        record = read_json(records, name)
+        record = read_json(records, name) or _earlier_breakdown(operator, fields, workspace.store)
         for _ in range(MAX_SHIFTS + 1):
             shifted = operator.with_alpha(operator.alpha + (record["shift"] if record else 0.0))
             try:
@@ -109,6 +110,20 @@ class MixedSolver:
             hint=error.hint,
             **error.details,
         ) from error
+
+
+def _earlier_breakdown(operator: RidgeOperator, fields: dict[str, Any], store: Any) -> dict[str, Any] | None:
+    """What is remembered of a factor of the first of these rows: with its shift that can be extended."""
+    if operator.kernel is None or operator.rows is None:
+        return None
+    dataset = operator.rows.open()
+    for ancestor in ancestors(store, dataset, fields["kernel"], kinds=["factors"]):
+        if ancestor.differs_in(fields) <= {"alpha"}:
+            unshifted = {**ancestor.fields, "alpha": operator.alpha}
+            record = read_json(place(store, "breakdowns"), f"{key_of(unshifted)}.json")
+            if record is not None:
+                return dict(record)
+    return None
 
 
 def _next_shift(

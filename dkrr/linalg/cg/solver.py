@@ -10,6 +10,7 @@ An iteration is one pass over n^2 / 2 kernel entries for all columns and alphas.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.linalg.cg.checkpoint import EVERY_SECONDS, StoredCheckpoint
+from dkrr.linalg.cg.earlier_factor import EarlierFactor, find_earlier_factor
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
 from dkrr.linalg.cg.plane import Plane, PlanePreconditioner, within
 from dkrr.linalg.columns import largest, ratio
@@ -87,7 +89,16 @@ class CGSolver:
             weight_digest=weight_digest,
             source_digest=source_digest,
         )
-        preconditioner: Preconditioner = Identity()
+        preconditioner: Preconditioner | EarlierFactor = Identity()
+        if self.settings.preconditioner == "factor":
+            preconditioner = find_earlier_factor(operator, workspace)
+            fields = {**fields, "factor": preconditioner.key}
+            workspace.reused["preconditioner"] = {
+                "rows": preconditioner.factor.grid.n,
+                "of_rows": operator.grid.n,
+                "alpha": preconditioner.alpha,
+                "sources": [preconditioner.factor.location],
+            }
         if rank:
             location = low_rank_location(workspace.store if store is None else store, fields)
             preconditioner = build_low_rank(
@@ -105,7 +116,7 @@ class CGSolver:
 
     def _rank(self, operator: RidgeOperator, workspace: Workspace, num_columns: int) -> int:
         settings = self.settings
-        if settings.preconditioner == "none":
+        if settings.preconditioner in ("none", "factor"):
             return 0
         if settings.rank != "auto":
             return settings.rank
@@ -126,7 +137,7 @@ class PreparedCG:
     solver: CGSolver
     operator: RidgeOperator
     workspace: Workspace
-    preconditioner: Preconditioner
+    preconditioner: Preconditioner | EarlierFactor
     fields: dict[str, Any]
 
     def solve(
@@ -180,6 +191,7 @@ class PreparedCG:
         stored = self.operator.gram is not None and self.operator.kernel is not None
         inexact = mixed or stored
         with (
+            self._opened(store) as preconditioner,
             OperatorProduct(
                 self.operator, work, store, phase="residual" if inexact else "multiply", progress=None
             ) as product,
@@ -197,7 +209,7 @@ class PreparedCG:
                 within(plane, approximate) if inexact else exact,
                 values,
                 alpha,
-                self.preconditioner if plane is None else PlanePreconditioner(plane, self.preconditioner),
+                preconditioner if plane is None else PlanePreconditioner(plane, preconditioner),
                 solver.settings,
                 start=start,
                 true_multiply=exact if inexact else None,
@@ -209,7 +221,15 @@ class PreparedCG:
         for i, panel in u.blocks():
             u.write(i, panel, result.x[u.grid.span(i), u.columns(panel)])
         backward = backward_errors(product, alpha, values, result)
+        if start is not None:
+            work.reused.setdefault("start", {})["relative_residual"] = float(result.history[0].max())
         return u, self._solution(result, backward, num_products)
+
+    def _opened(self, store: Any) -> contextlib.AbstractContextManager[Preconditioner]:
+        """The preconditioner, ready to be applied."""
+        if isinstance(self.preconditioner, EarlierFactor):
+            return self.preconditioner.open(self.workspace, store)
+        return contextlib.nullcontext(self.preconditioner)
 
     def _plane(self) -> Plane:
         root = self.operator.root_weights()
@@ -250,6 +270,9 @@ class PreparedCG:
             f"preconditioner: {self.preconditioner.description}, "
             f"largest relative residual {result.relative_residual.max():.1e}"
         )
+        begun = float(result.history[0].max())
+        if 0 < begun < 1:
+            message += f", from earlier coefficients whose residual was {begun:.1e}"
         if not converged:
             message += (
                 f"; NOT CONVERGED to {self.solver.settings.tol:.1e} in {missing} of {len(backward)} targets, "

@@ -10,7 +10,8 @@ valid return at once, after a look at two of its entries. The order of every sum
 resumed factor has the same bytes as an undisturbed one.
 
 Where few tiles meet many workers, and at the end of every factorisation, a long sum may be a task of its own; see
-:mod:`dkrr.linalg.factor.schedule`.
+:mod:`dkrr.linalg.factor.schedule`. A factor that extends an earlier one keeps the finished rows of ragged tiles and
+computes the others, in strips where there are few; see :mod:`dkrr.linalg.factor.rows`.
 
 Cost
 ----
@@ -34,10 +35,12 @@ from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreMismatchError
 from dkrr.failpoints import failpoint
-from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
+from dkrr.linalg.factor.rows import Strips, assemble, choose_strips, compute_strip
+from dkrr.linalg.factor.schedule import STRIP, Split, cholesky_nodes, extension_nodes, usual_split
 from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs, check_finite, wrong_tile
+from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.stores import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
@@ -50,12 +53,14 @@ logger = logging.getLogger("dkrr.linalg")
 
 @dataclass(frozen=True)
 class CholeskyTask:
-    """Everything a task of the factorisation needs: the operator, the factor it writes to, and partial sums."""
+    """Everything a task of the factorisation needs: the operator, the factor it writes to, partial sums and strips."""
 
     operator: RidgeOperator
     factor: TileMatrix
     sums: TileMatrix | None = None
     split: Split = field(default_factory=Split)
+    taken: TakenOver = field(default_factory=TakenOver)
+    strips: Strips | None = None
 
     @property
     def grid(self) -> TileGrid:
@@ -65,20 +70,26 @@ class CholeskyTask:
         """Bytes of the factor that are still to be written."""
         return len(self.factor.missing()) * (self.factor.array.chunk_bytes + 4)
 
+    def is_extended(self, i: int) -> bool:
+        """Whether row block i has finished rows in an earlier factor, or is computed in strips."""
+        return self.taken.first(i) > 0 or (self.strips is not None and i in self.strips.first)
+
     def is_split(self, j: int) -> bool:
         """Whether column j has partial sums."""
         return self.sums is not None and self.split.applies(self.grid, j)
 
 
-def factor_tile(task: CholeskyTask, i: int, j: int, partial: int = 0) -> tuple[bool, dict[str, Any]] | bool:
-    """Compute and write L[i, j], or its partial sum, unless it is valid; whether it was computed.
+def factor_tile(
+    task: CholeskyTask, i: int, j: int, partial: int = 0, strip: int = 0
+) -> tuple[bool, dict[str, Any]] | bool:
+    """Compute and write L[i, j], or its partial sum (1) or a strip of it (2), unless it is valid; whether it was.
 
     A tile that is there was written by an earlier run, or by an attempt whose receipt was lost. Two of its entries are
     compared with A: it may have changed places with another tile, whose checksum is as good.
     """
     if partial:
-        computed = _compute_partial_sum(task, i, j)
-        return computed, {"partial_sum": 1} if computed else {}
+        computed = _compute_strip(task, i, j, strip) if partial == STRIP else _compute_partial_sum(task, i, j)
+        return computed, {"part": 1} if computed else {}
     factor = task.factor
     suspect = factor.is_valid(i, j)
     if suspect:
@@ -86,14 +97,10 @@ def factor_tile(task: CholeskyTask, i: int, j: int, partial: int = 0) -> tuple[b
             return False
         logger.warning("tile (%d, %d) of %s does not give back the matrix; computing it again", i, j, factor.location)
     failpoint("cholesky.tile.before_read")
-    c = _update(task, i, j)
-    if i == j:
-        info = potrf(c)
-        if info:
-            _check_operands(task, i, j)
-            raise _not_positive_definite(task, j, info)
-    else:
-        trsm_right(c, factor.read(j, j))
+    c, info = assemble(task, i, j) if task.is_extended(i) else _whole(task, i, j)
+    if info:
+        _check_operands(task, i, j)
+        raise _not_positive_definite(task, j, info)
     failpoint("cholesky.tile.after_compute", c)
     if not is_finite(c):
         _check_operands(task, i, j)
@@ -106,6 +113,15 @@ def factor_tile(task: CholeskyTask, i: int, j: int, partial: int = 0) -> tuple[b
     if task.sums is not None and task.is_split(j):
         task.sums.delete(i, j)  # so that only the sums of a few columns exist at once
     return True
+
+
+def _whole(task: CholeskyTask, i: int, j: int) -> tuple[Any, int]:
+    """Tile (i, j) of L, all of its rows together; and potrf's answer, 0 if good."""
+    c = _update(task, i, j)
+    if i == j:
+        return c, potrf(c)
+    trsm_right(c, task.factor.read(j, j))
+    return c, 0
 
 
 def _is_stored(factor: TileMatrix, i: int, j: int, c: Any) -> bool:
@@ -152,8 +168,27 @@ def _compute_partial_sum(task: CholeskyTask, i: int, j: int) -> bool:
     return True
 
 
+def _compute_strip(task: CholeskyTask, i: int, j: int, strip: int) -> bool:
+    """Compute and write a strip of tile (i, j) unless it, or the tile, is valid."""
+    assert task.strips is not None  # noqa: S101  (narrows the type)
+    found = compute_strip(task, i, j, strip)
+    if found is None:
+        return False
+    failpoint("cholesky.strip.after_compute", found)
+    if not is_finite(np.tril(found, found.shape[1] - len(found)) if i == j else found):
+        _check_operands(task, i, j)
+        raise _not_finite(task, i, j, found)
+    task.strips.write(i, j, strip, found)
+    return True
+
+
 def _forget_sums(task: CholeskyTask, i: int) -> None:
-    """Remove the partial sums that row block i went into: one of its tiles was wrong."""
+    """Remove the partial sums and the strips that row block i went into: one of its tiles was wrong."""
+    if task.strips is not None:
+        for row, column in task.grid.lower():
+            if row in task.strips.first and i in (row, column):
+                for s in range(len(task.strips.spans(row, task.grid.rows(row)))):
+                    task.strips.array.delete(task.strips.index(row, column, s))
     if task.sums is not None:
         for row, column in task.grid.lower():
             if i in (row, column) and task.is_split(column):
@@ -255,6 +290,7 @@ def factorise(
     progress: Progress | None = None,
     *,
     split: Split | None = None,
+    taken: TakenOver | None = None,
 ) -> RunSummary:
     """Compute every tile of L that is not valid.
 
@@ -265,6 +301,8 @@ def factorise(
     ----------
     split
         Which sums are split. No byte of the factor depends on it; None takes what is usual for the executor's threads.
+    taken
+        What earlier factors have of its ragged tiles.
 
     Raises
     ------
@@ -279,22 +317,31 @@ def factorise(
     split = usual_split(grid.num_tiles, executor.num_threads) if split is None else split
     sums = _scratch(factor, split) if split.applies(grid, grid.num_tiles - 1) else None
     split = split if sums is not None else Split()
-    task = CholeskyTask(operator, factor, sums, split)
+    taken = taken or TakenOver()
+    strips = choose_strips(factor, taken, executor.num_threads)
+    task = CholeskyTask(operator, factor, sums, split, taken, strips)
     nodes = cholesky_nodes(grid, split)
+    if taken.num_rows:
+        spans = {i: strips.spans(i, grid.rows(i)) for i in strips.first} if strips is not None else {}
+        first = {i: taken.first(i) for i in range(grid.num_tiles)}
+        nodes = extension_nodes(grid, nodes, taken.num_rows // grid.tile_size, first, spans)
     repairs, gram = Repairs(), operator.gram
     while True:
         try:
             summary = executor.run("factorise", factor_tile, task, nodes, progress)
-            if sums is not None:
-                remove_array(sums.array.store)
+            for scratch in [matrix.array.store for matrix in (sums, strips) if matrix is not None]:
+                remove_array(scratch)
             # what was done is counted in tiles
-            summary.num_computed -= sum(len(key) == 3 for key in summary.values)
+            summary.num_computed -= sum(len(key) > 2 for key in summary.values)
             summary.num_tasks = factor.grid.num_lower
             return summary
         except DamagedChunkError as damage:
             if sums is not None and damage.path == sums.location:
                 repairs.add(damage)
                 sums.delete(*damage.index)
+            elif strips is not None and damage.path == strips.array.location:
+                repairs.add(damage)
+                strips.array.delete(damage.index)
             elif damage.path == factor.location:
                 repairs.add(damage)
                 _forget_sums(task, damage.index[0])

@@ -17,6 +17,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.residual import ResidualNorms, residual_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.takeover import continue_lineage
 from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
 from dkrr.stores import place
@@ -56,8 +57,12 @@ class CholeskySolver:
         location = factor_location(workspace.store, fields)
         factor = TileMatrix.create(location, operator.grid, dtype=self.precision, attributes=fields)
         with hold_lock(location):
-            summary = factorise(operator, factor, workspace.executor, workspace.progress, split=workspace.split)
+            taken = continue_lineage(operator, factor, "factors", fields, workspace.store)
+            summary = factorise(
+                operator, factor, workspace.executor, workspace.progress, split=workspace.split, taken=taken
+            )
             workspace.record("factorise", summary)
+            workspace.record_reuse("factor", operator.grid.n, taken.to_dict(), summary, power=3)
             if workspace.durable:
                 factor.array.sync()
         return CholeskyFactor(solver=self, operator=operator, factor=factor, workspace=workspace)

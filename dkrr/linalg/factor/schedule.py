@@ -24,13 +24,19 @@ holds about (w + 1) N tiles at most.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dkrr.engine.receipts import Key, Node
 from dkrr.errors import ParameterError
 from dkrr.tiles import TileGrid
 
-__all__ = ["Split", "cholesky_nodes", "usual_split"]
+__all__ = ["STRIP", "Split", "cholesky_nodes", "extension_nodes", "usual_split"]
+
+# the third number of a task's key: a partial sum, or a strip, whose number comes fourth
+PARTIAL, STRIP = 1, 2
+# a task that finds its tile takes as long as so much arithmetic
+LOOK_FLOPS = 1e8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,3 +127,57 @@ def cholesky_nodes(grid: TileGrid, split: Split | None = None) -> list[Node]:
         if later < side and is_split[later]:
             nodes.extend(partial(i, later) for i in range(later, side))
     return nodes
+
+
+def extension_nodes(
+    grid: TileGrid,
+    nodes: Sequence[Node],
+    num_whole: int,
+    first: Mapping[int, int],
+    strips: Mapping[int, Sequence[tuple[int, int]]],
+) -> list[Node]:
+    """The same graph for a factor whose first rows are there: row blocks cost what their new rows do, some in strips.
+
+    Parameters
+    ----------
+    nodes
+        Of :func:`cholesky_nodes`.
+    num_whole
+        So many row blocks are there whole: their tasks only look.
+    first
+        For each row block how many of its rows are finished in an earlier factor.
+    strips
+        For some row blocks the spans of rows that are tasks of their own, with keys (i, j, 2, number). Strips of a row
+        block do not wait for each other until its diagonal tile, and are sent to whoever is free; the task of a tile
+        joins them. Sums of such a row block are not split besides.
+    """
+    area = float(grid.tile_size) ** 2
+    found: list[Node] = []
+    for node in nodes:
+        i, j = node.key[:2]
+        before = node.dependencies
+        if i < num_whole:
+            found.append(replace(node, flops=min(node.flops, LOOK_FLOPS)))
+            continue
+        if i in strips or first.get(i, 0):
+            if len(node.key) > 2:
+                continue
+            before = tuple(key for key in before if len(key) == 2)
+        # what waits for something that is held back is held back itself
+        held = {"held_back": True, "shares": False} if strips else {}
+        if i not in strips:
+            flops = node.flops * (grid.rows(i) - first.get(i, 0)) / grid.tile_size
+            found.append(replace(node, dependencies=before, flops=max(flops, area), **held))
+            continue
+        keys: list[Key] = []
+        for s, (start, stop) in enumerate(strips[i]):
+            if i == j:
+                waits_for: tuple[Key, ...] = ((i, j - 1),) if j else ()
+            else:
+                waits_for = (*(((i, j - 1, STRIP, s),) if j else ()), (j, j))
+            flops = (stop - start) * area * (2 * j + (i != j))
+            found.append(Node((i, j, STRIP, s), waits_for, max(flops, area), held_back=True))
+            keys.append((i, j, STRIP, s))
+        flops = area * grid.tile_size / 3 if i == j else area
+        found.append(replace(node, dependencies=(*before, *keys), flops=flops, **held))
+    return found

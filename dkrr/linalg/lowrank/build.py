@@ -23,7 +23,7 @@ from dkrr.failpoints import failpoint
 from dkrr.linalg.lowrank.panels import Panels, Pivots
 from dkrr.linalg.lowrank.rpcholesky import FLOOR, accept, block_size, draw_uniform, draw_weighted
 from dkrr.linalg.lowrank.tasks import PanelTask, given_block, gram_group, panel_chunk, start_diagonal
-from dkrr.linalg.operators import RidgeOperator, Rows, open_rows
+from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
 from dkrr.stores import place, read_json, remove_array
@@ -56,7 +56,7 @@ class PanelBuild:
     def __post_init__(self) -> None:
         rows = self.operator.rows
         known = self.operator.kernel is not None and rows is not None
-        self.num_features = open_rows(rows.store, rows.digest).num_features if known and rows is not None else 0
+        self.num_features = rows.open().num_features if known and rows is not None else 0
         self._lower = np.zeros((self.rank, self.rank))
         self._x = np.empty((self.rank, self.num_features))
         self._root = np.ones(self.rank)
@@ -289,7 +289,7 @@ class PanelBuild:
 
 def _features(rows: Rows, index: NDArray[np.int64], n: int, num_features: int) -> Floats:
     """Rows of X by number (k, d), centred; every chunk of X that is met is read once."""
-    step = open_rows(rows.store, rows.digest).X.rows_per_chunk
+    step = rows.open().X.rows_per_chunk
     result = np.empty((len(index), num_features))
     for number in np.unique(index // step):
         start = int(number) * step

@@ -41,7 +41,7 @@ from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_leverages
 from dkrr.linalg.nystrom.precondition import CenterFactor, independent_centers
 from dkrr.linalg.nystrom.row_pass import RowRanges, retried, whole_chunk
-from dkrr.linalg.operators import Rows, open_rows
+from dkrr.linalg.operators import Rows
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
 from dkrr.stores import place, remove_array
@@ -110,7 +110,7 @@ class _Task:
 
     def blocks(self, i: int) -> Iterator[tuple[int, FloatMatrix, FloatVector]]:
         """(start, k(X, Z) of at most 512 rows in a reused buffer, their weights)."""
-        dataset = open_rows(self.rows.store, self.rows.digest)
+        dataset = self.rows.open()
         centers: Any = np.array(self.centers.read((0, 0)))
         first, last = self.ranges.span(i)
         for start in range(first, last, BLOCK_ROWS):
@@ -122,7 +122,7 @@ class _Task:
 
     def targets(self, start: int, stop: int) -> FloatMatrix:
         """Y (rows, t)."""
-        array = open_rows(self.rows.store, self.rows.digest).y
+        array = self.rows.open().y
         assert array is not None  # noqa: S101  (narrows the type)
         return array.read(start, stop)
 

@@ -39,7 +39,7 @@ from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS, pack
 from dkrr.linalg.exchange import remove_below
-from dkrr.linalg.operators import Rows, open_rows
+from dkrr.linalg.operators import Rows
 from dkrr.linalg.pairs import is_nonnegative
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
@@ -176,7 +176,7 @@ class PassTask:
 
     def blocks(self, i: int) -> Iterator[tuple[FloatMatrix, FloatMatrix | None, NDArray[np.float64] | None]]:
         """The rows of range i with a positive weight, in blocks: X centred, Y, weights."""
-        dataset = open_rows(self.rows.store, self.rows.digest)
+        dataset = self.rows.open()
         first, last = self.ranges.span(i)
         step = block_rows(dataset.num_features, dataset.num_targets)
         for start in range(first, last, step):

@@ -23,7 +23,7 @@ from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.dataset import Part
 from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
 from dkrr.errors import DamagedChunkError
-from dkrr.linalg.operators import Rows, open_rows
+from dkrr.linalg.operators import Rows
 
 __all__ = ["ArrayStrips", "StoredStrips", "Strip", "Strips", "chunk_rows", "find_unwritten"]
 
@@ -84,7 +84,7 @@ class StoredStrips:
     placed: bool = False
 
     def between(self, start: int, stop: int, num_rows: int) -> Iterator[Strip]:
-        dataset = open_rows(self.rows.store, self.rows.digest)
+        dataset = self.rows.open()
         step = chunk_rows(dataset)
         for first in range(start - start % step, stop, step):
             span = max(first, start), min(first + step, stop)
@@ -181,6 +181,6 @@ def find_unwritten(rows: Rows, start: int, stop: int) -> None:
     DamagedChunkError
         There is one.
     """
-    x = open_rows(rows.store, rows.digest).X
+    x = rows.open().X
     for first in range(start, stop, x.rows_per_chunk):
         x.read(first, min(first + x.rows_per_chunk, stop))

@@ -1,0 +1,143 @@
+"""Scaling that is frozen with its lineage: rows that came later are whitened like the rows of the first fit.
+
+Statistics of all rows would change with every append, and with them every row that the kernel sees; nothing of an
+earlier fit could be continued. So a job whose rows begin with the training rows of an earlier fit in the same store, as
+digests prove, takes the statistics of that one, unless the new rows have drifted too far from them
+(:mod:`dkrr.dataset.drift`): then everything is fitted anew, with statistics of all rows, and that is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.dataset import Dataset, Scaling, open_dataset
+from dkrr.dataset.drift import Drift, measure_drift
+from dkrr.dataset.moments import Moments
+from dkrr.dataset.split import mask_digest
+from dkrr.dataset.summary import RowSummary
+from dkrr.errors import StoreError
+from dkrr.stores import arrays_below
+
+__all__ = ["Frozen", "find_scaling"]
+
+logger = logging.getLogger("dkrr.jobs")
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """The scaling of an earlier fit.
+
+    Parameters
+    ----------
+    scaling
+        What its rows were whitened with; None where the new rows have drifted too far.
+    num_rows
+        Rows of the data set, held-out ones included, whose statistics these are.
+    location
+        The training rows of exactly this data set, where they are prepared already.
+    drift, limit
+        Of all rows that came after those, and the most that is allowed.
+    """
+
+    scaling: Scaling | None
+    num_rows: int
+    location: str | None
+    drift: Drift
+    limit: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the record of a run."""
+        state = "anew" if self.scaling is None else "frozen"
+        return {"scaling": state, "rows": self.num_rows, "drift": self.drift.to_dict(), "limit": self.limit}
+
+    def sentence(self) -> str:
+        """What happened, in words."""
+        drift = self.drift
+        text = f"{drift.num_rows:,} newer rows drift by {drift.value:.2g}"
+        text += f" ({drift.column}; limit {self.limit:g})" if drift.column else f" (limit {self.limit:g})"
+        if self.scaling is None:
+            return f"fitted anew with statistics of all rows: {text}"
+        return f"whitened with the statistics of the first {self.num_rows:,} rows, frozen; {text}"
+
+
+def find_scaling(store: Any, dataset: Dataset, mask: Mask | None, limit: float) -> Frozen | None:
+    """The scaling of the earlier fit that shares the most rows with a data set; None where there is none.
+
+    Parameters
+    ----------
+    mask : (n,) bool, optional
+        Rows that are held out.
+    limit
+        The drift up to which it is taken.
+    """
+    best: tuple[int, int, Dataset] | None = None
+    for location in arrays_below(store, "rows"):
+        if not location.partition("?")[0].endswith("-train.zarr"):
+            continue
+        try:
+            earlier = open_dataset(location)
+        except StoreError:
+            continue
+        origin = earlier.origin or {}
+        shared, first = _shared_rows(origin, dataset, mask), int(origin.get("scaling_rows", 0))
+        # of two with the same rows that with the newer statistics, which replaced the others
+        if shared and (best is None or (shared, first) > best[:2]):
+            best = shared, first, earlier
+    return None if best is None else _judged(best[2], best[0], dataset, mask, limit)
+
+
+def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) -> int:
+    """Rows of the data set that training rows were made of, when they are its first ones and were whitened; else 0."""
+    m, resolved = int(origin.get("num_rows", 0)), origin.get("resolved")
+    if not 0 < m <= dataset.num_rows or resolved is None or len(resolved["x_mean"]) != dataset.num_features:
+        return 0
+    held_out = np.zeros(m, dtype=bool) if mask is None else mask[:m]
+    if mask_digest(~held_out) != origin["rows"] or dataset.prefix_digest(m) != origin["digest"]["X"]:
+        return 0
+    return m
+
+
+def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None, limit: float) -> Frozen:
+    origin = earlier.origin or {}
+    scaling, first = Scaling.from_dict(origin["resolved"]), int(origin.get("scaling_rows", shared))
+    same_targets = _has_prefix(dataset, origin, shared, "y")
+    if not same_targets:  # new targets of the same rows: the features go on, the targets get statistics of their own
+        own = _moments(dataset, "y", 0, mask)
+        scaling = replace(scaling, y_mean=own.mean, y_std=np.where(own.std == 0, 1.0, own.std))
+    is_same = shared == dataset.num_rows and same_targets and _has_prefix(dataset, origin, shared, "weight")
+    targets = _moments(dataset, "y", first, mask) if same_targets and dataset.y is not None else None
+    names = (*dataset.feature_names, *dataset.target_names)
+    drift = measure_drift(scaling, _moments(dataset, "X", first, mask), targets, names)
+    if drift.value > limit:
+        found = Frozen(scaling=None, num_rows=first, location=None, drift=drift, limit=limit)
+        logger.warning("%s", found.sentence())
+        return found
+    location = str(earlier.path) if is_same else None
+    return Frozen(scaling=scaling, num_rows=first, location=location, drift=drift, limit=limit)
+
+
+def _has_prefix(dataset: Dataset, origin: dict[str, Any], shared: int, part: Any) -> bool:
+    """Whether targets or weights are those of the earlier rows, as far as these go."""
+    wanted = origin["digest"].get(part)
+    if part not in dataset.parts():
+        return wanted is None
+    return wanted is not None and dataset.prefix_digest(shared, part) == wanted
+
+
+def _moments(dataset: Dataset, part: str, first: int, mask: Mask | None) -> Moments:
+    """Of the training rows from ``first`` on."""
+    array = dataset.parts()[part]
+    summary = RowSummary(array.num_columns, digests=False)
+    for start, stop in array.blocks():
+        begin = max(start, first)
+        if begin < stop:
+            rows = array.read(begin, stop)
+            summary.add(rows if mask is None else rows[~mask[begin:stop]])
+    return summary.moments()

@@ -1,0 +1,228 @@
+"""Some rows of a tile of L: those that an extension adds, and those of them that one worker takes.
+
+Rows s <= p < e of an off-diagonal tile need the same rows of the tiles to their left and nothing of each other:
+
+    L[s:e, j] = (A[s:e, j] - sum_{k<j} L[s:e, k] L[j, k]^T) L[j, j]^-T
+
+Of a diagonal tile whose first r rows are finished, with the new rows P = A[r:, :] - sum_k L[r:, k] L[i, k]^T:
+
+    L21 = P1 L11^-T,     L22 = potrf(P2 - L21 L21^T)
+
+So the new rows of a row block are cut into *strips*, one for each worker, which go through all columns side by side;
+without them an append that is shorter than a tile would be one chain of tasks, and one worker's. The strips of a tile
+are kept in a scratch array beside the factor until one task joins them with the finished rows and writes the tile.
+
+Cost
+----
+As the whole tile, in proportion to the rows; a strip is written and read back once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dkrr.address import join, name_of, parent_of
+from dkrr.chunks import ChunkArray, FloatArray
+from dkrr.errors import DamagedChunkError, StoreMismatchError
+from dkrr.linalg.takeover import TakenOver
+from dkrr.stores import remove_array
+from dkrr.tiles import TileMatrix
+from dkrr.tiles.blas import buffer, gemm_nt, potrf, syrk, trsm_right
+
+if TYPE_CHECKING:
+    from dkrr.linalg.factor.cholesky import CholeskyTask
+
+__all__ = ["Strips", "assemble", "choose_strips", "compute_strip"]
+
+# narrower products run well below the rate of gemm
+MIN_STRIP_ROWS = 32
+# with so many row blocks for each worker there is work for everybody without strips
+MANY_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Which row blocks are computed in strips.
+
+    Parameters
+    ----------
+    array
+        Strip s of tile (i, j) is chunk (i * most + s, j).
+    first
+        For each such row block the first row that is not finished.
+    num_rows
+        For each the rows of a strip.
+    most
+        Strips of a row block, at most.
+    """
+
+    array: ChunkArray
+    first: dict[int, int]
+    num_rows: dict[int, int]
+    most: int
+
+    def spans(self, i: int, rows: int) -> list[tuple[int, int]]:
+        """First row of every strip of a row block of ``rows`` rows, and one past its last."""
+        starts = range(self.first[i], rows, self.num_rows[i])
+        return [(start, min(start + self.num_rows[i], rows)) for start in starts]
+
+    def index(self, i: int, j: int, s: int) -> tuple[int, int]:
+        """Where strip s of tile (i, j) is kept."""
+        return i * self.most + s, j
+
+    def write(self, i: int, j: int, s: int, rows: FloatArray) -> None:
+        """Keep a strip; what it has not is NaN."""
+        padded = buffer("strip", self.array.chunks, self.array.numpy_dtype)
+        padded.fill(np.nan)
+        padded[: rows.shape[0], : rows.shape[1]] = rows
+        self.array.write(self.index(i, j, s), padded)
+
+    def read(self, i: int, j: int, s: int) -> FloatArray:
+        """A strip as it is kept, read-only."""
+        return self.array.read(self.index(i, j, s))
+
+
+def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Strips | None:
+    """Strips for the row blocks that an extension adds to, where there are few; None where one chain each is enough."""
+    grid, location = factor.grid, factor.array.store
+    blocks = range(taken.num_rows // grid.tile_size, grid.num_tiles)
+    too_many = len(blocks) >= MANY_BLOCKS * num_threads
+    if not taken.num_rows or num_threads < 2 or too_many or not isinstance(location, str):
+        return None
+    left = {i: grid.rows(i) - taken.first(i) for i in blocks}
+    num_rows = {i: max(MIN_STRIP_ROWS, -(-rows // num_threads)) for i, rows in left.items()}
+    num_rows = {i: rows for i, rows in num_rows.items() if left[i] > rows}
+    if not num_rows:
+        return None
+    first = {i: taken.first(i) for i in num_rows}
+    beside = join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-strips.zarr")
+    rows = max(num_rows.values())
+    height = grid.num_tiles * num_threads * rows
+    shape = {"shape": (height, grid.num_tiles * grid.tile_size), "chunks": (rows, grid.tile_size)}
+    attributes = {"strips": [[i, first[i], size] for i, size in num_rows.items()], "most": num_threads}
+
+    def create() -> ChunkArray:
+        return ChunkArray.create(beside, "", dtype=factor.array.dtype, attributes=attributes, **shape)
+
+    try:
+        array = create()
+    except StoreMismatchError:  # of an attempt with other workers, or other finished rows
+        remove_array(beside)
+        array = create()
+    return Strips(array, first, num_rows, num_threads)
+
+
+def compute_strip(task: CholeskyTask, i: int, j: int, s: int) -> FloatArray | None:
+    """Strip s of tile (i, j); None when it or the tile is there.
+
+    Of a diagonal tile it is P without the terms of its own columns.
+    """
+    strips = task.strips
+    assert strips is not None  # noqa: S101  (narrows the type)
+    if task.factor.is_valid(i, j) or strips.array.is_valid(strips.index(i, j, s)):
+        return None
+    start, stop = strips.spans(i, task.grid.rows(i))[s]
+    c: FloatArray = buffer("accumulator", (stop - start, stop if i == j else task.grid.rows(j)), task.factor.dtype)
+    _update_rows(task, i, j, start, stop, c, strip=s)
+    if i != j:
+        trsm_right(c, task.factor.read(j, j))
+    return c
+
+
+def assemble(task: CholeskyTask, i: int, j: int) -> tuple[FloatArray, int]:
+    """Tile (i, j) from its finished rows, its strips, and whatever is left to compute; and potrf's answer, 0 if good.
+
+    A positive answer counts from the first row of the tile.
+    """
+    grid, taken = task.grid, task.taken
+    c = buffer("accumulator", grid.shape(i, j), task.factor.dtype)
+    rows, first = grid.rows(i), taken.first(i)
+    kept = taken.read(i, j) if first else None
+    if i != j:
+        lower = None if _all_there(task, i, j, kept) else task.factor.read(j, j)
+        for start, stop, s in _parts(task, i, first):
+            if s is None and start < first and kept is not None:
+                c[start:stop] = kept
+            elif s is None or not _copy_strip(task, i, j, s, c[start:stop]):
+                _update_rows(task, i, j, start, stop, c[start:stop])
+                trsm_right(c[start:stop], task.factor.read(j, j) if lower is None else lower)
+        return c, 0
+    if first:
+        if kept is not None:
+            c[:first, :first] = kept
+        else:
+            _update_rows(task, i, i, 0, first, c[:first, :first])
+            info = potrf(c[:first, :first])
+            if info:
+                return c, info
+        c[:first, first:] = 0
+    for start, stop, s in _parts(task, i, first):
+        if start >= first and (s is None or not _copy_strip(task, i, i, s, c[start:stop, :stop])):
+            _update_rows(task, i, i, start, stop, c[start:stop, :stop])
+    if first < rows:
+        if first:
+            trsm_right(c[first:, :first], c[:first, :first])
+            syrk(c[first:, first:], c[first:, :first])
+        info = potrf(c[first:, first:])
+        return c, first + info if info else 0
+    return c, 0
+
+
+def _all_there(task: CholeskyTask, i: int, j: int, kept: FloatArray | None) -> bool:
+    """Whether nothing is left to compute of an off-diagonal tile."""
+    strips = task.strips
+    if strips is None or i not in strips.first or (kept is None and task.taken.first(i)):
+        return False
+    count = len(strips.spans(i, task.grid.rows(i)))
+    return all(strips.array.is_valid(strips.index(i, j, s)) for s in range(count))
+
+
+def _parts(task: CholeskyTask, i: int, first: int) -> list[tuple[int, int, int | None]]:
+    """The rows of row block i in pieces: (first row, one past the last, number of the strip or None)."""
+    rows = task.grid.rows(i)
+    parts: list[tuple[int, int, int | None]] = [(0, first, None)] if first else []
+    if task.strips is not None and i in task.strips.first:
+        parts += [(start, stop, s) for s, (start, stop) in enumerate(task.strips.spans(i, rows))]
+    elif first < rows:
+        parts.append((first, rows, None))
+    return parts
+
+
+def _copy_strip(task: CholeskyTask, i: int, j: int, s: int, out: FloatArray) -> bool:
+    """Copy a strip that is there."""
+    assert task.strips is not None  # noqa: S101  (narrows the type)
+    if not task.strips.array.is_valid(task.strips.index(i, j, s)):
+        return False
+    strip = task.strips.read(i, j, s)
+    out[...] = strip[: out.shape[0], : out.shape[1]]
+    return True
+
+
+def _update_rows(
+    task: CholeskyTask, i: int, j: int, start: int, stop: int, c: FloatArray, strip: int | None = None
+) -> None:
+    """c <- A[start:stop, j] - sum_{k<j} L[start:stop, k] L[j, k]^T; of a diagonal tile its first ``stop`` columns."""
+    factor = task.factor
+    task.operator.tile_rows(i, j, start, stop, c)
+    for k in range(j):
+        # at most two tiles are mapped at once, and both are dropped after their product
+        right = factor.read(j, k)
+        if i == j:
+            gemm_nt(c, right[start:stop], right[:stop])
+        else:
+            gemm_nt(c, _left(task, i, k, start, stop, strip), right)
+        del right
+
+
+def _left(task: CholeskyTask, i: int, k: int, start: int, stop: int, strip: int | None) -> Any:
+    """Rows ``start`` to ``stop`` of tile (i, k): its strip, before the tile is there."""
+    if strip is not None and task.strips is not None:
+        try:
+            return task.strips.read(i, k, strip)[: stop - start, : task.grid.rows(k)]
+        except DamagedChunkError:
+            if not task.factor.is_valid(i, k):
+                raise
+    return task.factor.read(i, k)[start:stop]

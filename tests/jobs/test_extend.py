@@ -1,0 +1,290 @@
+"""Jobs whose data has grown: what is frozen, what is continued, what is said, and when all is fitted anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last, open_dataset, row_hash_fraction
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.errors import JobFileError, StoreError
+from dkrr.jobs import run as job_run
+from dkrr.jobs.frozen import find_scaling
+from dkrr.jobs.plan import make_plan
+from dkrr.jobs.prepare import has_changed, prepare
+from dkrr.jobs.run import fit_job
+from dkrr.jobs.spec import JobSpec
+from dkrr.model import load_model
+from dkrr.planning.costs import Machine
+from tests.jobs.helpers import Make, job_maker
+from tests.planning.test_planner import MACHINE
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((900, 4)) * [1, 10, 0.1, 3] + [0, 50, 0, -7]
+Y = np.sin(X[:, 0]) + X[:, 1] / 20 + 0.1 * RNG.standard_normal(len(X))
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Jobs whose tasks run in this process, planned for a machine that is not measured."""
+
+    def executor(*arguments: Any, **options: Any) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext(InProcessExecutor())
+
+    def machine(*arguments: Any, **options: Any) -> Machine:
+        return MACHINE
+
+    monkeypatch.setattr(job_run, "job_executor", executor)
+    monkeypatch.setattr("dkrr.jobs.plan.measure_machine", machine)
+    document = {
+        "data": {"path": "data.zarr", "standardize": True},
+        "evaluate": {"fraction": 0.2},
+        "model": {"kernel": "rbf", "gamma": 0.1, "alpha": 0.1},
+        "solver": {"name": "cholesky", "tile_size": 64, "precision": "float64"},
+        "cluster": {"workers": 1},
+        "output": {"directory": "run", "store": "store"},
+    }
+    return job_maker(document, tmp_path)
+
+
+def grow(folder: Path, start: int, stop: int, shift: float = 0.0) -> Dataset:
+    return append(X[start:stop] + shift, folder / "data.zarr", y=Y[start:stop])
+
+
+def refitted(make: Make, folder: Path, scaling: Any) -> np.ndarray:
+    """Predictions of a fit of the same rows in a fresh store, whitened with a given scaling."""
+    from dkrr.dataset import prepare_rows
+
+    dataset = open_dataset(folder / "data.zarr")
+    mask = held_out(dataset)
+    train, _ = prepare_rows(dataset, folder / "refit.zarr", test_mask=mask, scaling=scaling)
+    import dkrr
+
+    x, y = train.X.read(0, train.num_rows), train.y.read(0, train.num_rows)[:, 0]  # type: ignore[union-attr]
+    model = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.1).fit(x, y)
+    return scaling.invert_y(model.predict(scaling.apply_x(X[:200].copy())))
+
+
+def held_out(dataset: Dataset) -> np.ndarray:
+    spans = dataset.numbered_spans()
+    return np.concatenate([row_hash_fraction(first, first + stop - start, 0.2) for start, stop, first in spans])
+
+
+def test_a_job_on_grown_data_continues(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 600)
+    first = fit_job(make())
+    scaling = load_model(first.model_path).scaling
+    grow(tmp_path, 600, 640)
+    again = fit_job(make())
+    model = load_model(again.model_path)
+    # the scaling is that of the first fit, and so are tiles and centre
+    assert model.scaling == scaling
+    rows = int((~held_out(open_dataset(tmp_path / "data.zarr"))[:600]).sum())
+    factor = again.reused["factor"]
+    assert (factor["rows"], factor["of_rows"]) == (rows, model.num_rows)
+    assert factor["share"] == pytest.approx((rows / model.num_rows) ** 3)
+    assert again.tiles_computed < first.tiles_computed
+    assert again.reused["scaling"]["scaling"] == "frozen"
+    assert again.reused["scaling"]["rows"] == 600
+    np.testing.assert_allclose(model.predict(X[:200].copy()), refitted(make, tmp_path, scaling), rtol=1e-9, atol=1e-9)
+    # what is said is the same everywhere
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert result["reused"]["factor"]["rows"] == status["reused"]["factor"]["rows"] == rows
+    assert model.solution.reused["factor"]["rows"] == rows
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert (plan["num_rows"], plan["reused"]["factor"]["rows"]) == (model.num_rows, rows)
+    assert any("continues a factor of the first" in note for note in plan["notes"])
+    from io import StringIO
+
+    from rich.console import Console
+
+    text = StringIO()
+    Console(width=200, file=text).print(again.table())
+    assert f"{rows:,} of {model.num_rows:,} rows of the factor" in text.getvalue()
+    # nothing new: nothing is computed
+    third = fit_job(make())
+    assert third.tiles_computed == 0
+    assert third.reused["factor"]["share"] == 1.0
+
+
+def test_choices_are_frozen_with_the_lineage(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 600)
+    fit_job(make(solver={"tile_size": 96}))
+    grow(tmp_path, 600, 620)
+    job = make(solver={"name": "auto", "tile_size": "auto", "precision": "auto"}, output={"directory": "other"})
+    prepared = prepare(job, str(tmp_path / "store"))
+    plan = make_plan(job, prepared, str(tmp_path / "store"))
+    assert (plan.solver, plan.precision, plan.tile_size) == ("cholesky", "float64", 96)
+    assert plan.tile_rule == "those of the factor that is continued"
+    assert plan.reused["factor"]["share"] > 0.8
+    assert make_plan(job, prepared, str(tmp_path / "elsewhere")).tile_size != 96
+    same_tiles = make(solver={"tile_size": 96})
+    elsewhere = make_plan(same_tiles, prepared, str(tmp_path / "elsewhere"))
+    share = plan.reused["factor"]["share"]
+    assert plan.estimated_seconds["factorise"] == pytest.approx((1 - share) * elsewhere.estimated_seconds["factorise"])
+    assert plan.reused["factor"]["seconds"] == pytest.approx(share * elsewhere.estimated_seconds["factorise"])
+    assert plan.disk_needed_bytes < elsewhere.disk_needed_bytes
+    # other tiles, asked for, are not continued
+    other = make(solver={"tile_size": 128})
+    assert "factor" not in make_plan(other, prepared, str(tmp_path / "store")).reused
+
+
+def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grow(tmp_path, 0, 500)
+    before = load_model(fit_job(make()).model_path).scaling
+    grow(tmp_path, 500, 600, shift=1.3)  # column x2 has a spread of 0.1
+    again = fit_job(make())
+    assert again.reused["scaling"]["scaling"] == "anew"
+    assert again.reused["scaling"]["drift"]["column"] == "x2"
+    assert again.reused["scaling"]["drift"]["value"] == pytest.approx(13, rel=0.1)
+    assert "factor" not in again.reused
+    assert "fitted anew with statistics of all rows" in caplog.text
+    assert load_model(again.model_path).scaling != before
+    # the lineage begins here
+    grow(tmp_path, 600, 620)
+    third = fit_job(make())
+    assert third.reused["scaling"]["rows"] == 600
+    assert third.reused["scaling"]["scaling"] == "frozen"
+    assert "factor" in third.reused
+    # a limit that is lowered later counts, too
+    assert fit_job(make(data={"drift_limit": 1e-9}, output={"directory": "narrow"})).reused["scaling"]["rows"] == 600
+    # and a limit that is not reached keeps the old one
+    grow(tmp_path, 620, 660, shift=1.3)
+    job = make(data={"drift_limit": 100.0}, output={"directory": "wide"})
+    assert fit_job(job).reused["scaling"]["scaling"] == "frozen"
+
+
+def test_few_rows_have_no_drift_and_new_targets_have_their_own_scaling(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 500)
+    first = fit_job(make())
+    before = load_model(first.model_path).scaling
+    assert before is not None
+    grow(tmp_path, 500, 510, shift=1e6)
+    dataset = open_dataset(tmp_path / "data.zarr")
+    found = find_scaling(str(tmp_path / "store"), dataset, held_out(dataset), 1.0)
+    assert found is not None
+    assert (found.scaling, found.drift.value) == (before, 0.0)
+    ingest(X[:500], tmp_path / "targets.zarr", y=5 * Y[:500] + 3)
+    other = fit_job(make(data={"path": str(tmp_path / "targets.zarr")}, output={"directory": "targets"}))
+    after = load_model(other.model_path).scaling
+    assert after is not None
+    assert np.array_equal(after.x_mean, before.x_mean)
+    np.testing.assert_allclose(after.y_mean, 5 * before.y_mean + 3)
+    assert other.tiles_computed == 0
+    assert other.reused["factor"]["share"] == 1.0
+
+
+def test_rows_that_were_held_out_stay_held_out(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 300)
+    grow(tmp_path, 300, 400)
+    dataset = grow(tmp_path, 400, 500)
+    before = {row.tobytes() for row in dataset.read(0, 500)[held_out(dataset)]}
+    for change in (
+        lambda: drop_generations(tmp_path / "data.zarr", [2]),
+        lambda: keep_last(tmp_path / "data.zarr", rows=250),
+    ):
+        dataset = change()
+        prepared = prepare(make(data={"standardize": False}), str(tmp_path / "store"))
+        assert prepared.test is not None
+        test = {row.tobytes() for row in prepared.test.read(0, prepared.test.num_rows)}
+        train = {row.tobytes() for row in prepared.train.read(0, prepared.train.num_rows)}
+        assert test <= before
+        assert not train & before
+
+
+def test_crash_and_change(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dkrr import failpoints
+
+    grow(tmp_path, 0, 600)
+    scaling = load_model(fit_job(make()).model_path).scaling
+    grow(tmp_path, 600, 700)
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@5:memoryerror"))
+        with pytest.raises(MemoryError):
+            fit_job(make())
+    drop_generations(tmp_path / "data.zarr", [2])
+    grow(tmp_path, 750, 830)
+    again = fit_job(make())
+    model = load_model(again.model_path)
+    assert again.reused["factor"]["rows"] == int((~row_hash_fraction(0, 600, 0.2)).sum())
+    np.testing.assert_allclose(model.predict(X[:200].copy()), refitted(make, tmp_path, scaling), rtol=1e-9, atol=1e-9)
+
+
+def test_the_limit_of_drift_is_part_of_the_job(tmp_path: Path) -> None:
+    job = JobSpec.from_dict({"data": {"path": "a.npy", "drift_limit": 2}}, base=tmp_path)
+    assert JobSpec.from_dict(job.to_dict()).data.drift_limit == 2
+    assert "drift_limit" not in JobSpec.from_dict({"data": {"path": "a.npy"}}, base=tmp_path).to_dict()["data"]
+    with pytest.raises(Exception, match="drift_limit"):
+        JobSpec.from_dict({"data": {"path": "a.npy", "drift_limit": 0}}, base=tmp_path)
+
+
+def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 600)
+    job = make(solver={"name": "cg", "tol": 1e-8, "rank": 50})
+    first = fit_job(job)
+    assert "start" not in first.reused
+    num_rows = load_model(first.model_path).num_rows
+    grow(tmp_path, 600, 606)
+    again = fit_job(job)
+    train = prepare(job, str(tmp_path / "store")).train
+    assert again.reused["start"]["of_rows"] == train.num_rows
+    assert again.reused["start"]["rows"] == num_rows
+    assert again.reused["start"]["relative_residual"] < 0.5
+    assert "from earlier coefficients whose residual was" in again.message
+    elsewhere = fit_job(
+        make(solver={"name": "cg", "tol": 1e-8, "rank": 50}, output={"directory": "b", "store": "fresh"})
+    )
+    assert again.num_iterations < elsewhere.num_iterations
+    # other targets begin at zero
+    ingest(X[:600], tmp_path / "targets.zarr", y=np.cos(7 * Y[:600]))
+    other = make(
+        solver={"name": "cg", "tol": 1e-8, "rank": 50},
+        data={"path": str(tmp_path / "targets.zarr")},
+        output={"directory": "targets"},
+    )
+    assert "start" not in fit_job(other).reused
+
+
+def test_another_alpha_goes_on_from_the_old_factor(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 600)
+    fit_job(make())
+    options = {"name": "cg", "tol": 1e-10, "tile_size": 64, "preconditioner": "factor"}
+    job = make(model={"alpha": 0.05}, solver=options, output={"directory": "cg"})
+    found = fit_job(job)
+    assert found.num_iterations < 25
+    assert (found.reused["preconditioner"]["alpha"], found.tiles_computed) == (0.1, 0)
+    assert "alpha 0.1 of an earlier fit" in found.message
+    direct = fit_job(make(model={"alpha": 0.05}, output={"directory": "direct"}))
+    assert any("alpha 0.1 is in the store: name = 'cg' with preconditioner" in note for note in direct.plan.notes)
+    one, two = (load_model(item.model_path).predict(X[:100].copy()) for item in (found, direct))
+    np.testing.assert_allclose(one, two, rtol=1e-7)
+    # few new rows are divided by their diagonal entries; without a factor there is an error
+    grow(tmp_path, 600, 610)
+    again = fit_job(make(model={"alpha": 0.2}, solver=options, output={"directory": "more"}))
+    assert again.converged
+    with pytest.raises(StoreError, match="no whole factor of at least the first"):
+        fit_job(make(solver=options, output={"directory": "none", "store": "fresh"}))
+    with pytest.raises(JobFileError, match="rank 5 with preconditioner 'factor'"):
+        make(solver={"name": "cg", "preconditioner": "factor", "rank": 5})
+
+
+def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 300)
+    job = make()
+    fit_job(job)
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["data"]["rows"] == 300
+    assert not has_changed(job, result)
+    grow(tmp_path, 300, 301)
+    assert has_changed(job, result)
+    drop_generations(tmp_path / "data.zarr", [2])
+    assert not has_changed(job, result)
+    assert not has_changed(make(data={"path": "generate:friedman?n=50"}), result)
+    assert not has_changed(job, {})

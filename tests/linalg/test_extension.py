@@ -1,0 +1,354 @@
+"""Factors that are continued where rows were appended, dropped or changed, against factors made in one go."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dkrr import failpoints
+from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.fitting import FitResult, FitSettings, fit_rows, with_lineage
+from dkrr.kernels import make_kernel
+from dkrr.linalg.factor import rows as factor_rows
+from dkrr.linalg.factor.schedule import STRIP, cholesky_nodes, extension_nodes
+from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.workspace import Workspace
+from dkrr.tiles import TileGrid, TileMatrix
+from tests.linalg.helpers import assembled
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((700, 3)) + 5
+Y = np.stack([np.sin(X[:, 0] * (k + 1)) + 0.1 * RNG.standard_normal(len(X)) for k in range(5)], axis=1)
+W = RNG.uniform(0.2, 2, len(X)) * (np.arange(len(X)) % 7 > 0)
+
+
+class Workers(InProcessExecutor):
+    """Runs everything here, and says that several tasks could run at once."""
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self.num_threads = num_threads
+
+
+@pytest.fixture(autouse=True)
+def _narrow_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factor_rows, "MIN_STRIP_ROWS", 3)
+
+
+def data(path: Path, ends: list[int], t: int = 1, weights: bool = False, x: Any = X) -> Dataset:
+    """Generations up to the given ends."""
+    for start, stop in zip([0, *ends], ends, strict=False):
+        weight = W[start:stop] if weights else None
+        made = append(
+            x[start:stop], path, y=Y[start:stop, :t], sample_weight=weight, rows_per_chunk=None if start else 256
+        )
+    return made
+
+
+def fit(dataset: Dataset, store: Path, *, threads: int = 1, **options: Any) -> tuple[np.ndarray, FitResult, Workspace]:
+    """Coefficients, the result, and what the phases did."""
+    kernel = make_kernel(options.pop("kernel", "rbf"), **options.pop("parameters", {})).resolve(dataset.num_features)
+    given: dict[str, Any] = {"alpha": (1e-2,), "tile_size": 64} | options
+    workspace = Workspace(str(store), Workers(threads), blas="test")
+    with fit_rows(dataset, FitSettings(kernel=kernel, **given), workspace) as result:
+        return result.dual_coef.read(0, dataset.num_rows), result, workspace
+
+
+def tiles_of(result: FitResult) -> dict[str, Path]:
+    folder = Path(result.factors[0])
+    return {str(path.relative_to(folder)): path for path in folder.glob("c/*/*")}
+
+
+def same_files(old: FitResult, new: FitResult) -> set[str]:
+    """Tiles of the new factor that are the files of the old one."""
+    before, after = tiles_of(old), tiles_of(new)
+    return {key for key in before.keys() & after.keys() if before[key].samefile(after[key])}
+
+
+def refit(dataset: Dataset, store: Path, like: FitResult, **options: Any) -> tuple[np.ndarray, FitResult, Workspace]:
+    """The same system in a fresh store."""
+    assert like.operator.rows is not None
+    return fit(dataset, store, center=like.operator.rows.center, **options)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    ends=st.lists(st.integers(1, 330), min_size=2, max_size=4, unique=True).map(sorted),
+    tile_size=st.sampled_from([16, 50, 64, 100, 400]),
+    t=st.sampled_from([1, 5]),
+    weights=st.booleans(),
+    kernel=st.sampled_from(["rbf", "laplacian", "linear", "poly"]),
+    gram=st.sampled_from(["on_the_fly", "stored"]),
+    precision=st.sampled_from(["float64", "float32", "mixed"]),
+    intercept=st.booleans(),
+    threads=st.sampled_from([1, 2, 5]),
+)
+def test_an_extended_fit_equals_a_refit(
+    ends: list[int], tile_size: int, t: int, weights: bool, kernel: str, gram: Any, precision: Any, intercept: bool,
+    threads: int, tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    folder = tmp_path_factory.mktemp("extend")
+    options: dict[str, Any] = {
+        "tile_size": tile_size, "kernel": kernel, "gram": gram, "precision": precision, "fit_intercept": intercept,
+        "alpha": (0.1,) if kernel in ("linear", "poly") else (1e-2,), "parameters": {"gamma": 0.1},
+    }  # fmt: skip
+    if precision == "mixed":
+        options["iterative"] = IterativeSettings(tol=1e-11)
+    ends = sorted({max(end, 2) for end in ends})
+    results: list[FitResult] = []
+    for start, stop in pairwise([0, *ends]):
+        weight = W[start:stop] if weights else None
+        made = append(X[start:stop], folder / "a.zarr", y=Y[start:stop, :t], sample_weight=weight)
+        found, result, _ = fit(made, folder / "store", threads=threads, **options)
+        results.append(result)
+    wanted, fresh, _ = refit(made, folder / "fresh", results[-1], **options)
+    scale = np.abs(wanted).max()
+    bar = 3e-2 if precision == "float32" else 1e-9
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=bar * scale)
+    new, old = (assembled(TileMatrix.open(item.factors[0])) for item in (results[-1], fresh))
+    np.testing.assert_allclose(new, old, atol=(1e-3 if precision != "float64" else 1e-10) * np.abs(old).max())
+    assert not np.triu(new, 1).any()
+    # tiles of the common prefix are the old files
+    if len(ends) > 1:
+        full = ends[-2] // tile_size
+        assert len(same_files(results[-2], results[-1])) == full * (full + 1) // 2
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
+    old = fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")[1]
+    before = {key: path.stat() for key, path in tiles_of(old).items()}
+    made = append(X[300:310], tmp_path / "a.zarr", y=Y[300:310, :1])
+    _, result, workspace = fit(made, tmp_path / "store", threads=threads)
+    # 300 rows are 4 tiles of 64 and 44 rows of a fifth: its 5 tiles are all that is computed
+    assert workspace.phases["factorise"].num_computed == 5
+    same = same_files(old, result)
+    assert len(same) == 10
+    after = {key: path.stat() for key, path in tiles_of(result).items()}
+    for key in same:
+        assert (after[key].st_ino, after[key].st_mtime_ns) == (before[key].st_ino, before[key].st_mtime_ns)
+    # finished rows of the ragged tiles have their old bytes
+    first, second = (TileMatrix.open(item.factors[0]) for item in (old, result))
+    for j in range(5):
+        assert second.read(4, j)[:44, :44].tobytes() == first.read(4, j)[:44, :44].tobytes()
+    reused = result.solution.reused["factor"]
+    assert (reused["rows"], reused["of_rows"], reused["tiles"]) == (300, 310, 10)
+    assert reused["share"] == pytest.approx((300 / 310) ** 3)
+    assert reused["seconds"] > 0
+    assert reused["sources"] == old.factors
+    assert not list((tmp_path / "store/factors").glob("*-strips*"))
+
+
+def test_new_targets_reuse_the_factor_whole(tmp_path: Path) -> None:
+    old = fit(data(tmp_path / "a.zarr", [150]), tmp_path / "store")[1]
+    other = ingest(X[:150], tmp_path / "b.zarr", y=Y[:150, 1:3])
+    found, result, workspace = fit(other, tmp_path / "store")
+    assert result.factors == old.factors
+    assert workspace.phases["factorise"].num_computed == 0
+    assert (result.solution.reused["factor"]["rows"], result.solution.reused["factor"]["share"]) == (150, 1.0)
+    np.testing.assert_allclose(found, refit(other, tmp_path / "fresh", result)[0], rtol=1e-12)
+
+
+def test_another_alpha_reuses_the_stored_gram_matrix(tmp_path: Path) -> None:
+    made = data(tmp_path / "a.zarr", [150])
+    fit(made, tmp_path / "store", gram="stored")
+    _, result, workspace = fit(made, tmp_path / "store", gram="stored", alpha=(0.3,))
+    assert workspace.phases["gram"].num_computed == 0
+    assert workspace.phases["factorise"].num_computed == 6
+    assert result.solution.reused["gram"]["share"] == 1.0
+    assert "factor" not in result.solution.reused
+
+
+def test_what_is_another_lineage_is_not_continued(tmp_path: Path) -> None:
+    made = data(tmp_path / "a.zarr", [150])
+    fit(made, tmp_path / "store")
+    longer = append(X[150:170], tmp_path / "a.zarr", y=Y[150:170, :1])
+    others: list[dict[str, Any]] = [
+        {"alpha": (0.5,)},
+        {"tile_size": 32},
+        {"precision": "float32"},
+        {"parameters": {"gamma": 0.7}},
+        {"gram": "stored"},
+    ]
+    for options in others:
+        reused = fit(longer, tmp_path / "store", **options)[1].solution.reused
+        assert "factor" not in reused, options
+        # another system is no reason to say anything
+        assert ("not_continued" in reused) == (not {"alpha", "parameters"} & options.keys())
+    said = fit(longer, tmp_path / "store", tile_size=16)[1].solution.reused["not_continued"]["factor"]
+    assert re.search(r"shares 170 rows, but was made in another way \(.*tile_size \d+ there, 16 here", said)
+    weighted = ingest(X[:170], tmp_path / "w.zarr", y=Y[:170, :1], sample_weight=W[:170])
+    assert "factor" not in fit(weighted, tmp_path / "store")[1].solution.reused
+    x = X[:170].copy()
+    x[0, 0] += 1e-12
+    changed = ingest(x, tmp_path / "c.zarr", y=Y[:170, :1])
+    assert "factor" not in fit(changed, tmp_path / "store")[1].solution.reused
+    # but a factor with other weights has only its first rows in common
+    other = W[:170].copy()
+    other[100] += 1
+    once = append(X[:100], tmp_path / "v.zarr", y=Y[:100, :1], sample_weight=W[:100])
+    fit(once, tmp_path / "store")
+    again = append(X[100:170], tmp_path / "v.zarr", y=Y[100:170, :1], sample_weight=other[100:170])
+    assert fit(again, tmp_path / "store")[1].solution.reused["factor"]["rows"] == 100
+
+
+def test_the_longest_common_prefix_is_found_whatever_became_of_the_rows(tmp_path: Path) -> None:
+    """A generation dropped in the middle, rows taken back, other rows appended, blocks without a generation's end."""
+    store = tmp_path / "store"
+    fit(data(tmp_path / "a.zarr", [100, 200, 300]), store)
+    made = drop_generations(tmp_path / "a.zarr", [2])
+    found, result, workspace = fit(made, store)
+    assert result.solution.reused["factor"]["rows"] == 100
+    assert workspace.phases["factorise"].num_computed == 9
+    np.testing.assert_allclose(
+        found, refit(made, tmp_path / "fresh", result)[0], rtol=0, atol=1e-9 * np.abs(found).max()
+    )
+    # back to the first generation: its rows are a part of a longer factor, and nothing is computed but a cut
+    made = drop_generations(tmp_path / "a.zarr", [3])
+    found, result, _ = fit(made, store)
+    assert result.solution.reused["factor"]["rows"] == 100
+    np.testing.assert_allclose(
+        found, refit(made, tmp_path / "fresh", result)[0], rtol=0, atol=1e-9 * np.abs(found).max()
+    )
+    # a window that slides has nothing in common
+    data(tmp_path / "b.zarr", [100, 200])
+    assert "factor" not in fit(keep_last(tmp_path / "b.zarr", generations=1), store)[1].solution.reused
+    # blocks of 1,024 rows prove a prefix that no append ended with
+    x = RNG.standard_normal((1400, 2))
+    long = ingest(x, tmp_path / "long.zarr", y=x[:, 0])
+    fit(long, store, tile_size=256)
+    x[1200] += 1
+    changed = ingest(x, tmp_path / "changed.zarr", y=x[:, 0])
+    assert fit(changed, store, tile_size=256)[1].solution.reused["factor"]["rows"] == 1024
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("visit", [1, 3, 7, 12])
+def test_crash_and_change(visit: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extension dies, its new rows are replaced by others, and is begun again: nothing of the old rows is left."""
+    fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")
+    made = append(X[300:420], tmp_path / "a.zarr", y=Y[300:420, :1])
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "_active", failpoints.Failpoints(f"chunk.after_write:@{visit}:memoryerror"))
+        with pytest.raises(MemoryError):
+            fit(made, tmp_path / "store", threads=threads)
+    drop_generations(tmp_path / "a.zarr", [2])
+    made = append(X[500:640], tmp_path / "a.zarr", y=Y[500:640, :1])
+    found, result, _ = fit(made, tmp_path / "store", threads=threads)
+    assert result.solution.reused["factor"]["rows"] == 300
+    wanted = refit(made, tmp_path / "fresh", result)[0]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+    # the same rows as at first, again
+    drop_generations(tmp_path / "a.zarr", [3])
+    made = append(X[300:420], tmp_path / "a.zarr", y=Y[300:420, :1])
+    found, result, _ = fit(made, tmp_path / "store", threads=threads)
+    wanted = refit(made, tmp_path / "fresh", result)[0]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+
+
+def test_a_base_that_is_gone_or_damaged_costs_work_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")[1]
+    made = append(X[300:310], tmp_path / "a.zarr", y=Y[300:310, :1])
+    for number, (threads, damage) in enumerate([(1, "flip"), (3, "flip"), (1, "remove"), (3, "remove")]):
+        store = tmp_path / f"store-{number}"
+        shutil.copytree(tmp_path / "store", store)
+        for j in (1, 4):
+            tile = store / "factors" / Path(old.factors[0]).name / "c/4" / str(j)
+            if damage == "remove":
+                tile.unlink()
+            else:
+                content = bytearray(tile.read_bytes())
+                content[17] ^= 1
+                tile.write_bytes(content)
+        found, result, _ = fit(made, store, threads=threads)
+        wanted = refit(made, tmp_path / f"fresh-{number}", result)[0]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+
+
+def test_a_wrong_tile_of_the_prefix_is_found_and_mended(tmp_path: Path) -> None:
+    old = fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")[1]
+    factor = TileMatrix.open(old.factors[0])
+    tile = np.array(factor.read(2, 1))
+    factor.write(2, 1, np.ascontiguousarray(tile[::-1]))
+    damaged = tiles_of(old)["c/3/0"]
+    content = bytearray(damaged.read_bytes())
+    content[99] ^= 4
+    damaged.write_bytes(content)
+    made = append(X[300:400], tmp_path / "a.zarr", y=Y[300:400, :1])
+    found, result, _ = fit(made, tmp_path / "store", threads=2)
+    wanted = refit(made, tmp_path / "fresh", result)[0]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+
+
+def test_a_matrix_that_stops_being_definite_names_the_new_row(tmp_path: Path) -> None:
+    x = X[:120].copy()
+    data(tmp_path / "a.zarr", [100], x=x)
+    fit(data(tmp_path / "b.zarr", [100], x=x), tmp_path / "store", alpha=(0.0,), parameters={"gamma": 50.0})
+    x[110] = x[3]
+    made = append(x[100:120], tmp_path / "a.zarr", y=Y[100:120, :1])
+    for threads in (1, 2):
+        with pytest.raises(NotPositiveDefiniteError, match="not positive definite at row 110"):
+            fit(made, tmp_path / "store", threads=threads, alpha=(0.0,), parameters={"gamma": 50.0})
+
+
+def test_the_centre_is_frozen_with_the_lineage(tmp_path: Path) -> None:
+    first = data(tmp_path / "a.zarr", [150])
+    old = fit(first, tmp_path / "store")[1]
+    made = append(X[150:200] + 1, tmp_path / "a.zarr", y=Y[150:200, :1])
+    kernel = make_kernel("rbf").resolve(3)
+    wanted = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=64)
+    assert old.operator.rows is not None
+    assert with_lineage(wanted, made, str(tmp_path / "store")).center == old.operator.rows.center == tuple(first.x_mean)
+    assert with_lineage(wanted, made, str(tmp_path / "elsewhere")).center is None
+    assert with_lineage(replace(wanted, tile_size=32), made, str(tmp_path / "store")).center is None
+    assert with_lineage(replace(wanted, solver="cg"), made, str(tmp_path / "store")).center is None
+
+
+@dataclass(frozen=True)
+class Case:
+    n: int
+    b: int
+    m: int
+    threads: int
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(310, 64, 300, 2), Case(310, 64, 256, 4), Case(400, 64, 300, 3), Case(40, 64, 30, 2), Case(128, 64, 64, 2)],
+)
+def test_the_graph_of_an_extension(case: Case, tmp_path: Path) -> None:
+    grid = TileGrid(case.n, case.b)
+    first = {i: case.m % case.b if case.m // case.b == i else 0 for i in range(grid.num_tiles)}
+    strips = {}
+    for i in range(case.m // case.b, grid.num_tiles):
+        starts = range(first[i], grid.rows(i), 10)
+        strips[i] = [(start, min(start + 10, grid.rows(i))) for start in starts]
+    nodes = extension_nodes(grid, cholesky_nodes(grid), case.m // case.b, first, strips)
+    seen: set[tuple[int, ...]] = set()
+    for node in nodes:
+        assert seen.issuperset(node.dependencies), node
+        assert node.key not in seen
+        assert node.flops > 0
+        seen.add(node.key)
+    assert {key for key in seen if len(key) == 2} == set(grid.lower())
+    assert {key[:2] for key in seen if len(key) == 4} == {(i, j) for i in strips for j in range(i + 1)}
+    # a graph sends what is held back when all that it waits for has run, and nothing else may wait for that
+    by_key = {node.key: node for node in nodes}
+    for node in nodes:
+        assert node.held_back or not any(by_key[key].held_back for key in node.dependencies)
+        assert not (node.held_back and node.shares)
+    # strips of a row block do not wait for each other
+    for node in nodes:
+        if len(node.key) == 4 and node.key[0] != node.key[1]:
+            assert all(key[3] == node.key[3] for key in node.dependencies if len(key) == 4)
+            assert node.key[2] == STRIP
