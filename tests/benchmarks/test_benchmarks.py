@@ -53,6 +53,7 @@ def text(table: Any) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.thorough
 def test_every_contender_has_a_row(comparison: Comparison) -> None:
     rows = {row["contender"]: row for row in comparison_rows(comparison)}
     assert list(rows) == [DKRR, SKLEARN, "broken", DASK, "another alpha"]
@@ -68,6 +69,7 @@ def test_every_contender_has_a_row(comparison: Comparison) -> None:
         assert 0 < rows[name]["start_seconds"] < rows[name]["seconds"]
 
 
+@pytest.mark.thorough
 def test_memory_is_that_of_the_whole_tree(comparison: Comparison) -> None:
     rows = {row["contender"]: row for row in comparison_rows(comparison)}
     kinds = rows[DKRR]["peak_bytes_by_kind"]
@@ -77,6 +79,7 @@ def test_memory_is_that_of_the_whole_tree(comparison: Comparison) -> None:
     assert set(rows[SKLEARN]["peak_bytes_by_kind"]) == {"command"}
 
 
+@pytest.mark.thorough
 def test_unequal_work_is_rejected(comparison: Comparison) -> None:
     (run,) = comparison.rejected
     assert run.contender.name == "another alpha"
@@ -88,6 +91,7 @@ def test_unequal_work_is_rejected(comparison: Comparison) -> None:
     assert "rejected: answers differ by" in text(comparison_table(comparison))
 
 
+@pytest.mark.thorough
 def test_a_crash_is_shown_and_the_fastest_that_ran_is_marked(comparison: Comparison) -> None:
     assert [run.status for run in comparison.runs if run.contender.name == "broken"] == ["crashed (SIGSEGV)"]
     shown = text(comparison_table(comparison))

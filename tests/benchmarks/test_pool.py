@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks.harness import Contender, Problem, run_once
 
 
+@pytest.mark.thorough
 def test_both_give_the_same_bytes_and_take_their_time(tmp_path: Path) -> None:
     problem = Problem(n=700, tile_size=100)
     problem.write(tmp_path)

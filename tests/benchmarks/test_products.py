@@ -16,6 +16,7 @@ from tests.benchmarks.harness import Problem
 SMALL = Problem(n=3000, d=10, gamma=0.05)
 
 
+@pytest.mark.thorough
 def test_every_contender_has_a_row(tmp_path: Path) -> None:
     rows = products.compare("rbf", SMALL, 1, tmp_path)
     console = Console(width=150, file=StringIO())
@@ -37,6 +38,7 @@ def test_the_answers_of_scikit_learn_are_the_same(tmp_path: Path) -> None:
     assert rows["sklearn float64"].error < 1e-13
 
 
+@pytest.mark.thorough
 def test_another_answer_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = products.CONTENDERS["laplacian"]
     unequal = replace(other, overrides={"precision": "float64", "gamma": 0.07})

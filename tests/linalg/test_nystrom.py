@@ -340,6 +340,7 @@ def test_ranges_cover_the_rows_once() -> None:
     assert len(RowRanges.of(2_000_000, 5000)) > 60
 
 
+@pytest.mark.thorough
 def test_the_number_of_workers_does_not_matter(tmp_path: Path, many_tasks: None) -> None:
     dataset = rows(tmp_path, n=2000, weights=True)
     found = []
