@@ -138,7 +138,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
             seconds["evaluate"] = time.perf_counter() - begin
     summary.seconds = seconds | {"total": time.perf_counter() - started}
     summary.estimated_seconds = plan.estimated_seconds | {"total": plan.total_seconds}
-    summary.data = prepared.data
+    summary.data, summary.training_rows = prepared.data, str(prepared.train.path)
     summary.peak_rss_bytes = peaks(workspace)
     summary.client_peak_rss_bytes = peak_rss_bytes()
     if summary.score is not None:

@@ -16,7 +16,12 @@ __all__ = ["FitSummary", "peaks", "summary_of"]
 
 @dataclass
 class FitSummary:
-    """What a fit did: sizes, seconds per phase, rates, memory, residual, score. Sizes in bytes, times in seconds."""
+    """What a fit did: sizes, seconds per phase, rates, memory, residual, score. Sizes in bytes, times in seconds.
+
+    ``reused`` is what earlier fits saved (:class:`~dkrr.linalg.solution.Solution`, and "scaling"), ``data`` names the
+    rows of the job's data set, ``training_rows`` where they are as the kernel saw them: a later fit takes the scaling
+    from there, so `dkrr gc` leaves them.
+    """
 
     run_directory: str
     model_path: str
@@ -41,6 +46,7 @@ class FitSummary:
     kept: dict[str, int] = field(default_factory=dict)
     reused: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
+    training_rows: str = ""
     estimated_seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

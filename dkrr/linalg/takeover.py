@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dkrr.address import name_of
 from dkrr.chunks import FloatArray
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.linalg.lineage import Ancestor, Kind, ancestors, record_rows
@@ -29,11 +30,12 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.stores import is_url, link_key
 from dkrr.tiles import TileMatrix
 
-__all__ = ["Base", "TakenOver", "continue_lineage", "take_over"]
+__all__ = ["Base", "TakenOver", "continue_lineage", "short_name", "take_over"]
 
 logger = logging.getLogger("dkrr.linalg")
 
 COPIES_AT_ONCE = 16
+SHORT = 12
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,14 @@ class TakenOver:
             "rows": self.num_rows,
             "tiles": self.num_tiles,
             "bytes": self.num_bytes,
-            "sources": list(self.sources),
+            "sources": [short_name(location) for location in self.sources],
             "reason": self.reason,
         }
+
+
+def short_name(location: str) -> str:
+    """What a record calls an earlier array: not its whole key, which would keep `dkrr gc` from removing it."""
+    return name_of(location)[:SHORT]
 
 
 def continue_lineage(
@@ -153,7 +160,8 @@ def _reason_against(other: Ancestor, fields: dict[str, Any]) -> str:
         f"{name} {other.fields.get(name)} there, {fields.get(name)} here" for name in sorted(differing - {"center"})
     ]
     parts += ["another centre of the features"] * ("center" in differing)
-    return f"{other.location} shares {other.num_rows:,} rows, but was made in another way ({'; '.join(parts)})"
+    name, how = short_name(other.location), "; ".join(parts)
+    return f"{other.kind} {name} shares {other.num_rows:,} rows, but was made in another way ({how})"
 
 
 def take_over(matrix: TileMatrix, found: Sequence[Ancestor]) -> TakenOver:

@@ -55,8 +55,8 @@ class Workspace:
         -----
         ``reused[name]`` becomes a dict: ``rows`` of ``of_rows``, ``tiles`` that were not computed, ``work`` and
         ``share`` of it that was saved, ``seconds`` that this took at the rate of what was computed (None where too
-        little was), and ``sources``. Where an earlier matrix of the same system could not be continued,
-        ``reused["not_continued"][name]`` says why.
+        little was), and the beginnings of the keys of ``sources``. Where an earlier matrix of the same system could
+        not be continued, ``reused["not_continued"][name]`` says why.
         """
         is_whole = summary.num_computed == 0 and summary.num_tasks > 0
         rows = n if is_whole else int(taken["rows"])

@@ -14,6 +14,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import JobFileError, StoreError
 from dkrr.jobs import run as job_run
 from dkrr.jobs.frozen import find_scaling
+from dkrr.jobs.garbage import delete_garbage, find_garbage
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import has_changed, prepare
 from dkrr.jobs.run import fit_job
@@ -288,3 +289,19 @@ def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, 
     assert not has_changed(job, result)
     assert not has_changed(make(data={"path": "generate:friedman?n=50"}), result)
     assert not has_changed(job, {})
+
+
+def test_what_an_extension_needs_is_no_garbage(make: Make, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 300)
+    fit_job(make())
+    first = {item.location for item in find_garbage(tmp_path / "store", kept_seconds=-1)}
+    assert not any("train" in location or "factors" in location or "lineage" in location for location in first)
+    grow(tmp_path, 300, 310)
+    fit_job(make())
+    # now nobody names the first factor, whose tiles live on in the second
+    delete_garbage(find_garbage(tmp_path / "store", kept_seconds=-1))
+    assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 1
+    grow(tmp_path, 310, 320)
+    third = fit_job(make())
+    assert third.reused["scaling"]["rows"] == 300
+    assert third.reused["factor"]["rows"] == int((~row_hash_fraction(0, 310, 0.2)).sum())

@@ -32,6 +32,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.precondition import Identity, Preconditioner
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
+from dkrr.linalg.takeover import short_name
 from dkrr.linalg.workspace import Workspace
 from dkrr.stores import place
 
@@ -97,7 +98,7 @@ class CGSolver:
                 "rows": preconditioner.factor.grid.n,
                 "of_rows": operator.grid.n,
                 "alpha": preconditioner.alpha,
-                "sources": [preconditioner.factor.location],
+                "sources": [short_name(preconditioner.factor.location)],
             }
         if rank:
             location = low_rank_location(workspace.store if store is None else store, fields)
