@@ -169,7 +169,7 @@ def _common_rows(dataset: Dataset, document: dict[str, Any]) -> int:
     parts: list[Part] = [part for part in ("X", "weight", "y") if document[part] is not None]  # type: ignore[misc]
     if any(part not in dataset.parts() for part in parts):
         return 0
-    blocks, points = dataset.num_rows, {0}
+    blocks = dataset.num_rows
     for part in parts:
         marks = document[part]
         own = dataset.records[part]["block_digests"]
@@ -179,11 +179,10 @@ def _common_rows(dataset: Dataset, document: dict[str, Any]) -> int:
                 break
             equal += 1
         blocks = min(blocks, equal * DIGEST_ROWS)
-    points.add(blocks)
     # behind the common blocks there can be less than one block more
-    ends = [int(n) for n, _ in document["X"]["ends"] if blocks < n <= dataset.num_rows and n - blocks < DIGEST_ROWS]
-    for n in sorted(ends, reverse=True):
-        if all(dataset.prefix_digest(n, part) == dict(map(tuple, document[part]["ends"])).get(n) for part in parts):
-            points.add(n)
-            break
-    return max(points)
+    digests = {part: {int(n): digest for n, digest in document[part]["ends"]} for part in parts}
+    for n in sorted(digests["X"], reverse=True):
+        is_near = blocks < n <= dataset.num_rows and n - blocks < DIGEST_ROWS
+        if is_near and all(dataset.prefix_digest(n, part) == digests[part].get(n) for part in parts):
+            return n
+    return blocks

@@ -174,7 +174,9 @@ def take_over(matrix: TileMatrix, found: Sequence[Ancestor]) -> TakenOver:
     """
     b = matrix.grid.tile_size
     missing = set(matrix.missing())
-    sources, bases, num_linked, longest = [], [], 0, 0
+    sources: list[str] = []
+    bases: list[Base] = []
+    num_linked = longest = 0
     for ancestor in found:
         if ancestor.location == matrix.location:
             continue

@@ -63,7 +63,7 @@ class Continued:
         if self.share < WORTHWHILE and choice.solver == "auto":
             return choice, self.tile_size if tile_size is None else tile_size
         frozen = {"solver": "cholesky", "precision": self.precision, "gram": self.gram}
-        named = {name: value for name, value in frozen.items() if getattr(choice, name) == "auto"}
+        named: dict[str, Any] = {name: value for name, value in frozen.items() if getattr(choice, name) == "auto"}
         return replace(choice, **named), self.tile_size if tile_size is None else tile_size
 
     def is_for(self, chosen: Candidate) -> bool:

@@ -83,7 +83,8 @@ def find_earlier_factor(operator: RidgeOperator, workspace: Workspace) -> Earlie
     StoreError
         There is none.
     """
-    n, found = operator.grid.n, None
+    n = operator.grid.n
+    found: EarlierFactor | None = None
     if operator.kernel is not None and operator.rows is not None:
         candidates = ancestors(workspace.store, operator.rows.open(), operator.kernel.to_dict(), kinds=["factors"])
         usable = [item for item in candidates if _is_usable(item, operator)]

@@ -329,8 +329,10 @@ def factorise(
     while True:
         try:
             summary = executor.run("factorise", factor_tile, task, nodes, progress)
-            for scratch in [matrix.array.store for matrix in (sums, strips) if matrix is not None]:
-                remove_array(scratch)
+            if sums is not None:
+                remove_array(sums.array.store)
+            if strips is not None:
+                remove_array(strips.array.store)
             # what was done is counted in tiles
             summary.num_computed -= sum(len(key) > 2 for key in summary.values)
             summary.num_tasks = factor.grid.num_lower

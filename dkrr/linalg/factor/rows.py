@@ -101,11 +101,14 @@ def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Str
     beside = join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-strips.zarr")
     rows = max(num_rows.values())
     height = grid.num_tiles * num_threads * rows
-    shape = {"shape": (height, grid.num_tiles * grid.tile_size), "chunks": (rows, grid.tile_size)}
+    shape = (height, grid.num_tiles * grid.tile_size)
+    chunks = (rows, grid.tile_size)
     attributes = {"strips": [[i, first[i], size] for i, size in num_rows.items()], "most": num_threads}
 
     def create() -> ChunkArray:
-        return ChunkArray.create(beside, "", dtype=factor.array.dtype, attributes=attributes, **shape)
+        return ChunkArray.create(
+            beside, "", shape=shape, chunks=chunks, dtype=factor.array.dtype, attributes=attributes
+        )
 
     try:
         array = create()

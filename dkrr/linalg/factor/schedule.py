@@ -164,10 +164,11 @@ def extension_nodes(
                 continue
             before = tuple(key for key in before if len(key) == 2)
         # what waits for something that is held back is held back itself
-        held = {"held_back": True, "shares": False} if strips else {}
+        is_held = bool(strips)
+        shares = node.shares and not is_held
         if i not in strips:
             flops = node.flops * (grid.rows(i) - first.get(i, 0)) / grid.tile_size
-            found.append(replace(node, dependencies=before, flops=max(flops, area), **held))
+            found.append(replace(node, dependencies=before, flops=max(flops, area), held_back=is_held, shares=shares))
             continue
         keys: list[Key] = []
         for s, (start, stop) in enumerate(strips[i]):
@@ -179,5 +180,5 @@ def extension_nodes(
             found.append(Node((i, j, STRIP, s), waits_for, max(flops, area), held_back=True))
             keys.append((i, j, STRIP, s))
         flops = area * grid.tile_size / 3 if i == j else area
-        found.append(replace(node, dependencies=(*before, *keys), flops=flops, **held))
+        found.append(replace(node, dependencies=(*before, *keys), flops=flops, held_back=is_held, shares=shares))
     return found
