@@ -77,4 +77,5 @@ def _drift(mean: Floats, std: Floats, new: Moments) -> Floats:
         moved = np.abs(new.mean - mean) / std - NOISE / np.sqrt(new.count)
         spread = np.log(new.std / std)
     # what overflowed has drifted as far as anything can
-    return np.nan_to_num(np.maximum(moved, spread), nan=np.inf, posinf=np.inf, neginf=0.0)
+    values: Floats = np.nan_to_num(np.maximum(moved, spread), nan=np.inf, posinf=np.inf, neginf=0.0)
+    return values

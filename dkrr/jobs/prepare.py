@@ -144,7 +144,7 @@ def has_changed(job: JobSpec, result: dict[str, Any]) -> bool:
     if not fitted or path.startswith(("sklearn:", "generate:")):
         return False
     try:
-        return _facts(open_dataset(path)) != fitted
+        return bool(_facts(open_dataset(path)) != fitted)
     except StoreError:
         return False
 

@@ -166,7 +166,7 @@ def _marks(dataset: Dataset, part: Part) -> dict[str, Any]:
 
 def _common_rows(dataset: Dataset, document: dict[str, Any]) -> int:
     """The longest prefix of the data set's rows that the rows of a record are proved to begin with."""
-    parts: list[Part] = [part for part in ("X", "weight", "y") if document[part] is not None]  # type: ignore[misc]
+    parts: list[Part] = [part for part in ("X", "weight", "y") if document[part] is not None]
     if any(part not in dataset.parts() for part in parts):
         return 0
     blocks = dataset.num_rows

@@ -68,7 +68,7 @@ class Workspace:
         seconds = None
         if not is_whole and summary.num_computed:
             seconds = summary.seconds * share / max(1e-12, 1 - share)
-        entry = {
+        entry: dict[str, Any] = {
             "rows": rows,
             "of_rows": n,
             "tiles": summary.num_tasks - summary.num_computed,

@@ -119,7 +119,7 @@ def build_low_rank(
     n r kernel entries, 2 n r^2 flops, 8 n r bytes on disk; some 20 rounds of tasks. The driver holds a few n-vectors
     and up to four r x r matrices; of a task see :func:`low_rank_task_bytes`.
     """
-    if settings.preconditioner == "none" or rank < 1:
+    if settings.preconditioner in ("none", "factor") or rank < 1:
         raise ParameterError(
             f"preconditioner {settings.preconditioner!r} of rank {rank}",
             hint='"rpcholesky" or "nystrom" and a positive rank are expected',
@@ -133,7 +133,7 @@ def build_low_rank(
         operator=operator,
         workspace=workspace,
         panels=Panels(location, row_chunks(operator.grid.n, rank)),
-        method=settings.preconditioner,
+        method=settings.preconditioner,  # type: ignore[arg-type]
         rank=rank,
         seed=settings.seed,
     )
