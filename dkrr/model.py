@@ -28,6 +28,7 @@ from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.manifest import MANIFEST, check_manifest, refuse_links, write_manifest
+from dkrr.markup import facts_html
 from dkrr.stores import children, is_url, local_root, read_json, remove_array, sync_folder, write_json
 from dkrr.uncertainty import WithUncertainty
 
@@ -104,6 +105,23 @@ class Model(WithUncertainty):
     def num_targets(self) -> int:
         """t."""
         return self.dual_coef.num_columns
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        kernel = "precomputed" if self.kernel is None else str(self.kernel)
+        alpha = self.provenance.get("alpha")
+        residual = max(self.solution.relative_residual, default=0.0)
+        rows = [
+            ("kernel", kernel),
+            ("alpha", "unknown" if alpha is None else alpha),
+            ("rows" if self.features is None else "explicit features", f"{self.num_rows:,}"),
+            ("features", f"{self.num_features:,}: {', '.join(self.feature_names[:8])}".rstrip(": ")),
+            ("targets", f"{self.num_targets:,}: {', '.join(self.target_names[:8])}".rstrip(": ")),
+            ("whitened", "no" if self.scaling is None else "yes"),
+            ("solver", f"{self.solution.solver}, {self.solution.precision}, relative residual {residual:.1e}"),
+            ("where", self.location or "in memory"),
+        ]
+        return facts_html("kernel ridge regression", rows, self.solution.message)
 
     def predict(self, X: Any, out: Any = None) -> Any:
         """Predictions for rows X (m, d), in row blocks; for a precomputed matrix X is k(Z, X_fit) (m, n).

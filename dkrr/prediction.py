@@ -29,6 +29,8 @@ __all__ = ["Score", "check_features", "is_whole", "predict_dataset", "saved_mode
 
 MIN_BLOCK_ROWS = 128
 DEFAULT_INTERVALS = 0.9
+SAMPLE_TARGETS = 4
+MOST_CLASSES = 50
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class PredictTask:
     """Which model, which rows, and where predictions go (None: only their errors are summed).
 
     ``half_width``: how far from a prediction the ends of its interval are, per target, to count what is inside.
+    ``sample_every``: of every so many rows truth and prediction are handed back as they are; 0 for none.
     """
 
     model: str
@@ -44,6 +47,7 @@ class PredictTask:
     block_rows: int
     result: RowArray | None = None
     half_width: tuple[float, ...] | None = None
+    sample_every: int = 0
 
     def span(self, i: int, num_rows: int) -> tuple[int, int]:
         """Rows of block i."""
@@ -141,7 +145,19 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     sums: dict[str, Any] = {"squares": np.square(values - truth).sum(axis=0), "hits": hits}
     if task.half_width is not None:
         sums["inside"] = (np.abs(values - truth) <= np.array(task.half_width)).sum(axis=0)
+    if task.sample_every:
+        rows = np.arange(-start % task.sample_every, stop - start, task.sample_every)
+        sums["sample"] = np.stack([truth[rows, :SAMPLE_TARGETS], values[rows, :SAMPLE_TARGETS]], axis=-1)
+        if 1 < truth.shape[1] <= MOST_CLASSES:
+            sums["confusion"] = _confusion(truth, values)
     return True, sums
+
+
+def _confusion(truth: Floats, values: Floats) -> Any:
+    """Rows (t, t) whose largest entry of y is in column i, and whose largest prediction is in column j."""
+    t = truth.shape[1]
+    pairs = t * np.argmax(truth, axis=1) + np.argmax(values, axis=1)
+    return np.bincount(pairs, minlength=t * t).reshape(t, t)
 
 
 def _nodes(task: PredictTask, num_rows: int, flops_per_row: float) -> list[Node]:
@@ -199,11 +215,14 @@ def score_dataset(
     progress: Progress | None = None,
     *,
     intervals: float | None = None,
+    sample_rows: int = 0,
 ) -> tuple[Score, RunSummary]:
     """RMSE, R^2 and (for one-hot targets) accuracy of a saved model on a data set with targets.
 
     ``intervals`` is the coverage that the model's jackknife intervals shall have, whose real one is counted; None: 0.9
-    if the model has leave-one-out quantiles.
+    if the model has leave-one-out quantiles. With ``sample_rows`` the values of the tasks in the summary hold "sample",
+    truth and prediction (k, t', 2) of evenly spaced rows, at most so many and of at most four targets, and "confusion",
+    counts (t, t), where there are 2 to 50 targets.
 
     Raises
     ------
@@ -220,7 +239,14 @@ def score_dataset(
     if intervals is None and model.quantiles is not None and model.quantiles.knows(DEFAULT_INTERVALS):
         intervals = DEFAULT_INTERVALS
     width = None if intervals is None else tuple(half_widths(model, intervals, "jackknife", None).tolist())
-    task = PredictTask(str(model.location), manifest_digest(model.location), rows, block_rows, half_width=width)
+    task = PredictTask(
+        str(model.location),
+        manifest_digest(model.location),
+        rows,
+        block_rows,
+        half_width=width,
+        sample_every=-(-dataset.num_rows // sample_rows) if sample_rows else 0,
+    )
     nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
     summary = executor.run("evaluate", score_block_task, task, nodes, progress)
     parts = [summary.values[node.key] for node in nodes]

@@ -8,6 +8,7 @@ from dkrr._version import __version__
 from dkrr.cli.data import ingest_command, init_command
 from dkrr.cli.errors import CommandGroup
 from dkrr.cli.inspect import doctor_command, gc_command, info_command
+from dkrr.cli.report import report_command
 from dkrr.cli.run import evaluate_command, fit_command, plan_command, predict_command
 from dkrr.cli.runs import (
     cancel_command,
@@ -51,6 +52,7 @@ for command in (
     cancel_command,
     resume_command,
     list_command,
+    report_command,
     info_command,
     doctor_command,
     gc_command,

@@ -1,7 +1,8 @@
-"""Progress on stderr: a bar on a terminal, one line in ten seconds elsewhere.
+"""Progress on stderr: a board on a terminal, one line in ten seconds elsewhere, and a line for each phase that is over.
 
-An instance is the callback ``progress(phase, done, total, flops_done, flops_total)`` that the engine calls. Rate and
-time left count from the first call of a phase, so that tiles finished before a resume make neither look better.
+An instance is the callback ``progress(phase, done, total, flops_done, flops_total)`` that the engine calls. A run that
+is driven here hands over a function that says how it stands (:meth:`ProgressDisplay.attach`); then the board shows
+tiles, workers and memory as well. What predicts or searches has a bar.
 """
 
 from __future__ import annotations
@@ -9,69 +10,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
-__all__ = ["Estimate", "ProgressDisplay", "clock_text"]
+from dkrr.cli.estimate import Estimate
+
+if TYPE_CHECKING:
+    from dkrr.jobs.runs.status import Status
+
+__all__ = ["SECONDS_BETWEEN_LINES", "LiveBoard", "ProgressDisplay"]
 
 SECONDS_BETWEEN_LINES = 10.0
-# phases that count iterations; what follows a comma in a phase's name is a fact of the moment, e.g. a residual
-ITERATIVE = ("cg", "refine", "nystrom")
-
-
-@dataclass
-class Estimate:
-    """Rate and time left of one phase, from two readings of its work."""
-
-    phase: str
-    started: float
-    done_at_start: int
-    flops_at_start: float
-    done: int = 0
-    total: int = 0
-    flops_done: float = 0.0
-    flops_total: float = 0.0
-    seconds: float = 0.0
-
-    def update(self, now: float, done: int, total: int, flops_done: float, flops_total: float) -> None:
-        """Take a new reading at the time ``now`` (seconds)."""
-        self.done, self.total, self.flops_done, self.flops_total = done, total, flops_done, flops_total
-        self.seconds = now - self.started
-
-    @property
-    def gflops(self) -> float:
-        """Rate since the phase began, in GF/s; 0 when nothing was done yet."""
-        return (self.flops_done - self.flops_at_start) / self.seconds / 1e9 if self.seconds > 0 else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds to the end of the phase at the rate so far; None while there is no rate."""
-        by_flops = self.flops_total > 0
-        work = self.flops_done - self.flops_at_start if by_flops else self.done - self.done_at_start
-        left = self.flops_total - self.flops_done if by_flops else self.total - self.done
-        return left * self.seconds / work if work > 0 and self.seconds > 0 else None
-
-    def sentence(self) -> str:
-        """``factorise: 120 of 210 tiles, 163.2 GF/s, 0:41 left``; ``cg: iteration 12 of about 40, 1:30 left``."""
-        name, _, facts = self.phase.partition(", ")
-        if name in ITERATIVE:
-            parts = [f"{name}: iteration {self.done} of about {self.total}", *([facts] if facts else [])]
-        else:
-            unit = "trials" if name.startswith("tune ") else "tiles"
-            parts = [f"{self.phase}: {self.done} of {self.total} {unit}"]
-        if self.gflops > 0 and name not in ITERATIVE:
-            parts.append(f"{self.gflops:.1f} GF/s")
-        if self.seconds_left is not None:
-            parts.append(f"{clock_text(self.seconds_left)} left")
-        return ", ".join(parts)
-
-
-def clock_text(seconds: float) -> str:
-    """``1:02:03``, or ``2:03`` below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+REFRESHES_PER_SECOND = 4
 
 
 class ProgressDisplay:
@@ -91,10 +41,55 @@ class ProgressDisplay:
         self.estimate: Estimate | None = None
         self._bar: Any = None
         self._task: Any = None
+        self._live: LiveBoard | None = None
+        self._source: Callable[[], Status] | None = None
+        self._lines: Any = None
         self._last_line = clock()
 
     def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if self._source is not None:
+            self._tell(self._source())
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def attach(self, source: Callable[[], Status]) -> None:
+        """Show a run: ``source()`` says how it stands, from any thread, at any time."""
+        from dkrr.cli.board import PhaseLines
+
+        self._source, self._lines = source, PhaseLines()
         if self.stream.isatty():
+            self._live = LiveBoard(self.stream, lambda: (source(), ""))
+
+    def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
+        now = self.clock()
+        name = phase.partition(", ")[0]
+        before = None if self.estimate is None else self.estimate.phase.partition(", ")[0]
+        if self.estimate is None or before != name or done < self.estimate.done:
+            self.estimate = Estimate(phase, now, done, flops_done)
+            if self._source is not None:
+                self._tell(self._source())
+            elif self.stream.isatty():
+                self._add_task(name, total)
+        self.estimate.phase = phase
+        self.estimate.update(now, done, total, flops_done, flops_total)
+        facts = self.estimate.sentence()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, facts=facts.partition(": ")[2])
+        elif self._live is None and now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._say(facts)
+
+    def _add_task(self, name: str, total: int) -> None:
+        if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
@@ -105,29 +100,60 @@ class ProgressDisplay:
                 console=Console(file=self.stream),
             )
             self._bar.start()
-        return self
+        self._task = self._bar.add_task(name, total=total, facts="")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def _tell(self, status: Status) -> None:
+        """A line for each phase that ended since the last time."""
+        for line in self._lines.new(status):
+            if self._live is not None:
+                self._live.say(line)
+            else:
+                self._say(line)
 
-    def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
-        now = self.clock()
-        name = phase.partition(", ")[0]
-        before = None if self.estimate is None else self.estimate.phase.partition(", ")[0]
-        if self.estimate is None or before != name or done < self.estimate.done:
-            self.estimate = Estimate(phase, now, done, flops_done)
-            if self._bar is not None:
-                self._task = self._bar.add_task(name, total=total, facts="")
-        self.estimate.phase = phase
-        self.estimate.update(now, done, total, flops_done, flops_total)
-        facts = self.estimate.sentence()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, facts=facts.partition(": ")[2])
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self.stream.write(facts + "\n")
-            self.stream.flush()
+    def _say(self, line: str) -> None:
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+
+class LiveBoard:
+    """The board of a run at the bottom of a terminal, drawn again four times a second; lines go above it.
+
+    Parameters
+    ----------
+    stream
+        A terminal.
+    look
+        The status, and the state as a reader sees it ("" for that of the status).
+    """
+
+    def __init__(self, stream: IO[str], look: Callable[[], tuple[Status, str]]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._look = look
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._draw,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,  # results are for whoever reads them; warnings go above the board
+        )
+        self._live.start()
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self._console.print(line, markup=False)
+
+    def stop(self) -> None:
+        """Take the board away; the lines stay."""
+        self._live.stop()
+
+    def _draw(self) -> Any:
+        from dkrr.cli.board import board
+
+        status, state = self._look()
+        width, height = self._console.size
+        return board(
+            status, state or status.state, width=width, height=height, unicode=self._console.encoding.startswith("utf")
+        )

@@ -7,7 +7,6 @@ are out of reach.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,26 +98,12 @@ def status_command(run: str, watch: bool, as_json: bool) -> None:
     if not watch:
         print_view(directory, look_once(directory), as_json)
         return
-    looks = Watch(directory)
-    shown = ""
+    from dkrr.cli.watch import watch_run
+
     with _detaching(directory):
-        while True:
-            view = looks.look()
-            line = sentence(view)
-            if as_json:
-                print_json(view.to_dict())
-            elif sys.stdout.isatty():
-                click.echo(f"\r\x1b[K{line}", nl=False)
-            elif line != shown:
-                click.echo(line)
-            shown = line
-            if view.is_over:
-                break
-            time.sleep(LOOK_SECONDS)
-    if sys.stdout.isatty() and not as_json:
-        click.echo()
-    if not as_json:
-        print_view(directory, view, as_json)
+        view = watch_run(Watch(directory), LOOK_SECONDS, as_json=as_json)
+        if not as_json:
+            print_view(directory, view, as_json)
 
 
 @click.command("logs", cls=Command)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkrr.address import join
+from dkrr.cli.estimate import clock_text
 from dkrr.cli.output import print_facts, print_json
-from dkrr.cli.progress import clock_text
 
 if TYPE_CHECKING:
     from dkrr.jobs.runs.directory import RunDirectory
@@ -118,6 +119,8 @@ def _result_facts(result: dict[str, Any], view: View) -> Iterator[tuple[str, Any
         yield "seconds", f"{result['seconds']['total']:.1f}"
     if result.get("model_path"):
         yield "model", result["model_path"]
+    if result.get("run_directory"):
+        yield "report", join(result["run_directory"], "report.html")
 
 
 def event_line(event: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "describe_workers",
     "difference",
     "difference_of_versions",
+    "process_versions",
 ]
 
 logger = logging.getLogger("dkrr.engine.checks")
@@ -107,7 +108,7 @@ def describe_process(dask_worker: Any = None) -> dict[str, Any]:
         threads_after = max(int(library["num_threads"]) for library in libraries)
         logger.warning("BLAS used %d threads in this process; now %d", threads_before, threads_after)
     return {
-        **_versions(),
+        **process_versions(),
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "name": "" if dask_worker is None else str(dask_worker.name),
@@ -131,7 +132,8 @@ async def describe_worker(dask_worker: Any = None, **request: Any) -> dict[str, 
     return description
 
 
-def _versions() -> dict[str, str]:
+def process_versions() -> dict[str, str]:
+    """Versions of Python (minor), dkrr and the packages that matter, as installed here."""
     versions = {"python": ".".join(platform.python_version_tuple()[:2]), "dkrr": __version__}
     for package in PACKAGES:
         try:
@@ -204,7 +206,7 @@ def difference(reference: WorkerInfo, worker: WorkerInfo) -> str:
 
 def difference_of_versions(worker: WorkerInfo) -> str:
     """In which versions a worker differs from this process, e.g. "dkrr 0.1, 0.2 here"; "" when in none."""
-    here = _versions()
+    here = process_versions()
     differing = [name for name in _COMPARED if getattr(worker, name) != here[name]]
     return "; ".join(f"{name} {getattr(worker, name)}, {here[name]} here" for name in differing)
 
@@ -254,7 +256,7 @@ def _worker_info(address: str, answer: Mapping[str, Any]) -> WorkerInfo:
 
 
 def _compare(workers: Sequence[WorkerInfo]) -> None:
-    here = _versions()
+    here = process_versions()
     rows, hints = [], []
     for label, name in (*((name, name) for name in _COMPARED), ("BLAS kernel", "blas_kernel"), ("store", "")):
         groups: dict[str, list[str]] = defaultdict(list)

@@ -26,7 +26,15 @@ from dkrr.engine.selftest import blas_libraries, self_test
 from dkrr.errors import StorageFullError, StoreError
 from dkrr.threads import single_blas_thread
 
-__all__ = ["Calibration", "MachineReport", "calibrate", "disk_rates", "free_memory_bytes", "machine_report"]
+__all__ = [
+    "Calibration",
+    "MachineReport",
+    "calibrate",
+    "cpu_model",
+    "disk_rates",
+    "free_memory_bytes",
+    "machine_report",
+]
 
 GEMM_EDGE = 1024
 KERNEL_SHAPE = (1024, 1024, 10)
@@ -89,7 +97,7 @@ def machine_report(folder: str | os.PathLike[str] = ".") -> MachineReport:
     One second, and the time to write and read 256 MiB (less where less than 1 GiB is free).
     """
     return MachineReport(
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         num_cpus=cpu_count(),
         has_avx512="avx512f" in cpu_flags(),
         blas=blas_libraries(),
@@ -212,7 +220,8 @@ def _write(descriptor: int, block: bytearray, start: int, stop: int) -> None:
     os.fsync(descriptor)
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -127,6 +127,12 @@ class Plan:
     def __rich__(self) -> Any:
         return self.table()
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from dkrr.jobs.tables import table_html
+
+        return table_html("plan", self.table())
+
 
 def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
     """Plan a job: a :class:`~dkrr.jobs.spec.JobSpec`, the path of a job file, or nested dicts.

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dkrr.engine.activity import Activity, describe_executor
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.tasks import Executor, Progress
 from dkrr.jobs.claim import check_claim, resolve_once, run_id
 from dkrr.jobs.documents import plain
+from dkrr.jobs.figures import SAMPLE_ROWS, Figures, data_facts, held_out_facts
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.runs.directory import RunDirectory
@@ -115,26 +117,35 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         directory.write_bytes("job.toml", source)
     resolve_once(plan, directory.location)
     monitor.note(reused=plain(plan.reused))
+    figures = Figures(directory)
+    figures.note(lambda: {"data": data_facts(prepared), "present_bytes": plan.disk_present_bytes})
     seconds = {"prepare": time.perf_counter() - started}
     monitor.phase("start")
     begin = time.perf_counter()
     with job_executor(job, store) as executor:
         seconds["start"] = time.perf_counter() - begin
         executor.cancelled = monitor.is_cancelled
-        monitor.working(lambda: executor_facts(executor))
+        monitor.working(lambda: executor_facts(executor), Activity(executor).poll)
+        figures.note(lambda: {"environment": describe_executor(executor)})
         # workers that could not hold a task would be killed again and again
         require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))
         split = None if plan.split is None else Split(**plan.split)
-        workspace = Workspace(store, executor, monitor.progress, blas=blas_of(executor), durable=True, split=split)
-        summary = solve_and_save(job, prepared, plan, workspace, directory.location)
+        workspace = Workspace(store, executor, monitor, blas=blas_of(executor), durable=True, split=split)
+        try:
+            summary = solve_and_save(job, prepared, plan, workspace, directory.location)
+        finally:
+            figures.work(workspace)
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()
         if prepared.test is not None:
             monitor.phase("evaluate")
             intervals = None if job.evaluate is None else job.evaluate.intervals
             model = load_model(summary.model_path)
-            summary.score, run = score_dataset(model, prepared.test, executor, monitor.progress, intervals=intervals)
+            summary.score, run = score_dataset(
+                model, prepared.test, executor, monitor, intervals=intervals, sample_rows=SAMPLE_ROWS
+            )
             workspace.record("evaluate", run)
+            figures.note(lambda: {"held_out": held_out_facts(prepared.train, run)})
             seconds["evaluate"] = time.perf_counter() - begin
     summary.seconds = seconds | {"total": time.perf_counter() - started}
     summary.estimated_seconds = plan.estimated_seconds | {"total": plan.total_seconds}

@@ -61,6 +61,12 @@ class FitSummary:
 
         return fit_table(self)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from dkrr.jobs.tables import table_html
+
+        return table_html("fit", self.table())
+
 
 def summary_of(
     plan: Plan, workspace: Workspace, directory: str, model_path: str, solution: Solution, intercept: Any

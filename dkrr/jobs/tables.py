@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dkrr.address import join
+
 if TYPE_CHECKING:
     from dkrr.jobs.plan import Plan
     from dkrr.jobs.run import FitSummary
     from dkrr.jobs.tune import TuneSummary
 
-__all__ = ["fit_table", "plan_table", "tune_table"]
+__all__ = ["fit_table", "plan_table", "reused_rows", "table_html", "tune_table"]
 
 
 def _table(title: str) -> Any:
@@ -20,6 +22,20 @@ def _table(title: str) -> Any:
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     return table
+
+
+def table_html(title: str, table: Any) -> str:
+    """One of these tables as HTML, for notebooks."""
+    from rich.text import Text
+
+    from dkrr.markup import facts_html
+
+    names, values = (list(column.cells) for column in table.columns)
+    plain = (
+        (Text.from_markup(str(name)).plain, Text.from_markup(str(value)).plain)
+        for name, value in zip(names, values, strict=True)
+    )
+    return facts_html(title, plain)
 
 
 def size(num_bytes: float | None) -> str:
@@ -160,7 +176,7 @@ def fit_table(summary: FitSummary) -> Any:
         reused = summary.tiles_total - summary.tiles_computed
         tiles = f"{summary.tiles_total:,} of {plan.tile_size} x {plan.tile_size}, {summary.tiles_computed:,} computed"
         table.add_row("tiles", tiles + (f", {reused:,} found valid" if reused else ""))
-    for name, text in _reused(summary):
+    for name, text in reused_rows(summary.reused):
         table.add_row(name, text)
     if summary.num_iterations or plan.solver != "cholesky":
         guess = "" if plan.iterations is None else f" ({_iterations(plan.iterations)} expected)"
@@ -198,28 +214,29 @@ def fit_table(summary: FitSummary) -> Any:
             inside = ", ".join(f"{share:.1%}" for share in score.coverage)
             table.add_row(f"{100 * score.intervals:g} % intervals", f"jackknife: {inside} of these rows are inside")
     table.add_row("model in", summary.model_path)
+    table.add_row("report in", join(summary.run_directory, "report.html"))
     for location, num_bytes in summary.kept.items():
         table.add_row("kept", f"{size(num_bytes)} in {location}")
     return table
 
 
-def _reused(summary: FitSummary) -> list[tuple[str, str]]:
-    """What earlier fits in the store saved, in words."""
+def reused_rows(reused: dict[str, Any]) -> list[tuple[str, str]]:
+    """What earlier fits in the store saved (``reused`` of a summary or a status), in words."""
     rows = []
     for name in ("factor", "gram"):
-        found = summary.reused.get(name)
+        found = reused.get(name)
         if found is not None:
             text = f"{found['rows']:,} of {found['of_rows']:,} rows of the {name}, {found['share']:.1%} of its work"
-            seconds = f", about {found['seconds']:,.1f} s" if found["seconds"] else ""
+            seconds = f", about {found['seconds']:,.1f} s" if found.get("seconds") else ""
             rows.append(("reused", text + seconds))
-    rows += [("not reused", reason) for reason in summary.reused.get("not_continued", {}).values()]
-    scaling = summary.reused.get("scaling")
+    rows += [("not reused", reason) for reason in reused.get("not_continued", {}).values()]
+    scaling = reused.get("scaling")
     if scaling is not None:
         drift = scaling["drift"]
         state = "that of earlier rows" if scaling["scaling"] == "frozen" else "of all rows, anew"
         far = f"{drift['rows']:,} newer rows drift by {drift['value']:.2g}, limit {scaling['limit']:g}"
         rows.append(("scaling", f"{state}; {far}"))
-    start = summary.reused.get("start")
+    start = reused.get("start")
     if start is not None:
         rows.append(("start", f"coefficients of {start['rows']:,} rows, from {start['source']}"))
     return rows

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from dkrr.markup import facts_html
 
 __all__ = ["BACKWARD_ERROR_FACTOR", "Solution", "backward_error_bar"]
 
@@ -53,6 +56,24 @@ class Solution:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return facts_html(f"{self.solver} solution", self._facts(), self.message)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        worst = max(range(len(self.relative_residual)), key=self.relative_residual.__getitem__, default=None)
+        yield "precision", self.precision
+        yield "converged", "yes" if self.converged else "NO"
+        if self.num_iterations:
+            yield "iterations", f"{self.num_iterations:,}"
+        yield "targets", f"{len(self.relative_residual):,}"
+        if worst is not None:
+            where = f" (target {worst})" if len(self.relative_residual) > 1 else ""
+            yield "largest relative residual", f"{self.relative_residual[worst]:.2e}{where}"
+            yield "largest backward error", f"{max(self.backward_error, default=0.0):.2e}"
+        if self.seconds:
+            yield "seconds", ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Solution:

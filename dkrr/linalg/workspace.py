@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.linalg.factor.schedule import Split
+from dkrr.linalg.trace import MOST_TRACES, ResidualTrace
 
 __all__ = ["Workspace"]
 
@@ -17,7 +19,7 @@ class Workspace:
 
     ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase). ``split`` says which sums
     of a factor are split; None leaves it to :func:`~dkrr.linalg.factor.schedule.usual_split`. ``reused`` says what was
-    there already, see :meth:`record_reuse`.
+    there already, see :meth:`record_reuse`; ``traces`` are the residuals of what iterated.
     """
 
     store: Any
@@ -28,6 +30,7 @@ class Workspace:
     split: Split | None = None
     phases: dict[str, RunSummary] = field(default_factory=dict)
     reused: dict[str, Any] = field(default_factory=dict)
+    traces: list[ResidualTrace] = field(default_factory=list)
 
     def record(self, phase: str, summary: RunSummary) -> RunSummary:
         """Add the figures of a phase."""
@@ -86,3 +89,10 @@ class Workspace:
             entry["seconds"] = sum(known) if known else None
             entry["sources"] = list(dict.fromkeys([*before["sources"], *entry["sources"]]))
         self.reused[name] = entry
+
+    def trace(self, name: str, tol: float, alpha: Iterable[float]) -> ResidualTrace:
+        """A new trace of residuals; of many, only the first ones are kept."""
+        trace = ResidualTrace(name, tol, sorted({float(value) for value in alpha}))
+        if len(self.traces) < MOST_TRACES:
+            self.traces.append(trace)
+        return trace

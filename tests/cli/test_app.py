@@ -29,6 +29,7 @@ COMMANDS = {
     "logs",
     "plan",
     "predict",
+    "report",
     "resume",
     "status",
     "submit",

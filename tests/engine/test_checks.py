@@ -68,7 +68,7 @@ def test_equal_workers_pass(client: Client) -> None:
         assert isinstance(worker, WorkerInfo)
         assert (worker.threads, worker.memory_limit_bytes) == (1, 2**30)
         assert worker.name.startswith("local-")
-        here = checks._versions()
+        here = checks.process_versions()
         assert {name: getattr(worker, name) for name in here} == here
         assert worker.blas
         assert {library["num_threads"] for library in worker.blas} == {1}
@@ -84,7 +84,7 @@ def test_one_worker_with_another_version(client: Client, name: str) -> None:
     ):
         check_workers(client)
     (row,) = [line for line in caught.value.message.splitlines() if line.split()[:1] == [name]]
-    expected = checks._versions()[name]
+    expected = checks.process_versions()[name]
     assert f"0.0 on 1 worker ({odd})" in row
     assert f"{expected} on 1 worker ({other})" in row
     assert row.split()[1] == expected

@@ -10,6 +10,9 @@
     events/       what happened, in numbered segments (:mod:`dkrr.jobs.runs.events`)
     driver.log    what a detached driver printed
     result.json   the figures of the finished run
+    figures.json  figures for the report alone: data, machine, residuals, held-out rows (:mod:`dkrr.jobs.figures`)
+    samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.runs.samples`)
+    report.html   the page of the run (:mod:`dkrr.jobs.report`), made at its end, in whatever way it ended
     model.zarr    the model
 
 Every document appears whole or not at all. Nothing here imports more than the standard library, so that looking at a
@@ -62,6 +65,13 @@ class RunDirectory:
 
     def __repr__(self) -> str:
         return f"RunDirectory({self.location!r})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: how the run stands, without waiting for anybody."""
+        from dkrr.jobs.runs.form import run_facts
+        from dkrr.markup import facts_html
+
+        return facts_html(f"run {self.name}", run_facts(self))
 
     @property
     def name(self) -> str:

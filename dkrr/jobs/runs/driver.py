@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.interrupts import resumable
+from dkrr.jobs.report.at_end import report_at_end
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.status import read_status, write_status
@@ -61,6 +62,7 @@ def _note_early_end(directory: RunDirectory, error: Exception, code: int) -> Non
             status.state, status.exit_code = "failed", code
             message, hint = (error.message, error.hint) if isinstance(error, DkrrError) else (repr(error), "")
             status.error = {"type": type(error).__name__, "message": message, "hint": hint}
+            report_at_end(directory, status)
             write_status(directory, status)
 
 

@@ -7,18 +7,22 @@ One thread beats every two seconds (ten on an object store): it raises the count
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dkrr.errors import CancelledError, DkrrError, LockedError, StoreError
 from dkrr.fence import fenced
 from dkrr.interrupts import interrupt_main_thread
+from dkrr.jobs.report.at_end import report_at_end
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import EventLog, utc_now
 from dkrr.jobs.runs.lease import DriverLease
+from dkrr.jobs.runs.recorder import Reading, Recorder
 from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Status, write_status
 
 __all__ = ["CANCEL", "Monitor", "Progress", "cancelled_error"]
@@ -40,7 +44,10 @@ class Monitor:
     directory, lease
         The run, and the right to drive it.
     progress
-        Who else wants to know of every finished task.
+        Who else wants to know of every finished task. Where it has a method ``attach``, it is called with a function
+        that says how the run stands, as a :class:`~dkrr.jobs.runs.status.Status`.
+
+    Called as a function it is the callback of the engine, which also tells it of every task (``tasks``).
     """
 
     def __init__(self, directory: RunDirectory, lease: DriverLease, progress: Progress | None = None) -> None:
@@ -57,6 +64,8 @@ class Monitor:
         self._handler = _Warnings(self.events)
         self._phase_began = self._began
         self._done_at_start, self._flops_at_start = 0, 0.0
+        self._recorder = Recorder(lease.epoch, self._status.started_at)
+        self.tasks = self._recorder.tasks
         self._executor_facts: Callable[[], dict[str, Any]] | None = None
         self._told_at: float | None = None
 
@@ -67,7 +76,10 @@ class Monitor:
         logging.getLogger("dkrr").addHandler(self._handler)
         kind, epoch = self.lease.record.get("kind"), self.lease.epoch
         self.events.add("state", f"driver {epoch} started", host=self.lease.record["host"], driver=kind)
+        self._recorder.begin(self.directory)
         self._write()
+        if hasattr(self._others, "attach"):
+            self._others.attach(self.snapshot)
         self._thread.start()
 
     def stop(self) -> None:
@@ -78,9 +90,23 @@ class Monitor:
         logging.getLogger("dkrr").removeHandler(self._handler)
 
     def phase(self, name: str) -> None:
-        """Say that something begins that has no tasks to count, and stop here when that is asked for."""
+        """Something begins that has no tasks to count; stop here when that is asked for."""
         self.check()
         self._enter(name, 0, 0.0)
+
+    def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
+        self.progress(phase, done, total, flops_done, flops_total)
+
+    def snapshot(self) -> Status:
+        """The status as it is at this moment."""
+        with self._lock:
+            now = time.monotonic()
+            self._status.elapsed_seconds = round(now - self._began, 3)
+            self._status.phase_seconds = round(now - self._phase_began, 3)
+            tiles = self.tasks.to_dict()
+            self._status.tiles = tiles if tiles is not None and tiles["phase"] == self._status.phase else None
+            self._status.driver = dict(self.lease.record)
+            return replace(self._status, seconds=dict(self._status.seconds), phases=dict(self._status.phases))
 
     def progress(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
         """The callback of the engine; raises when the run is cancelled or lost."""
@@ -91,6 +117,7 @@ class Monitor:
         with self._lock:
             status = self._status
             status.phase, status.tasks_done, status.tasks_total = phase, done, total
+            self._recorder.count(flops_done)
             status.phase_seconds = seconds = time.monotonic() - self._phase_began
             flops, tasks = flops_done - self._flops_at_start, done - self._done_at_start
             status.flops_per_second = flops / seconds if seconds > 0 else 0.0
@@ -99,9 +126,12 @@ class Monitor:
         if self._others is not None:
             self._others(phase, done, total, flops_done, flops_total)
 
-    def working(self, facts: Callable[[], dict[str, Any]]) -> None:
-        """The run has its workers: ``facts()`` are those of :func:`dkrr.engine.session.executor_facts`."""
-        self._executor_facts = facts
+    def working(
+        self, facts: Callable[[], dict[str, Any]], activity: Callable[[], Reading | None] | None = None
+    ) -> None:
+        """The run has its workers; ``facts()`` says which, ``activity()`` what they do, and neither waits."""
+        self._executor_facts, self._recorder.activity = facts, activity
+        self._recorder.sample()
         with self._lock:
             self._status.state = "running" if self._status.state == "starting" else self._status.state
         self._take_facts()
@@ -138,7 +168,7 @@ class Monitor:
     def finish(self, state: str, exit_code: int, error: BaseException | None = None) -> None:
         """Write the last status and the last events; the heartbeat has been stopped."""
         with self._lock:
-            self._leave()
+            self._leave(self._recorder.count(0.0, anew=True))
             self._status.state, self._status.exit_code = state, exit_code
             self._status.phase_seconds_left = None
             if error is not None:
@@ -146,6 +176,10 @@ class Monitor:
         self.events.add("state", state if error is None else f"{state}: {_described(error)['message']}", code=exit_code)
         try:
             self.events.flush()
+            self._recorder.sample()
+            with contextlib.suppress(OSError, StoreError):  # a curve that ends early is no reason to fail
+                self._recorder.write(self.directory, self._status, now=True)
+            report_at_end(self.directory, self.snapshot())  # first: who waits for the status finds the report
         finally:
             self._write()
 
@@ -183,8 +217,10 @@ class Monitor:
     def _beat(self) -> None:
         self.lease.beat()
         self._take_facts()
+        self.note(memory_bytes=self._recorder.sample())
         self.events.flush()
         self._write()
+        self._recorder.write(self.directory, self._status)
 
     def _insist(self) -> None:
         """Interrupt a main thread that does not come by a place where it would stop."""
@@ -209,7 +245,7 @@ class Monitor:
 
     def _enter(self, phase: str, done: int, flops_done: float) -> None:
         with self._lock:
-            self._leave()
+            self._leave(self._recorder.count(flops_done, anew=True))
             self._phase_began = time.monotonic()
             self._done_at_start, self._flops_at_start = done, flops_done
             status = self._status
@@ -217,21 +253,28 @@ class Monitor:
             status.flops_per_second, status.phase_seconds, status.phase_seconds_left = 0.0, 0.0, None
         self.events.add("phase", f"{phase.partition(', ')[0]} began", tasks_done=done)
 
-    def _leave(self) -> None:
-        """Book the seconds of the phase that ends."""
-        name = self._status.phase.partition(", ")[0]
-        if name:
-            seconds = time.monotonic() - self._phase_began
-            self._status.seconds[name] = round(self._status.seconds.get(name, 0.0) + seconds, 3)
+    def _leave(self, flops_done: float) -> None:
+        """Book the phase that ends, and so many flops for it."""
+        status = self._status
+        name = status.phase.partition(", ")[0]
+        if not name:
+            return
+        seconds = time.monotonic() - self._phase_began
+        status.seconds[name] = round(status.seconds.get(name, 0.0) + seconds, 3)
+        flops = flops_done - self._flops_at_start
+        last = status.phases.get(name, {})
+        status.phases[name] = {
+            "number": last.get("number", len(status.phases)),
+            "seconds": round(seconds, 3),
+            "tasks": status.tasks_done - self._done_at_start,
+            "flops_per_second": round(flops / seconds) if seconds > 0 else 0,
+            "times": 1 + int(last.get("times", 0)),
+        }
 
     def _write(self) -> None:
         with self._lock:
-            now = time.monotonic()
-            self._status.elapsed_seconds = round(now - self._began, 3)
-            self._status.phase_seconds = round(now - self._phase_began, 3)
             self._status.heartbeat += 1
-            self._status.driver = dict(self.lease.record)
-            write_status(self.directory, self._status)
+            write_status(self.directory, self.snapshot())
 
 
 def cancelled_error(directory: RunDirectory) -> CancelledError:

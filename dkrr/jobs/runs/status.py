@@ -32,7 +32,12 @@ START_SECONDS = 120.0  # imports from a slow network disk; a driver on this mach
 
 @dataclass(kw_only=True)
 class Status:
-    """What ``status.json`` holds. Seconds are wall time, rates are of the current phase, times are UTC."""
+    """What ``status.json`` holds. Seconds are wall time, rates are of the current phase, times are UTC.
+
+    ``phases`` are those that are over: ``number`` in their order, ``seconds``, ``tasks``, ``flops_per_second`` of the
+    last time, and the number of ``times``; ``seconds`` has the sums. ``tiles`` is the map of
+    :mod:`dkrr.jobs.runs.tilemap`, ``memory_bytes`` the resident memory of the largest worker.
+    """
 
     state: str = "starting"
     epoch: int = 0
@@ -43,6 +48,9 @@ class Status:
     phase_seconds: float = 0.0
     phase_seconds_left: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tiles: dict[str, Any] | None = None
+    memory_bytes: int = 0
     elapsed_seconds: float = 0.0
     driver: dict[str, Any] | None = None
     scheduler: str = ""

@@ -33,6 +33,7 @@ from dkrr.linalg.precondition import Identity, Preconditioner
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.takeover import short_name
+from dkrr.linalg.trace import ResidualTrace
 from dkrr.linalg.workspace import Workspace
 from dkrr.stores import place
 
@@ -188,6 +189,7 @@ class PreparedCG:
             every_iterations=solver.checkpoint_iterations,
             durable=work.durable,
         )
+        trace = work.trace(f"conjugate gradients, {self.preconditioner.description}", solver.settings.tol, alpha)
         mixed = solver.precision == "mixed"
         stored = self.operator.gram is not None and self.operator.kernel is not None
         inexact = mixed or stored
@@ -215,8 +217,9 @@ class PreparedCG:
                 start=start,
                 true_multiply=exact if inexact else None,
                 checkpoint=checkpoint,
-                on_iteration=self._report(rhs.num_columns),
+                on_iteration=self._report(rhs.num_columns, trace),
             )
+            trace.replace(result.history)
             num_products = product.num_products + approximate.num_products
         u = BlockColumns.create(store, "u", rhs.grid, rhs.num_columns, "float64")
         for i, panel in u.blocks():
@@ -246,12 +249,16 @@ class PreparedCG:
             "rhs": hashlib.sha256(np.ascontiguousarray(values).data.cast("B")).hexdigest(),
         }
 
-    def _report(self, num_columns: int) -> Callable[[int, FloatVector], None]:
-        """Progress in iterations; how many there will be is guessed from how far the slowest column has come."""
+    def _report(self, num_columns: int, trace: ResidualTrace) -> Callable[[int, FloatVector], None]:
+        """Residuals for the trace, and progress in iterations.
+
+        How many there will be is guessed from how far the slowest column has come.
+        """
         settings, progress = self.solver.settings, self.workspace.progress
         flops = 2.0 * self.operator.grid.n**2 * num_columns
 
         def report(iteration: int, relative: FloatVector) -> None:
+            trace.add(iteration, relative)
             if progress is None:
                 return
             worst, total = float(relative.max()), settings.iterations

@@ -67,6 +67,7 @@ from dkrr.linalg.operators import Rows
 from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.solution import Solution
+from dkrr.linalg.trace import ResidualTrace
 from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
 from dkrr.stores import place, remove_array
@@ -308,7 +309,11 @@ class _Fit:
             every_seconds=CHECKPOINT_SECONDS,
             durable=self.workspace.durable,
         )
-        return conjugate_gradients(
+        alpha = self.alphas[targets].tolist()
+        trace = self.workspace.trace(
+            f"conjugate gradients on {len(self.triangle):,} centres", self.iterative.tol, alpha
+        )
+        result = conjugate_gradients(
             system.approximate if self.single else system.exact,
             system.to_coordinates(self.rhs[:, targets]),
             np.zeros(len(targets)),
@@ -317,11 +322,14 @@ class _Fit:
             replace(self.iterative, allow_unconverged=True),
             true_multiply=system.exact if self.single else None,
             checkpoint=checkpoint,
-            on_iteration=self._report(),
+            on_iteration=self._report(trace),
         )
+        trace.replace(result.history)
+        return result
 
-    def _report(self) -> Callable[[int, FloatVector], None]:
+    def _report(self, trace: ResidualTrace) -> Callable[[int, FloatVector], None]:
         def report(iteration: int, relative: FloatVector) -> None:
+            trace.add(iteration, relative)
             logger.info("iteration %d: relative residual %.2e", iteration, float(relative.max()))
 
         return report

@@ -1,0 +1,59 @@
+"""Runs for reports: real fits of a few hundred rows, their tasks in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dkrr.jobs.run
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.jobs.run import fit_job
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.spec import JobSpec
+
+__all__ = ["HOSTILE", "fit_here", "write_rows"]
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def write_rows(path: Path, num_rows: int = 400, num_features: int = 3, *, names: tuple[str, ...] = ()) -> Path:
+    """A CSV file with a header; the last column is a smooth target of the others."""
+    draws = np.random.default_rng(7)
+    X = draws.standard_normal((num_rows, num_features))
+    y = 40 + 5 * np.sin(X[:, 0]) + X[:, 1] * X[:, -1] + 0.1 * draws.standard_normal(num_rows)
+    header = [*(names or [f"x{k}" for k in range(num_features)]), "target"]
+    lines = [",".join(f"{value:.9g}" for value in row) for row in np.column_stack([X, y])]
+    path.write_text("\n".join([",".join(header), *lines]) + "\n")
+    return path
+
+
+@contextlib.contextmanager
+def _in_process(job: JobSpec, store: str | None = None) -> Iterator[InProcessExecutor]:
+    yield InProcessExecutor()
+
+
+def fit_here(folder: Path, name: str = "run", progress: Any = None, **tables: Any) -> RunDirectory:
+    """Fit rows of ``folder`` without a cluster; tables of the job can be changed."""
+    rows = folder / "rows.csv"
+    if not rows.exists():
+        write_rows(rows)
+    document: dict[str, Any] = {
+        "data": {"path": str(rows), "target": [-1], "standardize": True},
+        "evaluate": {"fraction": 0.25, "metric": "rmse"},
+        "model": {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1},
+        "solver": {"name": "cholesky", "tile_size": 128},
+        "cluster": {"workers": 1},
+        "output": {"directory": str(folder / "runs" / name)},
+    }
+    changed = {table: document.get(table, {}) | keys for table, keys in tables.items() if keys is not None}
+    document = {table: keys for table, keys in (document | changed).items() if tables.get(table, ()) is not None}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dkrr.jobs.run, "job_executor", _in_process)
+        job = JobSpec.from_dict(document, base=folder)
+        fit_job(job, progress=progress)
+    return RunDirectory(job.output.run_directory(name))

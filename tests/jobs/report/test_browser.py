@@ -1,0 +1,113 @@
+"""The report in a headless Chromium without a network: nothing fetched, nothing complained of, nothing too wide."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dkrr.jobs.report.page import write_report
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.status import Status
+from tests.browser import Browser, Visit, chromium
+from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
+from tests.pages import SECTIONS, parse_page
+
+pytestmark = pytest.mark.system
+
+WIDTHS = (390, 1280)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Reports of a direct fit, of an iteration with several targets, and of a run that failed early."""
+    folder = tmp_path_factory.mktemp("runs")
+    names = (HOSTILE, "a_name_without_any_place_to_break_it_" * 4, "x")
+    write_rows(folder / "rows.csv", num_rows=700, names=names)
+    direct = fit_here(folder, "direct")
+    iterated = fit_here(folder, "iterated", solver={"name": "cg", "rank": 20}, evaluate={"leave_one_out": True})
+    failed = RunDirectory(folder / "runs" / ("failed_" + "x" * 100))
+    error = {"type": "DataError", "message": "no_place_to_break_" * 30, "hint": "scale the features"}
+    failed.write("status.json", Status(state="failed", error=error).to_dict())
+    write_report(failed)
+    return {
+        name: Path(run.location) / "report.html"
+        for name, run in (("direct", direct), ("iterated", iterated), ("failed", failed))
+    }
+
+
+def check(visit: Visit, width: int) -> None:
+    assert visit.requests == []
+    assert visit.console == []
+    facts = visit.facts
+    assert facts["width"] == width
+    assert facts["scroll"] <= width, visit.wide
+    assert facts["body"] <= width
+    assert visit.wide == []  # nor does anything scroll inside, or stick out
+
+
+@pytest.mark.short
+def test_a_report_on_a_phone_and_on_a_desk(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    for width in WIDTHS:
+        visit = browser.visit(pages["direct"], width=width)
+        check(visit, width)
+        page = parse_page(pages["direct"].read_text())
+        assert tuple(page.sections) == SECTIONS
+        for _, title in page.headings[1:]:
+            assert title in visit.facts["text"]
+        result = RunDirectory(pages["direct"].parent).read("result.json") or {}
+        assert f"{max(result['relative_residual']):.3e}" in visit.facts["text"]
+        assert f"{result['score']['rmse'][0]:.5g}" in visit.facts["text"]
+        assert result["message"] in visit.facts["text"]
+        keep(visit, f"direct-{width}", tmp_path)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["direct", "iterated", "failed"])
+def test_every_report(
+    browser: Browser, pages: dict[str, Path], tmp_path: Path, name: str, dark: bool, width: int
+) -> None:
+    visit = browser.visit(pages[name], width=width, dark=dark)
+    check(visit, width)
+    background = sum(map(int, visit.facts["background"].strip("rgb()").split(",")))
+    assert (background < 200) == dark
+    keep(visit, f"{name}-{'dark' if dark else 'light'}-{width}", tmp_path)
+
+
+def test_on_paper(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    visit = browser.visit(pages["direct"], width=794, dark=True, media="print")
+    check(visit, 794)
+    assert visit.facts["background"] == "rgb(255, 255, 255)"
+    assert visit.facts["color"] == "rgb(0, 0, 0)"
+    keep(visit, "print", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "<p style='width:2000px'>wide</p>", "<img src='https://example.org/a.png'>", "<script>console.log(1)</script>",
+        "<p style='white-space:pre;overflow-x:auto'>" + "wide " * 400 + "</p>",
+    ],
+)  # fmt: skip
+def test_what_is_planted_is_seen(browser: Browser, pages: dict[str, Path], tmp_path: Path, planted: str) -> None:
+    page = tmp_path / "planted.html"
+    page.write_text(pages["direct"].read_text().replace("</main>", f"{planted}</main>"))
+    with pytest.raises(AssertionError):
+        check(browser.visit(page, width=390), 390)
+
+
+def keep(visit: Visit, name: str, folder: Path) -> None:
+    """Leave the picture where DKRR_PICTURES names a folder, for people to look at."""
+    target = Path(os.environ.get("DKRR_PICTURES") or folder)
+    target.mkdir(parents=True, exist_ok=True)
+    (target / f"{name}.png").write_bytes(visit.picture)
+    assert visit.picture.startswith(b"\x89PNG")

@@ -1,0 +1,134 @@
+"""Charts and their axes: ticks that people like, every value where it belongs, nothing that could be markup."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkrr.jobs.report.axes import bytes_unit, log_axis, number, plain_axis
+from dkrr.jobs.report.charts import Series, bar_chart, histogram, line_chart, scatter
+
+finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
+
+
+@given(st.lists(finite, max_size=20), st.booleans(), st.booleans())
+def test_an_axis_holds_all_values(values: list[float], zero: bool, tight: bool) -> None:
+    axis = plain_axis(values, 50.0, 390.0, zero=zero, tight=tight)
+    assert axis.low < axis.high
+    assert 1 <= len(axis.ticks) == len(axis.labels) <= 15
+    for value in values:
+        assert 50.0 <= axis.at(value) <= 390.0
+        assert axis.low <= value * (1 + 1e-12) or math.isclose(value, axis.low, abs_tol=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0, 10], ("0", "2", "4", "6", "8", "10")),
+        ([0.12, 0.87], ("0.0", "0.2", "0.4", "0.6", "0.8", "1.0")),
+        ([1200, 9700], ("0", "2,000", "4,000", "6,000", "8,000", "10,000")),
+        ([5], ("4.4", "4.6", "4.8", "5.0", "5.2", "5.4", "5.6")),
+        ([], ("0.0", "0.2", "0.4", "0.6", "0.8", "1.0")),
+        ([math.nan, math.inf, 0, 2e9], ("0", "5e+08", "1e+09", "1.5e+09", "2e+09")),
+    ],
+)
+def test_ticks_are_round(values: list[float], labels: tuple[str, ...]) -> None:
+    assert plain_axis(values, 0.0, 1.0).labels == labels
+
+
+@given(st.lists(st.floats(min_value=1e-300, max_value=1e300), max_size=20))
+def test_a_logarithmic_axis_holds_all_values(values: list[float]) -> None:
+    axis = log_axis(values, 200.0, 10.0)
+    assert 2 <= len(axis.ticks) <= 8
+    assert all(10.0 - 1e-6 <= axis.at(value) <= 200.0 + 1e-6 for value in values)
+    for value in values:
+        assert axis.low * (1 - 1e-6) <= value <= axis.high * (1 + 1e-6)
+
+
+def test_residuals_over_powers_of_ten() -> None:
+    axis = log_axis([1.0, 3e-9], 200.0, 0.0)
+    assert axis.labels == ("1e-9", "1e-7", "1e-5", "1e-3", "1e-1", "1e1")
+    assert axis.at(1e-9) == pytest.approx(200.0)
+    assert axis.at(1e-4) == pytest.approx(100.0)
+    assert axis.at(0.0) == 200.0  # below every power of ten: at the edge
+
+
+def drawn(svg: object) -> ET.Element:
+    return ET.fromstring(str(svg))  # noqa: S314  (what was made a line before)
+
+
+def points_of(svg: object, kind: str) -> list[list[tuple[float, float]]]:
+    paths = [item.get("d", "") for item in drawn(svg).iter("path") if item.get("class", "").startswith(kind)]
+    return [[(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", path)] for path in paths]
+
+
+def test_a_curve_goes_through_its_points_and_has_gaps() -> None:
+    svg = line_chart(
+        "k", "Title", "Words", [Series("a", [0, 1, 2, 3], [0, 10, None, 5]), Series("b", [0, 3], [1, 2])],
+        x_label="seconds", y_label="GiB", lines=[(8, "limit")],
+    )  # fmt: skip
+    first, second, *legend = points_of(svg, "curve")
+    assert [x for x, _ in first] == sorted(x for x, _ in first)
+    assert first[0][1] > first[2][1] > first[1][1]  # heights grow upwards
+    assert len(legend) == 2
+    assert len(second) == 2
+    path = next(item.get("d", "") for item in drawn(svg).iter("path") if item.get("class") == "curve s0")
+    assert path.count("M") == 2  # the gap
+    words = [item.text for item in drawn(svg).iter("text")]
+    assert {"seconds", "GiB", "limit", "a", "b"} <= set(words)
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    svg = bar_chart("k", "Title", "Words", ["x", "y"], [[2.0, 4.0], [1.0, None]], labels=("was", "is"), x_label="s")
+    widths = [float(item.get("width", "0")) for item in drawn(svg).iter("rect") if len(list(item))]
+    was_x, is_x, was_y = widths  # what is not known has no bar
+    assert was_x == pytest.approx(2 * is_x, rel=0.02)
+    assert was_y == pytest.approx(2 * was_x, rel=0.02)
+
+
+def test_a_histogram_and_points() -> None:
+    svg = histogram("k", "Title", "Words", [0, 1, 2], [3, 6], x_label="y")
+    heights = [float(item.get("height", "0")) for item in drawn(svg).iter("rect")]
+    assert heights[1] == pytest.approx(2 * heights[0], rel=0.01)
+    cloud = scatter("k", "Title", "Words", [(1, 1), (2, 2), (math.nan, 1)], x_label="true", y_label="p", diagonal=True)
+    (line,) = points_of(cloud, "mark")
+    (points,) = points_of(cloud, "points")
+    assert len(points) == 2
+    for x, y in points:  # what is predicted rightly is on the line
+        share = (x - line[0][0]) / (line[1][0] - line[0][0])
+        assert y == pytest.approx(line[0][1] + share * (line[1][1] - line[0][1]), abs=0.2)
+
+
+@pytest.mark.parametrize("name", ["<script>1</script>", '"><svg onload=x>', "{0.key}", "a & b"])
+def test_names_are_text(name: str) -> None:
+    charts = [
+        line_chart("k", name, name, [Series(name, [0, 1], [1, 2])] * 2, x_label=name, y_label=name, lines=[(1, name)]),
+        bar_chart("k", name, name, [name], [[1.0]], x_label=name),
+        histogram("k", name, name, [0, 1], [1], x_label=name),
+        scatter("k", name, name, [(0, 1)], x_label=name, y_label=name),
+    ]
+    for svg in charts:
+        root = drawn(svg)
+        assert root.find("title").text == name
+        assert {item.tag for item in root.iter()} <= {"svg", "title", "desc", "path", "rect", "text"}
+
+
+def test_nothing_to_draw_is_no_error() -> None:
+    assert "<svg" in line_chart("k", "t", "d", [], x_label="x", y_label="y")
+    assert "<svg" in line_chart("k", "t", "d", [Series("a", [1], [None])], x_label="x", y_label="y", log=True)
+    assert "<svg" in bar_chart("k", "t", "d", [], [[]], x_label="x")
+    assert "<svg" in scatter("k", "t", "d", [], x_label="x", y_label="y", diagonal=True)
+    assert "<svg" in histogram("k", "t", "d", [0.0, 0.0], [4], x_label="x")
+
+
+def test_figures_for_people() -> None:
+    assert [number(value) for value in (12345, 0.123456789, None, math.nan, -0.0)] == [
+        "12,345", "0.12346", "unknown", "unknown", "0",
+    ]  # fmt: skip
+    assert bytes_unit(3 * 2**30) == (2**30, "GiB")
+    assert bytes_unit(100) == (1.0, "B")

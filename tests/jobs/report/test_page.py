@@ -1,0 +1,382 @@
+"""The report of a run: every section with the run's own numbers, of runs in every state, in one file that is safe."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.errors import ConvergenceError, InterruptedRunError, NotPositiveDefiniteError
+from dkrr.jobs.report import page as page_module
+from dkrr.jobs.report.page import MOST_BYTES, render_report, write_report
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.status import Status, View, read_status
+from dkrr.model import load_model
+from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
+from tests.pages import SECTIONS, Page, outside_references, parse_page
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A finished run with a Cholesky factor, on columns with names that nobody should have."""
+    folder = tmp_path_factory.mktemp("direct")
+    write_rows(folder / "rows.csv", names=(HOSTILE, 'a" onload="x', "<b>&amp;"))
+    return fit_here(folder)
+
+
+@pytest.fixture(scope="module")
+def iterated(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A finished run of conjugate gradients, with nothing held out."""
+    folder = tmp_path_factory.mktemp("iterated")
+    return fit_here(folder, evaluate=None, solver={"name": "cg", "rank": 20})
+
+
+def page_of(run: RunDirectory) -> Page:
+    data = run.read_bytes("report.html")
+    assert data is not None, "the run left no report"
+    return parse_page(data.decode())
+
+
+def refused(page: Page) -> list[str]:
+    return [name for name, words in page.sections.items() if "could not be made" in words]
+
+
+@pytest.fixture(params=["direct", "iterated"])
+def page(request: pytest.FixtureRequest) -> Page:
+    return page_of(request.getfixturevalue(request.param))
+
+
+def test_one_file_that_asks_nobody_for_anything(page: Page) -> None:
+    assert outside_references(page) == []
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+    assert len(page.text.encode()) < MOST_BYTES / 10
+    (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
+    assert policy.startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        '<script>1</script>', '<img src="https://example.org/x.png">', '<p onclick="x()">', '<link href="style.css">',
+        '<svg><use xlink:href="https://example.org/#a"/></svg>', "<style>@import url(x.css);</style>",
+    ],
+)  # fmt: skip
+def test_a_planted_reference_is_found(direct: RunDirectory, planted: str) -> None:
+    text = page_of(direct).text.replace("</main>", f"{planted}</main>")
+    assert outside_references(parse_page(text)) != []
+
+
+def test_it_is_well_formed_and_can_be_read_aloud(page: Page) -> None:
+    assert page.mistakes == []
+    assert len(page.ids) == len(set(page.ids))
+    assert [tag for tag in ("html", "head", "body", "main", "h1") if page.count(tag) != 1] == []
+    assert ("html", {"lang": "en"}) in page.tags
+    assert [level for level, _ in page.headings] == [1] + [2] * len(SECTIONS)
+    for picture in page.pictures:
+        assert picture["role"] == "img"
+        assert picture["labelled"].split() == [picture["title id"], picture["desc id"]]
+        assert len(picture["title"]) > 3
+        assert len(picture["desc"]) > 20
+    # what a picture shows is also a table: one inside its figure, or right behind it
+    assert page.count("table") > len(page.pictures)
+    targets = [a["href"] for tag, a in page.tags if tag == "a"]
+    assert {target.removeprefix("#") for target in targets} <= set(page.ids)
+    assert "prefers-color-scheme: dark" in page.text
+    assert "@media print" in page.text
+
+
+def test_every_section_is_there(page: Page) -> None:
+    assert tuple(page.sections) == SECTIONS
+    assert refused(page) == []
+    assert all(len(words) > 60 for words in page.sections.values())
+
+
+def test_the_numbers_of_a_direct_fit(direct: RunDirectory) -> None:
+    page, result = page_of(direct), direct.read("result.json") or {}
+    plan, figures = result["plan"], direct.read("figures.json") or {}
+    sections = page.sections
+    assert page.headings[0][1].split() == ["run", "finished"]
+    assert result["message"] in page.text
+    assert "cholesky" in sections["asked"]
+    assert plan["reason"] in sections["asked"]
+    assert "standardize = true" in sections["asked"]
+    for name in ("num_rows", "num_test_rows"):
+        assert f"{figures['data'][name]:,}" in sections["data"]
+    assert plan["num_rows"] + plan["num_test_rows"] == 400
+    assert "Histogram of target" in sections["data"]
+    for phase in ("prepare", "factorise", "solve", "residual", "evaluate"):
+        assert phase in sections["time"]
+    assert re.search(r"factorise [\d.]+ s 6 6 [\d.]+ GF/s \d+%", sections["time"])  # 3 tiles a side
+    assert "this process" in sections["memory"]
+    assert "GF/s" in sections["rate"]
+    assert "There were no iterations" in sections["convergence"]
+    assert f"{max(result['relative_residual']):.3e}" in sections["residuals"]
+    assert f"{max(result['backward_error']):.3e}" in sections["residuals"]
+    score = result["score"]
+    assert f"{score['rmse'][0]:.5g}" in sections["held-out"]
+    assert f"all {score['num_rows']} held-out rows" in sections["held-out"]
+    assert "prepare" in sections["plan"]
+    assert f"{plan['estimated_seconds']['factorise']:.3g} s" in sections["plan"]
+    assert "Nothing was resumed" in sections["reuse"]
+    for name, version in figures["environment"]["driver"]["versions"].items():
+        assert f"{name} {version}" in sections["versions"]
+    assert "openblas" in sections["versions"]
+    assert "driver 1 started" in sections["events"]
+
+
+def test_what_stands_in_the_data_is_text(direct: RunDirectory) -> None:
+    page = page_of(direct)
+    assert HOSTILE in page.sections["data"]
+    assert 'a" onload="x' in page.sections["data"]
+    assert "<b>&amp;" in page.sections["data"]
+    assert page.count("script") == page.count("b") == 0
+
+
+def test_pairs_are_predictions_of_held_out_rows(direct: RunDirectory) -> None:
+    figures = direct.read("figures.json") or {}
+    pairs = np.array(figures["held_out"]["pairs"])
+    assert pairs.shape == (1, (direct.read("result.json") or {})["score"]["num_rows"], 2)
+    rows = np.loadtxt(Path(direct.location).parents[1] / "rows.csv", delimiter=",", skiprows=1)
+    predicted = load_model(Path(direct.location) / "model.zarr").predict(rows[:, :-1])
+    for truth, value in pairs[0]:
+        same = np.abs(rows[:, -1] - truth) < 1e-4  # six digits are kept
+        assert np.abs(predicted[same, 0] - value).min() < 1e-3
+    target = figures["data"]["targets"][0]
+    assert sum(target["counts"]) == figures["data"]["num_rows"]
+    assert target["min"] >= rows[:, -1].min() - 1e-9
+    assert 35 < target["mean"] < 45  # in the units of the data, although the fit whitened them
+
+
+def test_the_numbers_of_an_iteration(iterated: RunDirectory) -> None:
+    page, result = page_of(iterated), iterated.read("result.json") or {}
+    trace = (iterated.read("figures.json") or {})["convergence"][0]
+    assert trace["iterations"] == list(range(result["num_iterations"] + 1))
+    assert trace["relative_residual"][-1] == pytest.approx(result["relative_residual"])
+    assert trace["is_over"] is True
+    words = page.sections["convergence"]
+    assert f"after {result['num_iterations']:,} iterations" in words
+    assert "tol 1e-08" in words
+    assert "1e-08 was asked for" in words
+    assert "No rows were held out" in page.sections["held-out"]
+    assert f"{result['num_iterations']}" in page.sections["plan"]
+
+
+def test_several_targets_and_classes(tmp_path: Path) -> None:
+    draws = np.random.default_rng(3)
+    X = draws.standard_normal((300, 2))
+    labels = (X[:, 0] > 0).astype(int) + 2 * (X[:, 1] > 0)
+    rows = [f"{a:.9g},{b:.9g},{label}" for (a, b), label in zip(X, labels, strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+    run = fit_here(tmp_path, data={"one_hot": True, "standardize": False}, evaluate={"metric": "accuracy"})
+    result, figures = run.read("result.json") or {}, run.read("figures.json") or {}
+    confusion = np.array(figures["held_out"]["confusion"])
+    assert confusion.sum() == result["score"]["num_rows"]
+    assert np.trace(confusion) / confusion.sum() == pytest.approx(result["score"]["accuracy"])
+    assert sum(figures["data"]["class_counts"]) == figures["data"]["num_rows"]
+    page = page_of(run)
+    assert refused(page) == []
+    assert f"{result['score']['accuracy']:.2%}" in page.sections["held-out"]
+    assert "what they were taken for" in page.sections["held-out"]
+    assert "Training rows of each class" in page.sections["data"]
+
+
+# --- runs that did not finish -----------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", num_rows=200)
+    text = (tmp_path / "rows.csv").read_text()
+    (tmp_path / "rows.csv").write_text(text + text.partition("\n")[2])  # every row twice
+    with pytest.raises(NotPositiveDefiniteError) as caught:
+        fit_here(tmp_path, model={"alpha": 0.0})
+    run = RunDirectory(tmp_path / "runs/run")
+    page = page_of(run)
+    assert page.headings[0][1].split() == ["run", "failed"]
+    assert caught.value.message.rstrip(".") in re.sub(r"\s+", " ", parse_page(page.text).text.replace("&#39;", "'"))
+    assert refused(page) == []
+    assert "the run failed before" in page.sections["residuals"]
+    assert "the run failed before" in page.sections["held-out"]
+    assert "did not come to its end (failed)" in page.sections["plan"]
+    assert "prepare" in page.sections["time"]
+
+
+def test_an_iteration_that_does_not_converge_leaves_its_residuals(tmp_path: Path) -> None:
+    with pytest.raises(ConvergenceError):
+        fit_here(tmp_path, solver={"name": "cg", "preconditioner": "none", "max_iter": 4, "tol": 1e-13})
+    page = page_of(RunDirectory(tmp_path / "runs/run"))
+    assert "after 4 iterations, 1e-13 was asked for, which was not reached" in page.sections["convergence"]
+    assert refused(page) == []
+
+
+class Stop(InterruptedRunError):
+    """Somebody pressed a key."""
+
+
+def stop_at(phase: str, count: int) -> Any:
+    def progress(now: str, done: int, *_: Any) -> None:
+        if now == phase and done == count:
+            raise Stop("interrupted")
+
+    return progress
+
+
+def test_an_interrupted_run_and_what_its_second_attempt_found(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        fit_here(tmp_path, progress=stop_at("factorise", 4))
+    run = RunDirectory(tmp_path / "runs/run")
+    first = page_of(run)
+    assert first.headings[0][1].split() == ["run", "interrupted"]
+    assert "4 of 6 tasks" in first.text
+    assert "`dkrr resume" in first.text
+    assert refused(first) == []
+    fit_here(tmp_path)
+    words = page_of(run).sections["reuse"]
+    assert "6, 2 computed, 4 found valid" in words
+    assert "This is attempt 2" in words
+    assert "interrupted" in words
+    assert "finished" in words
+
+
+def test_what_earlier_fits_saved(direct: RunDirectory, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs/copy")
+    for name in ("job.json", "plan.json", "figures.json", "status.json"):
+        run.write(name, direct.read(name) or {})
+    factor = {"rows": 200, "of_rows": 300, "share": 0.296, "seconds": 1.5, "sources": ["a"]}
+    run.write("result.json", (direct.read("result.json") or {}) | {"reused": {"factor": factor}})
+    words = parse_page(render_report(run)).sections["reuse"]
+    assert "200 of 300 rows of the factor, 29.6% of its work, about 1.5 s" in words
+    assert "Nothing was resumed" not in words
+
+
+def test_a_run_that_runs_and_one_that_was_lost(direct: RunDirectory) -> None:
+    status = read_status(direct)
+    status.state, status.exit_code, status.phase, status.tasks_done, status.tasks_total = (
+        "running",
+        None,
+        "factorise",
+        3,
+        6,
+    )
+    running = parse_page(render_report(direct, View(status, "running")))
+    assert "was running in the phase factorise" in running.text
+    assert "the run is running" in running.sections["residuals"]
+    lost = parse_page(render_report(direct, View(status, "lost", "its driver, process 1 on b, is gone")))
+    assert "The run was lost: its driver, process 1 on b, is gone." in lost.text
+    assert "An earlier attempt finished" in lost.text
+    assert refused(running) == refused(lost) == []
+
+
+def test_an_empty_run(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs/empty")
+    run.write("status.json", Status(state="failed", error={"message": "no job"}).to_dict())
+    page = parse_page(Path(write_report(run)).read_text())
+    assert tuple(page.sections) == SECTIONS
+    assert refused(page) == []
+    assert "The run failed: no job." in page.text
+
+
+# --- what must not happen ---------------------------------------------------------------------------------------------
+
+
+def test_documents_that_are_damaged_cost_a_section_and_not_the_page(
+    direct: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDirectory(tmp_path / "runs/copy")
+    for name in ("status.json", "job.json", "plan.json", "result.json"):
+        run.write(name, direct.read(name) or {})
+    run.write_bytes("figures.json", b"{ no json")
+    run.write("samples.json", {"attempts": [{"epoch": 1, "seconds": "soon", "memory_bytes": 7}, 3]})
+    with caplog.at_level(logging.ERROR):
+        page = parse_page(render_report(run))
+    assert set(refused(page)) <= {"memory", "rate"}
+    assert "cholesky" in page.sections["asked"]
+
+
+def test_a_report_that_cannot_be_made_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page_module, "render_report", broken)
+    with caplog.at_level(logging.WARNING, "dkrr"):
+        run = fit_here(tmp_path)
+    assert read_status(run).state == "finished"
+    assert run.read("result.json") is not None
+    assert load_model(Path(run.location) / "model.zarr").num_targets == 1
+    assert not run.has("report.html")
+    (message,) = [r.getMessage() for r in caplog.records if "report" in r.getMessage()]
+    assert "No space left on device" in message
+    assert f"`dkrr report {run.shown}` makes it again" in message
+    monkeypatch.undo()
+    assert "finished" in Path(write_report(run)).read_text()
+
+
+def test_figures_that_cannot_be_written_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = RunDirectory.write
+
+    def full(self: RunDirectory, name: str, document: dict[str, Any]) -> None:
+        if name in ("figures.json", "samples.json"):
+            raise OSError(28, "No space left on device")
+        write(self, name, document)
+
+    monkeypatch.setattr(RunDirectory, "write", full)
+    with caplog.at_level(logging.WARNING, "dkrr"):
+        run = fit_here(tmp_path)
+    assert read_status(run).state == "finished"
+    assert "No figures of the data are kept" in page_of(run).sections["data"]
+    assert any("figures for the report" in record.getMessage() for record in caplog.records)
+
+
+def test_secrets_do_not_appear(direct: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-of-the-environment")
+    run = RunDirectory(tmp_path / "runs/copy")
+    for name in ("job.json", "plan.json", "figures.json"):
+        run.write(name, direct.read(name) or {})
+    leaks = "GET https://user:canary-in-an-address@host/x?X-Amz-Signature=canary-in-a-query AKIACANARYCANARYCANA"
+    message = f"{leaks} canary-of-the-environment Authorization: Bearer canary-in-a-header password=canary-given"
+    error = {"type": "StoreError", "message": message, "hint": message}
+    run.write("status.json", Status(state="failed", error=error, epoch=1).to_dict())
+    run.write_bytes("job.toml", f"# {message}\n".encode())
+    event = {"time": "2026-01-01T00:00:00.000Z", "kind": "warning", "message": message, "epoch": 1}
+    run.write_bytes("events/000000.jsonl", (json.dumps(event) + "\n").encode())
+    text = render_report(run)
+    assert "canary" not in text.lower()
+    assert "[removed]" in text
+
+
+def test_it_stays_small_whatever_the_run_is_like(direct: RunDirectory, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs/large")
+    documents = {name: direct.read(f"{name}.json") or {} for name in ("job", "plan", "result", "figures", "status")}
+    long = "<&" * 20_000
+    figures, result, plan = documents["figures"], documents["result"], documents["plan"]
+    figures["data"] |= {"num_features": 10**5, "target_names": [long] * 60, "num_targets": 5000}
+    figures["data"]["features"] = [{"name": long, "mean": 0.5, "std": 1.0}] * 60
+    figures["held_out"]["pairs"] = [[[k * 1.37, k * 0.7] for k in range(2000)] for _ in range(4)]
+    trace = {"name": long, "tol": 1e-9, "alpha": [0.1], "num_targets": 6, "is_over": True}
+    trace |= {"iterations": list(range(500)), "curves": [long] * 6, "relative_residual": [[0.5] * 6] * 500}
+    figures["convergence"] = [trace] * 8
+    result |= {name: [1e-10] * 5000 for name in ("relative_residual", "backward_error")}
+    result["peak_rss_bytes"] = {f"tcp://10.0.0.{k}:{k}": 10**9 + k for k in range(3000)}
+    plan["candidates"] = [{"name": long, "disk_bytes": {}, "infeasible": long, "total_seconds": 1.0}] * 500
+    for name, document in documents.items():
+        run.write(f"{name}.json", document)
+    run.write_bytes("job.toml", long.encode() * 20)
+    memory = {f"tcp://worker-{k}": [10**9] * 240 for k in range(12)}
+    attempt = {"epoch": 1, "seconds": list(range(240)), "flops_per_second": [1e9] * 240, "memory_bytes": memory}
+    run.write("samples.json", {"attempts": [attempt] * 8})
+    events = [{"time": "t", "kind": "warning", "message": long, "epoch": 1}] * 400
+    run.write_bytes("events/000000.jsonl", "".join(json.dumps(event) + "\n" for event in events).encode())
+    data = Path(write_report(run)).read_bytes()
+    assert len(data) < MOST_BYTES
+    page = parse_page(data.decode())
+    assert refused(page) == page.mistakes == []
+    assert len(page.ids) == len(set(page.ids))
