@@ -129,8 +129,9 @@ async def _visit(port: int, url: str, width: int, height: int, dark: bool, media
     visit.wide = await value(_WIDE)
     picture = await ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
     visit.picture = base64.b64decode(picture["data"])
-    await ask("Page.close")
     socket.close()
+    while await asyncio.wait_for(socket.read_message(), ANSWER_SECONDS) is not None:
+        pass  # until it is closed
     return visit
 
 

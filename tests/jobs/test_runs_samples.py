@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,8 @@ def test_many_samples_become_fewer_and_no_peak_is_lost(count: int) -> None:
     assert max(found["memory_bytes"]["a"]) == 10**6
     assert found["seconds"] == sorted(found["seconds"])
     assert found["seconds"][-1] == pytest.approx(2.0 * (count - 1), abs=64)
+    steps = [after - before for before, after in pairwise(found["seconds"][:-1])]
+    assert max(steps) == min(steps)  # the last sample may stand for less time, no other one
     assert found["flops_per_second"] == [1e9] * len(found["seconds"])
     assert len(json.dumps(found)) < 30_000
 

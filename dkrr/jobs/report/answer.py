@@ -169,7 +169,7 @@ def _target_charts(k: int, name: str, points: Sequence[Sequence[float]], score: 
     rmse = score["rmse"][k] if k < len(score.get("rmse") or []) else None
     fit = f"root mean squared error {number(rmse)}"
     sentence = f"Predicted against true {name} for {shown}; {fit}. On the line both are equal."
-    order = sorted(points)
+    order = sorted((float(truth), float(value)) for truth, value in points)
     step = -(-len(order) // MOST_TABLE_ROWS)
     rows = [(short_number(truth), short_number(value), short_number(value - truth)) for truth, value in order[::step]]
     plot = scatter(

@@ -137,7 +137,7 @@ def line_chart(
     for value, label in lines:
         height = y_axis.at(value)
         drawing.add('<path class="mark" d="M{} {}H{}"/>', _px(LEFT), _px(height), _px(WIDTH - RIGHT))
-        drawing.text(WIDTH - RIGHT, height - 4 if height > TOP + 12 else height + 12, label, "marked", "end")
+        drawing.text(LEFT + 4, height - 4 if height > TOP + 12 else height + 12, label, "marked", "start")
     for number, item in enumerate(series):
         drawing.add(
             '<path class="curve s{}" d="{}"><title>{}</title></path>',
@@ -213,10 +213,10 @@ def bar_chart(
         shown = name if len(name) <= 24 else name[:22] + "…"
         drawing.text(left - 6, top + bar * group / 2 + 3.5, shown, anchor="end")
         for k in range(group):
-            value = values[k][number]
-            if value is None:
+            length = values[k][number]
+            if length is None:
                 continue
-            width = max(0.8, x_axis.at(value) - left)
+            width = max(0.8, x_axis.at(length) - left)
             what = f"{labels[k]} " if labels else ""
             drawing.add(
                 '<rect class="bar s{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>',
@@ -225,9 +225,9 @@ def bar_chart(
                 _px(top + k * bar),
                 _px(width),
                 _px(bar - 1),
-                f"{name}: {what}{short_number(value)}",
+                f"{name}: {what}{short_number(length)}",
             )
-            drawing.text(left + width + 4, top + k * bar + bar / 2 + 3, short_number(value), "small", "start")
+            drawing.text(left + width + 4, top + k * bar + bar / 2 + 3, short_number(length), "small", "start")
     x = left
     for k, label in enumerate(labels if group > 1 else ()):
         drawing.add(

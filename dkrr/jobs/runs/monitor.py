@@ -78,7 +78,7 @@ class Monitor:
         self.events.add("state", f"driver {epoch} started", host=self.lease.record["host"], driver=kind)
         self._recorder.begin(self.directory)
         self._write()
-        if hasattr(self._others, "attach"):
+        if self._others is not None and hasattr(self._others, "attach"):
             self._others.attach(self.snapshot)
         self._thread.start()
 

@@ -46,6 +46,8 @@ def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-environment")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/a/path/of/a/file")
     monkeypatch.setenv("MY_PASSWORD", "short")
+    monkeypatch.setenv("MY_FOLDER", "a-folder-of-mine")
+    assert "a-folder-of-mine" not in secret_values()
     assert "of-the-environment" in secret_values()
     assert "/a/path/of/a/file" not in secret_values()
     assert "short" not in secret_values()
