@@ -193,7 +193,7 @@ def predict_dataset(
     task = PredictTask(
         str(model.location),
         digest,
-        Rows(dataset.path, dataset.digest, None, dataset.version),
+        Rows.of(dataset),
         result.rows_per_chunk,
         result,
     )
@@ -235,7 +235,7 @@ def score_dataset(
     dataset.verify()
     threads = max(1, executor.num_threads)
     block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
-    rows = Rows(dataset.path, dataset.digest, None, dataset.version)
+    rows = Rows.of(dataset)
     if intervals is None and model.quantiles is not None and model.quantiles.knows(DEFAULT_INTERVALS):
         intervals = DEFAULT_INTERVALS
     width = None if intervals is None else tuple(half_widths(model, intervals, "jackknife", None).tolist())

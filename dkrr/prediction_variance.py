@@ -94,7 +94,7 @@ def predict_variance(
         rows_per_chunk=width,
         attributes=attributes,
     )
-    task = VarianceTask(str(model.location), digest, Rows(dataset.path, dataset.digest, None, dataset.version), result)
+    task = VarianceTask(str(model.location), digest, Rows.of(dataset), result)
     flops = float(model.num_rows) ** 2 * width * len(spread.systems)
     nodes = [Node((i,), (), flops) for i in range(result.num_chunks)]
     for _ in range(3):

@@ -145,10 +145,15 @@ class _Tree:
         return named
 
     def unfinished_plans(self) -> Iterable[dict[str, Any]]:
-        """Plans of runs that were started and have no result yet."""
-        keys = {entry.key for entry in self.entries}
-        for key in sorted(keys):
-            if key.rpartition("/")[2] == "plan.json" and f"{key.removesuffix('plan.json')}result.json" not in keys:
+        """Plans of runs that were started and have no result yet, or were started again since, with other rows."""
+        changed = {entry.key: entry.modified for entry in self.entries}
+        for key in sorted(changed):
+            folder = key.removesuffix("plan.json")
+            if key.rpartition("/")[2] != "plan.json":
+                continue
+            # every attempt writes job.json at its begin, and result.json at its end
+            begun = max(changed[key], changed.get(f"{folder}job.json", 0.0))
+            if begun > changed.get(f"{folder}result.json", 0.0):
                 data = read_key(self.location, key)
                 if data is not None:
                     yield json.loads(data)

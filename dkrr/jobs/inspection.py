@@ -203,7 +203,7 @@ def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
             grid=TileGrid(attributes["n"], attributes["tile_size"]),
             alpha=attributes.get("alpha", 0.0),
             kernel=kernel,
-            rows=Rows(dataset.path, dataset.digest, None if center is None else tuple(center), dataset.version),
+            rows=Rows.of(dataset, None if center is None else tuple(center)),
             weighted=weight_digest is not None,
         )
     return None

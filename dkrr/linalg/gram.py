@@ -46,7 +46,7 @@ def rows_of(dataset: Dataset, kernel: Kernel | None, center: tuple[float, ...] |
         center = None
     elif center is None:
         center = tuple(float(value) for value in dataset.x_mean)
-    return Rows(dataset.path, dataset.digest, center, dataset.version)
+    return Rows.of(dataset, center)
 
 
 @dataclass(frozen=True)

@@ -40,16 +40,29 @@ class Rows:
         Subtracted from every row before the kernel sees it, or None.
     version
         Of the data set; what a process knows of an older one with the same rows is not believed.
+    facts
+        What else a data set with the same X may differ in, see :meth:`of`.
     """
 
     store: Any
     digest: str
     center: tuple[float, ...] | None = None
     version: int = 1
+    facts: tuple[tuple[str, str, int], ...] = ()
+
+    @classmethod
+    def of(cls, dataset: Dataset, center: tuple[float, ...] | None = None) -> Rows:
+        """The rows of a data set: digest and rows per chunk of every part are part of the reference.
+
+        The same X may be there again with other weights, in other chunks.
+        """
+        parts = dataset.parts().items()
+        facts = tuple((name, str(dataset.records[name]["digest"]), array.rows_per_chunk) for name, array in parts)
+        return cls(dataset.path, dataset.digest, center, dataset.version, facts)
 
     def open(self) -> Dataset:
         """The data set; kept open per process."""
-        return open_rows(self.store, self.digest, self.version)
+        return open_rows(self.store, self.digest, self.version, self.facts)
 
     def read(self, start: int, stop: int) -> FloatMatrix:
         """Rows ``start:stop`` (stop - start, d), centred."""
@@ -64,15 +77,15 @@ class Rows:
         return None if weight is None else np.sqrt(weight.read(start, stop)[:, 0])
 
 
-def open_rows(store: Any, digest: str, version: int = 1) -> Dataset:
+def open_rows(store: Any, digest: str, version: int = 1, facts: tuple[tuple[str, str, int], ...] = ()) -> Dataset:
     """Open a data set and check that it is the one that was meant; kept open per process."""
     if isinstance(store, str):
-        return _open_rows(store, digest, version)
+        return _open_rows(store, digest, version, facts)
     return _checked(open_dataset(store), digest)
 
 
 @lru_cache(maxsize=8)
-def _open_rows(store: str, digest: str, version: int) -> Dataset:
+def _open_rows(store: str, digest: str, version: int, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
     return _checked(open_dataset(store), digest)
 
 

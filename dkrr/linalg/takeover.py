@@ -17,12 +17,12 @@ One link or copy, and no byte read, for each tile.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dkrr.address import name_of
+from dkrr.address import name_of, parent_of
 from dkrr.chunks import FloatArray
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.linalg.lineage import Ancestor, Kind, ancestors, record_rows
@@ -93,11 +93,14 @@ class TakenOver:
         """Rows of row block i that need not be computed."""
         return max((base.finished(i) for base in self.bases), default=0)
 
-    def read(self, i: int, j: int) -> FloatArray | None:
-        """The finished rows of tile (i, j), :meth:`first` of them, from whichever earlier matrix has them."""
+    def read(self, i: int, j: int, agrees: Callable[[TileMatrix, int], bool] | None = None) -> FloatArray | None:
+        """The finished rows of tile (i, j), :meth:`first` of them, from whichever earlier matrix has them.
+
+        ``agrees``, if given, is asked of each whether so many first rows of its tile are what they should be.
+        """
         rows = self.first(i)
         for base in self.bases:
-            if rows and base.finished(i) == rows:
+            if rows and base.finished(i) == rows and (agrees is None or agrees(base.matrix, rows)):
                 found = base.read(i, j)
                 if found is not None:
                     return found
@@ -178,7 +181,7 @@ def take_over(matrix: TileMatrix, found: Sequence[Ancestor]) -> TakenOver:
     bases: list[Base] = []
     num_linked = longest = 0
     for ancestor in found:
-        if ancestor.location == matrix.location:
+        if _is_same_place(ancestor.location, matrix.location):
             continue
         full = ancestor.num_rows // b
         wanted = [(i, j) for i, j in missing if i < full]
@@ -210,6 +213,11 @@ def take_over(matrix: TileMatrix, found: Sequence[Ancestor]) -> TakenOver:
         sources=tuple(sources),
         bases=tuple(bases),
     )
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    """Whether two locations below one store are the same, however the store is spelt."""
+    return name_of(one) == name_of(other) and name_of(parent_of(one)) == name_of(parent_of(other))
 
 
 def _link(source: TileMatrix, target: TileMatrix, tiles: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -67,8 +67,10 @@ def gram_samples_agree(operator: RidgeOperator, gram: TileMatrix, i: int, j: int
     return True
 
 
-def factor_sample_agrees(operator: RidgeOperator, factor: TileMatrix, i: int, j: int) -> bool:
-    """Whether A_pq = sum_{r <= q} L_pr L_qr holds at two places (p, q) of tile (i, j).
+def factor_sample_agrees(
+    operator: RidgeOperator, factor: TileMatrix, i: int, j: int, num_rows: int | None = None
+) -> bool:
+    """Whether A_pq = sum_{r <= q} L_pr L_qr holds at two places (p, q) of tile (i, j), or of its first ``num_rows``.
 
     Only rows p and q of tiles (i, 0..j) and (j, 0..j) are read, without their checksums: a byte that changed may be
     found here or by the next reader. The places depend on (i, j) alone. A wrong tile (i, k) also makes tiles (i, j),
@@ -88,15 +90,17 @@ def factor_sample_agrees(operator: RidgeOperator, factor: TileMatrix, i: int, j:
     Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., theorem 10.3; Higham and Mary, A new approach to
     probabilistic rounding error analysis, SIAM J. Sci. Comput. 41 (2019).
     """
-    return all(error <= bar for error, bar in _factor_errors(operator, factor, i, j))
+    return all(error <= bar for error, bar in _factor_errors(operator, factor, i, j, num_rows))
 
 
-def _factor_errors(operator: RidgeOperator, factor: TileMatrix, i: int, j: int) -> Iterator[tuple[float, float]]:
+def _factor_errors(
+    operator: RidgeOperator, factor: TileMatrix, i: int, j: int, num_rows: int | None = None
+) -> Iterator[tuple[float, float]]:
     """|A_pq - (L L^T)_pq| and its bar at each place sampled; infinity for what is not a number."""
     grid = factor.grid
     eps = float(np.finfo(factor.dtype).eps)
     first, second = grid.span(i).start, grid.span(j).start
-    for p, q in _factor_places(grid.rows(i), grid.rows(j), i, j):
+    for p, q in _factor_places(num_rows or grid.rows(i), grid.rows(j), i, j):
         left = read_rows(factor, [(i, k, p) for k in range(j + 1)])
         right = left if (i, p) == (j, q) else read_rows(factor, [(j, k, q) for k in range(j + 1)])
         left[-1], right[-1] = left[-1][: q + 1], right[-1][: q + 1]  # right of the diagonal there is nothing

@@ -305,3 +305,19 @@ def test_what_an_extension_needs_is_no_garbage(make: Make, tmp_path: Path) -> No
     third = fit_job(make())
     assert third.reused["scaling"]["rows"] == 300
     assert third.reused["factor"]["rows"] == int((~row_hash_fraction(0, 310, 0.2)).sum())
+
+
+def test_garbage_is_not_what_a_running_extension_needs(make: Make, tmp_path: Path) -> None:
+    from dkrr.jobs.garbage import delete_garbage, find_garbage
+
+    grow(tmp_path, 0, 300)
+    fit_job(make())
+    grow(tmp_path, 300, 360)
+    deleted: list[int] = []
+
+    def progress(*_: Any) -> None:
+        if not deleted:  # as if the run had been going on for hours
+            deleted.append(delete_garbage(find_garbage(tmp_path / "store", kept_seconds=-10)))
+
+    assert fit_job(make(), progress=progress).reused["factor"]["rows"] > 200
+    assert deleted

@@ -290,6 +290,40 @@ def test_a_wrong_tile_of_the_prefix_is_found_and_mended(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
 
 
+def test_ragged_tiles_that_changed_places_are_not_kept(tmp_path: Path) -> None:
+    old = fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")[1]
+    first, second = tiles_of(old)["c/4/0"], tiles_of(old)["c/4/1"]
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+    made = append(X[300:310], tmp_path / "a.zarr", y=Y[300:310, :1])
+    found, result, _ = fit(made, tmp_path / "store")
+    wanted = refit(made, tmp_path / "fresh", result)[0]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+
+
+def test_the_same_rows_with_other_weights_at_the_same_path_are_other_rows(tmp_path: Path) -> None:
+    """What this process knows of a data set is not believed when another one took its place."""
+    for weight in (None, W[:150], W[150:300]):
+        shutil.rmtree(tmp_path / "a.zarr", ignore_errors=True)
+        made = ingest(X[:150], tmp_path / "a.zarr", y=Y[:150, :1], sample_weight=weight)
+        found, result, _ = fit(made, tmp_path / "store")
+        elsewhere = ingest(X[:150], tmp_path / f"{made.digest_weight}.zarr", y=Y[:150, :1], sample_weight=weight)
+        wanted = refit(elsewhere, tmp_path / f"fresh-{made.digest_weight}", result)[0]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+
+
+def test_a_store_by_another_spelling_is_no_ancestor_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = f"{tmp_path}/.//store"
+    fit(data(tmp_path / "a.zarr", [100]), store)
+    made = append(X[100:190], tmp_path / "a.zarr", y=Y[100:190, :1])
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@4:memoryerror"))
+        with pytest.raises(MemoryError):
+            fit(made, store)
+    assert fit(made, store)[1].solution.reused["factor"]["rows"] == 100
+
+
 def test_a_matrix_that_stops_being_definite_names_the_new_row(tmp_path: Path) -> None:
     x = X[:120].copy()
     data(tmp_path / "a.zarr", [100], x=x)

@@ -97,7 +97,8 @@ def factor_tile(
             return False
         logger.warning("tile (%d, %d) of %s does not give back the matrix; computing it again", i, j, factor.location)
     failpoint("cholesky.tile.before_read")
-    c, info = assemble(task, i, j) if task.is_extended(i) else _whole(task, i, j)
+    # a tile that was wrong may be so because the rows that it kept are
+    c, info = assemble(task, i, j) if task.is_extended(i) and not suspect else _whole(task, i, j)
     if info:
         _check_operands(task, i, j)
         raise _not_positive_definite(task, j, info)

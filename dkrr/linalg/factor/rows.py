@@ -28,6 +28,7 @@ from dkrr.address import join, name_of, parent_of
 from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError, StoreMismatchError
 from dkrr.linalg.takeover import TakenOver
+from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.stores import remove_array
 from dkrr.tiles import TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, potrf, syrk, trsm_right
@@ -143,7 +144,7 @@ def assemble(task: CholeskyTask, i: int, j: int) -> tuple[FloatArray, int]:
     grid, taken = task.grid, task.taken
     c = buffer("accumulator", grid.shape(i, j), task.factor.dtype)
     rows, first = grid.rows(i), taken.first(i)
-    kept = taken.read(i, j) if first else None
+    kept = _kept(task, i, j) if first else None
     if i != j:
         lower = None if _all_there(task, i, j, kept) else task.factor.read(j, j)
         for start, stop, s in _parts(task, i, first):
@@ -172,6 +173,18 @@ def assemble(task: CholeskyTask, i: int, j: int) -> tuple[FloatArray, int]:
         info = potrf(c[first:, first:])
         return c, first + info if info else 0
     return c, 0
+
+
+def _kept(task: CholeskyTask, i: int, j: int) -> FloatArray | None:
+    """The finished rows of tile (i, j), unless they do not give back the matrix: two tiles may have changed places."""
+
+    def agrees(matrix: TileMatrix, num_rows: int) -> bool:
+        try:
+            return factor_sample_agrees(task.operator, matrix, i, j, num_rows)
+        except DamagedChunkError:
+            return False
+
+    return task.taken.read(i, j, agrees)
 
 
 def _all_there(task: CholeskyTask, i: int, j: int, kept: FloatArray | None) -> bool:
