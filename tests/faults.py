@@ -322,6 +322,7 @@ class Command:
     failpoints: str = ""
     once: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    prefix: list[str] = field(default_factory=list)
 
     def start(self) -> subprocess.Popen[str]:
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self.environment}
@@ -331,7 +332,7 @@ class Command:
         if self.once is not None:
             variables["DKRR_FAILPOINTS_ONCE"] = str(self.once)
         process = subprocess.Popen(
-            [sys.executable, "-m", "dkrr.cli", *self.arguments],
+            [*self.prefix, sys.executable, "-m", "dkrr.cli", *self.arguments],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

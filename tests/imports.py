@@ -10,7 +10,7 @@ from pathlib import Path
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "chunks", "errors", "failpoints", "kernels", "lock", "manifest", "stores", "threads"})
     | frozenset({"address", "buffers", "cancellation", "credentials", "fence", "interrupts", "objects", "processes"})
-    | frozenset({"markup", "swap"}),
+    | frozenset({"configuration", "markup", "swap"}),
     frozenset({"dataset"}),
     frozenset({"tiles"}),
     frozenset({"engine"}),

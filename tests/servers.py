@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ import psutil
 
 from tests.faults import descendants, wait_until
 
-__all__ = ["ByHand", "by_hand", "doctor_environment", "free_port", "import_path"]
+__all__ = ["ByHand", "by_hand", "doctor_environment", "free_port", "import_path", "listening_ports"]
 
 START_SECONDS = 60.0
 HOST = "127.0.0.1"
@@ -29,6 +29,18 @@ def free_port() -> int:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def listening_ports(pid: int) -> set[int]:
+    """TCP ports that a process listens on, whatever network namespace it is in (psutil looks into our own)."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            sockets.add(os.readlink(descriptor))
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    listening = [line for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
+    return {int(line[1].rpartition(":")[2], 16) for line in listening}
 
 
 def import_path() -> str:
@@ -49,32 +61,45 @@ def doctor_environment() -> dict[str, str]:
 class ByHand:
     """What :func:`by_hand` gives: start, kill and end the processes of one cluster.
 
-    ``roles`` are the folders of TLS configurations by role ("scheduler", "worker"); None means plain tcp.
+    ``roles`` are the folders of TLS configurations by role ("scheduler", "worker"); None means plain tcp. ``host`` is
+    the address of the scheduler, and ``prefix`` what stands before its command.
     """
 
     folder: Path
     environment: dict[str, str]
     roles: Path | None = None
     port: int = field(default_factory=free_port)
+    host: str = HOST
+    prefix: Sequence[str] = ()
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     scheduler: subprocess.Popen[bytes] | None = None
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def address(self) -> str:
-        return f"{'tcp' if self.roles is None else 'tls'}://127.0.0.1:{self.port}"
+        return f"{'tcp' if self.roles is None else 'tls'}://{self.host}:{self.port}"
 
     def start_scheduler(self) -> None:
         """Start the scheduler, at the same address every time, and wait until it listens."""
-        self.scheduler = self._start("scheduler", "--host", self._host(), "--port", str(self.port))
+        host = self._host(self.host)
+        self.scheduler = self._start("scheduler", "--host", host, "--port", str(self.port), prefix=self.prefix)
         wait_until(lambda: self._listens(self.scheduler), START_SECONDS)
 
-    def start_worker(self, *arguments: str, threads: int = 1, memory: str = "1GiB", **environment: str) -> None:
+    def start_worker(
+        self,
+        *arguments: str,
+        threads: int = 1,
+        memory: str = "1GiB",
+        host: str = HOST,
+        prefix: Sequence[str] = (),
+        **environment: str,
+    ) -> None:
         """Start one worker with its nanny; it registers a second or two later."""
         self.workers.append(
             self._start(
-                "worker", self.address, "--host", self._host(), "--nthreads", str(threads), "--memory-limit", memory,
-                "--death-timeout", "60", "--local-directory", str(self.folder), *arguments, **environment,
+                "worker", self.address, "--host", self._host(host), "--nthreads", str(threads),
+                "--memory-limit", memory, "--death-timeout", "60", "--local-directory", str(self.folder), *arguments,
+                prefix=prefix, **environment,
             )
         )  # fmt: skip
 
@@ -107,19 +132,21 @@ class ByHand:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
-    def _host(self) -> str:
-        return "127.0.0.1" if self.roles is None else "tls://127.0.0.1"
+    def _host(self, host: str) -> str:
+        return host if self.roles is None else f"tls://{host}"
 
     def _listens(self, process: Any) -> bool:
         assert process.poll() is None, self.logs()
-        connections = psutil.Process(process.pid).net_connections()
-        return any(c.status == psutil.CONN_LISTEN and c.laddr.port == self.port for c in connections)
+        return self.port in listening_ports(process.pid)
 
-    def _start(self, kind: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, kind: str, *arguments: str, prefix: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[bytes]:
         variables = {**os.environ, **self.environment, "PYTHONPATH": import_path(), **environment}
         if self.roles is not None:
             variables["DASK_CONFIG"] = str(self.roles / kind)
         command = [
+            *prefix,
             sys.executable,
             "-m",
             "dask",

@@ -2,14 +2,15 @@
 # A private certificate authority, and certificates for the scheduler, the workers (and their nannies) and the clients
 # of one Dask cluster. Whoever holds a certificate of this authority may run code on the cluster; nobody else may.
 #
-#   cluster/tls/make-certificates.sh [-d DAYS] [-n NAME] FOLDER
+#   cluster/tls/make-certificates.sh [-d DAYS] [-n NAME] [-p PREFIX] FOLDER
 #
 #   FOLDER/ca.pem                        the authority's certificate: on every machine
 #   FOLDER/ca-key.pem                    its key: signs further certificates; keep it off the cluster
 #   FOLDER/ROLE/ROLE.pem, ROLE-key.pem   certificate and key of scheduler, worker and client
 #   FOLDER/ROLE/dask.yaml                Dask's configuration for that role: export DASK_CONFIG=FOLDER/ROLE
+#   FOLDER/ROLE/dkrr.yaml                the rest of it: a copy of cluster/dask/dkrr.yaml, which is yours to change
 #
-# Copy FOLDER/ROLE to the same path on the machines of that role, or change the paths in its dask.yaml.
+# Copy FOLDER/ROLE to the same path on the machines of that role; with -p PREFIX to PREFIX/ROLE, which dask.yaml names.
 #
 # Certificates are good for 365 days (-d). Run it again on the same FOLDER for new certificates of the same authority;
 # the authority itself is never replaced. -n is the authority's name, as certificates show it (dkrr). A client's
@@ -17,11 +18,13 @@
 set -euo pipefail
 
 usage() { sed -n '5p' "$0" | sed 's/^# *//' >&2; exit 2; }
-days=365 name=dkrr
-while getopts d:n: option; do
+here=$(cd "$(dirname "$0")" && pwd)
+days=365 name=dkrr prefix=
+while getopts d:n:p: option; do
     case $option in
         d) days=$OPTARG ;;
         n) name=$OPTARG ;;
+        p) prefix=$OPTARG ;;
         *) usage ;;
     esac
 done
@@ -29,11 +32,13 @@ shift $((OPTIND - 1))
 [ $# -eq 1 ] || usage
 case $days in '' | *[!0-9]* | 0) echo "-d $days: a number of days expected" >&2; exit 2 ;; esac
 case $name in '' | *[!A-Za-z0-9._\ -]*) echo "-n $name: letters, digits, spaces, dots and dashes expected" >&2; exit 2 ;; esac
+case $prefix in '' | /*) ;; *) echo "-p $prefix: a whole path expected" >&2; exit 2 ;; esac
 command -v openssl >/dev/null || { echo "openssl is not installed" >&2; exit 2; }
 
 umask 077   # keys are for their owner alone
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
+prefix=${prefix:-$folder}
 scratch=$(mktemp -d "$folder/.making.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
 
@@ -90,18 +95,18 @@ END
     mv "$scratch/$role-key.pem" "$folder/$role/$role-key.pem"
     mv "$scratch/$role.pem" "$folder/$role/$role.pem"
     {
-        echo "# Dask's configuration for a $role on TLS: export DASK_CONFIG=$folder/$role"
+        echo "# Dask's configuration for a $role on TLS: export DASK_CONFIG=$prefix/$role"
         echo "distributed:"
         echo "  comm:"
         echo "    default-scheme: tls"
         echo "    require-encryption: true"
         echo "    tls:"
-        echo "      ca-file: \"$folder/$role/ca.pem\""
+        echo "      ca-file: \"$prefix/$role/ca.pem\""
         # what a worker or a client starts is of the same role: one pair of files serves for all it may be asked for
         for part in scheduler worker client; do
             echo "      $part:"
-            echo "        cert: \"$folder/$role/$role.pem\""
-            echo "        key: \"$folder/$role/$role-key.pem\""
+            echo "        cert: \"$prefix/$role/$role.pem\""
+            echo "        key: \"$prefix/$role/$role-key.pem\""
         done
         # their pages of HTTP ask nobody for a certificate, and would tell everybody what runs
         echo "  scheduler:"
@@ -111,6 +116,9 @@ END
         echo "    http:"
         echo "      routes: []"
     } >"$folder/$role/dask.yaml"
+    if [ -e "$here/../dask/dkrr.yaml" ] && [ ! -e "$folder/$role/dkrr.yaml" ]; then
+        cp "$here/../dask/dkrr.yaml" "$folder/$role/dkrr.yaml"
+    fi
 }
 
 certificate scheduler "serverAuth, clientAuth"

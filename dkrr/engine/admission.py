@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dkrr.configuration import timeout_seconds
 from dkrr.engine.checks import DRIVER_RESOURCE, WorkerInfo, describe_workers, difference
 from dkrr.engine.probe import challenge
 from dkrr.errors import ClusterError, DkrrError
@@ -35,7 +36,6 @@ logger = logging.getLogger("dkrr.engine.admission")
 SURVEY_SECONDS = 1.0
 SILENT_SECONDS = 20.0
 AWAY_SECONDS = 5.0
-EMPTY_SECONDS = 60.0
 ANSWER_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 60.0
 MOST_NAMED = 64
@@ -69,6 +69,7 @@ class Admission:
         self.refused: list[dict[str, str]] = []
         self._reference = workers[0]
         self._needed_bytes = 0
+        self._empty_seconds = timeout_seconds("no-workers")
         self._there: dict[str, int] = {worker.address: worker.threads for worker in workers}
         self._allowed = sorted(self._there)
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -130,7 +131,8 @@ class Admission:
         Raises
         ------
         ClusterError
-            The scheduler has not answered for 20 s, or no worker that may be used has been there for a minute.
+            The scheduler has not answered for 20 s, or no worker that may be used has been there for as long as
+            ``dkrr.timeouts.no-workers`` says, a minute where it says nothing.
         """
         now = time.monotonic()
         if now - self._looked > AWAY_SECONDS:  # this process was busy elsewhere, or stopped: that is no silence
@@ -138,10 +140,10 @@ class Admission:
         self._looked = now
         if not self.is_empty:
             self._last_worker = now
-        elif now - self._last_worker > EMPTY_SECONDS:
+        elif now - self._last_worker > self._empty_seconds:
             refused = "; ".join(f"{entry['address']}: {entry['reason']}" for entry in self.refused)
             raise ClusterError(
-                f"no worker that may be used has been there for {EMPTY_SECONDS:.0f} s"
+                f"no worker that may be used has been there for {self._empty_seconds:.0f} s"
                 + (f" (refused: {refused})" if refused else ""),
                 hint="start workers, then start the same job again; every finished tile is kept",
             )

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dkrr.configuration import timeout_seconds
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import total_memory_bytes
 from dkrr.errors import ClusterError, ParameterError
@@ -166,7 +167,7 @@ def connect(
     scheduler: str | os.PathLike[str],
     *,
     workers: int = 1,
-    timeout: float = CONNECT_SECONDS,
+    timeout: float | None = None,
     security: Security | None = None,
     insecure: bool = False,
 ) -> Client:
@@ -179,7 +180,8 @@ def connect(
     workers
         Number of workers to wait for.
     timeout
-        Seconds for the whole call; the connection itself must succeed within 30 s.
+        Seconds for the whole call; the connection itself must succeed within 30 s. None means what
+        ``dkrr.timeouts.workers`` says, 30 s where it says nothing.
     security
         Certificates; None means those of Dask's configuration (``distributed.comm.tls``).
     insecure
@@ -202,6 +204,7 @@ def connect(
     from distributed import Client
     from distributed.security import Security
 
+    timeout = timeout_seconds("workers") if timeout is None else timeout
     deadline = time.monotonic() + timeout
     security = Security() if security is None else security
     _check_certificates(address, security)
@@ -223,7 +226,7 @@ def connect(
             raise
         raise ClusterError(
             f"the scheduler at {address} has {there} workers after {timeout:g} s, {workers} expected",
-            hint="start workers, or ask for fewer",
+            hint="start workers, ask for fewer, or set dkrr.timeouts.workers where they take longer",
         ) from exc
     return client
 

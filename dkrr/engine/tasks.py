@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dkrr.cancellation import cancellable, check_cancelled
+from dkrr.configuration import timeout_seconds
 from dkrr.engine.bundles import Bundle, Outbox, window_of
 from dkrr.engine.failures import check_alive, lost_scheduler, raise_if_failed
 from dkrr.engine.receipts import Key, Node, Progress, Receipt, Reporter, RunSummary
@@ -101,7 +102,8 @@ class DaskExecutor:
     client
         A connected ``distributed.Client``; never closed here.
     stall_seconds
-        The watchdog: when no task finishes for this long, the tasks that run are named in a ``ClusterError``.
+        The watchdog: when no task finishes for this long, the tasks that run are named in a ``ClusterError``. None
+        means what ``dkrr.timeouts.stall`` says, 600 s where it says nothing.
     admission
         Which workers may get tasks; None means all, for a cluster that dkrr started itself.
     workers
@@ -112,12 +114,12 @@ class DaskExecutor:
         self,
         client: Any,
         *,
-        stall_seconds: float = 600.0,
+        stall_seconds: float | None = None,
         admission: Admission | None = None,
         workers: Sequence[WorkerInfo] = (),
     ) -> None:
         self.client = client
-        self.stall_seconds = stall_seconds
+        self.stall_seconds = timeout_seconds("stall") if stall_seconds is None else stall_seconds
         self.admission = admission
         self.cancelled: Callable[[], bool] | None = None
         self._workers: list[WorkerInfo] = list(workers)

@@ -187,7 +187,7 @@ name = "auto"
 # tile_size = 2048          # rows of a tile; by default what a worker's memory allows
 
 [cluster]
-scheduler = "local"         # or tls://host:port, or a scheduler file
+# scheduler = "local"       # or tls://host:port, or a scheduler file; by default where this place says, else local
 # workers = 2               # by default one for each core
 # memory_limit = "2GiB"     # of each worker
 

@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import (
     Discriminator,
@@ -27,9 +26,9 @@ from pydantic import (
 from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
 from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes, toml
+from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
 from dkrr.jobs.fields import (
     Alpha,
-    ByteSize,
     Column,
     Columns,
     Header,
@@ -38,7 +37,6 @@ from dkrr.jobs.fields import (
     Rank,
     TileSize,
     is_data_file,
-    is_loopback,
     locate,
 )
 from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_tag
@@ -193,46 +191,6 @@ class SolverSpec(Table):
         )
 
 
-class ClusterSpec(Table):
-    """``[cluster]``: where the work runs. ``scheduler`` is "local", tcp://..., tls://... or a scheduler file.
-
-    ``driver`` is where ``dkrr submit`` starts the process that drives the run: "here", a detached process on this
-    machine; "cluster", a process started by a worker that declares the resource ``dkrr-driver``; "slurm", by sbatch.
-    """
-
-    scheduler: str = "local"
-    workers: Annotated[int, Field(ge=1)] | None = None
-    threads_per_worker: Annotated[int, Field(ge=1)] = 1
-    memory_limit: ByteSize = "auto"
-    insecure: bool = False
-    driver: Literal["here", "cluster", "slurm"] = "here"
-
-    @field_validator("scheduler")
-    @classmethod
-    def _check_scheduler(cls, value: str, info: ValidationInfo) -> str:
-        if value == "local":
-            return value
-        if is_url(value) and urlsplit(value).scheme not in {"tcp", "tls"}:
-            raise ValueError('"local", tcp://host:port, tls://host:port or a scheduler file expected')
-        return locate(value, info)
-
-    @model_validator(mode="after")
-    def _refuse_open_scheduler(self) -> Self:
-        # whoever reaches an open scheduler can run any code on its workers
-        if self.scheduler.startswith("tcp://") and not self.insecure and not is_loopback(self.scheduler):
-            raise ValueError(
-                f"scheduler {self.scheduler} is reached without encryption and authentication;"
-                " use tls://, or say insecure = true where the network is trusted"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _driver_on_a_cluster(self) -> Self:
-        if self.driver == "cluster" and self.scheduler == "local":
-            raise ValueError('driver = "cluster" with scheduler = "local": a local cluster lives in its driver')
-        return self
-
-
 class StorageSpec(Table):
     """``[storage]``: how the s3:// addresses of the job are reached. Credentials are found by each process itself.
 
@@ -334,6 +292,7 @@ class JobSpec(Table):
 
     @classmethod
     def _checked(cls, document: dict[str, Any], *, base: Path, name: str, text: str, source: str) -> JobSpec:
+        document = with_cluster_of_this_place(document, base)
         mistakes.refuse_secrets(document, text=text, source=source)
         for path, choices in _unknown_keys(document):
             raise mistakes.unknown_key(path, choices, text=text, source=source)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.faults import Command, chunk_files, contents, times
 
-__all__ = ["ByHandJob", "byte_for_byte"]
+__all__ = ["ByHandJob", "byte_for_byte", "is_identical"]
 
 
 @dataclass
 class ByHandJob:
-    """A job in a folder of its own; the same numbers wherever it runs, for all that could differ is said."""
+    """A job in a folder of its own; the same numbers wherever it runs, for all that could differ is said.
+
+    With ``scheduler=""`` it names none: Dask's configuration of the place says where it runs.
+    """
 
     folder: Path
     scheduler: str = "local"
@@ -23,6 +26,7 @@ class ByHandJob:
     environment: dict[str, str] | None = None
     failpoints: str = ""
     more: str = ""
+    prefix: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -31,8 +35,14 @@ class ByHandJob:
             "[evaluate]\nfraction = 0.1\n"
             '[model]\nkernel = "rbf"\ngamma = 0.05\nalpha = 0.01\n'
             f'[solver]\nname = "cholesky"\nprecision = "float64"\ngram = "on_the_fly"\ntile_size = {self.tile_size}\n'
-            f'[cluster]\nscheduler = "{self.scheduler}"\nworkers = 2\nmemory_limit = "1GiB"\n{self.more}'
+            + self.cluster()
         )
+
+    def cluster(self) -> str:
+        """The table ``[cluster]``, the one in which jobs of several places differ."""
+        if not self.scheduler:
+            return self.more
+        return f'[cluster]\nscheduler = "{self.scheduler}"\nworkers = 2\nmemory_limit = "1GiB"\n{self.more}'
 
     @property
     def file(self) -> Path:
@@ -43,7 +53,8 @@ class ByHandJob:
         return self.folder / "runs/job/model.zarr"
 
     def command(self, *arguments: str) -> Command:
-        return Command([*(arguments or ("fit", str(self.file)))], self.failpoints, environment=self.environment or {})
+        command = [*(arguments or ("fit", str(self.file)))]
+        return Command(command, self.failpoints, environment=self.environment or {}, prefix=self.prefix)
 
     def fit(self, seconds: float = 120.0) -> Any:
         ended = self.command().run(seconds)
@@ -63,6 +74,12 @@ class ByHandJob:
         assert ended.code == 0, ended.err
         return out.read_bytes()
 
+    def fewer_than_all(self, least: int) -> dict[str, int]:
+        """The tiles that an interrupted run has left: at least so many, and not all."""
+        found, num_rows = self.tiles(), -(-self.n * 9 // 10 // self.tile_size)
+        assert least <= len(found) < num_rows * (num_rows + 1) // 2, f"{len(found)} tiles"
+        return found
+
     def forget(self) -> None:
         """Remove what the job has written."""
         shutil.rmtree(self.folder / "runs", ignore_errors=True)
@@ -78,3 +95,12 @@ def byte_for_byte(first: ByHandJob, second: ByHandJob) -> None:
     assert chunk_files(first.model)
     assert models[0] == models[1]
     assert first.predictions() == second.predictions()
+
+
+def is_identical(first: ByHandJob, second: ByHandJob) -> bool:
+    """Whether :func:`byte_for_byte` has nothing to say."""
+    try:
+        byte_for_byte(first, second)
+    except AssertionError:
+        return False
+    return True

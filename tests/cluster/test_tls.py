@@ -9,6 +9,7 @@ import stat
 import subprocess
 from pathlib import Path
 
+import dask
 import psutil
 import pytest
 from distributed.security import Security
@@ -21,6 +22,7 @@ from tests.servers import ByHand, by_hand
 
 SCRIPT = Path(__file__).parent.parent.parent / "cluster/tls/make-certificates.sh"
 ROLES = ("scheduler", "worker", "client")
+ENDS = {"cert": "", "key": "-key"}
 
 
 def make(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +65,24 @@ def test_again_keeps_the_authority_and_renews_the_rest(certificates: Path, tmp_p
     assert verify(folder, "worker", "sslserver") == 0
 
 
-@pytest.mark.parametrize("options", [("-d", "0"), ("-d", "x"), ("-n", "a/b"), ("-z",), ("two",)])
+def test_each_role_has_its_whole_configuration(certificates: Path, tmp_path: Path) -> None:
+    assert make(tmp_path / "tls", "-p", "/etc/dkrr").returncode == 0
+    sample = SCRIPT.parent.parent / "dask/dkrr.yaml"
+    for role in ROLES:
+        for folder, prefix in ((certificates, str(certificates)), (tmp_path / "tls", "/etc/dkrr")):
+            config = dask.config.merge(*dask.config.collect_yaml([str(folder / role)]))
+            files = config["distributed"]["comm"]["tls"]
+            assert files["ca-file"] == f"{prefix}/{role}/ca.pem"
+            assert files["worker"] == {kind: f"{prefix}/{role}/{role}{end}.pem" for kind, end in ENDS.items()}
+            assert config["distributed"]["scheduler"]["worker-ttl"] == "60s"
+            assert (folder / role / "dkrr.yaml").read_bytes() == sample.read_bytes()
+    changed = tmp_path / "tls/client/dkrr.yaml"
+    changed.write_text("dkrr: {}\n")
+    assert make(tmp_path / "tls").returncode == 0
+    assert changed.read_text() == "dkrr: {}\n"
+
+
+@pytest.mark.parametrize("options", [("-d", "0"), ("-p", "tls"), ("-d", "x"), ("-n", "a/b"), ("-z",), ("two",)])
 def test_wrong_options(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = make(tmp_path / "folder", *options)
     assert done.returncode == 2

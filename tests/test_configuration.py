@@ -1,0 +1,119 @@
+"""``dkrr:`` in Dask's configuration: clusters of a place, time-outs, mistakes in words, and the sample that ships."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+import yaml
+
+from dkrr.configuration import TIMEOUTS, cluster_defaults, timeout_seconds
+from dkrr.errors import DkrrError, JobFileError, ParameterError
+from dkrr.jobs.cluster_spec import ClusterSpec
+from dkrr.jobs.spec import JobSpec
+
+SAMPLE = Path(__file__).parent.parent / "cluster/dask/dkrr.yaml"
+DATA = {"data": {"path": "sklearn:digits"}}
+ADDRESS = "tls://scheduler:8786"
+
+
+def configured(**tables: Any) -> Any:
+    return dask.config.set({"dkrr": tables})
+
+
+def test_nothing_is_needed() -> None:
+    assert {name: timeout_seconds(name) for name in TIMEOUTS} == TIMEOUTS
+    assert cluster_defaults(ClusterSpec.model_fields) == {}
+    assert JobSpec.from_dict(DATA).cluster == ClusterSpec()
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("10m", 600.0), (5, 5.0), (0.5, 0.5), ("90 s", 90.0), ("45", 45.0)])
+def test_a_timeout(value: Any, seconds: float) -> None:
+    for name in ("no-workers", "no_workers"):
+        with configured(timeouts={name: value}):
+            assert timeout_seconds("no-workers") == seconds
+            assert timeout_seconds("stall") == TIMEOUTS["stall"]
+
+
+@pytest.mark.parametrize("value", [0, -1, "soon", [], {}, True, "5 parsecs", float("inf"), float("nan")])
+def test_a_timeout_that_is_none(value: Any) -> None:
+    with configured(timeouts={"stall": value}), pytest.raises(ParameterError, match=r"dkrr\.timeouts\.stall is "):
+        timeout_seconds("stall")
+
+
+def test_the_cluster_of_a_place_is_for_jobs_that_name_none() -> None:
+    with configured(cluster={"scheduler": ADDRESS, "workers": 3, "memory-limit": "2GiB"}):
+        found = JobSpec.from_dict(DATA).cluster
+        assert (found.scheduler, found.workers, found.memory_limit) == (ADDRESS, 3, 2 * 2**30)
+        own = JobSpec.from_dict({**DATA, "cluster": {"workers": 5}}).cluster
+        assert (own.scheduler, own.workers, own.memory_limit) == (ADDRESS, 5, 2 * 2**30)
+        assert JobSpec.from_dict({**DATA, "cluster": {"scheduler": "local"}}).cluster == ClusterSpec()
+        # what a run keeps of its job is the whole of it, and means the same at another place
+        kept = JobSpec.from_dict(DATA).to_dict()
+    assert JobSpec.from_dict(kept).cluster == found
+
+
+def test_a_scheduler_file_of_a_place() -> None:
+    with configured(cluster={"scheduler": "~/scheduler.json"}):
+        assert JobSpec.from_dict(DATA, base="/elsewhere").cluster.scheduler == str(Path.home() / "scheduler.json")
+    relative = configured(cluster={"scheduler": "scheduler.json"})
+    with relative, pytest.raises(ParameterError, match=r"dkrr\.cluster\.scheduler is"):
+        JobSpec.from_dict(DATA)
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ({"clusters": {}}, "unknown key dkrr.clusters"),
+        ({"cluster": {"shceduler": ADDRESS}}, "unknown key dkrr.cluster.shceduler"),
+        ({"cluster": ["local"]}, r"dkrr.cluster is \['local'\]"),
+        ({"cluster": {"workers": 0}}, "Dask's configuration of dkrr: .*workers"),
+        ({"cluster": {"scheduler": "tcp://elsewhere:8786"}}, "without encryption"),
+        ({"cluster": {"driver": "there"}}, "'here', 'cluster' or 'slurm' expected"),
+    ],
+)
+def test_a_mistake_is_named(tables: dict[str, Any], expected: str) -> None:
+    with configured(**tables), pytest.raises(DkrrError, match=expected) as caught:
+        JobSpec.from_dict(DATA)
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.message
+
+
+def test_a_mistake_of_the_job_is_its_own() -> None:
+    with configured(cluster={"workers": 3}), pytest.raises(JobFileError, match="workers") as caught:
+        JobSpec.from_dict({**DATA, "cluster": {"workers": "many"}})
+    assert "Dask" not in caught.value.message
+
+
+def test_the_sample_has_every_key_and_its_default() -> None:
+    text = SAMPLE.read_text()
+    sample = yaml.safe_load(text)
+    with dask.config.set(sample):
+        assert {name: timeout_seconds(name) for name in TIMEOUTS} == TIMEOUTS
+        assert JobSpec.from_dict(DATA).cluster == ClusterSpec()
+    assert set(sample["dkrr"]["timeouts"]) == set(TIMEOUTS)
+    offered = {key.replace("-", "_") for key in re.findall(r"^    # ([a-z-]+): ", text, re.M)}
+    assert offered == set(ClusterSpec.model_fields)
+    # and with the comments taken away it is one that works
+    used = re.sub(r"^    # ([a-z-]+): ", r"    \1: ", text.replace("cluster: {}", "cluster:"), flags=re.M)
+    with dask.config.set(yaml.safe_load(used)):
+        assert JobSpec.from_dict(DATA).cluster.scheduler == "tls://scheduler.example.org:8786"
+
+
+def test_what_it_says_to_dask_exists_there() -> None:
+    with open(Path(pytest.importorskip("distributed").__file__).with_name("distributed.yaml")) as file:
+        known = yaml.safe_load(file)["distributed"]
+
+    def unknown(table: dict[str, Any], there: dict[str, Any], path: str) -> list[str]:
+        found = []
+        for key, value in table.items():
+            if key not in there:
+                found.append(f"{path}.{key}")
+            elif isinstance(value, dict):
+                found += unknown(value, there[key], f"{path}.{key}")
+        return found
+
+    assert unknown(yaml.safe_load(SAMPLE.read_text())["distributed"], known, "distributed") == []
