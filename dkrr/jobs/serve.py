@@ -25,9 +25,18 @@ __all__ = ["evaluate_job", "predict_job"]
 
 
 def predict_job(
-    model_path: str, data: str, output: str, *, asked: Asked | None = None, progress: Progress | None = None
+    model_path: str,
+    data: str,
+    output: str,
+    *,
+    asked: Asked | None = None,
+    progress: Progress | None = None,
+    stamp: dict[str, Any] | None = None,
 ) -> int:
     """Predict the rows of ``data`` into ``output`` (.zarr, .npy, .parquet or .csv); the number of rows.
+
+    ``stamp`` is what the output shall say about where it came from, see :mod:`dkrr.jobs.export`; the digest of the rows
+    is added.
 
     With ``asked`` standard deviations and ends of intervals are further columns, see
     :func:`~dkrr.jobs.uncertain.uncertain_columns`.
@@ -60,7 +69,8 @@ def predict_job(
         raise
     names = model.target_names or [f"prediction_{column}" for column in range(model.num_targets)]
     is_flat = model.y_is_1d and predictions.num_columns == 1
-    export_predictions(predictions, output, uncertain_columns(names, asked), y_is_1d=is_flat)
+    said = None if stamp is None else {**stamp, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
+    export_predictions(predictions, output, uncertain_columns(names, asked), y_is_1d=is_flat, stamp=said)
     remove_array(work)
     return dataset.num_rows
 

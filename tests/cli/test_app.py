@@ -27,6 +27,7 @@ COMMANDS = {
     "init",
     "list",
     "logs",
+    "models",
     "plan",
     "predict",
     "resume",
