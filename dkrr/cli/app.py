@@ -9,6 +9,7 @@ from dkrr.cli.data import ingest_command, init_command
 from dkrr.cli.errors import CommandGroup
 from dkrr.cli.inspect import doctor_command, gc_command, info_command
 from dkrr.cli.models import models_command
+from dkrr.cli.retrain import retrain_command
 from dkrr.cli.run import evaluate_command, fit_command, plan_command, predict_command
 from dkrr.cli.runs import (
     cancel_command,
@@ -56,5 +57,6 @@ for command in (
     doctor_command,
     gc_command,
     models_command,
+    retrain_command,
 ):
     main.add_command(command)

@@ -56,7 +56,7 @@ def export_predictions(
         with tempfile.TemporaryDirectory(prefix="dkrr-") as folder:
             path = os.path.join(folder, "predictions")
             writers[ending](predictions, path, names, y_is_1d, stamp)
-            digest = _sha256(path)
+            digest: str | None = _sha256(path)
             put_file(parent_of(output), name_of(output), Path(path))
         _put_stamp(output, stamp, digest)
         return

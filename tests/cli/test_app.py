@@ -31,6 +31,7 @@ COMMANDS = {
     "plan",
     "predict",
     "resume",
+    "retrain",
     "status",
     "submit",
     "tune",

@@ -14,6 +14,7 @@ import pytest
 
 from dkrr import load_model
 from dkrr.errors import LockedError, ParameterError, StoreError
+from dkrr.jobs.inspection import describe, verify
 from dkrr.jobs.registry import ModelRegistry, NamedModel, models_folder, parse_reference, prune_versions
 from dkrr.jobs.registry import prune as pruning
 from dkrr.jobs.registry.aliases import change_aliases
@@ -254,6 +255,22 @@ def test_the_same_on_an_object_store(bucket: Bucket, saved: list[str]) -> None:
     assert [version.id for version in prune_versions(model.location, keep=0, grace_seconds=0)] == [c]
     assert ModelRegistry(bucket.url("models")).names() == ["demo"]
     assert not bucket.listing("models", "demo", "versions", c)
+
+
+def test_what_is_there_and_whether_it_is_whole(model: NamedModel, saved: list[str]) -> None:
+    a, b = (model.add(path).id for path in saved[:2])
+    model.promote(a)
+    found = describe(model.location)
+    assert (found.kind, found.facts["aliases"]) == ("registered model", f"candidate {b}, production {a}")
+    assert verify(model.location) == []
+    chunk = next(Path(model.resolve(a).model_path).glob("dual_coef/c/*/*"))
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"\0")
+    shutil.rmtree(model.resolve(b).location)
+    (Path(model.location) / "versions/0009-x.partial").mkdir()
+    (Path(model.location) / "versions/0009-x.partial/version.json").touch()
+    problems = verify(model.location)
+    assert len(problems) == 3
+    assert f"candidate is version {b}, which is missing or not complete" in problems
 
 
 def test_how_models_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +11,7 @@ import pyarrow.parquet
 import pytest
 import zarr
 
-import dkrr.jobs.serve
 from dkrr import load_model
-from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DkrrError, LockedError, ParameterError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, prune_versions
 from dkrr.jobs.scoring import predict_registered
@@ -24,15 +20,6 @@ from tests.faults import failing_at
 from tests.jobs.registry.helpers import ROWS, make_model
 
 PRODUCTION = Reference("demo", "production")
-
-
-@pytest.fixture(autouse=True)
-def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def executor_for(store: object = None) -> Iterator[Executor]:
-        yield InProcessExecutor()
-
-    monkeypatch.setattr(dkrr.jobs.serve, "executor_for", executor_for)
 
 
 @pytest.fixture(scope="module")
