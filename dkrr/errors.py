@@ -24,6 +24,7 @@ __all__ = [
     "ParameterError",
     "PlanRefusedError",
     "PreconditionerError",
+    "RefusedError",
     "ResidualError",
     "StorageFullError",
     "StoreError",
@@ -117,6 +118,15 @@ class DamagedChunkError(StoreError):
 
 class StoreMismatchError(StoreError):
     """Raised when an array exists with other parameters; lists the differing fields."""
+
+
+class RefusedError(DkrrError):
+    """Raised when a retrain job refuses a batch of rows or a model; what was in production stays there.
+
+    Attributes: ``reasons`` (list of sentences), ``report`` (path or address of the report).
+    """
+
+    exit_code = 7
 
 
 class LockedError(DkrrError):

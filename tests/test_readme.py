@@ -124,6 +124,15 @@ def test_the_job_file_is_accepted() -> None:
     assert JobSpec.from_dict(nested).model.build_kernel().to_dict()["kernel"] == "sum"
 
 
+def test_the_retrain_file_is_accepted_and_shows_the_defaults() -> None:
+    from dkrr.jobs.retrain.spec import DriftSpec, GateSpec, RetrainSpec
+
+    (text,) = blocks(section("Retraining every night"), "toml")
+    spec = RetrainSpec.from_dict(tomllib.loads(text), base="/somewhere")
+    assert (spec.gate, spec.drift) == (GateSpec(), DriftSpec())
+    assert spec.directory == "/somewhere/models/demo/retrain"
+
+
 def test_every_kernel_is_listed() -> None:
     from dkrr.kernels.make import NAMED
 

@@ -8,7 +8,9 @@ from dkrr._version import __version__
 from dkrr.cli.data import ingest_command, init_command
 from dkrr.cli.errors import CommandGroup
 from dkrr.cli.inspect import doctor_command, gc_command, info_command
+from dkrr.cli.models import models_command
 from dkrr.cli.report import report_command
+from dkrr.cli.retrain import retrain_command
 from dkrr.cli.run import evaluate_command, fit_command, plan_command, predict_command
 from dkrr.cli.runs import (
     cancel_command,
@@ -32,8 +34,8 @@ def main() -> None:
     Start with `dkrr init DATA > job.toml`, look at it with `dkrr plan job.toml`, run it with `dkrr fit job.toml`,
     or `dkrr submit job.toml` and walk away.
 
-    Exit codes: 0 done, 2 usage or job file, 3 plan refused, 4 bad data, 5 numerical, 6 cluster, 8 locked, 75
-    interrupted and resumable.
+    Exit codes: 0 done, 2 usage or job file, 3 plan refused, 4 bad data, 5 numerical, 6 cluster, 7 refused by a
+    quality gate, 8 locked, 75 interrupted and resumable.
     """
 
 
@@ -56,5 +58,7 @@ for command in (
     info_command,
     doctor_command,
     gc_command,
+    models_command,
+    retrain_command,
 ):
     main.add_command(command)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dkrr.cli.errors import Command, resumable
+from dkrr.cli.models import registry_option
 from dkrr.cli.output import print_facts, print_json, print_table
 from dkrr.cli.progress import ProgressDisplay
 
@@ -21,11 +22,15 @@ job_argument = click.argument("job", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 
 
-def model_location(text: str) -> str:
-    """The model that a path means: itself, or the model inside a run's directory."""
+def model_location(text: str, registry: str | None = None) -> str:
+    """The model that a text means: a path itself, the model inside a run's directory, or NAME@ALIAS of a registry."""
     from dkrr.address import is_url, join, name_of
+    from dkrr.jobs.registry import ModelRegistry, parse_reference
     from dkrr.stores import read_json
 
+    reference = parse_reference(text)
+    if reference is not None:
+        return ModelRegistry(registry).open(reference.name).resolve(reference.selector).model_path
     inside = join(text, "model.zarr")
     if is_url(text):
         if name_of(text).endswith(".zarr"):
@@ -84,21 +89,41 @@ def fit_command(job: Path, as_json: bool) -> None:
     show_default=True,
     help="What intervals are made of.",
 )
+@registry_option
 def predict_command(
-    model: str, data: str, output: str, std: bool, noise: bool, interval: float | None, method: IntervalMethod
+    model: str,
+    data: str,
+    output: str,
+    std: bool,
+    noise: bool,
+    interval: float | None,
+    method: IntervalMethod,
+    registry: str | None,
 ) -> None:
-    """Predict the rows of DATA with MODEL (a model.zarr, or the directory of a run).
+    """Predict the rows of DATA with MODEL (a model.zarr, the directory of a run, or NAME@ALIAS of a registry).
+
+    NAME@production is looked up once; the output, and OUTPUT.json beside it, say which version made it.
 
     Standard deviations need the float64 factor of the fit (or at most 6,000 training rows), jackknife intervals a fit
     with [evaluate] intervals.
     """
     from dkrr.errors import ParameterError
-    from dkrr.jobs.serve import predict_job
+    from dkrr.jobs.registry import parse_reference
     from dkrr.jobs.uncertain import Asked
 
     if noise and not std:
         raise ParameterError("--noise without --std", hint="it says which standard deviation is meant")
     asked = Asked(std=std, noise=noise, interval=interval, method=method)
+    reference = parse_reference(model)
+    if reference is not None:
+        from dkrr.jobs.scoring import predict_registered
+
+        with resumable(), ProgressDisplay() as progress:
+            done = predict_registered(reference, data, output, registry=registry, asked=asked, progress=progress)
+        print_facts([("predictions", output), ("rows", f"{done.num_rows:,}"), ("version", done.version.id)])
+        return
+    from dkrr.jobs.serve import predict_job
+
     with resumable(), ProgressDisplay() as progress:
         num_rows = predict_job(model_location(model), data, output, asked=asked, progress=progress)
     print_facts([("predictions", output), ("rows", f"{num_rows:,}")])
@@ -109,13 +134,17 @@ def predict_command(
 @click.argument("data")
 @click.option("--metric", type=click.Choice(["rmse", "r2", "accuracy"]), help="Only this score.")
 @click.option("--interval", type=float, metavar="COVERAGE", help="Count the rows inside these intervals (default 0.9).")
+@registry_option
 @json_option
-def evaluate_command(model: str, data: str, metric: str | None, interval: float | None, as_json: bool) -> None:
-    """Score MODEL on the rows of DATA, whose targets are known."""
+def evaluate_command(
+    model: str, data: str, metric: str | None, interval: float | None, registry: str | None, as_json: bool
+) -> None:
+    """Score MODEL (a model.zarr, a run, or NAME@ALIAS of a registry) on the rows of DATA, whose targets are known."""
     from dkrr.jobs.serve import evaluate_job
 
+    location = model_location(model, registry)
     with resumable(), ProgressDisplay() as progress:
-        scores = evaluate_job(model_location(model), data, metric=metric, intervals=interval, progress=progress)
+        scores = evaluate_job(location, data, metric=metric, intervals=interval, progress=progress)
     if as_json:
         print_json(scores)
     else:

@@ -27,7 +27,7 @@ from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreMismatchError
 from dkrr.lock import hold_lock
 
-__all__ = ["append", "fields_of", "ingest"]
+__all__ = ["append", "fields_of", "ingest", "ingest_like"]
 
 Rows = tuple[Floats, Floats | None, Floats | None]
 
@@ -117,6 +117,42 @@ def ingest(
 def append(source: Any, dest: Any, **options: Any) -> Dataset:
     """``ingest(source, dest, append=True)``: add rows to a data set as one generation, all or none."""
     return ingest(source, dest, append=True, **options)
+
+
+def ingest_like(
+    base: Dataset,
+    source: Any,
+    dest: Any,
+    *,
+    target: Column | Sequence[Column] | None = None,
+    features: Sequence[Column] | None = None,
+    weight: Column | None = None,
+    header: Header = "auto",
+    delimiter: str | None = None,
+) -> Dataset:
+    """Write what an append to ``base`` would add to a data set of its own; ``base`` is not changed.
+
+    You need it to look at rows before they are appended. What is at ``dest`` already is returned when it holds the same
+    rows.
+
+    Raises
+    ------
+    DataError, ParameterError, StoreError, StoreMismatchError
+        See :func:`ingest`.
+    """
+    table = open_table(source, header=header, delimiter=delimiter)
+    target, features, weight = _as_before(base, table, target, features, weight)
+    layout = resolve(table, target=target, features=features, weight=weight)
+    encoder = OneHot(base.classes) if base.classes is not None and table.classes is None else None
+    _check_same_columns(base, table, _fields(table, layout, encoder))
+    fields = fields_of(base)
+    if destination.inspect(dest) == "complete":
+        return _compare(open_dataset(dest), table, layout, encoder, fields)
+    writer = DatasetWriter(dest, num_rows=table.num_rows, base=None, **fields)
+    with writer:
+        for X, Y, weights in _rows(table, layout, encoder):
+            writer.add(X, Y, weights)
+        return writer.commit()
 
 
 @dataclass(frozen=True)

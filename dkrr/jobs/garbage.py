@@ -6,12 +6,17 @@ You need this when a store has grown: factors are kept so that a fit can be exte
 Scratch, and files of interrupted writes (``*.partial``), are garbage too. What changed lately is left alone: it may
 belong to a fit that is running.
 
+Of the versions of a registered model only those count that an alias names, that lost their alias within the last day,
+or that are as young; a version that is kept for other reasons predicts without a factor. Registries whose models were
+fitted with the store are known to it (:func:`note_registry`), wherever they are.
+
 Cost: one walk over the folders, or one listing; documents are read, chunks are not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -24,9 +29,21 @@ from typing import Any
 
 from dkrr.address import is_below, is_url, join, name_of, parent_of
 from dkrr.errors import StoreError
-from dkrr.stores import Entry, children, delete_key, list_entries, read_key, remove_array
+from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
+from dkrr.jobs.registry.versions import VERSIONS, list_versions
+from dkrr.stores import (
+    Entry,
+    children,
+    delete_key,
+    list_entries,
+    local_root,
+    read_json,
+    read_key,
+    remove_array,
+    write_json,
+)
 
-__all__ = ["Garbage", "delete_garbage", "find_garbage"]
+__all__ = ["Garbage", "delete_garbage", "find_garbage", "note_registry"]
 
 KEPT_SECONDS = 3600.0
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
@@ -35,6 +52,7 @@ _ARRAYS = ("grams", "factors", "rows", "data", "preconditioners", "solves")
 # rows that arrays were made of, and the subsets and trials of searches
 _OTHERS = ("scratch", "breakdowns", "lineage", "tune")
 _DOCUMENTS = ("breakdowns", "lineage")
+REGISTRIES = "registries"
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,8 @@ def find_garbage(
     root = _absolute(store)
     if not set(_ARRAYS) & set(children(root)):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
-    trees = [_Tree.of(folder) for folder in (parent_of(root), *map(_absolute, runs))]
+    folders = (parent_of(root), *map(_absolute, runs), *_noted_registries(root))
+    trees = [_Tree.of(folder) for folder in dict.fromkeys(folders)]
     named = set().union(*(tree.named_keys(root) for tree in trees))
     unfinished = [plan for tree in trees for plan in tree.unfinished_plans()]
     newest = time.time() - kept_seconds
@@ -116,6 +135,22 @@ def delete_garbage(items: Iterable[Garbage]) -> int:
     return num_bytes
 
 
+def note_registry(store: str, registry: str) -> None:
+    """Let a store know a registry whose models were fitted with it, so that :func:`find_garbage` looks there too."""
+    name = f"{hashlib.sha256(registry.encode()).hexdigest()[:16]}.json"
+    folder = join(store, REGISTRIES)
+    if read_json(folder, name) != {"registry": registry}:
+        write_json(folder, name, {"registry": registry})
+
+
+def _noted_registries(store: str) -> list[str]:
+    """Registries that are known to a store and still there."""
+    folder = join(store, REGISTRIES)
+    found = [read_json(folder, name) for name in children(folder) if name.endswith(".json")]
+    noted = [str(note["registry"]) for note in found if isinstance(note, dict) and "registry" in note]
+    return [location for location in noted if is_url(location) or (local_root(location) or Path()).is_dir()]
+
+
 def _absolute(location: str | os.PathLike[str]) -> str:
     text = os.fspath(location)
     return text if is_url(text) else os.path.abspath(text)
@@ -137,12 +172,29 @@ class _Tree:
     def named_keys(self, store: str) -> set[str]:
         """Every key that a document names; the store's own documents do not count, nor do the chunks of arrays."""
         named: set[str] = set()
+        retired = tuple(self._retired_versions())
         for entry in self.entries:
             is_document = entry.key.endswith((".json", ".toml")) and "c" not in entry.key.split("/")[:-1]
-            if is_document and not is_below(join(self.location, entry.key), store):
+            if (
+                is_document
+                and not entry.key.startswith(retired)
+                and not is_below(join(self.location, entry.key), store)
+            ):
                 data = read_key(self.location, entry.key)
                 named.update(key.decode() for key in _KEY.findall(data or b""))
         return named
+
+    def _retired_versions(self) -> Iterable[str]:
+        """Where the versions of registered models are that no alias and no reader needs."""
+        for entry in self.entries:
+            folder, _, name = entry.key.rpartition("/")
+            if name != ALIASES:
+                continue
+            location = join(self.location, folder) if folder else self.location
+            versions = list_versions(location)
+            kept = versions_kept(read_aliases(location), versions, grace_seconds=GRACE_SECONDS)
+            start = f"{folder}/{VERSIONS}" if folder else VERSIONS
+            yield from (f"{start}/{version.id}/" for version in versions if version.id not in kept)
 
     def unfinished_plans(self) -> Iterable[dict[str, Any]]:
         """Plans of runs that were started and have no result yet, or were started again since, with other rows."""

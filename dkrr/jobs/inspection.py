@@ -1,4 +1,4 @@
-"""What a path holds, and whether it is whole: data sets, models, Gram matrices, factors and runs.
+"""What a path holds, and whether it is whole: data sets, models, Gram matrices, factors, runs and registered models.
 
 You need it for ``dkrr info``. Describing reads metadata only; verifying reads every byte once, with memory for one
 chunk.
@@ -14,6 +14,8 @@ import numpy as np
 
 from dkrr.address import join, parent_of
 from dkrr.errors import DkrrError, StoreError
+from dkrr.jobs.registry import ALIASES, read_aliases
+from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import read_status
 from dkrr.stores import arrays_below, list_keys, read_json
@@ -56,6 +58,8 @@ def verify(path: str) -> list[str]:
 def _kind(path: str) -> str:
     document = read_json(path, "zarr.json")
     if document is None:
+        if read_json(path, ALIASES) is not None:
+            return "registered model"
         if read_json(path, "job.json") is not None:
             return "run"
         raise StoreError(
@@ -246,10 +250,35 @@ def _verify_run(path: str) -> Iterator[str]:
             yield f"{key} is left by an interrupted write"
 
 
+def _describe_registered(path: str) -> dict[str, Any]:
+    aliases, versions = read_aliases(path), list_versions(path)
+    return {
+        "aliases": ", ".join(f"{name} {version}" for name, version in sorted(aliases.targets.items())) or "none",
+        "versions": ", ".join(version.id for version in versions) or "none",
+        "changes": aliases.epoch,
+    }
+
+
+def _verify_registered(path: str) -> Iterator[str]:
+    versions = {version.id: version for version in list_versions(path)}
+    for name, target in sorted(read_aliases(path).targets.items()):
+        if target not in versions:
+            yield f"{name} is version {target}, which is missing or not complete"
+    for version in versions.values():
+        try:
+            check_version(version)
+        except DkrrError as exc:
+            yield exc.message
+    for key in list_keys(join(path, VERSIONS)):
+        if ".partial" in key:
+            yield f"{VERSIONS}/{key} is left by an interrupted write"
+
+
 _KINDS: dict[str, tuple[Callable[[str], dict[str, Any]], Callable[[str], Iterator[str]]]] = {
     "data set": (_describe_dataset, _verify_dataset),
     "model": (_describe_model, _verify_model),
     "Gram matrix": (_describe_tiles, _verify_tiles),
     "factor": (_describe_tiles, _verify_tiles),
     "run": (_describe_run, _verify_run),
+    "registered model": (_describe_registered, _verify_registered),
 }

@@ -78,11 +78,15 @@ def unknown_key(path: tuple[Any, ...], choices: Iterable[str], *, text: str, sou
     return located(f"{what}; {remedy}", path, text=text, source=source)
 
 
-def describe(error: ValidationError, *, text: str, source: str) -> JobFileError:
-    """The first mistake that pydantic found, in our words, with the number of the others."""
+def describe(error: ValidationError, *, text: str, source: str, table: str | None = None) -> JobFileError:
+    """The first mistake that pydantic found, in our words, with the number of the others.
+
+    ``table`` is the one that was checked, where that was not the whole document.
+    """
     details = error.errors(include_url=False)
     first = details[0]
     path = tuple(part for part in first["loc"] if part not in _TAGS)
+    path = path if table is None else (table, *path)
     value = first.get("input")
     is_table = isinstance(value, dict) or len(path) < 2
     place = where(path) if is_table else f"{where(path)} = {value!r}"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from dkrr.address import sibling
+from dkrr.bulk import is_worth_a_cluster
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.session import executor_for
-from dkrr.engine.tasks import Progress
+from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.jobs.export import check_output, export_predictions
 from dkrr.jobs.prepare import open_data
@@ -20,14 +23,24 @@ from dkrr.model import Model, load_model
 from dkrr.prediction import check_features, predict_dataset, score_dataset
 from dkrr.resources import nothing_new
 from dkrr.stores import place, remove_array
+from dkrr.threads import single_blas_thread
 
 __all__ = ["evaluate_job", "predict_job"]
 
 
 def predict_job(
-    model_path: str, data: str, output: str, *, asked: Asked | None = None, progress: Progress | None = None
+    model_path: str,
+    data: str,
+    output: str,
+    *,
+    asked: Asked | None = None,
+    progress: Progress | None = None,
+    stamp: dict[str, Any] | None = None,
 ) -> int:
     """Predict the rows of ``data`` into ``output`` (.zarr, .npy, .parquet or .csv); the number of rows.
+
+    ``stamp`` is what the output shall say about where it came from, see :mod:`dkrr.jobs.export`; the digest of the rows
+    is added.
 
     With ``asked`` standard deviations and ends of intervals are further columns, see
     :func:`~dkrr.jobs.uncertain.uncertain_columns`.
@@ -50,7 +63,7 @@ def predict_job(
         dataset = _rows_for(model, data, work)
     try:
         check_features(model, dataset)
-        with executor_for() as executor:
+        with _executor(model, dataset, asked) as executor:
             result = place(work, "result.zarr")
             predictions, _ = predict_dataset(model, dataset, result, executor, progress)
             if asked.std or asked.interval is not None:
@@ -60,9 +73,21 @@ def predict_job(
         raise
     names = model.target_names or [f"prediction_{column}" for column in range(model.num_targets)]
     is_flat = model.y_is_1d and predictions.num_columns == 1
-    export_predictions(predictions, output, uncertain_columns(names, asked), y_is_1d=is_flat)
+    said = None if stamp is None else {**stamp, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
+    export_predictions(predictions, output, uncertain_columns(names, asked), y_is_1d=is_flat, stamp=said)
     remove_array(work)
     return dataset.num_rows
+
+
+@contextmanager
+def _executor(model: Model, dataset: Dataset, asked: Asked) -> Iterator[Executor]:
+    """This process for what takes less time than a cluster takes to start; else as usual."""
+    if asked.needs_variance or is_worth_a_cluster(model, dataset.num_rows):
+        with executor_for() as executor:
+            yield executor
+        return
+    with single_blas_thread():
+        yield InProcessExecutor()
 
 
 def evaluate_job(

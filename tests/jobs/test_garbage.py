@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dkrr.errors import StoreError
-from dkrr.jobs.garbage import delete_garbage, find_garbage
+from dkrr.jobs.garbage import delete_garbage, find_garbage, note_registry
 
 KEYS = [character * 40 for character in "abcdef"]
 
@@ -152,3 +152,29 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     assert kept <= {str(item.path.relative_to(store)) for item in items}
     delete_garbage(items)
     assert not any((store / name).exists() for name in kept)
+
+
+def test_of_registered_versions_those_count_that_may_be_needed(store: Path, tmp_path: Path) -> None:
+    registry = tmp_path / "models"
+    versions = {}
+    for number, (key, month) in enumerate(zip(KEYS[:3], ("01", "02", "03"), strict=True), start=1):
+        name = f"{number:04d}-{key[:12]}"
+        folder = registry / "demo/versions" / name
+        (folder / "model.zarr").mkdir(parents=True)
+        (folder / "model.zarr/zarr.json").write_text(json.dumps({"attributes": {"factor": key}}))
+        record = {"format": "dkrr-model-version", "format_version": 1, "number": number, "key": "0" * 64}
+        record |= {"model_digest": "", "created_at": f"2020-{month}-01T00:00:00.000Z", "num_rows": 1, "facts": {}}
+        (folder / "version.json").write_text(json.dumps(record))
+        versions[name] = key
+    first, second, third = versions
+    aliases = {"format": "dkrr-aliases", "format_version": 1, "epoch": 1, "fence": 0, "removing": [], "history": []}
+    aliases |= {"aliases": {"production": third}, "released": {first: 0.0, second: time.time()}}
+    (registry / "demo/aliases.json").write_text(json.dumps(aliases))
+    make_old(store.parent)
+    everything = {f"{key}.zarr" for key in KEYS[:3]} | {f"{KEYS[3]}-train.zarr"}
+    assert names(store) == everything, "nobody said that there is a registry"
+    # production needs its own, a reader may hold the second, and nobody needs the first
+    assert names(store, (registry,)) == everything - {f"{KEYS[1]}.zarr", f"{KEYS[2]}.zarr"}
+    note_registry(str(store), str(registry))
+    note_registry(str(store), str(tmp_path / "a registry that is gone"))
+    assert names(store) == everything - {f"{KEYS[1]}.zarr", f"{KEYS[2]}.zarr"}

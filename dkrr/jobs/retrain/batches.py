@@ -1,0 +1,191 @@
+"""From a delivered file to rows of the data set: validated on the way, appended once, or refused with the reason.
+
+Validation reads the batch into a data set of its own (``staged/``) with the columns of the one that grows, which finds
+another schema and values that are not finite, and compares its statistics with the frozen ones (drift). What is
+appended are the staged rows, so nothing can change between the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dkrr.dataset import Dataset, ingest, ingest_like, keep_last, open_dataset, read_mask
+from dkrr.dataset.destination import inspect
+from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreMismatchError
+from dkrr.failpoints import failpoint
+from dkrr.jobs.retrain.drift import Reference, compare_rows
+from dkrr.jobs.retrain.holdout import Mask, decided_mask, pack
+from dkrr.jobs.retrain.incoming import Delivery, content_hash
+from dkrr.jobs.retrain.ledger import Batch, Ledger
+from dkrr.jobs.retrain.records import hash_of
+from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.events import utc_now
+from dkrr.stores import remove_array
+
+__all__ = ["append_batch", "current_dataset", "freeze_reference", "judged_by", "read_reference", "slide", "validate"]
+
+REFERENCE = "reference.json"
+INITIAL = "initial"
+
+
+def current_dataset(spec: RetrainSpec) -> Dataset | None:
+    """The data set as it is now; None before it is made. Reads metadata only."""
+    location = spec.retrain.data
+    return open_dataset(location) if inspect(location) == "complete" else None
+
+
+def make_initial(spec: RetrainSpec) -> Dataset:
+    """Make the data set from ``[data] path``; again after an interruption, with the same result."""
+    return ingest(spec.initial, spec.retrain.data, append=True, label=INITIAL, **_options(spec), **_one_hot(spec))
+
+
+def read_reference(directory: RunDirectory) -> Reference | None:
+    """The frozen statistics; None before there are any."""
+    found = directory.read(REFERENCE)
+    return None if found is None else Reference.from_dict(found)
+
+
+def freeze_reference(directory: RunDirectory, dataset: Dataset) -> Reference:
+    """The frozen statistics, taken from the data set as it is when there are none."""
+    found = read_reference(directory)
+    if found is None:
+        found = Reference.of(dataset)
+        directory.write(REFERENCE, found.to_dict())
+    return found
+
+
+def judged_by(spec: RetrainSpec, reference: Reference | None) -> str:
+    """Hash of everything that the verdict about a batch depends on, besides the batch."""
+    frozen = None if reference is None else reference.to_dict()
+    return hash_of("validate", spec.drift.model_dump(), _options(spec), _one_hot(spec), spec.holdout.mask, frozen)
+
+
+def _options(spec: RetrainSpec) -> dict[str, Any]:
+    data = spec.job.data
+    return {
+        "target": data.target,
+        "features": data.features,
+        "weight": data.weight,
+        "header": data.header,
+        "delimiter": data.delimiter,
+    }
+
+
+def _one_hot(spec: RetrainSpec) -> dict[str, Any]:
+    return {"one_hot": spec.job.data.one_hot}
+
+
+def _staged(spec: RetrainSpec, batch: Batch) -> str:
+    return RunDirectory(spec.directory).path(f"staged/{batch.key[:32]}.zarr")
+
+
+def validate(
+    spec: RetrainSpec, ledger: Ledger, batch: Batch, delivery: Delivery, base: Dataset | None, reference: Any
+) -> bool:
+    """Judge a batch, unless it has been judged by the same rules; whether it is accepted."""
+    rules = judged_by(spec, reference)
+    if batch.verdict is not None and batch.verdict["judged_by"] == rules:
+        return bool(batch.verdict["accepted"])
+    failpoint("retrain.validate.before")
+    verdict: dict[str, Any] = {"judged_by": rules, "accepted": False, "reasons": [], "at": utc_now()}
+    # one file that is written anew each night is another batch each night; in a folder a name is a batch
+    is_one_file = delivery.location == spec.retrain.incoming
+    replaced = None if is_one_file else ledger.replaced(batch)
+    if replaced is not None:
+        verdict["stage"] = "stage"
+        verdict["reasons"] = [
+            f"{batch.name} is in the data set with other bytes (generation {(replaced.appended or {})['generation']}); "
+            "deliver corrected rows under another name, after `dkrr ingest --drop-generation`"
+        ]
+    else:
+        verdict |= _examined(spec, batch, delivery, base, reference)
+    batch.verdict, batch.reported = verdict, False
+    failpoint("retrain.validate.before_record")
+    ledger.write()
+    failpoint("retrain.validate.after_record")
+    if not verdict["accepted"]:
+        remove_array(_staged(spec, batch))
+    return bool(verdict["accepted"])
+
+
+def _examined(
+    spec: RetrainSpec, batch: Batch, delivery: Delivery, base: Dataset | None, reference: Reference | None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"stage": "validate", "accepted": False}
+    try:
+        staged = _read(spec, batch, delivery, base)
+        if spec.holdout.mask is not None and not spec.holdout.mask_is_file:
+            found["held_out"] = pack(_mask_column(spec, delivery.location, staged.num_rows))
+    except (DataError, ParameterError) as exc:
+        return found | {"reasons": [exc.message]}
+    finally:
+        if content_hash(delivery) != batch.key:
+            remove_array(_staged(spec, batch))
+            raise InterruptedRunError(f"{delivery.location} was changed while it was read", hint="start again")
+    findings = [] if reference is None else compare_rows(reference, staged, spec.drift)
+    return found | {
+        "accepted": not findings,
+        "reasons": [finding.sentence for finding in findings],
+        "findings": [finding.to_dict() for finding in findings],
+        "num_rows": staged.num_rows,
+    }
+
+
+def _read(spec: RetrainSpec, batch: Batch, delivery: Delivery, base: Dataset | None) -> Dataset:
+    """The batch as a data set of its own."""
+    location = _staged(spec, batch)
+
+    def read() -> Dataset:
+        if base is not None:
+            return ingest_like(base, delivery.location, location, **_options(spec))
+        return ingest(delivery.location, location, **_options(spec), **_one_hot(spec))
+
+    try:
+        return read()
+    except StoreMismatchError:  # read by other rules before
+        remove_array(location)
+        return read()
+
+
+def _mask_column(spec: RetrainSpec, path: str, num_rows: int) -> Mask:
+    data = spec.job.data
+    return read_mask(path, num_rows, column=spec.holdout.mask, header=data.header, delimiter=data.delimiter)
+
+
+def append_batch(spec: RetrainSpec, ledger: Ledger, batch: Batch) -> Dataset:
+    """Add an accepted batch to the data set as one generation; done once, whatever is interrupted."""
+    failpoint("retrain.append.before")
+    staged = open_dataset(_staged(spec, batch))
+    dataset = ingest(staged, spec.retrain.data, append=True, label=batch.label)
+    generation = next(found for found in dataset.generations if found.label == batch.label)
+    decide(spec, ledger, dataset)
+    batch.appended = {"generation": generation.number, "num_rows": generation.num_rows, "at": utc_now()}
+    failpoint("retrain.append.before_record")
+    ledger.write()
+    failpoint("retrain.append.after_record")
+    remove_array(_staged(spec, batch))
+    return dataset
+
+
+def decide(spec: RetrainSpec, ledger: Ledger, dataset: Dataset) -> Mask:
+    """Which rows of the data set are held out; generations that are new are decided about now."""
+    given = {
+        batch.label: str(batch.verdict["held_out"])
+        for batch in ledger.batches.values()
+        if batch.verdict is not None and "held_out" in batch.verdict
+    }
+    mask = spec.holdout.mask
+    if mask is not None and not spec.holdout.mask_is_file and spec.initial is not None:
+        first = next((found for found in dataset.generations if found.label == INITIAL), None)
+        if first is not None and not ledger.directory.has(f"holdout/{first.number:06d}.json"):
+            given[INITIAL] = pack(_mask_column(spec, spec.initial, first.num_rows))
+    return decided_mask(ledger.directory, dataset, spec.holdout, given)
+
+
+def slide(spec: RetrainSpec, dataset: Dataset) -> Dataset:
+    """The data set with what ``[window]`` keeps."""
+    if spec.window is None:
+        return dataset
+    failpoint("retrain.append.before_window")
+    return keep_last(spec.retrain.data, generations=spec.window.generations, rows=spec.window.rows)

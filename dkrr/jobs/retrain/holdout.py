@@ -1,0 +1,114 @@
+"""Which rows are held out, decided once for every row and then for good.
+
+The decision about a generation is one document, created when its rows are first seen and never replaced: a row that a
+fit has seen cannot become a held-out one by another setting, and a held-out row never enters a fit. Rows are meant by
+their numbers, counted over all rows that the data set ever had (:class:`~dkrr.dataset.Generation`), so they keep their
+answers when a window slides.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.dataset import Dataset, Generation, read_mask, row_hash_fraction
+from dkrr.errors import DataError, StoreError
+from dkrr.jobs.retrain.spec import HoldoutSpec
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.stores import json_bytes
+
+__all__ = ["decided_mask", "pack", "save_mask", "unpack"]
+
+Mask = NDArray[np.bool_]
+
+
+def pack(mask: Mask) -> str:
+    """A mask as text."""
+    return base64.b64encode(np.packbits(mask).tobytes()).decode()
+
+
+def unpack(text: str, num_rows: int) -> Mask:
+    """The inverse of :func:`pack`."""
+    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+    return np.unpackbits(bits, count=num_rows).astype(bool)
+
+
+def decided_mask(
+    directory: RunDirectory, dataset: Dataset, holdout: HoldoutSpec, given: dict[str, str] | None = None
+) -> Mask:
+    """True for the held-out rows of a data set (n,); decides about generations that nobody has decided about.
+
+    Parameters
+    ----------
+    given
+        Packed masks by the label of their generation, for a mask that is a column of the batches.
+
+    Raises
+    ------
+    DataError
+        A mask file that is too short.
+    """
+    parts = [_decided(directory, dataset, generation, holdout, given or {}) for generation in dataset.generations]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
+
+
+def _decided(
+    directory: RunDirectory, dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[str, str]
+) -> Mask:
+    name = f"holdout/{generation.number:06d}.json"
+    found = directory.read(name)
+    if found is None:
+        mask = _decide(dataset, generation, holdout, given)
+        document: dict[str, Any] = {
+            "generation": generation.number,
+            "label": generation.label,
+            "first_row": generation.first_row,
+            "num_rows": generation.num_rows,
+            "held_out": pack(mask),
+        }
+        if directory.create(name, json_bytes(document)):
+            return mask
+        found = directory.read(name) or document
+    # a window may have cut rows off at the beginning
+    whole = unpack(found["held_out"], int(found["num_rows"]))
+    skipped = generation.first_row - int(found["first_row"])
+    if skipped < 0 or skipped + generation.num_rows != len(whole):
+        raise StoreError(
+            f"generation {generation.number} of {dataset.path} has rows {generation.first_row:,} and following "
+            f"({generation.num_rows:,}); {name} of {directory.location} knows {len(whole):,} from "
+            f"{int(found['first_row']):,} on",
+            hint="the data set was made anew: give the model another name, or remove its folder retrain",
+        )
+    return whole[skipped:]
+
+
+def _decide(dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[str, str]) -> Mask:
+    first, m = generation.first_row, generation.num_rows
+    if holdout.fraction is not None:
+        return row_hash_fraction(first, first + m, holdout.fraction)
+    if holdout.mask is not None and holdout.mask_is_file:
+        needed = dataset.counters.row
+        try:
+            return read_mask(str(holdout.mask), needed)[first : first + m]
+        except DataError as exc:
+            raise DataError(
+                f"{exc.message}: one value for each row that the data set ever had", hint="extend the mask first"
+            ) from exc
+    packed = given.get(generation.label or "")
+    return np.zeros(m, dtype=bool) if packed is None else unpack(packed, m)
+
+
+def save_mask(directory: RunDirectory, mask: Mask) -> tuple[str, str]:
+    """Write a mask as the file that a job names; its path or address, and its digest."""
+    digest = hashlib.sha256(np.packbits(mask).tobytes() + len(mask).to_bytes(8, "little")).hexdigest()
+    name = f"masks/{digest[:32]}.npy"
+    if not directory.has(name):
+        buffer = io.BytesIO()
+        np.save(buffer, mask)
+        directory.write_bytes(name, buffer.getvalue())
+    return directory.path(name), digest

@@ -1,0 +1,122 @@
+"""The ledger of a retrain job: every batch that was ever delivered, and how far it came.
+
+One document, replaced whole after every stage of a batch: staged (its bytes are known), validated (accepted or
+refused, and why), appended (as which generation). A batch that is appended is never looked at again; one that was
+refused is judged again only when what it is judged by has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dkrr.failpoints import failpoint
+from dkrr.jobs.documents import plain
+from dkrr.jobs.retrain.incoming import Delivery, content_hash
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.events import utc_now
+
+__all__ = ["Batch", "Ledger"]
+
+NAME = "batches.json"
+
+
+@dataclass
+class Batch:
+    """One batch.
+
+    Parameters
+    ----------
+    key
+        Hash of its bytes.
+    name
+        Of the file that brought it first.
+    verdict
+        What the validation found: ``judged_by`` (hash), ``accepted``, ``reasons``, ``num_rows``; None before.
+    appended
+        ``generation``, ``num_rows``, ``at``; None while it is not in the data set.
+    reported
+        Whether a refusal has been told.
+    """
+
+    key: str
+    name: str
+    staged_at: str
+    verdict: dict[str, Any] | None = None
+    appended: dict[str, Any] | None = None
+    reported: bool = False
+
+    @property
+    def label(self) -> str:
+        """What its generation is called."""
+        return f"{self.name} {self.key[:12]}"
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it was judged and not accepted."""
+        return self.verdict is not None and not self.verdict["accepted"]
+
+    def is_due(self, judged_by: str) -> bool:
+        """Whether something is left to do with it."""
+        if self.appended is not None:
+            return False
+        return self.verdict is None or bool(self.verdict["accepted"]) or self.verdict["judged_by"] != judged_by
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name,
+            "staged_at": self.staged_at,
+            "verdict": self.verdict,
+            "appended": self.appended,
+            "reported": self.reported,
+        }
+
+
+@dataclass
+class Ledger:
+    """The batches by key, and which bytes each file had when it was last looked at."""
+
+    directory: RunDirectory
+    batches: dict[str, Batch] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, directory: RunDirectory) -> Ledger:
+        """As it is on disk; empty before the first batch."""
+        document = directory.read(NAME) or {"batches": {}, "files": {}}
+        batches = {key: Batch(key=key, **values) for key, values in document["batches"].items()}
+        return cls(directory, batches, dict(document["files"]))
+
+    def write(self) -> None:
+        """Replace the document."""
+        batches = {key: batch.to_dict() for key, batch in self.batches.items()}
+        self.directory.write(NAME, plain({"batches": batches, "files": self.files}))
+
+    def known(self, delivery: Delivery) -> Batch | None:
+        """The batch in a file that has not changed since it was looked at."""
+        found = self.files.get(delivery.name)
+        return self.batches.get(found["key"]) if found is not None and found["state"] == delivery.state else None
+
+    def stage(self, found: list[Delivery]) -> list[tuple[Batch, Delivery]]:
+        """The batch in each file, by name; new files are read once, and the ledger knows them then."""
+        staged = []
+        for delivery in found:
+            batch = self.known(delivery)
+            if batch is None:
+                failpoint("retrain.stage.before")
+                key = content_hash(delivery)
+                batch = self.batches.setdefault(key, Batch(key=key, name=delivery.name, staged_at=utc_now()))
+                self.files[delivery.name] = {"key": key, "state": delivery.state}
+                failpoint("retrain.stage.before_record")
+                self.write()
+                failpoint("retrain.stage.after_record")
+            staged.append((batch, delivery))
+        return staged
+
+    def replaced(self, batch: Batch) -> Batch | None:
+        """Another batch that came under the same name and is in the data set."""
+        for other in self.batches.values():
+            if other.name == batch.name and other.key != batch.key and other.appended is not None:
+                return other
+        return None

@@ -1,0 +1,311 @@
+"""RETRAIN.toml: which model is retrained, on what, and what a new version must prove before it is served.
+
+    [retrain]
+    name = "protein"
+    data = "protein.zarr"            # the data set that grows
+    incoming = "incoming/*.csv.gz"   # new rows: a file, a folder or a pattern
+    [holdout]
+    fraction = 0.1
+    [model]                          # this and the other tables of a job, or job = "protein.toml" in [retrain]
+    kernel = "rbf"
+
+The tables ``[data]``, ``[model]``, ``[solver]``, ``[cluster]``, ``[storage]``, ``[tune]`` and ``[output]`` are those of
+a job (:mod:`dkrr.jobs.spec`). ``[data] path`` holds the first rows, from which the data set is made when it does not
+exist. Relative paths mean the folder of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from dkrr.address import StorageSettings, is_url, join, with_settings
+from dkrr.errors import JobFileError
+from dkrr.jobs import mistakes
+from dkrr.jobs.fields import Column, Location, is_data_file, locate
+from dkrr.jobs.kernel_table import Table
+from dkrr.jobs.registry.names import check_name
+from dkrr.jobs.spec import JobSpec
+
+__all__ = ["DriftSpec", "GateSpec", "HoldoutSpec", "MlflowSpec", "RetrainSpec", "RetrainTable", "WindowSpec"]
+
+JOB_TABLES = ("data", "evaluate", "model", "solver", "cluster", "storage", "tune", "output")
+
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class RetrainTable(Table):
+    """``[retrain]``: the model, its data set, where new rows come from, and how often the search is repeated.
+
+    ``registry`` is the root of the registry; ``job`` a job file instead of its tables here; every ``search_every``-th
+    fit kernel, widths and alpha are searched again.
+    """
+
+    name: str
+    data: Location
+    incoming: Location
+    registry: Location = "models"
+    job: Location | None = None
+    search_every: Annotated[int, Field(ge=1)] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_name(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _registry_has_a_place(cls, values: Any, info: ValidationInfo) -> Any:
+        # a default is not validated, and must mean the folder of the file too
+        return {"registry": "models", **values} if isinstance(values, dict) else values
+
+    @field_validator("data")
+    @classmethod
+    def _is_a_dataset(cls, value: str) -> str:
+        if not value.partition("?")[0].rstrip("/").endswith(".zarr"):
+            raise ValueError("a data set (.zarr) expected: rows are added to it")
+        return value
+
+
+class HoldoutSpec(Table):
+    """``[holdout]``: rows that no fit sees, of this version or a later one. One of ``path``, ``mask``, ``fraction``.
+
+    ``fraction`` is decided once for each row by a hash of its number. ``mask`` is a column of the incoming files (name
+    or number), or a file with one value for each row of the data set. ``path`` holds rows of their own, which are never
+    added to the data set.
+    """
+
+    path: Location | None = None
+    mask: Column | None = None
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @field_validator("mask")
+    @classmethod
+    def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
+        return locate(value, info) if is_data_file(value) else value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"one of path, mask and fraction expected, {' and '.join(given) or 'none'} given")
+        return self
+
+    @property
+    def mask_is_file(self) -> bool:
+        """Whether ``mask`` names a file and not a column."""
+        return is_data_file(self.mask)
+
+
+class GateSpec(Table):
+    """``[gate]``: what a model must show on held-out rows before it is promoted.
+
+    Parameters
+    ----------
+    min_rows
+        Held-out rows; with fewer nothing is judged, and nothing promoted.
+    tolerance
+        How much worse than the model in production the score may be: a share of its rmse, or so much less accuracy or
+        r2. It covers the noise of the score.
+    max_residual
+        The largest relative residual of the solve.
+    min_r2
+        Coefficient of determination that must be exceeded for every target: 0 is what the mean of the targets has, so
+        a model that learnt its training rows by heart does not pass, whether or not there is one to compare with.
+    metric
+        None means accuracy for one-hot targets and rmse otherwise.
+    """
+
+    min_rows: Annotated[int, Field(ge=1)] = 100
+    tolerance: Share = 0.01
+    max_residual: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    min_r2: Annotated[float, Field(lt=1, allow_inf_nan=False)] = 0.0
+    metric: Literal["rmse", "r2", "accuracy"] | None = None
+
+
+class DriftSpec(Table):
+    """``[drift]``: how far new rows may be from those the lineage began with, column by column.
+
+    Parameters
+    ----------
+    shift
+        Difference of means, in standard deviations.
+    scale
+        Ratio of standard deviations, either way.
+    distance
+        Largest difference of the two distribution functions (Kolmogorov-Smirnov), 0 to 1.
+    correlation
+        Difference of the correlation of a feature with a target, 0 to 2.
+    """
+
+    shift: Share = 1.0
+    scale: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 4.0
+    distance: Share = 0.4
+    correlation: Share = 0.3
+
+
+class WindowSpec(Table):
+    """``[window]``: how much stays in the data set; older generations or rows leave it. One of the two."""
+
+    rows: Annotated[int, Field(ge=1)] | None = None
+    generations: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.rows is None) == (self.generations is None):
+            raise ValueError("one of rows and generations expected")
+        return self
+
+
+class MlflowSpec(Table):
+    """``[mlflow]``: where runs and models are logged besides; needs ``dkrr[mlflow]``."""
+
+    tracking_uri: str
+    experiment: str = "dkrr"
+    log_model: bool = True
+
+
+class RetrainSpec(Table):
+    """The whole of RETRAIN.toml. Read one with :meth:`load`; it is frozen, and its paths are absolute."""
+
+    retrain: RetrainTable
+    holdout: HoldoutSpec
+    gate: GateSpec = GateSpec()
+    drift: DriftSpec = DriftSpec()
+    window: WindowSpec | None = None
+    mlflow: MlflowSpec | None = None
+    job: JobSpec
+
+    @property
+    def directory(self) -> str:
+        """Where the state of the retrain job is: ``<registry>/<name>/retrain``."""
+        return join(self.retrain.registry, self.retrain.name, "retrain")
+
+    @property
+    def store(self) -> str:
+        """Store of Gram matrices and factors, the same for every fit of the lineage."""
+        return self.job.output.store or join(self.directory, "store")
+
+    @property
+    def initial(self) -> str | None:
+        """The first rows, where they are not in the data set already."""
+        return None if self.job.data.path == self.retrain.data else self.job.data.path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> RetrainSpec:
+        """Read and check a RETRAIN.toml.
+
+        Raises
+        ------
+        JobFileError
+            The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+            document = tomllib.loads(text)
+        except UnicodeDecodeError as exc:
+            raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint="it should be TOML") from None
+        except OSError as exc:
+            raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint="check the path") from None
+        except tomllib.TOMLDecodeError as exc:
+            raise JobFileError(f"{path} is not valid TOML: {exc}", hint="strings stand in quotes") from None
+        return cls._checked(document, base=path.absolute().parent, text=text, source=str(path))
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any], base: str | os.PathLike[str] = ".") -> RetrainSpec:
+        """Check what is given as nested dicts; relative paths mean the folder ``base``.
+
+        Raises
+        ------
+        JobFileError
+            Something is unknown or not allowed.
+        """
+        return cls._checked(document, base=Path(base).absolute(), text="", source="")
+
+    @classmethod
+    def _checked(cls, document: dict[str, Any], *, base: Path, text: str, source: str) -> RetrainSpec:
+        mistakes.refuse_secrets(document, text=text, source=source)
+        for name in document:
+            if name not in _TABLES and name not in JOB_TABLES:
+                raise mistakes.unknown_key((name,), [*_TABLES, *JOB_TABLES], text=text, source=source)
+        values: dict[str, Any] = {}
+        for name, table in _TABLES.items():
+            found = document.get(name, {})
+            for key in found if isinstance(found, dict) else ():
+                if key not in table.model_fields:
+                    raise mistakes.unknown_key((name, key), table.model_fields, text=text, source=source)
+            if name not in document:
+                continue
+            try:
+                values[name] = table.model_validate(found, context={"base": base})
+            except ValidationError as exc:
+                raise mistakes.describe(exc, text=text, source=source, table=name) from None
+        if "retrain" not in values:
+            raise JobFileError(f"{source or 'the document'} has no [retrain]", hint="give name, data and incoming")
+        job = _job(document, values["retrain"], base=base, text=text, source=source)
+        settings = job.storage.settings()
+        values["retrain"] = _located(values["retrain"], ("data", "incoming", "registry"), settings)
+        if "holdout" not in values:
+            values["holdout"] = _holdout_of(job, source)
+        values["holdout"] = _located(values["holdout"], ("path", "mask"), settings)
+        if values["holdout"].mask is not None and not values["holdout"].mask_is_file and job.data.features is None:
+            raise JobFileError(
+                "[holdout] mask is a column, and [data] features is missing",
+                hint="name the features, so that the mask is not one of them",
+            )
+        return cls(**values, job=job)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dicts, for records and the directory of the job."""
+        document = {
+            name: value.model_dump(mode="json", exclude_none=True)
+            for name in _TABLES
+            if (value := getattr(self, name)) is not None
+        }
+        return {**document, "job": self.job.to_dict()}
+
+
+_TABLES: dict[str, type[Table]] = {
+    "retrain": RetrainTable,
+    "holdout": HoldoutSpec,
+    "gate": GateSpec,
+    "drift": DriftSpec,
+    "window": WindowSpec,
+    "mlflow": MlflowSpec,
+}
+
+
+def _job(document: dict[str, Any], retrain: Any, *, base: Path, text: str, source: str) -> JobSpec:
+    """The job of the fits: from its own file, or from its tables here."""
+    tables = {name: document[name] for name in JOB_TABLES if name in document}
+    if retrain.job is not None:
+        if tables:
+            raise JobFileError(
+                f"[retrain] job = {retrain.job!r} and [{next(iter(tables))}] in the same file",
+                hint="the tables of the job stand in one place",
+            )
+        return JobSpec.load(retrain.job)
+    data = tables.get("data", {})
+    tables["data"] = {"path": retrain.data, **data} if isinstance(data, dict) else data
+    return JobSpec._checked(tables, base=base, name=retrain.name, text=text, source=source)
+
+
+def _holdout_of(job: JobSpec, source: str) -> HoldoutSpec:
+    """[holdout] from [evaluate] of the job, where that says which rows are held out."""
+    evaluate = job.evaluate
+    if evaluate is None or not (evaluate.path or evaluate.fraction):
+        raise JobFileError(
+            f"{source or 'the document'} has no [holdout]",
+            hint="rows that no fit sees are what a new model is judged by: fraction = 0.1, say",
+        )
+    return HoldoutSpec(path=evaluate.path, fraction=evaluate.fraction)
+
+
+def _located(table: Any, names: tuple[str, ...], settings: StorageSettings) -> Any:
+    found = {name: getattr(table, name) for name in names if is_url(getattr(table, name))}
+    return table.model_copy(update={name: with_settings(url, settings) for name, url in found.items()})

@@ -1,0 +1,92 @@
+"""What a retrain job did, as it is printed, kept as ``report.json`` and ``report.txt``, and read by schedulers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dkrr.jobs.retrain.ledger import Batch
+
+__all__ = ["RetrainSummary"]
+
+
+@dataclass(kw_only=True)
+class RetrainSummary:
+    """One tick of a retrain job.
+
+    Parameters
+    ----------
+    outcome
+        "promoted"; "refused" (a batch, the model, or both); "kept" (a batch was added, and the data set is what it was
+        judged as before); "nothing new".
+    production
+        The version that is served now.
+    version
+        The one that was fitted, if one was.
+    batches
+        Name, outcome ("appended" or "refused"), rows and reasons of each batch that was new.
+    checks
+        What the gate found.
+    reasons
+        Why something was refused.
+    """
+
+    name: str
+    outcome: str = "nothing new"
+    production: str | None = None
+    version: str | None = None
+    num_rows: int | None = None
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    fit: dict[str, Any] = field(default_factory=dict)
+    searched: bool = False
+    seconds: float = 0.0
+    report: str = ""
+
+    def add_batch(self, batch: Batch) -> None:
+        """A batch that was judged."""
+        verdict = batch.verdict or {}
+        accepted = bool(verdict.get("accepted"))
+        reasons = [f"{batch.name}: {reason}" for reason in verdict.get("reasons", [])]
+        self.batches.append(
+            {
+                "name": batch.name,
+                "outcome": "appended" if accepted else "refused",
+                "stage": "append" if accepted else verdict.get("stage"),
+                "num_rows": verdict.get("num_rows"),
+                "reasons": list(verdict.get("reasons", [])),
+            }
+        )
+        self.reasons.extend(reasons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dict(vars(self))
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Names and values for people."""
+        found = [("model", self.name), ("outcome", self.outcome), ("production", self.production or "none")]
+        for batch in self.batches:
+            rows = "" if batch["num_rows"] is None else f", {batch['num_rows']:,} rows"
+            at = f" at {batch['stage']}" if batch["outcome"] == "refused" else ""
+            found.append(("batch", f"{batch['name']}: {batch['outcome']}{at}{rows}"))
+        if self.version is not None:
+            rows = "" if self.num_rows is None else f", {self.num_rows:,} training rows"
+            found.append(("version", f"{self.version}{rows}{', hyperparameters searched' if self.searched else ''}"))
+        for what, value in (self.fit.get("reused") or {}).items():
+            if isinstance(value, dict) and "of_rows" in value:
+                found.append(("reused", f"{value['rows']:,} of {value['of_rows']:,} rows of the {what}"))
+        scaling = (self.fit.get("reused") or {}).get("scaling")
+        if scaling is not None and scaling["scaling"] != "frozen":
+            found.append(("scaling", "of all rows, anew: the new ones drifted from those of before"))
+        for check in self.checks:
+            found.append((check["name"], f"{'passed' if check['passed'] else 'REFUSED'}: {check['sentence']}"))
+        found.extend(("reason", reason) for reason in self.reasons)
+        found.append(("seconds", f"{self.seconds:.1f}"))
+        return found
+
+    def text(self) -> str:
+        """The report as text."""
+        width = max(len(name) for name, _ in self.lines())
+        return "".join(f"{name:<{width}}  {value}\n" for name, value in self.lines())

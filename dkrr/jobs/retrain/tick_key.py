@@ -1,0 +1,32 @@
+"""What makes one tick of a retrain job another one: its rows, and the rules for what becomes of them.
+
+Apart from the tick itself, for a job that finds nothing new needs no more than this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dkrr.dataset import Dataset
+from dkrr.jobs.retrain.records import hash_of
+from dkrr.jobs.retrain.spec import RetrainSpec
+
+__all__ = ["WHITENING", "digests", "tick_key"]
+
+# what of [data] is about the rows of a data set, and not about files
+WHITENING = ("standardize", "drift_limit")
+
+
+def digests(dataset: Dataset) -> list[Any]:
+    """What a data set holds, in four values."""
+    return [dataset.num_rows, dataset.digest, dataset.digest_y, dataset.digest_weight]
+
+
+def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
+    """Hash of the rows and of everything that says what shall become of them."""
+    job = spec.job.to_dict()
+    what = {name: job[name] for name in ("model", "solver") if name in job}
+    parts = (spec.holdout, spec.gate, spec.drift, spec.window)
+    whitening = {name: job["data"].get(name) for name in WHITENING}
+    rules = [None if part is None else part.model_dump(mode="json") for part in parts]
+    return hash_of("tick", digests(dataset), what, whitening, rules)

@@ -1,0 +1,108 @@
+"""Retrain jobs of tests: batches of a small problem, delivered as CSV files, fitted in this process."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr import load_model
+from dkrr.engine.tasks import Executor, InProcessExecutor
+from dkrr.jobs.registry import ModelRegistry, NamedModel
+from dkrr.jobs.retrain import RetrainSpec, RetrainSummary
+from dkrr.jobs.retrain.run import retrain
+from dkrr.jobs.spec import JobSpec
+
+__all__ = ["COLUMNS", "Project", "in_process", "rows_of"]
+
+COLUMNS = ("a", "b", "c", "y")
+D = 3
+
+
+def rows_of(seed: int, num_rows: int) -> np.ndarray:
+    """Features of different spread, and a target that depends on all of them (m, 4)."""
+    random = np.random.default_rng(seed)
+    X = random.standard_normal((num_rows, D)) * [1.0, 3.0, 0.2] + [0.0, 10.0, -1.0]
+    y = np.sin(X[:, 0]) + 0.2 * (X[:, 1] - 10) + 2 * X[:, 2] + 0.05 * random.standard_normal(num_rows)
+    return np.column_stack([X, y])
+
+
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run the tasks of jobs in this process; the list gets an entry for each executor that is started."""
+    import dkrr.jobs.retrain.tick
+    import dkrr.jobs.run
+    import dkrr.jobs.tune
+
+    started: list[str] = []
+
+    @contextmanager
+    def job_executor(job: JobSpec, store: str | None = None) -> Iterator[Executor]:
+        started.append(job.output.directory)
+        yield InProcessExecutor()
+
+    for module in (dkrr.jobs.run, dkrr.jobs.tune, dkrr.jobs.retrain.tick):
+        monkeypatch.setattr(module, "job_executor", job_executor)
+    return started
+
+
+class Project:
+    """A folder with RETRAIN.toml's document, incoming batches, a data set and a registry."""
+
+    def __init__(self, folder: Path, **tables: Any) -> None:
+        self.folder = folder
+        (folder / "incoming").mkdir(parents=True)
+        self.document: dict[str, Any] = {
+            "retrain": {"name": "demo", "data": "rows.zarr", "incoming": "incoming"},
+            "holdout": {"fraction": 0.2},
+            "gate": {"min_rows": 10},
+            "data": {"target": "y", "standardize": True},
+            "model": {"kernel": "rbf", "gamma": 0.2, "alpha": 0.05},
+            "solver": {"name": "cholesky", "tile_size": 64},
+        }
+        for name, keys in tables.items():
+            self.document[name] = {**self.document.get(name, {}), **keys}
+
+    def copied(self, folder: Path) -> Project:
+        """The same in another folder."""
+        found = copy.copy(self)
+        found.folder = Path(shutil.copytree(self.folder, folder))
+        return found
+
+    def deliver(self, name: str, seed: int, num_rows: int = 120, change: Callable[[Any], Any] | None = None) -> Path:
+        """A batch as a CSV file with a header."""
+        rows = rows_of(seed, num_rows)
+        path = self.folder / "incoming" / f"{name}.csv"
+        np.savetxt(
+            path,
+            rows if change is None else change(rows),
+            delimiter=",",
+            fmt="%.17g",
+            header=",".join(COLUMNS),
+            comments="",
+        )
+        return path
+
+    @property
+    def spec(self) -> RetrainSpec:
+        return RetrainSpec.from_dict(self.document, base=self.folder)
+
+    def run(self) -> RetrainSummary:
+        return retrain(self.spec)
+
+    def predict(self, rows: np.ndarray) -> np.ndarray:
+        """What the model in production says."""
+        return np.asarray(load_model(self.model.resolve().model_path).predict(rows))
+
+    @property
+    def model(self) -> NamedModel:
+        return ModelRegistry(str(self.folder / "models")).open("demo")
+
+    @property
+    def production(self) -> str | None:
+        return self.model.aliases().targets.get("production")

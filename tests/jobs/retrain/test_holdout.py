@@ -1,0 +1,157 @@
+"""Held-out rows: decided once, for every row, and never in a fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr import load_model, open_dataset
+from dkrr.dataset import row_hash_fraction
+from dkrr.errors import DataError, RefusedError, StoreError
+from dkrr.jobs.retrain.holdout import decided_mask, pack, unpack
+from dkrr.jobs.retrain.spec import HoldoutSpec
+from dkrr.jobs.runs.directory import RunDirectory
+from tests.jobs.retrain.project import Project, in_process, rows_of
+
+pytestmark = pytest.mark.timeout(280)
+
+
+@pytest.fixture(autouse=True)
+def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+
+
+def fitted(project: Project) -> np.ndarray:
+    """The rows that the model in production was fitted on, as they came."""
+    model = load_model(project.model.resolve().model_path)
+    assert model.x_fit is not None
+    assert model.scaling is not None
+    return model.x_fit.read(0, model.num_rows) * model.scaling.x_std + model.scaling.x_mean
+
+
+def has(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """For each of ``wanted``, whether it is among ``rows``."""
+    return np.array([bool(np.isclose(rows, row, rtol=1e-9, atol=1e-9).all(axis=1).any()) for row in wanted])
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 100])
+def test_masks_as_text(count: int) -> None:
+    mask = np.random.default_rng(count).random(count) < 0.4
+    assert np.array_equal(unpack(pack(mask), count), mask)
+
+
+def test_a_fraction_is_decided_once(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.deliver("n1", seed=1)
+    project.run()
+    project.document["holdout"] = {"fraction": 0.5}
+    project.deliver("n2", seed=2)
+    project.run()
+    rows = np.concatenate([rows_of(1, 120), rows_of(2, 120)])[:, :3]
+    held_out = np.concatenate([row_hash_fraction(0, 120, 0.2), row_hash_fraction(120, 240, 0.5)])
+    assert np.array_equal(has(fitted(project), rows), ~held_out)
+
+
+def test_a_window_slides_and_rows_keep_their_answers(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", window={"generations": 2}, gate={"tolerance": 1.0})
+    for night in (1, 2, 3):
+        project.deliver(f"n{night}", seed=night)
+        assert project.run().outcome == "promoted"
+    assert open_dataset(project.folder / "rows.zarr").num_rows == 240
+    rows = np.concatenate([rows_of(2, 120), rows_of(3, 120)])[:, :3]
+    assert np.array_equal(has(fitted(project), rows), ~row_hash_fraction(120, 360, 0.2))
+    # in the middle of a generation
+    project.document["window"] = {"rows": 150}
+    project.run()
+    assert np.array_equal(has(fitted(project), rows[90:]), ~row_hash_fraction(210, 360, 0.2))
+    assert project.run().outcome == "nothing new"
+
+
+def test_a_column_of_the_batches(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", holdout={"mask": "c"}, data={"features": ["a", "b"]})
+    del project.document["holdout"]["fraction"]
+
+    def marked(rows: np.ndarray) -> np.ndarray:
+        rows[:, 2] = np.arange(len(rows)) % 4 == 0
+        return rows
+
+    for night in (1, 2):
+        project.deliver(f"n{night}", seed=night, change=marked)
+        assert project.run().outcome == "promoted"
+    rows = np.concatenate([rows_of(1, 120), rows_of(2, 120)])[:, :2]
+    assert np.array_equal(has(fitted(project), rows), np.arange(240) % 4 != 0)
+    project.deliver("n3", seed=3)  # its column c holds numbers
+    with pytest.raises(RefusedError, match=r"mask .*; 0 or 1 expected|0, 1, true or false expected"):
+        project.run()
+
+
+def test_a_mask_in_a_file_grows_with_the_data(tmp_path: Path) -> None:
+    mask = np.arange(240) % 3 == 0
+    project = Project(tmp_path / "p", holdout={"mask": "mask.npy"})
+    del project.document["holdout"]["fraction"]
+    np.save(project.folder / "mask.npy", mask[:120])
+    project.deliver("n1", seed=1)
+    project.run()
+    project.deliver("n2", seed=2)
+    with pytest.raises(DataError, match="has 120 rows; 240 expected: one value for each row"):
+        project.run()
+    np.save(project.folder / "mask.npy", ~mask)  # what was decided stays
+    assert project.run().outcome == "promoted"
+    rows = np.concatenate([rows_of(1, 120), rows_of(2, 120)])[:, :3]
+    assert np.array_equal(has(fitted(project), rows), np.concatenate([~mask[:120], mask[120:]]))
+
+
+def test_rows_in_a_file_of_their_own(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", holdout={"path": "held-out.csv"})
+    del project.document["holdout"]["fraction"]
+    held = project.deliver("held-out", seed=50, num_rows=60)
+    held.rename(project.folder / "held-out.csv")
+    project.deliver("n1", seed=1)
+    summary = project.run()
+    assert summary.outcome == "promoted"
+    assert "60 held-out rows" in summary.checks[0]["sentence"]
+    assert has(fitted(project), rows_of(1, 120)[:, :3]).all()
+
+
+def test_the_first_rows_of_a_job_and_a_data_set_of_before(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", data={"path": "first.csv"})
+    project.deliver("n0", seed=1).rename(project.folder / "first.csv")
+    assert project.run().outcome == "promoted"
+    assert project.run().outcome == "nothing new"
+    dataset = open_dataset(project.folder / "rows.zarr")
+    assert [found.label for found in dataset.generations] == ["initial"]
+    project.deliver("n1", seed=2)
+    assert project.run().outcome == "promoted"
+    assert np.array_equal(has(fitted(project), rows_of(1, 120)[:, :3]), ~row_hash_fraction(0, 120, 0.2))
+
+
+def test_a_data_set_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    import shutil
+
+    project = Project(tmp_path / "p")
+    project.deliver("n1", seed=1)
+    project.run()
+    shutil.rmtree(project.folder / "rows.zarr")
+    project.deliver("n2", seed=2, num_rows=50)
+    with pytest.raises(StoreError, match="the data set was made anew"):
+        project.run()
+
+
+def test_two_processes_that_decide_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dkrr import ingest
+
+    dataset = ingest(rows_of(1, 120)[:, :3], tmp_path / "a.zarr")
+    directory = RunDirectory(tmp_path / "state")
+    first = decided_mask(directory, dataset, HoldoutSpec(fraction=0.3))
+    read = RunDirectory.read
+    calls: list[str] = []
+
+    def late(self: RunDirectory, name: str) -> Any:
+        calls.append(name)
+        return None if len(calls) == 1 else read(self, name)  # not there when it was looked for, there when written
+
+    monkeypatch.setattr(RunDirectory, "read", late)
+    assert np.array_equal(decided_mask(directory, dataset, HoldoutSpec(fraction=0.9)), first)

@@ -1,0 +1,174 @@
+"""Which model comes into production: by the gate, by hand, and never by who lost the lease."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr import load_model, open_dataset
+from dkrr.errors import LockedError, RefusedError
+from dkrr.jobs.retrain.records import Records
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.lease import DriverLease
+from tests.jobs.retrain.project import Project, rows_of
+
+pytestmark = pytest.mark.timeout(280)
+
+PROBE = rows_of(99, 50)[:, :3]
+
+MEMORISING = {"kernel": "rbf", "gamma": 1e4, "alpha": 1e-6}
+
+
+def test_a_model_that_knows_its_rows_by_heart_does_not_pass(project: Project, tmp_path: Path) -> None:
+    first, answers = project.production, project.predict(PROBE)
+    project.document["model"] = MEMORISING
+    project.deliver("night-2", seed=2)
+    with pytest.raises(RefusedError, match=r"r2 .* more than 0 needed") as caught:
+        project.run()
+    assert project.production == first
+    assert np.array_equal(project.predict(PROBE), answers)
+    assert {check["name"] for check in caught.value.summary.checks if not check["passed"]} == {
+        "better than the mean", "score"
+    }  # fmt: skip
+    # its training rows it does know
+    candidate = load_model(project.model.resolve("candidate").model_path)
+    assert candidate.x_fit is not None
+    assert max(candidate.solution.relative_residual) < 1e-6
+    assert "0 needed" in Path(caught.value.report).read_text()
+    # with nothing to compare with, either
+    alone = Project(tmp_path / "alone", model=MEMORISING)
+    alone.deliver("night-1", seed=1)
+    with pytest.raises(RefusedError, match="r2"):
+        alone.run()
+    assert alone.production is None
+
+
+def test_a_worse_alpha_does_not_pass_and_the_right_one_does(project: Project, started: list[str]) -> None:
+    first = project.production
+    project.document["model"] = {**project.document["model"], "alpha": 100.0}
+    project.deliver("night-2", seed=2)
+    with pytest.raises(RefusedError, match=r"rmse [\d.]+ on \d+ held-out rows, [\d.]+ of 0001-\w+ in production"):
+        project.run()
+    assert project.production == first
+    fits = len(started)
+    assert project.run().outcome == "nothing new"
+    project.document["model"] = {**project.document["model"], "alpha": 0.05}
+    assert project.run().outcome == "promoted"
+    assert len(started) == fits + 1
+    assert project.production not in (None, first)
+
+
+@pytest.mark.system
+def test_what_was_asked_for_before_is_judged_again(project: Project, started: list[str]) -> None:
+    first = project.production
+    project.document["gate"]["tolerance"] = 1.0
+    project.document["model"] = {**project.document["model"], "alpha": 0.06}
+    assert project.run().outcome == "promoted"
+    second = project.production
+    assert second not in (None, first)
+    project.document["model"] = {**project.document["model"], "alpha": 0.05}
+    assert project.run().outcome == "promoted"
+    assert project.production == first
+    project.document["model"] = {**project.document["model"], "alpha": 0.06}
+    assert project.run().outcome == "promoted"
+    assert project.production == second
+    assert len(started) == 2, "what was fitted before is found"
+    assert project.run().outcome == "nothing new"
+
+
+def test_too_few_held_out_rows_are_no_judgement(tmp_path: Path, started: list[str]) -> None:
+    project = Project(tmp_path / "p", gate={"min_rows": 1000})
+    project.deliver("night-1", seed=1)
+    with pytest.raises(RefusedError, match="held-out rows, at least 1,000 needed"):
+        project.run()
+    assert started == []
+    project.document["gate"]["min_rows"] = 10
+    assert project.run().outcome == "promoted"
+
+
+def test_a_rollback_by_hand_lasts_until_there_are_new_rows(project: Project) -> None:
+    first = project.production
+    project.deliver("night-2", seed=2)
+    second = project.run().version
+    project.model.rollback()
+    assert project.run().outcome == "nothing new"
+    assert project.production == first
+    project.deliver("night-3", seed=3)
+    assert project.run().outcome == "promoted"
+    assert project.model.aliases().targets["previous"] == first
+    assert project.production not in (first, second)
+
+
+def test_what_came_into_production_meanwhile_is_what_counts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = project.production
+    project.deliver("night-2", seed=2)
+    second = project.run().version
+    project.deliver("night-3", seed=3)
+    from dkrr.jobs.retrain import tick as module
+
+    judge = module.judge
+    seen = []
+
+    def judged(*arguments: Any) -> Any:
+        seen.append(arguments[3])
+        if len(seen) == 1:
+            project.model.rollback()  # a person, between the gate and the promotion
+        return judge(*arguments)
+
+    monkeypatch.setattr(module, "judge", judged)
+    assert project.run().outcome == "promoted"
+    assert seen == [second, first]
+    assert project.model.aliases().targets["previous"] == first
+
+
+def test_one_process_a_model(project: Project) -> None:
+    project.deliver("night-2", seed=2)
+    directory = RunDirectory(project.spec.directory)
+    other = DriverLease.acquire(directory, "retrain")
+    other.record["host"] = "elsewhere"
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.2):
+            other.beat()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(LockedError, match="on elsewhere"):
+            project.run()
+    finally:
+        stop.set()
+        thread.join()
+    assert open_dataset(project.folder / "rows.zarr").num_rows == 120
+    other.release()
+    assert project.run().outcome == "promoted"
+
+
+def test_who_lost_the_lease_promotes_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job sleeps between the gate and the promotion; the next one takes over and does all of it."""
+    first = project.production
+    project.deliver("night-2", seed=2)
+    directory = RunDirectory(project.spec.directory)
+    from dkrr.jobs.retrain import tick as module
+
+    promote = module.Tick._promote
+
+    def asleep(tick: Any, *arguments: Any) -> Any:
+        epoch = int(directory.read("driver.json")["epoch"]) + 1
+        # as another process would, that found this one's heartbeat still
+        record = {"host": "elsewhere", "pid": 1, "started": 0.0, "epoch": epoch, "token": "other", "counter": 0}
+        assert directory.create(f"drivers/{epoch:06d}.json", json.dumps(record).encode())
+        return promote(tick, *arguments)
+
+    monkeypatch.setattr(module.Tick, "_promote", asleep)
+    with pytest.raises(LockedError, match="was taken over by process 1 on elsewhere"):
+        project.run()
+    assert project.production == first
+    monkeypatch.undo()
+    assert Records(directory).last()["tick"]

@@ -1,0 +1,69 @@
+"""Hyperparameters are searched again every k-th fit, and kept until then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dkrr import load_model
+from tests.faults import failing_at
+from tests.jobs.retrain.project import Project, in_process
+
+pytestmark = pytest.mark.timeout(280)
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Each search finds another gamma."""
+    in_process(monkeypatch)
+    done: list[int] = []
+
+    def search_model(spec: Any, mask_path: str | None, progress: Any) -> dict[str, Any]:
+        assert mask_path is not None, "the search would see held-out rows"
+        done.append(len(done))
+        return {"kernel": "rbf", "gamma": 0.3 + 0.01 * len(done), "alpha": 0.05}
+
+    monkeypatch.setattr("dkrr.jobs.retrain.tick.search_model", search_model)
+    return done
+
+
+def gamma(project: Project) -> float:
+    model = load_model(project.model.versions()[-1].model_path)
+    assert model.kernel is not None
+    return float(model.kernel.to_dict()["gamma"])
+
+
+def test_every_third_fit(tmp_path: Path, searches: list[int]) -> None:
+    project = Project(tmp_path / "p", retrain={"search_every": 3}, gate={"tolerance": 1.0})
+    found = []
+    for night in range(1, 8):
+        project.deliver(f"n{night}", seed=night, num_rows=80)
+        if night == 3:
+            with failing_at("retrain.fit.before:@1:eio"), pytest.raises(OSError, match="error"):
+                project.run()
+        project.run()
+        found.append(round(gamma(project), 6))
+    # counted from the first fit, which takes what the file says
+    assert found == [0.2, 0.2, 0.31, 0.31, 0.31, 0.32, 0.32]
+    assert len(searches) == 2, "an interruption after the search costs no other search"
+    # other parameters in the file end what was found
+    project.document["model"] = {"kernel": "rbf", "gamma": 0.25, "alpha": 0.05}
+    project.run()
+    assert gamma(project) == 0.25
+
+
+def test_the_real_search_sees_no_held_out_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = in_process(monkeypatch)
+    project = Project(
+        tmp_path / "p",
+        retrain={"search_every": 1},
+        tune={"kernels": ["rbf"], "widths": "shared", "search_rows": [40], "rows": 60, "budget_seconds": 2.0},
+    )
+    for night in (1, 2):
+        project.deliver(f"n{night}", seed=night, num_rows=80)
+        summary = project.run()
+    assert summary.searched
+    assert gamma(project) != 0.2
+    assert any(directory.endswith("runs/search") for directory in started)
