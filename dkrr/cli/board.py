@@ -25,9 +25,10 @@ def phase_line(name: str, phase: Mapping[str, Any]) -> str:
     """``factorise: 210 tiles in 12.3 s, 163.2 GF/s``; ``prepare: 0.8 s``."""
     took, count = float(phase.get("seconds", 0.0)), int(phase.get("tasks", 0))
     spent = f"{took:.1f} s" if took < 120 else clock_text(took)
-    text = f"{name}: {count:,} {_unit(name)} in {spent}" if count else f"{name}: {spent}"
+    unit = _unit(name) if count != 1 else _unit(name).removesuffix("s")
+    text = f"{name}: {count:,} {unit} in {spent}" if count else f"{name}: {spent}"
     rate = float(phase.get("flops_per_second", 0.0))
-    return f"{text}, {rate / 1e9:.1f} GF/s" if count and rate > 0 and name not in ITERATIVE else text
+    return f"{text}, {rate / 1e9:.1f} GF/s" if count and rate >= 5e7 and name not in ITERATIVE else text
 
 
 def _unit(name: str) -> str:
@@ -94,7 +95,7 @@ def board(status: Status, state: str, *, width: int, height: int, unicode: bool 
         if not status.tasks_total or height < len(names) + 2:
             return told
         bar = ProgressBar(total=status.tasks_total, completed=status.tasks_done, width=min(60, max(10, width - 2)))
-        return Group(bar if unicode else Text(_plain_bar(status, min(60, width - 2))), told)
+        return Group(told, bar if unicode else Text(_plain_bar(status, min(60, width - 2))))
     beside = width >= FACTS_WIDTH + 24
     columns = width - FACTS_WIDTH if beside else width
     free = height - LINES_BESIDE if beside else height - len(names) - 2

@@ -106,7 +106,7 @@ def test_a_terminal_without_such_signs() -> None:
     text = "\n".join(shown(running(3, 4), 80, 24, unicode=False))
     assert text.isascii()
     assert "# [][]" in text
-    assert shown(Status(phase="solve", tasks_done=5, tasks_total=10), 80, 24, unicode=False)[0].startswith(
+    assert shown(Status(phase="solve", tasks_done=5, tasks_total=10), 80, 24, unicode=False)[-1].startswith(
         "#" * 30 + "."
     )
 

@@ -34,6 +34,20 @@ def test_what_is_finished_does_not_run_any_more() -> None:
     assert (tiles.to_dict() or {})["done"] == "900"
 
 
+def test_what_is_next_in_line_runs_when_nothing_was_heard() -> None:
+    tiles = TileMap()
+    tiles.begin("factorise", triangle(3))
+    assert (tiles.to_dict(2) or {})["running"] == [0]  # everything waits for the first tile
+    tiles.finished((0, 0))
+    assert (tiles.to_dict(2) or {})["running"] == [1, 3]
+    tiles.running([(2, 0)])
+    tiles.finished((1, 0))
+    assert (tiles.to_dict(2) or {})["running"] == [2, 3]  # (1, 1) is ready: its left neighbour is done
+    assert (tiles.to_dict(1) or {})["num_running"] == 1
+    tiles.begin("gram", triangle(3))
+    assert (tiles.to_dict(4) or {})["num_running"] == 4
+
+
 def test_a_part_of_a_sum_is_no_tile() -> None:
     tiles = TileMap()
     tiles.begin("factorise", [*triangle(3), (2, 2, 1)])

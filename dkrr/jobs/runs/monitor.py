@@ -103,7 +103,7 @@ class Monitor:
             now = time.monotonic()
             self._status.elapsed_seconds = round(now - self._began, 3)
             self._status.phase_seconds = round(now - self._phase_began, 3)
-            tiles = self.tasks.to_dict()
+            tiles = self.tasks.to_dict(self._status.num_threads)
             self._status.tiles = tiles if tiles is not None and tiles["phase"] == self._status.phase else None
             self._status.driver = dict(self.lease.record)
             return replace(self._status, seconds=dict(self._status.seconds), phases=dict(self._status.phases))

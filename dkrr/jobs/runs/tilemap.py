@@ -36,6 +36,8 @@ class TileMap:
         self._total: list[int] = []
         self._running: set[Key] = set()
         self._finished: set[Key] = set()
+        self._order: list[Key] = []
+        self._first = 0
 
     def begin(self, phase: str, keys: Sequence[Key]) -> None:
         """Start a new map; a graph that is no triangle of tiles has none."""
@@ -44,6 +46,7 @@ class TileMap:
             if phase not in TRIANGLES or not keys:
                 return
             self.phase = phase
+            self._order = [key for key in keys if len(key) == 2]
             self.side = 1 + max(key[0] for key in keys)
             self._edge = -(-self.side // self.most_cells)
             cells = -(-self.side // self._edge)
@@ -71,7 +74,28 @@ class TileMap:
             self._running.discard(key)
             self._done[self._cell(*key)] += 1
 
-    def to_dict(self) -> dict[str, Any] | None:
+    def _now(self, num_threads: int) -> set[Key]:
+        """Tiles that were heard to run, and those that are next in line for the threads that are left.
+
+        What was heard is as old as a heartbeat, and a tile may take less: then it is the next ones that run.
+        """
+        running = self._running - self._finished
+        while self._first < len(self._order) and self._order[self._first] in self._finished:
+            self._first += 1
+        for key in self._order[self._first : self._first + 4 * self.side + 16]:
+            if len(running) >= num_threads:
+                break
+            if key not in self._finished and self._is_ready(*key):
+                running.add(key)
+        return running
+
+    def _is_ready(self, i: int, j: int) -> bool:
+        """Whether nothing has to come before: a Gram tile waits for none, one of a factor for two."""
+        if self.phase != "factorise":
+            return True
+        return (j == 0 or (i, j - 1) in self._finished) and (i == j or (j, j) in self._finished)
+
+    def to_dict(self, num_threads: int = 0) -> dict[str, Any] | None:
         """``phase``, ``side`` (tiles), ``cells`` (of the map), ``done`` (row by row, a digit from 0 for none to 9 for
         all), ``running`` (numbers of cells) and ``num_running`` (tiles); None where there is no triangle.
         """
@@ -82,7 +106,7 @@ class TileMap:
                 FULL if done == total else min(FULL - 1, FULL * done // total)
                 for done, total in zip(self._done, self._total, strict=True)
             )
-            running = [key for key in self._running if key not in self._finished]
+            running = self._now(num_threads)
             return {
                 "phase": self.phase,
                 "side": self.side,
