@@ -22,7 +22,7 @@ _STYLES = {"done": "green", "some": "cyan", "running": "bold yellow", "todo": "d
 
 
 def phase_line(name: str, phase: Mapping[str, Any]) -> str:
-    """``factorise: 210 tiles in 12.3 s, 163.2 GF/s``; ``prepare: 0.8 s``."""
+    """``factorise: 210 tasks in 12.3 s, 163.2 GF/s``; ``prepare: 0.8 s``."""
     took, count = float(phase.get("seconds", 0.0)), int(phase.get("tasks", 0))
     spent = f"{took:.1f} s" if took < 120 else clock_text(took)
     unit = _unit(name) if count != 1 else _unit(name).removesuffix("s")
@@ -34,7 +34,7 @@ def phase_line(name: str, phase: Mapping[str, Any]) -> str:
 def _unit(name: str) -> str:
     if name in ITERATIVE:
         return "iterations"
-    return "tiles" if name in ("gram", "factorise") else "trials" if name.startswith("tune ") else "tasks"
+    return "tiles" if name == "gram" else "trials" if name.startswith("tune ") else "tasks"
 
 
 class PhaseLines:

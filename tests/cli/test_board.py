@@ -126,7 +126,7 @@ def test_a_phase_without_tiles() -> None:
 def test_lines_of_phases() -> None:
     assert phase_line("prepare", {"seconds": 0.84, "tasks": 0, "flops_per_second": 0}) == "prepare: 0.8 s"
     factor = {"seconds": 12.3, "tasks": 210, "flops_per_second": 163.2e9}
-    assert phase_line("factorise", factor) == "factorise: 210 tiles in 12.3 s, 163.2 GF/s"
+    assert phase_line("factorise", factor) == "factorise: 210 tasks in 12.3 s, 163.2 GF/s"
     assert phase_line("cg", {"seconds": 200, "tasks": 40, "flops_per_second": 1e9}) == "cg: 40 iterations in 3:20"
     lines = PhaseLines()
     phases = {"start": {"number": 1, "seconds": 2, "times": 1}, "plan": {"number": 0, "seconds": 1, "times": 1}}
@@ -159,7 +159,7 @@ def test_a_run_that_is_driven_here(monkeypatch: pytest.MonkeyPatch) -> None:
     text = stream.getvalue()
     assert "██" in text
     assert "55 of 210" in text
-    assert "factorise: 210 tiles in 12.3 s" in text
+    assert "factorise: 210 tasks in 12.3 s" in text
 
 
 def test_lines_where_there_is_no_terminal() -> None:
@@ -169,4 +169,4 @@ def test_lines_where_there_is_no_terminal() -> None:
         progress.attach(lambda: status)
         progress("factorise", 0, 210, 0.0, 210e9)
         status.phases = {"factorise": {"number": 0, "seconds": 12.3, "tasks": 210, "times": 1}}
-    assert stream.getvalue() == "factorise: 210 tiles in 12.3 s\n"
+    assert stream.getvalue() == "factorise: 210 tasks in 12.3 s\n"

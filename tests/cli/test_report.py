@@ -69,7 +69,7 @@ def test_watching_without_a_terminal_prints_lines(run: RunDirectory) -> None:
     lines = result.stdout.splitlines()
     assert lines[:3] == [
         "prepare: 0.8 s",
-        "factorise: 210 tiles in 12.3 s, 163.2 GF/s",
+        "factorise: 210 tasks in 12.3 s, 163.2 GF/s",
         "failed: not positive definite",
     ]
     assert "\x1b" not in result.stdout
