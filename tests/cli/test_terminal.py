@@ -19,7 +19,7 @@ from tests.faults import wait_until
 pytestmark = pytest.mark.system
 
 # tiles that take a third of a second each, so that there is something to look at
-SLOW = "cholesky.tile.after_compute:1:sleep=0.35"
+SLOW = "cholesky.tile.after_compute:1:sleep=0.2"
 JOB = """
 [data]
 path = "generate:friedman?n=2000&d=5&seed=0"
