@@ -19,7 +19,6 @@ import pytest
 
 from dkrr.jobs import toml
 from dkrr.jobs.retrain.spec import RetrainSpec
-from tests.faults import wait_until
 from tests.jobs.retrain.project import Project
 
 FOLDER = Path(__file__).parent.parent.parent / "workflows" / "retrain"
@@ -114,7 +113,7 @@ def test_every_recipe_runs_the_same_command(recipe: Callable[[], Recipe]) -> Non
 
 
 def test_only_what_another_attempt_can_mend_is_retried() -> None:
-    for name in ("airflow_dag.py", "dagster_asset.py", "prefect_flow.py"):
+    for name in ("airflow_dag.py", "dagster_asset.py"):
         assert constants(name)["RETRIED"] == (6, 75)
     prevented = unit("dkrr-retrain.service")["Service"]["RestartPreventExitStatus"]
     assert {int(code) for code in prevented.split()} == {1, 2, 3, 4, 5, 7, 8}
@@ -124,12 +123,6 @@ def test_only_what_another_attempt_can_mend_is_retried() -> None:
     assert fails["onExitCodes"]["operator"] == "NotIn"
     assert {6, 75} <= set(fails["onExitCodes"]["values"])
     assert not {1, 2, 3, 4, 5, 7, 8} & set(fails["onExitCodes"]["values"])
-
-
-def test_telemetry_is_off_before_the_tool_is_imported() -> None:
-    lines = (FOLDER / "prefect_flow.py").read_text().splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("from prefect"))
-    assert any("PREFECT_SERVER_ANALYTICS_ENABLED" in line for line in lines[:first])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
@@ -190,52 +183,6 @@ def test_the_command_retrains(recipe: Callable[[], Recipe], project: Project, pr
     assert done.returncode == 0, done.stderr
     assert "promoted" in done.stdout
     assert project.production is not None
-
-
-CRON = """
-set -e
-mount --make-rprivate /
-mount -t tmpfs tmpfs /run
-mount --bind {folder}/nothing /etc/cron.d
-mount --bind {folder}/empty /etc/crontab
-mount --bind {folder}/crontabs /var/spool/cron/crontabs
-exec cron -f
-"""
-
-
-@pytest.mark.system
-@pytest.mark.skipif(
-    shutil.which("cron", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None or os.geteuid() != 0,
-    reason="cron is not installed, or this is not root: apt-get install cron",
-)
-def test_cron_retrains_every_minute(project: Project, program: Path, tmp_path: Path) -> None:
-    """Debian's cron, which sees our crontab and none of the machine's."""
-    text = (FOLDER / "crontab").read_text().replace(PROGRAM, str(program)).replace(HERE, str(project.folder))
-    assert text.count("15 2 * * *  cd") == 1
-    text = text.replace("15 2 * * *  cd", "* * * * *  cd")
-    for name in ("nothing", "crontabs"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "empty").touch()
-    table = tmp_path / "crontabs/root"
-    table.write_text(text)
-    table.chmod(0o600)
-    script = CRON.format(folder=shlex.quote(str(tmp_path)))
-    log = project.folder / "retrain.log"
-    with open(tmp_path / "cron.log", "w") as output:
-        cron = subprocess.Popen(
-            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script],
-            env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin"}, stdout=output, stderr=output,
-        )  # fmt: skip
-    try:
-        wait_until(lambda: cron.poll() is not None or project.production is not None, 150)
-        assert cron.poll() is None, (tmp_path / "cron.log").read_text()
-        first = project.production
-        project.deliver("n2", seed=2)
-        wait_until(lambda: project.production not in (None, first), 150)
-        wait_until(lambda: log.read_text().count("promoted") == 2, 30)
-    finally:
-        cron.kill()
-        cron.wait()
 
 
 AIRFLOW = """
