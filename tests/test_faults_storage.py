@@ -120,7 +120,7 @@ class Fit:
                 kernel=kernel,
                 x_fit=train.X,
                 dual_coef=result.dual_coef,
-                solution=replace(result.solution, seconds={}),
+                solution=replace(result.solution, seconds={}, reused={}),
                 center=np.asarray(result.operator.rows.center),
             )
             model.save(str(self.model), overwrite=True)

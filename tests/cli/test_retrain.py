@@ -36,7 +36,7 @@ def test_from_the_first_batch_to_a_refusal(tmp_path: Path, monkeypatch: pytest.M
     refused = run("retrain", path)
     assert refused.exit_code == 7
     assert "n2.csv: refused at validate" in refused.stdout
-    assert refused.stderr.startswith("error: demo: ")
+    assert "\nerror: demo: " in refused.stderr
     assert "hint: demo@production is 0001-" in refused.stderr
     listed = run("models", "list", "demo", "--registry", tmp_path / "p/models").stdout
     assert "rmse 0." in listed

@@ -79,7 +79,7 @@ def test_equal_workers_pass(client: Client) -> None:
 def test_one_worker_with_another_version(client: Client, name: str) -> None:
     odd, other = addresses(client)
     with (
-        patched(client, "dkrr.engine.checks", "_versions", other_versions(**{name: "0.0"}), [odd]),
+        patched(client, "dkrr.engine.checks", "process_versions", other_versions(**{name: "0.0"}), [odd]),
         pytest.raises(ClusterError) as caught,
     ):
         check_workers(client)
@@ -93,7 +93,11 @@ def test_one_worker_with_another_version(client: Client, name: str) -> None:
 def test_all_workers_differ_from_the_client_and_one_table_names_all(client: Client) -> None:
     with (
         patched(
-            client, "dkrr.engine.checks", "_versions", other_versions(numpy="1.0", zarr="missing"), addresses(client)
+            client,
+            "dkrr.engine.checks",
+            "process_versions",
+            other_versions(numpy="1.0", zarr="missing"),
+            addresses(client),
         ),
         pytest.raises(ClusterError) as caught,
     ):
@@ -104,7 +108,7 @@ def test_all_workers_differ_from_the_client_and_one_table_names_all(client: Clie
 
 
 def test_a_version_that_does_not_matter(client: Client) -> None:
-    with patched(client, "dkrr.engine.checks", "_versions", other_versions(crc32c="0.0"), addresses(client)[:1]):
+    with patched(client, "dkrr.engine.checks", "process_versions", other_versions(crc32c="0.0"), addresses(client)[:1]):
         assert check_workers(client)[0].crc32c == "0.0"
 
 

@@ -100,9 +100,9 @@ def test_what_the_worker_writes_is_not_seen_here(cluster: Any, run: Path, monkey
 
 
 def test_a_worker_with_another_version(cluster: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = checks._versions()
+    here = checks.process_versions()
     answers = iter([{**here, "dkrr": "0.0"}, here])  # the worker is this process, and is asked first
-    monkeypatch.setattr(checks, "_versions", lambda: next(answers))
+    monkeypatch.setattr(checks, "process_versions", lambda: next(answers))
     with pytest.raises(ClusterError, match=f"dkrr 0.0, {here['dkrr']} here"):
         start_on_cluster(str(run), job(cluster.scheduler_address))
     assert list(run.iterdir()) == []
