@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -130,9 +131,7 @@ def test_a_command_killed_half_way_then_other_rows(tmp_path: Path, commands: Non
     model = load_model(str(tmp_path / "run/model.zarr"))
     assert model.solution.reused["factor"]["rows"] == 700
     # the same scaling, and nothing else that is there
-    other = tmp_path / "other"
-    other.mkdir()
-    (tmp_path / "store/rows").rename(other / "rows")
+    shutil.copytree(tmp_path / "store/rows", tmp_path / "other/rows")
     (tmp_path / "refit.toml").write_text(JOB.format(data="data.zarr", run="refit", store="other"))
     done = Command(["fit", str(tmp_path / "refit.toml")]).run(120)
     assert done.code == 0, done.err
