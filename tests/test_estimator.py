@@ -94,7 +94,7 @@ CHECKED = {
     "intercept": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True),
     "intercept cg": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True, solver="cg"),
 }
-WHOLE = {"default", "tiles"}  # of the others the fast tier runs one check in five
+WHOLE = {"default"}  # of the others the fast tier runs one check in five
 INDEFINITE = "the check hands over an indefinite matrix; scikit-learn falls back to least squares, dkrr refuses"
 
 
@@ -146,7 +146,7 @@ def test_pipeline_and_clone() -> None:
     assert copied.fit(X, Y).dual_coef_.shape == (300, 2)
 
 
-@pytest.mark.parametrize("num_jobs", [1, 2])
+@pytest.mark.parametrize("num_jobs", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_grid_search_shares_a_store(num_jobs: int, tmp_path: Path) -> None:
     grid = {"alpha": [0.01, 0.1], "gamma": [0.1, 0.5]}
     store = tmp_path / "store"

@@ -132,6 +132,7 @@ def test_a_time_counts_only_when_every_turn_was_good() -> None:
     assert comparison.status(runs[1].contender) == "crashed (SIGSEGV)"
 
 
+@pytest.mark.thorough
 def test_factorisation_against_gemm(tmp_path: Path) -> None:
     PROBLEM.write(tmp_path)
     short = replace(FACTORISATION, overrides={"gemm_seconds": 0.1})

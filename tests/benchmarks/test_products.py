@@ -31,6 +31,7 @@ def test_every_contender_has_a_row(tmp_path: Path) -> None:
         assert name in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_the_answers_of_scikit_learn_are_the_same(tmp_path: Path) -> None:
     rows = products.compare("laplacian", replace(SMALL, n=2000, d=20), 1, tmp_path)
     assert [row.status for row in rows.values()] == ["ok", "ok"]
