@@ -78,6 +78,11 @@ def there() -> set[str]:
     return {line.split()[0] for line in ip("netns", "list").splitlines() if line}
 
 
+def own() -> set[str]:
+    """Those that this process made; tests in others may have theirs."""
+    return {name for name in there() if name.startswith(f"dkrr-{os.getpid()}-")}
+
+
 def _remove(namespace: str) -> None:
     wait_until(lambda: not _killed(namespace), 30)
     ip("netns", "delete", namespace)

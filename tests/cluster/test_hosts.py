@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.cluster.helpers import ByHandJob, byte_for_byte
-from tests.cluster.namespaces import Network, network_of, there
+from tests.cluster.namespaces import Network, network_of, own
 from tests.cluster.programs import make_certificates, need
 from tests.faults import descendants, finish, wait_until
 from tests.servers import ByHand, doctor_environment
@@ -59,7 +59,7 @@ def reaches(network: Network, name: str, address: str, port: int) -> bool:
 
 @pytest.mark.short
 def test_hosts_with_addresses_of_their_own(tmp_path: Path) -> None:
-    before = there()
+    before = own()
     with cluster_of_hosts(tmp_path / "hosts") as (network, cluster):
         job = job_on(network, cluster, tmp_path / "job", 700)
         job.fit()
@@ -70,7 +70,7 @@ def test_hosts_with_addresses_of_their_own(tmp_path: Path) -> None:
         assert not reaches(network, "first", scheduler, cluster.port)
         assert reaches(network, "second", scheduler, cluster.port)
         processes = [p for worker in cluster.workers for p in descendants(worker.pid)]
-    assert not there() - before
+    assert not own() - before
     gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # orphans that nobody has taken note of yet
     assert not [process for process in processes if process.is_running() and process.status() not in gone]
 
@@ -119,17 +119,17 @@ def test_a_link_cut_in_mid_factorisation(tmp_path: Path) -> None:
 
 def test_a_network_is_torn_down_when_its_test_fails() -> None:
     need("ip", package="iproute2")
-    before, process = there(), None
+    before, process = own(), None
 
     def fail() -> None:
         nonlocal process
         with network_of("one", "two") as network:
-            assert len(there() - before) == 3
+            assert len(own() - before) == 3
             process = subprocess.Popen([*network.on("one"), "sleep", "600"])
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert not there() - before
+    assert not own() - before
     assert process is not None
     assert process.wait(10) != 0
