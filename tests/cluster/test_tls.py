@@ -17,7 +17,7 @@ from distributed.security import Security
 from dkrr.engine.cluster import connect
 from dkrr.errors import ClusterError
 from tests.cluster.helpers import ByHandJob, byte_for_byte
-from tests.faults import descendants
+from tests.faults import descendants, finish, wait_until
 from tests.servers import ByHand, by_hand
 
 SCRIPT = Path(__file__).parent.parent.parent / "cluster/tls/make-certificates.sh"
@@ -169,3 +169,27 @@ def test_a_fit_on_tls_equals_a_local_one(certificates: Path, tmp_path: Path) -> 
             )
             with pytest.raises(ClusterError, match="no connection"):
                 connect(address, timeout=10, security=security)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(600)
+def test_a_killed_scheduler_on_tls_costs_no_tile(certificates: Path, tmp_path: Path) -> None:
+    local = ByHandJob(tmp_path / "local")
+    local.fit()
+    slowly = "cholesky.tile.after_compute:1:sleep=0.05"
+    with by_hand(tmp_path / "servers", roles=certificates, DKRR_FAILPOINTS=slowly) as cluster:
+        job = ByHandJob(tmp_path / "job", cluster.address, environment={"DASK_CONFIG": str(certificates / "client")})
+        process = job.command().start()
+        wait_until(lambda: process.poll() is not None or len(job.tiles()) >= 20, 120)
+        assert process.poll() is None
+        cluster.kill_scheduler()
+        assert finish(process, 60).code == 6
+        cluster.wait_for_the_end_of_workers()
+        written = job.tiles()
+        assert 20 <= len(written) < 78
+        cluster.start_scheduler()
+        cluster.start_worker()
+        cluster.start_worker()
+        job.fit()
+        assert written.items() <= job.tiles().items()
+        byte_for_byte(local, job)
