@@ -8,7 +8,6 @@ mean the folder of the job file, so a job runs the same from anywhere. Costs a f
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -24,7 +23,6 @@ from pydantic import (
 )
 
 from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
-from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes, toml
 from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
 from dkrr.jobs.fields import (
@@ -267,16 +265,7 @@ class JobSpec(Table):
             The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
         """
         path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as exc:
-            raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint="job files are TOML") from None
-        except OSError as exc:
-            raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint="`dkrr init DATA` writes one") from None
-        try:
-            document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as exc:
-            raise JobFileError(f"{path} is not valid TOML: {exc}", hint="strings stand in quotes") from None
+        text, document = toml.read_toml(path, not_text="job files are TOML", unreadable="`dkrr init DATA` writes one")
         return cls._checked(document, base=path.absolute().parent, name=path.stem, text=text, source=str(path))
 
     @classmethod

@@ -1,6 +1,7 @@
-"""Writing TOML, which the standard library only reads: tables of one level with plain and inline values.
+"""Files in TOML: reading one that a person wrote, writing tables of one level with plain and inline values.
 
-You need it to save a job file that a program made. Costs nothing.
+You need it for job files, those that a program made included; the standard library reads TOML and does not write it.
+Costs nothing.
 """
 
 from __future__ import annotations
@@ -8,11 +9,34 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
-__all__ = ["dumps", "inline"]
+from dkrr.errors import JobFileError
+
+__all__ = ["dumps", "inline", "read_toml"]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def read_toml(path: Path, *, not_text: str, unreadable: str) -> tuple[str, dict[str, Any]]:
+    """The text of a file and what it holds; ``not_text`` and ``unreadable`` are the hints of two of the errors.
+
+    Raises
+    ------
+    JobFileError
+        The file cannot be read, is not UTF-8, or is not TOML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except UnicodeDecodeError as exc:
+        raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint=not_text) from None
+    except OSError as exc:
+        raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint=unreadable) from None
+    except tomllib.TOMLDecodeError as exc:
+        raise JobFileError(f"{path} is not valid TOML: {exc}", hint="strings stand in quotes") from None
 
 
 def dumps(document: dict[str, dict[str, Any]]) -> str:

@@ -17,7 +17,6 @@ exist. Relative paths mean the folder of the file.
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -30,6 +29,7 @@ from dkrr.jobs.fields import Column, Location, is_data_file, locate
 from dkrr.jobs.kernel_table import Table
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.toml import read_toml
 
 __all__ = ["DriftSpec", "GateSpec", "HoldoutSpec", "MlflowSpec", "RetrainSpec", "RetrainTable", "WindowSpec"]
 
@@ -205,15 +205,7 @@ class RetrainSpec(Table):
             The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
         """
         path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-            document = tomllib.loads(text)
-        except UnicodeDecodeError as exc:
-            raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint="it should be TOML") from None
-        except OSError as exc:
-            raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint="check the path") from None
-        except tomllib.TOMLDecodeError as exc:
-            raise JobFileError(f"{path} is not valid TOML: {exc}", hint="strings stand in quotes") from None
+        text, document = read_toml(path, not_text="it should be TOML", unreadable="check the path")
         return cls._checked(document, base=path.absolute().parent, text=text, source=str(path))
 
     @classmethod
