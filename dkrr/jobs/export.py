@@ -56,7 +56,7 @@ def export_predictions(
         with tempfile.TemporaryDirectory(prefix="dkrr-") as folder:
             path = os.path.join(folder, "predictions")
             writers[ending](predictions, path, names, y_is_1d, stamp)
-            digest: str | None = _sha256(path)
+            digest = None if stamp is None else _sha256(path)
             put_file(parent_of(output), name_of(output), Path(path))
         _put_stamp(output, stamp, digest)
         return
@@ -64,7 +64,7 @@ def export_predictions(
     partial = f"{output}.{uuid.uuid4().hex}.partial"
     try:
         writers[ending](predictions, partial, names, y_is_1d, stamp)
-        digest = None if ending == ".zarr" else _sha256(partial)
+        digest = None if stamp is None or ending == ".zarr" else _sha256(partial)
         failpoint("predict.before_pointer")
         if ending == ".zarr" and os.path.isdir(output):
             shutil.rmtree(output)
