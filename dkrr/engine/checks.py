@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dkrr._version import __version__
 from dkrr.engine.probe import Challenge, answer_challenge, challenge
+from dkrr.engine.roster import roster
 from dkrr.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -171,10 +172,9 @@ def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -
     StoreError
         The store cannot be written from here.
     """
-    cluster = client.scheduler_info(n_workers=-1)
-    addresses = sorted(cluster["workers"])
+    addresses = sorted(roster(client))
     if not addresses:
-        raise ClusterError(f"the scheduler at {cluster['address']} has no workers", hint="start some first")
+        raise ClusterError(f"the scheduler at {client.scheduler.address} has no workers", hint="start some first")
     with challenge(store) as asked:
         workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, asked)
     _compare(workers)

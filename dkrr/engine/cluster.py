@@ -6,6 +6,7 @@ Nothing heavy is imported until a cluster is needed: a process without ``distrib
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dkrr.configuration import timeout_seconds
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import total_memory_bytes
+from dkrr.engine.roster import roster
 from dkrr.errors import ClusterError, ParameterError
 
 if TYPE_CHECKING:
@@ -219,15 +221,18 @@ def connect(
         ) from exc
     try:
         client.wait_for_workers(workers, timeout=max(0.1, deadline - time.monotonic()))
-    except BaseException as exc:
-        there = len(client.scheduler_info(n_workers=-1)["workers"])
+    except TimeoutError as exc:
+        there = 0
+        with contextlib.suppress(OSError):  # it may have gone while workers were waited for
+            there = len(roster(client))
         client.close()
-        if not isinstance(exc, TimeoutError):
-            raise
         raise ClusterError(
             f"the scheduler at {address} has {there} workers after {timeout:g} s, {workers} expected",
             hint="start workers, ask for fewer, or set dkrr.timeouts.workers where they take longer",
         ) from exc
+    except BaseException:
+        client.close()
+        raise
     return client
 
 

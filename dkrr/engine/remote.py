@@ -21,6 +21,7 @@ from typing import Any
 from dkrr.engine.checks import DRIVER_RESOURCE, describe_workers, difference_of_versions
 from dkrr.engine.environment import subprocess_environment
 from dkrr.engine.probe import answer_challenge, challenge, remove_object
+from dkrr.engine.roster import roster
 from dkrr.errors import ClusterError
 from dkrr.stores import read_json, write_json
 
@@ -72,7 +73,7 @@ def _offered(client: Any) -> str:
     """Address of a worker that declares the resource; one that is just being started is waited for."""
     deadline = time.monotonic() + OFFER_SECONDS
     while True:
-        workers = client.scheduler_info(n_workers=-1)["workers"]
+        workers = roster(client)
         offered = [address for address, worker in workers.items() if worker.get("resources", {}).get(DRIVER_RESOURCE)]
         if offered:
             return str(min(offered))

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from threadpoolctl import threadpool_info
 
+from dkrr.engine.roster import roster
 from dkrr.engine.tasks import DaskExecutor, Executor, InProcessExecutor
 from dkrr.errors import ClusterError
 
@@ -115,7 +116,7 @@ def memory_limit_of(executor: Executor) -> int | None:
     if executor.admission is not None:
         found = [(worker.memory_limit_bytes, worker.threads) for worker in executor.workers]
     else:
-        workers = executor.client.scheduler_info(n_workers=-1)["workers"].values()
+        workers = roster(executor.client).values()
         found = [(worker["memory_limit"], worker["nthreads"]) for worker in workers]
     limits = [limit // max(1, threads) for limit, threads in found if limit]
     return min(limits) if limits else None

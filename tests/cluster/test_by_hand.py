@@ -15,6 +15,7 @@ from distributed import Client
 
 import dkrr
 from dkrr.engine.cluster import connect
+from dkrr.engine.roster import roster
 from dkrr.errors import ClusterError
 from tests.cluster.helpers import ByHandJob, byte_for_byte
 from tests.faults import Command, finish, stopped, wait_until
@@ -99,7 +100,7 @@ def test_a_worker_with_another_version_is_refused_and_named(tmp_path: Path) -> N
         cluster.start_worker("--name", "odd", PYTHONPATH=other)
         with Client(cluster.address, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
-            workers = client.scheduler_info(n_workers=-1)["workers"]
+            workers = roster(client)
         odd = next(address for address, worker in workers.items() if worker["name"] == "odd")
         job = ByHandJob(tmp_path / "job", cluster.address)
         ended = job.command().run(90)
@@ -118,7 +119,7 @@ def test_one_that_joins_late_is_named_and_gets_no_task(tmp_path: Path) -> None:
         cluster.start_worker("--name", "good")
         with Client(cluster.address, set_as_default=False) as client:
             client.wait_for_workers(4, timeout=60)
-            addresses = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+            addresses = {w["name"]: a for a, w in roster(client).items()}
             ended = finish(process, 180)
             assert ended.code == 0, ended.err
             ran = client.run_on_scheduler(tasks_by_worker)
@@ -186,7 +187,7 @@ def test_a_driver_on_the_cluster_is_where_the_resource_is(tmp_path: Path, monkey
         cluster.start_worker("--name", "drivers", "--resources", "dkrr-driver=1", DRIVER_SECONDS="600")
         with Client(cluster.address, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
-            workers = {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+            workers = {w["name"]: a for a, w in roster(client).items()}
         record = placement_cluster.start_on_cluster(str(run), JobSpec.load(ByHandJob(tmp_path, cluster.address).file))
         try:
             assert record["worker"] == workers["drivers"]

@@ -18,6 +18,7 @@ from dkrr.engine import admission as admission_module
 from dkrr.engine.admission import MOST_NAMED, Admission
 from dkrr.engine.checks import DRIVER_RESOURCE, WorkerInfo, check_workers, difference
 from dkrr.engine.cluster import local_cluster
+from dkrr.engine.roster import roster
 from dkrr.engine.session import checked_executor, memory_limit_of
 from dkrr.engine.tasks import DaskExecutor, Node
 from dkrr.errors import ClusterError
@@ -37,7 +38,7 @@ def shared_client() -> Iterator[Client]:
 def client(shared_client: Client) -> Client:
     """Two workers, whatever the test before has left."""
     shared_client.cluster.scale(2)
-    wait_until(lambda: len(shared_client.scheduler_info(n_workers=-1)["workers"]) == 2)
+    wait_until(lambda: len(roster(shared_client)) == 2)
     return shared_client
 
 

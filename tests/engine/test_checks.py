@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from distributed import Client, LocalCluster
@@ -16,6 +17,7 @@ from distributed import Client, LocalCluster
 from dkrr.engine import checks
 from dkrr.engine.checks import WorkerInfo, check_workers
 from dkrr.engine.cluster import local_cluster
+from dkrr.engine.roster import roster
 from dkrr.errors import ClusterError
 
 
@@ -29,7 +31,7 @@ def client() -> Iterator[Client]:
 
 
 def addresses(client: Client) -> list[str]:
-    return sorted(client.scheduler_info(n_workers=-1)["workers"])
+    return sorted(roster(client))
 
 
 @contextmanager
@@ -257,3 +259,16 @@ def test_no_workers() -> None:
         pytest.raises(ClusterError, match="has no workers"),
     ):
         check_workers(client)
+
+
+def test_an_answer_without_workers_in_the_client_is_not_taken_for_the_scheduler_s(client: Client) -> None:
+    """A periodic task of the client stores one: here it comes between every question and its answer's use."""
+    update = client._update_scheduler_info
+
+    async def update_twice(n_workers: int = 0) -> None:
+        await update(n_workers=n_workers)
+        await update()
+
+    with patch.object(client, "_update_scheduler_info", update_twice):
+        assert not client.scheduler_info(n_workers=-1)["workers"]
+        assert len(check_workers(client)) == len(roster(client)) == 2

@@ -25,6 +25,7 @@ from distributed.security import Security
 from dkrr.engine import local
 from dkrr.engine.cluster import connect, find_client, local_cluster, runs_in_process
 from dkrr.engine.memory import total_memory_bytes
+from dkrr.engine.roster import roster
 from dkrr.errors import ClusterError, ParameterError
 
 LINUX = sys.platform.startswith("linux")
@@ -163,7 +164,7 @@ def test_a_killed_worker_is_replaced_by_an_equal_one(client: Client) -> None:
     before = client.run(os.getpid)
     victim, pid = sorted(before.items())[0]
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: victim not in client.scheduler_info(n_workers=-1)["workers"], 10)
+    assert wait_until(lambda: victim not in roster(client), 10)
     client.wait_for_workers(2, timeout=30)
     after = client.run(os.getpid)
     assert len(after) == 2
@@ -236,7 +237,7 @@ def test_scaling(client: Client) -> None:
     client.cluster.scale(3)
     client.wait_for_workers(3, timeout=30)
     client.cluster.scale(2)
-    assert wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 2, 10)
+    assert wait_until(lambda: len(roster(client)) == 2, 10)
 
 
 def test_defaults_are_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dkrr.engine.roster import roster
 from dkrr.jobs import toml
 from tests.benchmarks.processes import Completed, MemorySampler, run_sampled
 
@@ -100,7 +101,7 @@ class ClusterObserver:
         ended = contextlib.suppress(OSError, TimeoutError, RuntimeError)
         with ended, Client(address, set_as_default=False, timeout=30) as client:
             while not self._stopped.is_set() and client.status == "running":
-                for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+                for worker in roster(client).values():
                     self.num_looks += 1
                     self.statuses.add(str(worker["status"]))
                     spilled = worker.get("metrics", {}).get("spilled_bytes", {})
