@@ -80,13 +80,20 @@ def data_folder() -> Path:
     return Path(value)
 
 
-@pytest.fixture(scope="module")
-def cluster_client() -> Iterator[Any]:
-    """A client of two worker processes of 1 GiB and one thread each, shared by the tests of a module."""
-    from distributed import Client
-
+@pytest.fixture(scope="session")
+def _two_workers() -> Iterator[Any]:
+    """Two worker processes of 1 GiB and one thread each, started where a test wants them first."""
     from dkrr.engine.cluster import local_cluster
 
-    with local_cluster(workers=2, memory_limit="1GiB") as cluster, Client(cluster) as client:
+    with local_cluster(workers=2, memory_limit="1GiB") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster_client(_two_workers: Any) -> Iterator[Any]:
+    """A client of the two workers, in a module the default one; a worker that a test killed is there again."""
+    from distributed import Client
+
+    with Client(_two_workers) as client:
         client.wait_for_workers(2, timeout=60)
         yield client

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-MAX_CASES = 6
+MAX_CASES = 4
 
 
 def digest(name: str) -> str:

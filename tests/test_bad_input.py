@@ -42,6 +42,7 @@ from dkrr.errors import (
     StoreMismatchError,
 )
 from dkrr.jobs.spec import JobSpec
+from tests.sampling import one_of
 
 RNG = np.random.default_rng(9)
 X = RNG.standard_normal((200, 4))
@@ -735,7 +736,11 @@ TABLE = {
     "workers": WORKERS,
     "disks": DISKS,
 }
-ROWS = [pytest.param(case, id=f"{group}-{case.name}") for group, cases in TABLE.items() for case in cases]
+NAMED = {f"{group}-{case.name}": case for group, cases in TABLE.items() for case in cases}
+ROWS = [
+    pytest.param(case, id=name, marks=[] if one_of(3, name) else [pytest.mark.thorough]) for name, case in NAMED.items()
+]
+assert len(NAMED) == sum(map(len, TABLE.values())), "two rows have one name"
 
 
 @pytest.fixture

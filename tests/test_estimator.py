@@ -94,7 +94,7 @@ CHECKED = {
     "intercept": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True),
     "intercept cg": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True, solver="cg"),
 }
-WHOLE = {"default"}  # of the others the fast tier runs one check in five
+WHOLE = {"default"}  # of the others the fast tier runs one check in ten
 INDEFINITE = "the check hands over an indefinite matrix; scikit-learn falls back to least squares, dkrr refuses"
 
 
@@ -111,7 +111,7 @@ def checks() -> Iterator[Any]:
             ):
                 marks = [pytest.mark.xfail(reason=INDEFINITE, strict=True)]
             case = f"{name}-{function}"
-            if name not in WHOLE and not one_of(5, case):
+            if name not in WHOLE and not one_of(10, case):
                 marks.append(pytest.mark.thorough)
             yield pytest.param(instance, check, id=case, marks=marks)
 

@@ -418,7 +418,6 @@ def test_a_command_may_be_told_to_end_at_any_moment(expected: Any, tmp_path: Pat
     assert job.state() == expected
 
 
-@pytest.mark.short
 def test_of_two_fits_at_once_the_second_is_locked_out(expected: Any, tmp_path: Path) -> None:
     job = Job(tmp_path / "job")
     first = job.command(failpoints="cholesky.tile.after_write:1:sleep=5").start()

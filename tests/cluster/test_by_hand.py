@@ -93,7 +93,6 @@ def test_no_scheduler_and_too_few_workers(tmp_path: Path) -> None:
     assert time.monotonic() - began < 40
 
 
-@pytest.mark.short
 def test_a_worker_with_another_version_is_refused_and_named(tmp_path: Path) -> None:
     other = shadow(tmp_path / "shadow", "0.0.0+other")
     with by_hand(tmp_path / "servers", workers=1) as cluster:
@@ -136,7 +135,6 @@ def tasks_by_worker(dask_scheduler: Any) -> dict[str, int]:
     return given
 
 
-@pytest.mark.short
 def test_the_work_of_others_on_the_same_scheduler_is_not_touched(tmp_path: Path) -> None:
     with (
         by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster,

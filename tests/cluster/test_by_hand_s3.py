@@ -69,7 +69,6 @@ def run(bucket: Bucket) -> Iterator[RunDirectory]:
             os.kill(record["pid"], signal.SIGKILL)
 
 
-@pytest.mark.short
 def test_a_submitted_run_survives_its_scheduler(tmp_path: Path, bucket: Bucket, run: RunDirectory) -> None:
     local = ByHandJob(tmp_path / "local", n=N)
     local.fit()

@@ -174,9 +174,7 @@ def wait_until_stopped(pid: int) -> None:
     wait_until(lambda: psutil.Process(pid).status() == "stopped", 90)
 
 
-@pytest.mark.parametrize(
-    "wakes", [pytest.param("after the other has finished", marks=pytest.mark.short), "while the other works"]
-)
+@pytest.mark.parametrize("wakes", ["after the other has finished", "while the other works"])
 def test_a_driver_that_was_stopped_and_replaced_ends_with_8(
     wakes: str, folder: Path, run: RunDirectory, undisturbed: Path
 ) -> None:

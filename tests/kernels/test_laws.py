@@ -58,6 +58,7 @@ def test_laws_with_one_feature_and_with_many(name: str, num_features: int) -> No
 
 
 @pytest.mark.filterwarnings("ignore:kernel function:UserWarning")  # that it is slow is tested on its own
+@pytest.mark.thorough
 def test_laws_for_a_function_of_pairs() -> None:
     check_kernel(make_kernel(pair_overlap), np.random.default_rng(9), num_features=3)
 

@@ -90,8 +90,7 @@ def same(answer: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> bool:
     return all(np.array_equal(mine, yours) for mine, yours in zip(answer, other, strict=True))
 
 
-@pytest.mark.short
-@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize("kernel", [pytest.param("rbf", marks=pytest.mark.short), "linear"])
 def test_the_same_bits_on_any_number_of_workers(kernel: str, tmp_path: Path) -> None:
     system = System(tmp_path, kernel)
     with cluster(1) as client:

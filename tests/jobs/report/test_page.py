@@ -353,6 +353,7 @@ def test_secrets_do_not_appear(direct: RunDirectory, tmp_path: Path, monkeypatch
     assert "[removed]" in text
 
 
+@pytest.mark.thorough
 def test_it_stays_small_whatever_the_run_is_like(direct: RunDirectory, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "runs/large")
     documents = {name: direct.read(f"{name}.json") or {} for name in ("job", "plan", "result", "figures", "status")}
