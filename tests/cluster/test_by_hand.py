@@ -114,10 +114,12 @@ def test_one_that_joins_late_is_named_and_gets_no_task(tmp_path: Path) -> None:
     with by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster:
         job = ByHandJob(tmp_path / "job", cluster.address)
         process = start_and_wait_for_tiles(job, 3)
+        process.send_signal(signal.SIGSTOP)  # the fit waits for both, however long they take to start
         cluster.start_worker("--name", "odd", PYTHONPATH=other)
         cluster.start_worker("--name", "good")
         with Client(cluster.address, set_as_default=False) as client:
             client.wait_for_workers(4, timeout=60)
+            process.send_signal(signal.SIGCONT)
             addresses = {w["name"]: a for a, w in roster(client).items()}
             ended = finish(process, 180)
             assert ended.code == 0, ended.err
