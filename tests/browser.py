@@ -1,4 +1,4 @@
-"""A headless Chromium without a network, asked in its own protocol: what a page fetches, says, and how wide it is."""
+"""A headless Chromium that reaches this machine only, asked in its own protocol: what a page fetches and says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ import pytest
 
 from tests.faults import wait_until
 
-__all__ = ["Browser", "Visit", "chromium"]
+__all__ = ["Browser", "Visit", "chromium", "keep"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_SECONDS, ANSWER_SECONDS = 60.0, 60.0
@@ -63,12 +65,28 @@ class Browser:
     def __init__(self, port: int) -> None:
         self.port = port
 
-    def visit(self, page: Path, *, width: int, height: int = 900, dark: bool = False, media: str = "screen") -> Visit:
-        """Open a file at a width, and look at it."""
-        return asyncio.run(_visit(self.port, page.as_uri(), width, height, dark, media))
+    def visit(
+        self,
+        page: Path | str,
+        *,
+        width: int,
+        height: int = 900,
+        dark: bool = False,
+        media: str = "screen",
+        until: str = "",
+        seconds: float = 60.0,
+    ) -> Visit:
+        """Open a file or an address at a width, and look at it.
+
+        A page that fills itself is looked at when it shows the text ``until``, or ``seconds`` later without it.
+        """
+        url = page if isinstance(page, str) else page.as_uri()
+        return asyncio.run(_visit(self.port, url, width, height, dark, media, until, seconds))
 
 
-async def _visit(port: int, url: str, width: int, height: int, dark: bool, media: str) -> Visit:
+async def _visit(
+    port: int, url: str, width: int, height: int, dark: bool, media: str, until: str, seconds: float
+) -> Visit:
     from tornado.websocket import websocket_connect
 
     opener = build_opener(ProxyHandler({}))
@@ -89,7 +107,7 @@ async def _visit(port: int, url: str, width: int, height: int, dark: bool, media
         method, given = message.get("method", ""), message.get("params", {})
         if method == "Network.requestWillBeSent" and given["request"]["url"] != url:
             address = given["request"]["url"]
-            visit.requests += [] if address.startswith("data:") else [address]
+            visit.requests += [] if address.startswith(("data:", "blob:")) else [address]
         elif method == "Log.entryAdded":
             visit.console.append(f"{given['entry']['level']}: {given['entry']['text']}")
         elif method == "Runtime.consoleAPICalled":
@@ -124,6 +142,9 @@ async def _visit(port: int, url: str, width: int, height: int, dark: bool, media
         await asyncio.sleep(0.1)
         await value("0")  # hears what happened in the meantime
     assert loaded, "the page was not loaded"
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and until not in await value("document.body.innerText"):
+        await asyncio.sleep(0.1)
     await asyncio.sleep(0.3)  # what a page fetches late
     visit.facts = await value(_FACTS)
     visit.wide = await value(_WIDE)
@@ -146,8 +167,8 @@ def chromium(folder: Path) -> Iterator[Browser]:
     command = [
         program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
-        "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-port=0", f"--user-data-dir={profile}",
-        "--hide-scrollbars", "about:blank",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-port=0",
+        f"--user-data-dir={profile}", "--hide-scrollbars", "about:blank",
     ]  # fmt: skip
     with (folder / "browser.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -162,3 +183,11 @@ def chromium(folder: Path) -> Iterator[Browser]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(15)
+
+
+def keep(visit: Visit, name: str, folder: Path) -> None:
+    """Leave the picture where DKRR_PICTURES names a folder, for people to look at."""
+    target = Path(os.environ.get("DKRR_PICTURES") or folder)
+    target.mkdir(parents=True, exist_ok=True)
+    (target / f"{name}.png").write_bytes(visit.picture)
+    assert visit.picture.startswith(b"\x89PNG")

@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from dkrr.jobs import toml
 from dkrr.jobs.retrain.spec import RetrainSpec
 from tests.jobs.retrain.project import Project
 
@@ -113,7 +111,7 @@ def test_every_recipe_runs_the_same_command(recipe: Callable[[], Recipe]) -> Non
 
 
 def test_only_what_another_attempt_can_mend_is_retried() -> None:
-    for name in ("airflow_dag.py", "dagster_asset.py"):
+    for name in ("airflow_dag.py", "dagster_asset.py", "prefect_flow.py"):
         assert constants(name)["RETRIED"] == (6, 75)
     prevented = unit("dkrr-retrain.service")["Service"]["RestartPreventExitStatus"]
     assert {int(code) for code in prevented.split()} == {1, 2, 3, 4, 5, 7, 8}
@@ -123,6 +121,12 @@ def test_only_what_another_attempt_can_mend_is_retried() -> None:
     assert fails["onExitCodes"]["operator"] == "NotIn"
     assert {6, 75} <= set(fails["onExitCodes"]["values"])
     assert not {1, 2, 3, 4, 5, 7, 8} & set(fails["onExitCodes"]["values"])
+
+
+def test_telemetry_is_off_before_prefect_is_imported() -> None:
+    before, _, _ = (FOLDER / "prefect_flow.py").read_text().partition("from prefect import")
+    assert '("PREFECT_SERVER_ANALYTICS_ENABLED", "false")' in before
+    assert '("DO_NOT_TRACK", "1")' in before
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
@@ -152,26 +156,6 @@ def test_kubernetes_accepts_the_manifest() -> None:
 
 
 # --- the commands, run ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    """A batch was delivered, and nothing done yet."""
-    project = Project(tmp_path / "p", cluster={"workers": 1, "memory_limit": "1GiB"})
-    (project.folder / "RETRAIN.toml").write_text(toml.dumps(project.document))
-    project.deliver("n1", seed=1)
-    return project
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    """What stands in a reader's environment as ``dkrr``."""
-    path = tmp_path / "bin/dkrr"
-    path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}\nexport PYTHONPATH\n'
-                    f'exec {shlex.quote(sys.executable)} -m dkrr.cli "$@"\n')  # fmt: skip
-    path.chmod(0o755)
-    return path
 
 
 @pytest.mark.system

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from dkrr.jobs.report.page import write_report
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import Status
-from tests.browser import Browser, Visit, chromium
+from tests.browser import Browser, Visit, chromium, keep
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
 from tests.pages import SECTIONS, parse_page
 
@@ -103,11 +102,3 @@ def test_what_is_planted_is_seen(browser: Browser, pages: dict[str, Path], tmp_p
     page.write_text(pages["direct"].read_text().replace("</main>", f"{planted}</main>"))
     with pytest.raises(AssertionError):
         check(browser.visit(page, width=390), 390)
-
-
-def keep(visit: Visit, name: str, folder: Path) -> None:
-    """Leave the picture where DKRR_PICTURES names a folder, for people to look at."""
-    target = Path(os.environ.get("DKRR_PICTURES") or folder)
-    target.mkdir(parents=True, exist_ok=True)
-    (target / f"{name}.png").write_bytes(visit.picture)
-    assert visit.picture.startswith(b"\x89PNG")
