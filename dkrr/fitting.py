@@ -8,6 +8,7 @@ the same fit on the same store again and only what is not valid is computed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
+from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.errors import DamagedChunkError, DataError, NumericalError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.direct import Workspace
+from dkrr.linalg.frozen_center import FrozenCenter, choose_center
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.keys import gram_fields, key_of
 from dkrr.linalg.lineage import ancestors
@@ -36,6 +39,7 @@ from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
     "FitSettings",
+    "center_of_lineage",
     "choose_gram",
     "choose_tile_size",
     "fit_rows",
@@ -44,6 +48,8 @@ __all__ = [
     "task_bytes",
     "with_lineage",
 ]
+
+logger = logging.getLogger("dkrr.fitting")
 
 FloatMatrix = NDArray[np.float64]
 
@@ -120,6 +126,9 @@ class FitSettings:
         Whether f has an unpenalised constant, see :mod:`dkrr.linalg.intercept`.
     center
         Where a translation-invariant kernel is centred; None means the mean of the rows. See :func:`with_lineage`.
+    drift_limit
+        How far newer rows may lie from the centre of an earlier fit for it to be kept, see
+        :mod:`dkrr.linalg.frozen_center`. None keeps any: of whitened rows the drift was judged before.
 
     Raises
     ------
@@ -136,6 +145,7 @@ class FitSettings:
     iterative: IterativeSettings = field(default_factory=IterativeSettings)
     fit_intercept: bool = False
     center: tuple[float, ...] | None = None
+    drift_limit: float | None = DRIFT_LIMIT
 
     def __post_init__(self) -> None:
         if self.solver == "cg" and self.precision == "float32":
@@ -203,7 +213,7 @@ def fit_rows(
             f"{len(settings.alpha)} values of alpha for {num_targets} targets; 1 or {num_targets} expected"
         )
     alphas = settings.alpha * (num_targets if len(settings.alpha) == 1 else 1)
-    settings = with_lineage(settings, dataset, workspace.store)
+    settings = with_lineage(settings, dataset, workspace.store, workspace.reused)
     operator = ridge_operator(dataset, settings, alphas[0], given)
     solve_key = key_of(_solve_fields(dataset, settings, operator, workspace, alphas, source_digest))
     guess = None if start is None else start_from(dataset, start)
@@ -220,31 +230,50 @@ def fit_rows(
         remove_array(solve_store)
 
 
-def with_lineage(settings: FitSettings, dataset: Dataset, store: Any) -> FitSettings:
+def with_lineage(
+    settings: FitSettings, dataset: Dataset, store: Any, reused: dict[str, Any] | None = None
+) -> FitSettings:
     """The settings with the centre of the earlier fit that shares the most rows, so that its tiles can be continued.
 
-    Nothing changes where no tiles are kept, or there is none. Cost: see :mod:`dkrr.linalg.lineage`.
+    Nothing changes where no tiles are kept, or there is none. Rows that have drifted too far from it get a centre of
+    their own, and a warning says so.
+
+    Parameters
+    ----------
+    reused
+        Where "center" is noted when there are newer rows: what became of it, see
+        :meth:`dkrr.linalg.frozen_center.FrozenCenter.to_dict`.
+
+    Cost
+    ----
+    See :mod:`dkrr.linalg.lineage` and :mod:`dkrr.linalg.frozen_center`.
     """
+    found = center_of_lineage(settings, dataset, store)
+    if found is None:
+        return settings
+    if found.sentence() and reused is not None:
+        reused["center"] = found.to_dict()
+    if found.center is None:
+        logger.warning("%s", found.sentence())
+    center = found.center or tuple(float(value) for value in dataset.x_mean)
+    return replace(settings, center=center)
+
+
+def center_of_lineage(settings: FitSettings, dataset: Dataset, store: Any) -> FrozenCenter | None:
+    """The centre that a fit would go on with; None where there is nothing to go on with, or no need of a centre."""
     kernel = settings.kernel
     has_tiles = settings.solver == "cholesky" or settings.gram == "stored"
     if settings.center is not None or kernel is None or not kernel.stationary or not has_tiles:
-        return settings
-    dtype = "float64" if settings.precision == "float64" else "float32"
-    found: dict[bool, tuple[float, ...]] = {}
-    for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=("factors", "grams")):
-        fields = ancestor.fields
-        if fields.get("center") is None or fields.get("tile_size") != settings.tile_size:
-            continue
-        is_same = ancestor.kind == "factors" and (
-            fields["alpha"] in settings.alpha
-            and (fields["dtype"], fields["gram"]) == (dtype, settings.gram)
-            and (fields["weight_digest"] is None) == (dataset.weight is None)
-        )
-        # the longest prefix comes first
-        found.setdefault(is_same, tuple(float(value) for value in fields["center"]))
-    # a factor that can be continued goes before whatever else has more rows
-    center = found.get(True, found.get(False))
-    return settings if center is None else replace(settings, center=center)
+        return None
+    return choose_center(
+        ancestors(store, dataset, kernel.to_dict(), kinds=("factors", "grams")),
+        dataset,
+        tile_size=settings.tile_size,
+        dtype="float64" if settings.precision == "float64" else "float32",
+        gram=settings.gram,
+        alphas=settings.alpha,
+        limit=settings.drift_limit,
+    )
 
 
 def ridge_operator(

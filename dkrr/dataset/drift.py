@@ -21,7 +21,10 @@ from dkrr.dataset.moments import Moments
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.scaling import Scaling
 
-__all__ = ["MIN_ROWS", "Drift", "measure_drift"]
+__all__ = ["DRIFT_LIMIT", "MIN_ROWS", "Drift", "measure_drift"]
+
+# before everything is fitted anew, unless a job says otherwise: a mean may move by one standard deviation
+DRIFT_LIMIT = 1.0
 
 # of fewer rows a mean and a spread say little
 MIN_ROWS = 30
@@ -49,6 +52,11 @@ class Drift:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"value": self.value, "column": self.column, "rows": self.num_rows}
+
+    def words(self, limit: float) -> str:
+        """How far, and how far it may be."""
+        of_column = f"{self.column}; " if self.column else ""
+        return f"{self.num_rows:,} newer rows drift by {self.value:.2g} ({of_column}limit {limit:g})"
 
 
 def measure_drift(scaling: Scaling, x: Moments, y: Moments | None, names: tuple[str, ...]) -> Drift:

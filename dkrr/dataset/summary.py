@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
 from dkrr.dataset.moments import Moments
-from dkrr.dataset.rows import Floats
+from dkrr.dataset.rows import Floats, RowArray
 
-__all__ = ["RowSummary", "decode_floats"]
+__all__ = ["RowSummary", "decode_floats", "row_moments"]
 
 
 class RowSummary:
@@ -97,3 +98,20 @@ def _encode_floats(values: Floats) -> list[float | None]:
 def decode_floats(values: list[float | None]) -> Floats:
     """Back from JSON; null is NaN."""
     return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+
+
+def row_moments(
+    array: RowArray, start: int = 0, stop: int | None = None, *, without: NDArray[np.bool_] | None = None
+) -> Moments:
+    """Moments of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out.
+
+    Cost: reads those rows once; memory for one chunk.
+    """
+    summary = RowSummary(array.num_columns, digests=False)
+    end = array.num_rows if stop is None else stop
+    for first, last in array.blocks():
+        first, last = max(first, start), min(last, end)
+        if first < last:
+            rows = array.read(first, last)
+            summary.add(rows if without is None else rows[~without[first:last]])
+    return summary.moments()

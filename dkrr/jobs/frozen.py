@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling, open_dataset
 from dkrr.dataset.drift import Drift, measure_drift
-from dkrr.dataset.moments import Moments
 from dkrr.dataset.split import mask_digest
-from dkrr.dataset.summary import RowSummary
+from dkrr.dataset.summary import row_moments
 from dkrr.errors import StoreError
 from dkrr.stores import arrays_below
 
@@ -59,9 +58,7 @@ class Frozen:
 
     def sentence(self) -> str:
         """What happened, in words."""
-        drift = self.drift
-        text = f"{drift.num_rows:,} newer rows drift by {drift.value:.2g}"
-        text += f" ({drift.column}; limit {self.limit:g})" if drift.column else f" (limit {self.limit:g})"
+        text = self.drift.words(self.limit)
         if self.scaling is None:
             return f"fitted anew with statistics of all rows: {text}"
         return f"whitened with the statistics of the first {self.num_rows:,} rows, frozen; {text}"
@@ -109,12 +106,13 @@ def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None, 
     scaling, first = Scaling.from_dict(origin["resolved"]), int(origin.get("scaling_rows", shared))
     same_targets = _has_prefix(dataset, origin, shared, "y")
     if not same_targets:  # new targets of the same rows: the features go on, the targets get statistics of their own
-        own = _moments(dataset, "y", 0, mask)
+        own = row_moments(dataset.parts()["y"], without=mask)
         scaling = replace(scaling, y_mean=own.mean, y_std=np.where(own.std == 0, 1.0, own.std))
     is_same = shared == dataset.num_rows and same_targets and _has_prefix(dataset, origin, shared, "weight")
-    targets = _moments(dataset, "y", first, mask) if same_targets and dataset.y is not None else None
+    has_targets = same_targets and dataset.y is not None
+    targets = row_moments(dataset.parts()["y"], first, without=mask) if has_targets else None
     names = (*dataset.feature_names, *dataset.target_names)
-    drift = measure_drift(scaling, _moments(dataset, "X", first, mask), targets, names)
+    drift = measure_drift(scaling, row_moments(dataset.X, first, without=mask), targets, names)
     if drift.value > limit:
         found = Frozen(scaling=None, num_rows=first, location=None, drift=drift, limit=limit)
         logger.warning("%s", found.sentence())
@@ -129,15 +127,3 @@ def _has_prefix(dataset: Dataset, origin: dict[str, Any], shared: int, part: Any
     if part not in dataset.parts():
         return wanted is None
     return wanted is not None and dataset.prefix_digest(shared, part) == wanted
-
-
-def _moments(dataset: Dataset, part: str, first: int, mask: Mask | None) -> Moments:
-    """Of the training rows from ``first`` on."""
-    array = dataset.parts()[part]
-    summary = RowSummary(array.num_columns, digests=False)
-    for start, stop in array.blocks():
-        begin = max(start, first)
-        if begin < stop:
-            rows = array.read(begin, stop)
-            summary.add(rows if mask is None else rows[~mask[begin:stop]])
-    return summary.moments()

@@ -18,7 +18,7 @@ import numpy as np
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
-from dkrr.fitting import BASELINE_BYTES
+from dkrr.fitting import BASELINE_BYTES, center_of_lineage
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import method_of
 from dkrr.jobs.prepare import Prepared, prepare
@@ -47,8 +47,8 @@ class Plan:
     ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
     possible. ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
     ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
-    there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds) and
-    "scaling", and empty where all is computed.
+    there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
+    "scaling" and "center", and empty where all is computed.
     """
 
     num_rows: int
@@ -194,7 +194,14 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         given_tiles = int(earlier["tile_size"])
     has_grown = earlier is not None and earlier.get("num_rows") != n
     continued = find_continued(
-        store, train, resolved, tuple(alpha), choice, tile_size=given_tiles, memory_bytes=_task_limit(job, limit)
+        store,
+        train,
+        resolved,
+        tuple(alpha),
+        choice,
+        tile_size=given_tiles,
+        memory_bytes=_task_limit(job, limit),
+        drift_limit=prepared.center_drift_limit,
     )
     frozen_tiles = continued is not None and given_tiles is None
     if continued is not None:
@@ -240,6 +247,11 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     )
     reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
     notes = [] if prepared.frozen is None else [prepared.frozen.sentence()]
+    settings = replace(decision.settings(problem, choice), drift_limit=prepared.center_drift_limit)
+    center = center_of_lineage(settings, train, store)
+    if center is not None and center.sentence():
+        reused["center"] = center.to_dict()
+        notes.append(center.sentence())
     if continued is not None and continued.is_for(chosen):
         less = continued.saved(chosen)
         saved = chosen.total_seconds - less.total_seconds if chosen.seconds else None

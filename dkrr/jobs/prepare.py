@@ -29,7 +29,8 @@ class Prepared:
     """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two.
 
     ``frozen`` says where the scaling comes from, when an earlier fit had the first of these rows; ``data`` which rows
-    the job's data had, held-out ones included.
+    the job's data had, held-out ones included. ``center_drift_limit`` is how far newer rows may lie from a centre that
+    is frozen: None where they are whitened, for then their scaling decides.
     """
 
     train: Dataset
@@ -38,6 +39,7 @@ class Prepared:
     locations: tuple[str, ...]
     frozen: Frozen | None = None
     data: dict[str, Any] = field(default_factory=dict)
+    center_drift_limit: float | None = None
 
 
 def _key(*parts: Any) -> str:
@@ -118,7 +120,7 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
         test, _ = prepare_rows(dataset, location, test_mask=~mask, standardize=False)
         locations.append(location)
     if mask is None and not job.data.standardize:
-        return Prepared(dataset, test, None, tuple(locations), data=_facts(dataset))
+        return Prepared(dataset, test, None, tuple(locations), None, _facts(dataset), job.data.drift_limit)
     frozen = find_scaling(store, dataset, mask, job.data.drift_limit) if job.data.standardize else None
     if frozen is not None and frozen.location is not None:
         train = open_dataset(frozen.location)
@@ -135,7 +137,8 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
         scaling=scaling,
         scaling_rows=None if frozen is None or scaling is None else frozen.num_rows,
     )
-    return Prepared(train, test, scaling, (*locations, location), frozen, _facts(dataset))
+    limit = None if job.data.standardize else job.data.drift_limit
+    return Prepared(train, test, scaling, (*locations, location), frozen, _facts(dataset), limit)
 
 
 def has_changed(job: JobSpec, result: dict[str, Any]) -> bool:

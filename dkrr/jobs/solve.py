@@ -61,6 +61,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         solver="cg" if plan.solver in ("nystrom", "primal") else plan.solver,  # type: ignore[arg-type]
         iterative=iterative,
         fit_intercept=job.model.fit_intercept,
+        drift_limit=prepared.center_drift_limit,
     )
     model_path = place(directory, "model.zarr")
     details = solver_details(settings, plan.nystrom)
@@ -79,7 +80,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         summary = summary_of(plan, workspace, directory, model_path, primal.solution, primal.intercept)
         summary.leave_one_out = left_out
         return summary
-    settings = with_lineage(settings, train, workspace.store)
+    settings = with_lineage(settings, train, workspace.store, workspace.reused)
     start = None if given is not None else begin_from(train, settings, workspace)
     try:
         with fit_rows(train, settings, workspace, given=given, source_digest=digest, start=start) as result:

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
+from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.jobs import mistakes, toml
 from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
 from dkrr.jobs.fields import (
@@ -56,10 +57,6 @@ __all__ = [
     "TuneSpec",
     "nearest",
 ]
-
-
-# the mean of a column may move by one standard deviation
-DRIFT_LIMIT = 1.0
 
 
 class DataSpec(Table):

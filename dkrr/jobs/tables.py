@@ -232,14 +232,22 @@ def reused_rows(reused: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [("not reused", reason) for reason in reused.get("not_continued", {}).values()]
     scaling = reused.get("scaling")
     if scaling is not None:
-        drift = scaling["drift"]
         state = "that of earlier rows" if scaling["scaling"] == "frozen" else "of all rows, anew"
-        far = f"{drift['rows']:,} newer rows drift by {drift['value']:.2g}, limit {scaling['limit']:g}"
-        rows.append(("scaling", f"{state}; {far}"))
+        rows.append(("scaling", f"{state}; {_drift(scaling)}"))
+    center = reused.get("center")
+    if center is not None:
+        state = "the mean of earlier rows" if center["center"] == "frozen" else "the mean of all rows, anew"
+        rows.append(("centre", f"{state}; {_drift(center)}"))
     start = reused.get("start")
     if start is not None:
         rows.append(("start", f"coefficients of {start['rows']:,} rows, from {start['source']}"))
     return rows
+
+
+def _drift(found: dict[str, Any]) -> str:
+    """How far newer rows lie from what is frozen."""
+    drift = found["drift"]
+    return f"{drift['rows']:,} newer rows drift by {drift['value']:.2g}, limit {found['limit']:g}"
 
 
 def tune_table(summary: TuneSummary) -> Any:

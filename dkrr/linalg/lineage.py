@@ -7,7 +7,7 @@ was finished or not. What is shared is *proved*: beside every array stands a rec
 finds a common prefix also where an append was taken back, or a generation was dropped in the middle.
 
 The centre of the features, which is part of the key, is frozen with the lineage: it need not be the mean, only a point
-close to the rows.
+close to the rows (:mod:`dkrr.linalg.frozen_center`). So the records say of which first rows it was the mean.
 
 Cost
 ----
@@ -53,12 +53,15 @@ class Ancestor:
         What decides its bytes, see :mod:`dkrr.linalg.keys`.
     num_rows
         m, the proved common prefix.
+    center_rows
+        How many of them its centre is the mean of.
     """
 
     kind: Kind
     location: str
     fields: dict[str, Any]
     num_rows: int
+    center_rows: int
 
     def differs_in(self, fields: dict[str, Any]) -> set[str]:
         """Names of the fields, besides those of the rows, in which it is another matrix than the wanted one."""
@@ -70,7 +73,15 @@ class Ancestor:
         return differing
 
 
-def record_rows(store: Any, kind: Kind, fields: dict[str, Any], dataset: Dataset, location: str) -> None:
+def record_rows(
+    store: Any,
+    kind: Kind,
+    fields: dict[str, Any],
+    dataset: Dataset,
+    location: str,
+    *,
+    known: Iterable[Ancestor] = (),
+) -> None:
     """Write down of which rows an array is made, before anything else of it is written.
 
     Parameters
@@ -79,6 +90,8 @@ def record_rows(store: Any, kind: Kind, fields: dict[str, Any], dataset: Dataset
         What decides the bytes of the array; ``kernel`` and ``weight_digest`` are looked at here.
     location
         Of an array in the store, whose name holds its key; or of a model anywhere, the last one of these rows.
+    known
+        Its ancestors: one with the same centre had it first.
     """
     if not _is_root(store):
         return
@@ -92,6 +105,7 @@ def record_rows(store: Any, kind: Kind, fields: dict[str, Any], dataset: Dataset
         "kind": kind,
         "location": location if is_model else _relative(location),
         "fields": fields,
+        "center_rows": _center_rows(fields, known),
         **{part: _marks(dataset, part) if is_there else None for part, is_there in parts.items()},  # type: ignore[arg-type]
     }
     write_json(folder, name, document)
@@ -112,7 +126,8 @@ def ancestors(store: Any, dataset: Dataset, kernel: dict[str, Any], *, kinds: It
             kind, fields, location = document["kind"], document["fields"], document["location"]
             if kind != "models":
                 location = join(str(store), *location.split("/"))
-            found.append(Ancestor(kind=kind, location=location, fields=fields, num_rows=num_rows))
+            rows = min(num_rows, int(document.get("center_rows") or num_rows))
+            found.append(Ancestor(kind=kind, location=location, fields=fields, num_rows=num_rows, center_rows=rows))
     return sorted(found, key=lambda item: (-item.num_rows, item.location))
 
 
@@ -125,6 +140,12 @@ def _relative(location: str) -> str:
     """The location of an array below the root of its store, so that a store can be moved."""
     parts = location.partition("?")[0].rstrip("/").split("/")
     return "/".join(parts[-2:])
+
+
+def _center_rows(fields: dict[str, Any], known: Iterable[Ancestor]) -> int:
+    """Of how many first rows the centre is the mean: all, unless an earlier array of the lineage has it already."""
+    center = _plain(fields.get("center"))
+    return min((item.center_rows for item in known if item.fields.get("center") == center), default=int(fields["n"]))
 
 
 def _plain(value: Any) -> Any:

@@ -40,7 +40,8 @@ class Solution:
         One sentence.
     reused
         What was there from earlier fits, see :meth:`dkrr.linalg.workspace.Workspace.record_reuse`: "factor", "gram",
-        and "start" where an iteration began with earlier coefficients. Empty where all was computed.
+        "start" where an iteration began with earlier coefficients, and "center" where newer rows met a frozen one.
+        Empty where all was computed.
     """
 
     solver: str

@@ -135,10 +135,11 @@ def continue_lineage(
     if operator.kernel is None or operator.rows is None:  # a given matrix has no rows by which it could be known
         return TakenOver()
     dataset = operator.rows.open()
-    record_rows(store, kind, fields, dataset, matrix.location)
+    known = ancestors(store, dataset, fields["kernel"], kinds=("factors", "grams"))
+    record_rows(store, kind, fields, dataset, matrix.location, known=known)
     if not matrix.missing():
         return TakenOver()
-    found = ancestors(store, dataset, fields["kernel"], kinds=[kind])
+    found = [ancestor for ancestor in known if ancestor.kind == kind]
     same = [ancestor for ancestor in found if not ancestor.differs_in(fields)]
     taken = take_over(matrix, same)
     if taken.num_rows:

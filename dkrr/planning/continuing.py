@@ -17,9 +17,11 @@ from math import ceil, log
 from typing import Any
 
 from dkrr.dataset import Dataset
+from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.errors import StoreError
 from dkrr.fitting import task_bytes
 from dkrr.kernels import Kernel
+from dkrr.linalg.frozen_center import CenterJudge
 from dkrr.linalg.lineage import Ancestor, ancestors
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.planner import Candidate
@@ -107,6 +109,7 @@ def find_continued(
     *,
     tile_size: int | None,
     memory_bytes: int | None = None,
+    drift_limit: float | None = DRIFT_LIMIT,
 ) -> Continued | None:
     """The longest finished prefix of a fit in a store, among the factors that the words of the choice allow.
 
@@ -116,11 +119,14 @@ def find_continued(
         The edge that was asked for; None means "auto".
     memory_bytes
         Of a task; larger tiles are not gone on with.
+    drift_limit
+        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.frozen_center`.
     """
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None
     distinct = dict.fromkeys(alphas)
     best: dict[float, _Found] = {}
+    judge = CenterJudge(dataset, drift_limit)
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields = ancestor.fields
         alpha = fields.get("alpha")
@@ -131,6 +137,8 @@ def find_continued(
             continue
         itemsize = 8 if fields["dtype"] == "float64" else 4
         if memory_bytes is not None and task_bytes(fields["tile_size"], dataset.num_features, itemsize) > memory_bytes:
+            continue
+        if not judge.allows(ancestor):
             continue
         try:
             tiles = TileMatrix.open(ancestor.location)

@@ -19,6 +19,7 @@ from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import has_changed, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.tables import reused_rows
 from dkrr.model import load_model
 from dkrr.planning.costs import Machine
 from tests.jobs.helpers import Make, job_maker
@@ -27,6 +28,16 @@ from tests.planning.test_planner import MACHINE
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((900, 4)) * [1, 10, 0.1, 3] + [0, 50, 0, -7]
 Y = np.sin(X[:, 0]) + X[:, 1] / 20 + 0.1 * RNG.standard_normal(len(X))
+
+
+DOCUMENT: dict[str, Any] = {
+    "data": {"path": "data.zarr", "standardize": True},
+    "evaluate": {"fraction": 0.2},
+    "model": {"kernel": "rbf", "gamma": 0.1, "alpha": 0.1},
+    "solver": {"name": "cholesky", "tile_size": 64, "precision": "float64"},
+    "cluster": {"workers": 1},
+    "output": {"directory": "run", "store": "store"},
+}
 
 
 @pytest.fixture
@@ -43,15 +54,14 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     monkeypatch.setattr(job_run, "job_executor", executor)
     monkeypatch.setattr("dkrr.jobs.plan.measure_machine", machine)
-    document = {
-        "data": {"path": "data.zarr", "standardize": True},
-        "evaluate": {"fraction": 0.2},
-        "model": {"kernel": "rbf", "gamma": 0.1, "alpha": 0.1},
-        "solver": {"name": "cholesky", "tile_size": 64, "precision": "float64"},
-        "cluster": {"workers": 1},
-        "output": {"directory": "run", "store": "store"},
-    }
-    return job_maker(document, tmp_path)
+    return job_maker(DOCUMENT, tmp_path)
+
+
+@pytest.fixture
+def plain(make: Make, tmp_path: Path) -> Make:
+    """The same without whitening and held-out rows."""
+    document = {name: keys for name, keys in DOCUMENT.items() if name != "evaluate"}
+    return job_maker(document | {"data": {"path": "data.zarr"}}, tmp_path)
 
 
 def grow(folder: Path, start: int, stop: int, shift: float = 0.0) -> Dataset:
@@ -160,6 +170,39 @@ def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: py
     grow(tmp_path, 620, 660, shift=1.3)
     job = make(data={"drift_limit": 100.0}, output={"directory": "wide"})
     assert fit_job(job).reused["scaling"]["scaling"] == "frozen"
+
+
+def test_rows_far_from_a_frozen_centre_are_fitted_anew(plain: Make, tmp_path: Path) -> None:
+    x = np.random.default_rng(8).standard_normal((900, 4))
+    ingest(x[:500], tmp_path / "data.zarr", y=Y[:500])
+    fit_job(plain())
+    # distances of so far rows, from the centre of the first ones, are not exact enough for the residual
+    append(x[500:800] + 2500, tmp_path / "data.zarr", y=Y[500:800])
+    again = fit_job(plain())
+    assert "factor" not in again.reused
+    found = again.reused["center"]
+    assert (found["center"], found["rows"], found["drift"]["rows"], found["limit"]) == ("anew", 500, 300, 1.0)
+    assert found["drift"]["value"] == pytest.approx(2500, rel=0.1)
+    np.testing.assert_allclose(load_model(again.model_path).center, open_dataset(tmp_path / "data.zarr").x_mean)
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert plan["reused"] == {"center": found}
+    said = "fitted anew, centred at the mean of all rows: 300 newer rows drift by"
+    assert any(said in note for note in plan["notes"])
+    assert [text.partition(";")[0] for name, text in reused_rows(again.reused) if name == "centre"] == [
+        "the mean of all rows, anew"
+    ]
+    # nothing new: the same centre, and nothing to say of it
+    assert "center" not in fit_job(plain()).reused
+    # the lineage begins here: judged are all rows that came after these
+    for start in (800, 850):
+        append(x[start : start + 50] + 1250, tmp_path / "data.zarr", y=Y[start : start + 50])
+        more = fit_job(plain())
+        assert (more.reused["center"]["center"], more.reused["center"]["rows"]) == ("frozen", 800)
+        assert more.reused["center"]["drift"]["rows"] == start + 50 - 800
+        assert more.reused["factor"]["rows"] == start
+    # a limit that is set is kept to
+    anew = fit_job(plain(data={"drift_limit": 1e-9}, output={"directory": "b"}))
+    assert anew.reused["factor"]["rows"] == 900  # of these rows there is a factor, whatever its centre
 
 
 def test_few_rows_have_no_drift_and_new_targets_have_their_own_scaling(make: Make, tmp_path: Path) -> None:
