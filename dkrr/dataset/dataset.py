@@ -26,7 +26,7 @@ from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.stores import children, local_root, read_json
 
-__all__ = ["Dataset", "Part", "open_dataset"]
+__all__ = ["Dataset", "Part", "open_dataset", "statistics_of"]
 
 Part = Literal["X", "y", "weight"]
 
@@ -245,8 +245,8 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
     generations = read_generations(attributes["generations"])
     counters = attributes.get("next")
     classes = attributes["classes"]
-    x_mean, x_std = _statistics(records["X"])
-    y_mean, y_std = _statistics(records["y"]) if "y" in records else (np.empty(0), np.empty(0))
+    x_mean, x_std = statistics_of(records["X"])
+    y_mean, y_std = statistics_of(records["y"]) if "y" in records else (np.empty(0), np.empty(0))
     return Dataset(
         path=path,
         num_rows=num_rows,
@@ -273,7 +273,8 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
     )
 
 
-def _statistics(record: dict[str, Any]) -> tuple[Floats, Floats]:
+def statistics_of(record: dict[str, Any]) -> tuple[Floats, Floats]:
+    """Means and standard deviations of the columns of a record; 1 stands for that of a constant column."""
     mean, std = decode_floats(record["mean"]), decode_floats(record["std"])
     std[std == 0] = 1.0
     for values in (mean, std):

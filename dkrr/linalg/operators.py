@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dkrr.chunks import FloatArray
 from dkrr.dataset import Dataset, open_dataset
+from dkrr.dataset.prefix import before_appends
 from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.linalg.pairs import Entries, KernelEntries, Pair, StoredEntries, entry_nanoseconds, super_blocks
@@ -35,7 +36,7 @@ class Rows:
     store
         Location of the data set.
     digest
-        Digest of its X; another digest found there is an error.
+        Digest of its X; another digest found there is an error, unless rows were appended since.
     center
         Subtracted from every row before the kernel sees it, or None.
     version
@@ -78,25 +79,36 @@ class Rows:
 
 
 def open_rows(store: Any, digest: str, version: int = 1, facts: tuple[tuple[str, str, int], ...] = ()) -> Dataset:
-    """Open a data set and check that it is the one that was meant; kept open per process."""
+    """Open a data set and check that it is the one that was meant; kept open per process.
+
+    Where rows have been appended since, it is the data set of before.
+
+    Raises
+    ------
+    StoreError
+        Its rows are others.
+    """
     if isinstance(store, str):
         return _open_rows(store, digest, version, facts)
-    return _checked(open_dataset(store), digest)
+    return _checked(open_dataset(store), digest, facts)
 
 
 @lru_cache(maxsize=8)
 def _open_rows(store: str, digest: str, version: int, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
-    return _checked(open_dataset(store), digest)
+    return _checked(open_dataset(store), digest, facts)
 
 
-def _checked(dataset: Dataset, digest: str) -> Dataset:
-    if dataset.digest != digest:
+def _checked(dataset: Dataset, digest: str, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
+    if dataset.digest == digest:
+        return dataset
+    before = before_appends(dataset, {name: part for name, part, _ in facts} | {"X": digest})
+    if before is None:
         raise StoreError(
             f"{dataset.path} holds other rows than this job was prepared with (digest {dataset.digest[:12]}, "
             f"{digest[:12]} expected)",
-            hint="do not change a data set while a job uses it; start the job again",
+            hint="do not change a data set while a job uses it, other than by appending; start the job again",
         )
-    return dataset
+    return before
 
 
 @dataclass(frozen=True, kw_only=True)

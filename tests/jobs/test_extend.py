@@ -20,6 +20,7 @@ from dkrr.jobs.prepare import has_changed, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tables import reused_rows
+from dkrr.linalg.operators import _open_rows
 from dkrr.model import load_model
 from dkrr.planning.costs import Machine
 from tests.jobs.helpers import Make, job_maker
@@ -203,6 +204,37 @@ def test_rows_far_from_a_frozen_centre_are_fitted_anew(plain: Make, tmp_path: Pa
     # a limit that is set is kept to
     anew = fit_job(plain(data={"drift_limit": 1e-9}, output={"directory": "b"}))
     assert anew.reused["factor"]["rows"] == 900  # of these rows there is a factor, whatever its centre
+
+
+@pytest.mark.parametrize("when", ["before its workers open them", "in its midst"])
+def test_a_fit_stays_on_the_rows_that_it_began_with(
+    plain: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    grow(tmp_path, 0, 300)
+    made: list[Dataset] = []
+
+    def append_once(*_: Any) -> None:
+        if not made:
+            made.append(grow(tmp_path, 300, 340))
+            _open_rows.cache_clear()  # as in a worker that was started later
+
+    _open_rows.cache_clear()
+    with monkeypatch.context() as patch:
+        if when != "in its midst":
+            execute = job_run.job_executor
+            patch.setattr(job_run, "job_executor", lambda *given: (append_once(), execute(*given))[1])
+        first = fit_job(plain(), progress=append_once)
+    assert made[0].num_rows == 340
+    model = load_model(first.model_path)
+    assert model.num_rows == json.loads((tmp_path / "run/result.json").read_text())["data"]["rows"] == 300
+    import dkrr
+
+    alone = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.1).fit(X[:300], Y[:300])
+    np.testing.assert_allclose(model.predict(X[:50].copy()), alone.predict(X[:50]), rtol=1e-8, atol=1e-8)
+    # the next fit goes on with it
+    assert has_changed(plain(), json.loads((tmp_path / "run/result.json").read_text()))
+    again = fit_job(plain())
+    assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)
 
 
 def test_few_rows_have_no_drift_and_new_targets_have_their_own_scaling(make: Make, tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""A data set as it was before rows were appended: who began with those rows goes on with them.
+
+Appends leave all rows where they are, so the first n rows of a data set that has grown are the data set of before. You
+need it where a process opens the rows of a fit for the first time after others were appended. Nothing of them is
+believed: digests and statistics are made anew and must be those of then.
+
+Cost
+----
+One pass over the first n rows; memory for one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dkrr.dataset.dataset import Dataset, statistics_of
+from dkrr.dataset.rows import RowArray
+from dkrr.dataset.summary import RowSummary
+
+__all__ = ["before_appends"]
+
+
+def before_appends(dataset: Dataset, digests: Mapping[str, str]) -> Dataset | None:
+    """The data set of the first rows that have these digests; None where it never had those.
+
+    Parameters
+    ----------
+    digests
+        Of all rows, by part: of ``"X"``, and of "y" and "weight" where they matter.
+    """
+    end = next((item.n for item in dataset.generations if item.digest == digests["X"]), None)
+    if end is None or digests.keys() - dataset.parts().keys():
+        return None
+    arrays = {name: RowArray(array.array, end) for name, array in dataset.parts().items()}
+    records = {name: _record(array) for name, array in arrays.items()}
+    if any(records[name]["digest"] != digest for name, digest in digests.items()):
+        return None
+    x_mean, x_std = statistics_of(records["X"])
+    y_mean, y_std = statistics_of(records["y"]) if "y" in records else (dataset.y_mean, dataset.y_std)
+    return replace(
+        dataset,
+        num_rows=end,
+        X=arrays["X"],
+        y=arrays.get("y"),
+        weight=arrays.get("weight"),
+        digest=records["X"]["digest"],
+        digest_y=records["y"]["digest"] if "y" in records else None,
+        digest_weight=records["weight"]["digest"] if "weight" in records else None,
+        generations=tuple(item for item in dataset.generations if item.n <= end),
+        x_mean=x_mean,
+        x_std=x_std,
+        y_mean=y_mean,
+        y_std=y_std,
+        records=records,
+    )
+
+
+def _record(array: RowArray) -> dict[str, Any]:
+    summary = RowSummary(array.num_columns)
+    for start, stop in array.blocks():
+        summary.add(array.read(start, stop))
+    return summary.to_dict()
