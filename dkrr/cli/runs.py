@@ -59,7 +59,10 @@ def submit_command(job: Path, as_json: bool) -> None:
 @run_argument
 @json_option
 def resume_command(run: str, as_json: bool) -> None:
-    """Start a new driver for RUN (a name, a path or a URL), which continues with what is finished."""
+    """Start a new driver for RUN (a name, a path or a URL), which continues with what is finished.
+
+    A finished RUN prints its result, and says when its data set holds other rows since.
+    """
     from dkrr.jobs.runs.directory import find_run
     from dkrr.jobs.runs.submit import resume_run
 
@@ -69,11 +72,16 @@ def resume_command(run: str, as_json: bool) -> None:
 def _print_submitted(done: Submitted, as_json: bool) -> None:
     name = done.directory.shown
     if as_json:
-        print_json({"run": name, "location": done.directory.location, "driver": done.started, **done.view.to_dict()})
+        note = {"note": done.note} if done.note else {}
+        found = {"run": name, "location": done.directory.location, "driver": done.started, **note}
+        print_json(found | done.view.to_dict())
         return
     if done.view.state == "finished":
-        click.echo(f"{name} is finished; `dkrr fit` would run it again", err=True)
+        if not done.note:
+            click.echo(f"{name} is finished; `dkrr fit` would run it again", err=True)
         print_result(done.directory, done.view)
+        if done.note:
+            click.echo(f"{name} is {done.note}", err=True)
         return
     click.echo(name)
     if done.started is None:

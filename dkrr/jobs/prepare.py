@@ -21,7 +21,7 @@ from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.objects import find_object, list_objects
 from dkrr.stores import is_url, place, read_json
 
-__all__ = ["Prepared", "has_changed", "open_data", "prepare"]
+__all__ = ["Prepared", "changed_since", "has_changed", "open_data", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -143,19 +143,39 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
 
 def has_changed(job: JobSpec, result: dict[str, Any]) -> bool:
     """Whether the job's data set holds other rows than those of a result; False for data that is not a data set."""
+    return bool(changed_since(job, result))
+
+
+def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
+    """What the job's data set holds now and a result was not made of, and what to do; "" where that is nothing.
+
+    Nothing, too, where the data is not a data set, or the data set cannot be read.
+    """
     fitted, path = result.get("data"), job.data.path
     if not fitted or path.startswith(("sklearn:", "generate:")):
-        return False
+        return ""
     try:
-        return bool(_facts(open_dataset(path)) != fitted)
+        found = _facts(open_dataset(path))
     except StoreError:
-        return False
+        return ""
+    if all(found[name] == fitted[name] for name in ("rows", "digests")):
+        return ""
+    before, now = fitted.get("generation"), found["generation"]
+    if before is None or now <= before:  # rows were dropped, or the result is older than its generations' numbers
+        return (
+            f"complete for {fitted['rows']:,} rows of {path}, which holds {found['rows']:,} rows now, others: "
+            "start `dkrr fit JOB` to fit those"
+        )
+    return (
+        f"complete for generation {before} of {path} ({fitted['rows']:,} rows), which is at generation {now} now "
+        f"({found['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
+    )
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
     """By which the rows of a data set are known."""
     digests = [dataset.digest, dataset.digest_y, dataset.digest_weight]
-    return {"rows": dataset.num_rows, "digests": digests}
+    return {"rows": dataset.num_rows, "digests": digests, "generation": dataset.generations[-1].number}
 
 
 def _mask(job: JobSpec, dataset: Dataset) -> Any:

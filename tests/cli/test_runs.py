@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
+from dkrr.dataset import append, drop_generations, ingest
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import EventLog
 from dkrr.jobs.runs.lease import DriverLease
@@ -125,6 +127,35 @@ def test_a_finished_job_prints_its_result(run: RunDirectory, placed: list[str]) 
         assert result.exit_code == 0, result.stderr
         assert "held-out r2  0.93" in result.stdout
         assert "relative 1.0e-13" in result.stdout
+    assert placed == []
+
+
+def test_resuming_a_finished_run_says_that_its_data_set_has_grown(folder: Path, placed: list[str]) -> None:
+    x = np.arange(60.0).reshape(20, 3)
+    made = ingest(x[:12], folder / "rows.zarr", y=x[:12, 0])
+    (folder / "job.toml").write_text(JOB.replace("generate:friedman?n=60&d=5&seed=0", "rows.zarr"))
+    run = RunDirectory(folder / "runs/job")
+    run.write("job.json", JobSpec.load(folder / "job.toml").to_dict())
+    finished(run)
+    data = {"rows": 12, "digests": [made.digest, made.digest_y, None], "generation": 1}
+    run.write("result.json", {**(run.read("result.json") or {}), "data": data})
+    assert dkrr("resume", "job").stderr == "job is finished; `dkrr fit` would run it again\n"
+    append(x[12:], folder / "rows.zarr", y=x[12:, 0])
+    result = dkrr("resume", "job")
+    assert result.exit_code == 0
+    assert "held-out r2  0.93" in result.stdout
+    assert result.stderr == (
+        f"job is complete for generation 1 of {folder}/rows.zarr (12 rows), which is at generation 2 now (20 rows): "
+        "start `dkrr fit JOB` to extend the fit to generation 2\n"
+    )
+    assert "at generation 2 now" in json.loads(dkrr("resume", "job", "--json").stdout)["note"]
+    # results of before numbers were noted, and rows that went
+    run.write("result.json", {**(run.read("result.json") or {}), "data": {"rows": 12, "digests": data["digests"]}})
+    assert "12 rows of" in dkrr("resume", "job").stderr
+    drop_generations(folder / "rows.zarr", [2])
+    assert "would run it again" in dkrr("resume", "job").stderr
+    assert placed == []
+    assert dkrr("submit", "job.toml").exit_code == 0
     assert placed == []
 
 

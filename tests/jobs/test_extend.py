@@ -356,7 +356,7 @@ def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, 
     job = make()
     fit_job(job)
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert result["data"]["rows"] == 300
+    assert (result["data"]["rows"], result["data"]["generation"]) == (300, 1)
     assert not has_changed(job, result)
     grow(tmp_path, 300, 301)
     assert has_changed(job, result)

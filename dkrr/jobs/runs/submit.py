@@ -21,11 +21,15 @@ __all__ = ["Submitted", "cancel_run", "resume_run", "submit_job"]
 
 @dataclass(frozen=True)
 class Submitted:
-    """What became of a submission: ``started`` is a record of the new driver's place, None when none was needed."""
+    """What became of a submission: ``started`` is a record of the new driver's place, None when none was needed.
+
+    ``note`` says what a finished run, which was not started again, leaves to do.
+    """
 
     directory: RunDirectory
     view: View
     started: dict[str, Any] | None = None
+    note: str = ""
 
 
 def submit_job(job: JobSpec, source: bytes) -> Submitted:
@@ -67,6 +71,9 @@ def _has_new_rows(job: JobSpec, directory: RunDirectory) -> bool:
 def resume_run(directory: RunDirectory) -> Submitted:
     """Start a new driver for a run that has ended without being finished; nothing for a finished one.
 
+    Where the data set of a finished one holds other rows since, ``note`` says so: a run is resumed for the rows that it
+    was made for, and only its job begins with others.
+
     Raises
     ------
     LockedError
@@ -81,7 +88,10 @@ def resume_run(directory: RunDirectory) -> Submitted:
         raise StoreError(f"{directory.location} has no job.json", hint="submit its job again")
     view = look_once(directory)
     if view.state == "finished":
-        return Submitted(directory, view)
+        from dkrr.jobs.prepare import changed_since
+
+        job = JobSpec.from_dict(document)
+        return Submitted(directory, view, note=changed_since(job, directory.read("result.json") or {}))
     if not view.is_over:
         who = current_driver(directory)
         raise LockedError(
