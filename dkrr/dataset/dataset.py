@@ -187,18 +187,20 @@ def _digest_blocks(array: RowArray) -> Iterator[Floats]:
             yield rows[first : first + DIGEST_ROWS]
 
 
-def open_dataset(path: Any) -> Dataset:
+def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     """Open a data set.
 
     Parameters
     ----------
     path
         Folder, URL or Zarr store.
+    version
+        One that was replaced lately; None means the present one.
 
     Raises
     ------
     StoreError
-        Nothing there, unfinished, of a newer format version, or damaged metadata.
+        Nothing there, unfinished, of a newer format version, damaged metadata, or a version that is gone.
     """
     root = local_root(path)
     where = str(path) if root is None else str(root)
@@ -215,14 +217,19 @@ def open_dataset(path: Any) -> Dataset:
     attributes = document.get("attributes") if isinstance(document, dict) else None
     if not isinstance(attributes, dict) or attributes.get("dkrr_format") != FORMAT:
         raise StoreError(f"{where} is not a data set of dkrr", hint="ingest it first")
-    version = attributes.get("format_version")
-    if version != FORMAT_VERSION:
+    found = attributes.get("format_version")
+    if found != FORMAT_VERSION:
         raise StoreError(
-            f"{where} has data set format version {version!r}; {FORMAT_VERSION} expected", hint="use a matching dkrr"
+            f"{where} has data set format version {found!r}; {FORMAT_VERSION} expected", hint="use a matching dkrr"
         )
     if attributes.get("complete") is not True:
         raise StoreError(f"{where} is unfinished, its ingest was interrupted", hint="run the ingest again")
     try:
+        if version not in (None, attributes.get("version", 1)):
+            known = {item["version"]: item["attributes"] for item in attributes.get("earlier", [])}
+            if known.get(version) is None:
+                raise StoreError(f"version {version} of {where} is gone", hint="open it again: it has other rows now")
+            attributes = known[version]
         return _from_attributes(where if root is not None else path, attributes)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StoreError(f"{where} has unreadable metadata ({exc!r})", hint="restore it, or ingest it again") from exc

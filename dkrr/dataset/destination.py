@@ -39,11 +39,11 @@ __all__ = [
     "check_space",
     "clear",
     "clear_versions",
+    "earlier_versions",
     "inspect",
     "is_part",
     "mark_unfinished",
     "remove_part",
-    "replaced_at",
     "storage_errors",
     "write_attributes",
 ]
@@ -149,24 +149,42 @@ def _clear_store(location: Any) -> None:
     delete_key(location, "zarr.json")
 
 
-def replaced_at(location: Any) -> float:
-    """When the version before the present one was replaced (seconds since 1970); 0 where there was none."""
-    document = read_json(location, "zarr.json") or {}
-    return float(document.get("attributes", {}).get("replaced_at") or 0.0)
+def earlier_versions(location: Any, *, replaced: bool = False) -> list[dict[str, Any]]:
+    """The versions before the present one that somebody may still read, the oldest first.
+
+    Parameters
+    ----------
+    replaced
+        Count the present one among them, replaced at this moment.
+
+    Returns
+    -------
+    versions
+        Plain JSON for the next attributes of the group: "version", "replaced_at" (seconds since 1970), and
+        "attributes", what the group said of that version (None where an older dkrr replaced it).
+    """
+    attributes = dict((read_json(location, "zarr.json") or {}).get("attributes", {}))
+    version = int(attributes.get("version", 1))
+    found = list(attributes.pop("earlier", []))
+    replaced_at = attributes.pop("replaced_at", None)
+    if replaced_at is not None:  # as noted when only one of them was kept
+        found.append({"version": version - 1, "replaced_at": replaced_at, "attributes": None})
+    now = time.time()
+    if replaced:
+        found.append({"version": version, "replaced_at": now, "attributes": attributes})
+    return [item for item in found if now - float(item["replaced_at"]) < KEPT_SECONDS]
 
 
-def clear_versions(location: Any, version: int, *, now: float | None = None) -> None:
+def clear_versions(location: Any, version: int) -> None:
     """Remove arrays of a finished data set that nobody reads: of interrupted writes, and of versions long replaced.
 
     Parameters
     ----------
     version
-        The one that counts. That before it stays for an hour after it was replaced, for who has it open.
+        The one that counts. Each before it stays for an hour after it was replaced, for who has it open.
     """
     check_fence()
-    kept = {version}
-    if (time.time() if now is None else now) - replaced_at(location) < KEPT_SECONDS:
-        kept.add(version - 1)
+    kept = {version, *(int(item["version"]) for item in earlier_versions(location))}
     root = local_root(location)
     for name in children(location):
         found = _ARRAY.fullmatch(name)

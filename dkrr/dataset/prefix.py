@@ -23,13 +23,15 @@ __all__ = ["before_appends"]
 
 
 def before_appends(dataset: Dataset, digests: Mapping[str, str]) -> Dataset | None:
-    """The data set of the first rows that have these digests; None where it never had those.
+    """The data set of the first rows that have these digests, which may be all; None where it never had those.
 
     Parameters
     ----------
     digests
         Of all rows, by part: of ``"X"``, and of "y" and "weight" where they matter.
     """
+    if all(digest == _digest(dataset, name) for name, digest in digests.items()):
+        return dataset
     end = next((item.n for item in dataset.generations if item.digest == digests["X"]), None)
     if end is None or digests.keys() - dataset.parts().keys():
         return None
@@ -55,6 +57,10 @@ def before_appends(dataset: Dataset, digests: Mapping[str, str]) -> Dataset | No
         y_std=y_std,
         records=records,
     )
+
+
+def _digest(dataset: Dataset, part: str) -> str | None:
+    return dataset.records[part]["digest"] if part in dataset.records else None
 
 
 def _record(array: RowArray) -> dict[str, Any]:

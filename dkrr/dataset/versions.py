@@ -1,16 +1,16 @@
 """Fewer rows: a data set without a generation, or with its last generations or rows only.
 
 Rows that are there are never moved, since somebody may be reading them. What is kept is copied to arrays of a new
-version, and one atomic replacement of the metadata makes that the data set; the arrays of the version before stay for
-an hour, for who has them open, and are removed by the next append or the next version. A kill at any moment leaves the
-old version.
+version, and one atomic replacement of the metadata makes that the data set. The arrays of each version before stay for
+an hour after it was replaced, for who began to read it, and are removed by the first append or new version after that.
+A kill at any moment leaves the old version.
 
 A fit of the new version reuses what it has in common with an earlier fit from the first row on: all rows before a
 generation that was dropped. A window that slides has no first rows in common, and its fit begins anew.
 
 Cost
 ----
-Reads all rows to verify them, then reads and writes those that are kept; disk for both versions.
+Reads all rows to verify them, then reads and writes those that are kept; disk for all versions of the last hour.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ were. So rows stay in one array that any Zarr reader can open, which they would 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
@@ -299,10 +298,9 @@ class DatasetWriter:
                 "version": self._version,
                 "arrays": {name: writer.summary.to_dict() for name, writer in self._writers.items()},
             }
-            if self._replaces is not None:
-                self._attributes["replaced_at"] = time.time()
-            elif self._base is not None:
-                self._attributes["replaced_at"] = destination.replaced_at(self.location)
+            if self._replaces is not None or self._base is not None:
+                is_new = self._replaces is not None
+                self._attributes["earlier"] = destination.earlier_versions(self.location, replaced=is_new)
             failpoint("dataset.before_pointer")
             destination.write_attributes(self.location, self._attributes)
         self._writers = {}

@@ -7,6 +7,7 @@ weighting and every alpha.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -81,7 +82,7 @@ class Rows:
 def open_rows(store: Any, digest: str, version: int = 1, facts: tuple[tuple[str, str, int], ...] = ()) -> Dataset:
     """Open a data set and check that it is the one that was meant; kept open per process.
 
-    Where rows have been appended since, it is the data set of before.
+    Where rows have been appended since, or a new version has replaced it, it is the data set of before.
 
     Raises
     ------
@@ -90,25 +91,31 @@ def open_rows(store: Any, digest: str, version: int = 1, facts: tuple[tuple[str,
     """
     if isinstance(store, str):
         return _open_rows(store, digest, version, facts)
-    return _checked(open_dataset(store), digest, facts)
+    return _open_checked(store, digest, version, facts)
 
 
 @lru_cache(maxsize=8)
 def _open_rows(store: str, digest: str, version: int, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
-    return _checked(open_dataset(store), digest, facts)
+    return _open_checked(store, digest, version, facts)
 
 
-def _checked(dataset: Dataset, digest: str, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
+def _open_checked(store: Any, digest: str, version: int, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
+    dataset = open_dataset(store)
     if dataset.digest == digest:
         return dataset
-    before = before_appends(dataset, {name: part for name, part, _ in facts} | {"X": digest})
-    if before is None:
+    before = dataset
+    if version < dataset.version:
+        with contextlib.suppress(StoreError):  # it is gone
+            before = open_dataset(store, version=version)
+    wanted = {name: part for name, part, _ in facts} | {"X": digest}
+    found = before_appends(before, wanted)
+    if found is None:
         raise StoreError(
             f"{dataset.path} holds other rows than this job was prepared with (digest {dataset.digest[:12]}, "
             f"{digest[:12]} expected)",
             hint="do not change a data set while a job uses it, other than by appending; start the job again",
         )
-    return before
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import json
 import threading
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ import dkrr
 from dkrr import failpoints
 from dkrr.cli.app import main
 from dkrr.dataset import Dataset, append, destination, drop_generations, ingest, keep_last, open_dataset
-from dkrr.errors import DamagedChunkError, DataError, DkrrError, LockedError, ParameterError, StoreMismatchError
+from dkrr.errors import (
+    DamagedChunkError,
+    DataError,
+    DkrrError,
+    LockedError,
+    ParameterError,
+    StoreError,
+    StoreMismatchError,
+)
 from dkrr.lock import hold_lock
 
 RANDOM = np.random.default_rng(3)
@@ -236,6 +245,49 @@ def test_a_replaced_version_is_removed_after_an_hour(tmp_path: Path, monkeypatch
     made = append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
     assert sorted(path.name for path in (tmp_path / "a.zarr").iterdir()) == ["X-2", "weight-2", "y-2", "zarr.json"]
     made.verify()
+
+
+def test_every_version_stays_for_its_own_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000_000.0]
+    monkeypatch.setattr(destination, "time", SimpleNamespace(time=lambda: clock[0]))
+
+    def arrays() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "a.zarr").iterdir() if path.name.startswith("X"))
+
+    readers = [grown(tmp_path / "a.zarr")]
+    spans = [[(0, 1400)], [(0, 500), (640, 1400)], [(640, 1400)], [(1300, 1400)]]
+    for number in (2, 1, 3):
+        clock[0] += 1200
+        readers.append(drop_generations(tmp_path / "a.zarr", [number]))
+    # the first was replaced 2,400 s ago, the second 1,200 s, the third just now
+    for version, (reader, kept) in enumerate(zip(readers, spans, strict=True), start=1):
+        assert rows_of(reader) == taken(*kept)
+        again = open_dataset(tmp_path / "a.zarr", version=version)
+        assert (again.version, again.digest, again.generations) == (version, reader.digest, reader.generations)
+        assert rows_of(again) == taken(*kept)
+    clock[0] += 1300
+    append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
+    assert arrays() == ["X-2", "X-3", "X-4"]
+    with pytest.raises(StoreError, match=r"version 1 of .* is gone"):
+        open_dataset(tmp_path / "a.zarr", version=1)
+    assert rows_of(readers[1]) == taken(*spans[1])
+    clock[0] += 1200
+    append(X[5:10], tmp_path / "a.zarr", y=Y[5:10], sample_weight=W[5:10])
+    assert arrays() == ["X-3", "X-4"]
+    clock[0] += 3600
+    append(X[10:15], tmp_path / "a.zarr", y=Y[10:15], sample_weight=W[10:15])
+    assert arrays() == ["X-4"]
+    open_dataset(tmp_path / "a.zarr").verify()
+
+
+def test_a_version_that_an_older_dkrr_replaced_stays_for_its_hour(tmp_path: Path) -> None:
+    grown(tmp_path / "a.zarr")
+    drop_generations(tmp_path / "a.zarr", [4])
+    document = json.loads((tmp_path / "a.zarr/zarr.json").read_text())
+    document["attributes"]["replaced_at"] = document["attributes"].pop("earlier")[0]["replaced_at"]
+    (tmp_path / "a.zarr/zarr.json").write_text(json.dumps(document))
+    drop_generations(tmp_path / "a.zarr", [3])
+    assert {"X", "X-2", "X-3"} <= {path.name for path in (tmp_path / "a.zarr").iterdir()}
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr.dataset import append
+from dkrr.dataset import append, drop_generations
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import StoreError
 from dkrr.linalg.gram import build_gram
@@ -97,6 +97,10 @@ def test_rows_that_were_appended_since_are_not_seen(tmp_path: Path) -> None:
     found.verify()
     with pytest.raises(IndexError):
         found.X.read(1450, 1550)
+    # nor that some of them went, in a version of their own
+    drop_generations(dataset.path, [1])
+    _open_rows.cache_clear()
+    assert (reference.open().num_rows, reference.open().digest) == (1500, dataset.digest)
     # the same X with other targets is another data set
     others = replace(reference, facts=(*reference.facts, ("y", "f" * 64, 256)))
     with pytest.raises(StoreError, match="other rows"):
