@@ -144,7 +144,7 @@ def ingest_like(
     target, features, weight = _as_before(base, table, target, features, weight)
     layout = resolve(table, target=target, features=features, weight=weight)
     encoder = OneHot(base.classes) if base.classes is not None and table.classes is None else None
-    _check_same_columns(base, table, _fields(table, layout, encoder))
+    _check_same_columns(base, table, layout, _fields(table, layout, encoder))
     fields = fields_of(base)
     if destination.inspect(dest) == "complete":
         return _compare(open_dataset(dest), table, layout, encoder, fields)
@@ -188,7 +188,7 @@ def _write(table: Table, dest: Any, wanted: _Wanted, *, append: bool) -> Dataset
     if existing is not None and base is None:
         return _compare(existing, table, layout, encoder, fields)
     if base is not None:
-        _check_same_columns(base, table, fields)
+        _check_same_columns(base, table, layout, fields)
         fields = fields_of(base) | {"origin": base.origin}
         known = [generation for generation in base.generations if wanted.label and generation.label == wanted.label]
         if known:
@@ -283,21 +283,25 @@ def _as_before(base: Dataset, table: Table, target: Any, features: Any, weight: 
     return target, features, weight
 
 
-def _check_same_columns(base: Dataset, table: Table, fields: dict[str, Any]) -> None:
+def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dict[str, Any]) -> None:
+    # arrays have no names of their own, so only their number of columns can be compared
+    named = {"feature_names": table.is_named, "target_names": all(table.has_name(j) for j in layout.targets)}
     differing = []
     for name, noun in (("feature_names", "features"), ("target_names", "targets")):
         old, new = getattr(base, name), fields[name]
-        # arrays have no names of their own, so only their number of columns can be compared
-        if len(old) != len(new) or (table.is_named and name == "feature_names" and old != new):
+        if len(old) != len(new) or (named[name] and old != new):
             old_text, new_text = (f"{len(names)} ({', '.join(names[:8])})" for names in (old, new))
             differing.append(f"{noun}: {old_text} there, {new_text} given")
-    if (base.weight is None) != (fields["weight_name"] is None):
-        old_text, new_text = ("without" if w is None else "with" for w in (base.weight_name, fields["weight_name"]))
+    old, new = base.weight_name, fields["weight_name"]
+    if (base.weight is None) != (new is None):
+        old_text, new_text = ("without" if name is None else "with" for name in (old, new))
         differing.append(f"{old_text} weights there, {new_text} given")
+    elif layout.weight is not None and table.has_name(layout.weight) and old != new:
+        differing.append(f"weights: {old} there, {new} given")
     if differing:
         raise DataError(
             f"{table.label} does not fit {base.path} ({'; '.join(differing)})",
-            hint="append the same columns, chosen by target, features and weight",
+            hint="append the same columns, chosen by target, features and weight; rename those that mean the same",
         )
 
 

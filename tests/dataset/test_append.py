@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr import failpoints
-from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.dataset import Dataset, append, ingest, ingest_like, open_dataset
 from dkrr.errors import DamagedChunkError, DataError, DkrrError, StoreError
 
 RANDOM = np.random.default_rng(11)
@@ -133,6 +134,48 @@ def test_appends_that_do_not_fit_change_nothing(source: Any, options: dict[str, 
     with pytest.raises(DataError, match=message):
         ingest(source, tmp_path / "a.zarr", append=True, **options)
     assert tree(tmp_path / "a.zarr") == before
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["a", "b", "z", "q", "w"], {"target": ["z", "q"], "weight": "w"}, r"targets: 2 (y, z) there, 2 (z, q) given"),
+        (["a", "b", "y", "z", "w"], {"target": ["z", "y"]}, r"targets: 2 (y, z) there, 2 (z, y) given"),
+        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: w there, v given"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["frame", "csv"])
+def test_an_append_of_other_targets_or_weights_changes_nothing(
+    columns: list[str], options: dict[str, Any], message: str, kind: str, tmp_path: Path
+) -> None:
+    table = np.column_stack([X, Y, W])
+    made = ingest(
+        pd.DataFrame(table[:700], columns=["a", "b", "y", "z", "w"]), tmp_path / "a.zarr", target=["y", "z"], weight="w"
+    )
+    before = tree(tmp_path / "a.zarr")
+    source: Any = pd.DataFrame(table[700:710], columns=columns)
+    if kind == "csv":
+        source.to_csv(tmp_path / "new.csv", index=False)
+        source = tmp_path / "new.csv"
+    for write in (
+        lambda: append(source, tmp_path / "a.zarr", features=["a", "b"], **options),
+        lambda: ingest_like(made, source, tmp_path / "staged.zarr", features=["a", "b"], **options),
+    ):
+        with pytest.raises(DataError, match=re.escape(f"does not fit {tmp_path}/a.zarr ({message})")):
+            write()
+    assert tree(tmp_path / "a.zarr") == before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".csv") == ["a.zarr"]
+
+
+def test_what_has_no_name_is_appended_by_its_place(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.column_stack([X, Y[:, 0], W]), columns=["a", "b", "y", "w"])
+    ingest(frame[:20], tmp_path / "a.zarr", target="y", weight="w")
+    made = append(frame[20:30][["a", "b"]], tmp_path / "a.zarr", y=Y[20:30, 0], sample_weight=W[20:30])
+    unnamed = pd.Series(Y[30:40, 0])
+    made = append(frame[30:40][["a", "b"]], tmp_path / "a.zarr", y=unnamed, sample_weight=pd.Series(W[30:40]))
+    assert (made.num_rows, made.target_names, made.weight_name) == (40, ("y",), "w")
+    with pytest.raises(DataError, match=r"targets: 1 \(y\) there, 1 \(price\) given"):
+        append(frame[40:50][["a", "b"]], tmp_path / "a.zarr", y=unnamed.rename("price"), sample_weight=W[40:50])
 
 
 def test_late_error_in_an_append_takes_back_its_chunks(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ class FrameTable(Table):
     def __init__(self, frame: Any, label: str, *, prefix: str = "x", allow_1d: bool = False) -> None:
         num_rows, width = check_shape(frame.shape, label, allow_1d=allow_1d)
         self.is_1d = frame.ndim == 1
+        is_named = not self.is_1d or frame.name is not None
         if self.is_1d:
             frame = frame.to_frame(prefix if frame.name is None else frame.name)
-        super().__init__(label, [str(name) for name in frame.columns], num_rows, is_named=True)
+        super().__init__(label, [str(name) for name in frame.columns], num_rows, is_named=is_named)
         self._frame = frame
         self._step = max(256, BLOCK_BYTES // (8 * width))
 

@@ -35,7 +35,8 @@ class Table(ABC):
     names
         One name a column.
     is_named
-        Whether the source named its columns, so that an append may match them by name.
+        Whether the source named its columns, so that an append may match them by name. Of a join, those of X: see
+        :meth:`has_name`.
     num_rows
         None where only reading tells.
     target, weight
@@ -68,6 +69,10 @@ class Table(ABC):
         DataError
             A column does not hold numbers, or the source is damaged.
         """
+
+    def has_name(self, column: int) -> bool:
+        """Whether the source named this column."""
+        return self.is_named
 
     def locate(self, row: int) -> str:
         """Where in the source global row ``row`` is, when there is a better word than its number."""
@@ -214,6 +219,13 @@ class Join(Table):
             if len(weight.names) != 1:
                 raise DataError(f"{weight.label} has {len(weight.names)} columns; one expected", hint="pass (rows,)")
             self.weight = start
+
+    def has_name(self, column: int) -> bool:
+        for table in self.tables:
+            if column < len(table.names):
+                return table.has_name(column)
+            column -= len(table.names)
+        raise IndexError(f"column {column} beyond the last of {self.label}")
 
     def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
         streams: list[Iterator[Block]] = []
