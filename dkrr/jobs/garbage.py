@@ -3,7 +3,8 @@
 A Gram matrix, a factor or a copy of rows is needed when a JSON document of a run or a model names its key, or when a
 run that has a plan and no result may go on writing it; so are preconditioners and the state of an iteration ("solves").
 You need this when a store has grown: factors are kept so that a fit can be extended, and nothing else removes them.
-Scratch, and files of interrupted writes (``*.partial``), are garbage too. What changed lately is left alone: it may
+Scratch, that of a factor too unless such a run may go on with it, and files of interrupted writes (``*.partial``) are
+garbage. What changed lately is left alone: it may
 belong to a fit that is running.
 
 Of the versions of a registered model only those count that an alias names, that lost their alias within the last day,
@@ -31,6 +32,7 @@ from dkrr.address import is_below, is_url, join, name_of, parent_of
 from dkrr.errors import StoreError
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
 from dkrr.jobs.registry.versions import VERSIONS, list_versions
+from dkrr.linalg.factor.scratch import factor_of_scratch
 from dkrr.stores import (
     Entry,
     children,
@@ -102,11 +104,16 @@ def find_garbage(
         for name in children(join(root, kind)):
             location = join(root, kind, name)
             keys = {key.decode() for key in _KEY.findall(name.encode())}
-            if not name.endswith(ending) or keys & named or _may_resume(location, kind, unfinished):
+            factor = factor_of_scratch(name) if kind == "factors" else None
+            if factor is not None:  # who names the factor has no use for its scratch, only who goes on with it
+                keys, reason = set(), "scratch of a factor that no run goes on with"
+            else:
+                factor, reason = name, "no run or model refers to it"
+            if not name.endswith(ending) or keys & named or _may_resume(join(root, kind, factor), kind, unfinished):
                 continue
             size, changed = _facts(location)
             if changed < newest:
-                found.append(Garbage(location, size, "no run or model refers to it"))
+                found.append(Garbage(location, size, reason))
         if is_url(root):
             found.extend(_released_locks(join(root, kind), newest))
     whole = {item.location for item in found}

@@ -149,6 +149,20 @@ def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
     assert not list((tmp_path / "store/factors").glob("*-strips*"))
 
 
+def test_no_scratch_stays_of_an_attempt_with_other_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")
+    made = append(X[300:400], tmp_path / "a.zarr", y=Y[300:400, :1])
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@9:memoryerror"))
+        with pytest.raises(MemoryError):
+            fit(made, tmp_path / "store", threads=3)
+    scratch = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "store/factors").glob("*-s*"))
+    assert scratch == ["strips.zarr", "sums.zarr"]
+    result = fit(made, tmp_path / "store", threads=1)[1]
+    assert sorted(path.name for path in (tmp_path / "store/factors").glob("*-s*")) == []
+    assert not TileMatrix.open(result.factors[0]).missing()
+
+
 def test_new_targets_reuse_the_factor_whole(tmp_path: Path) -> None:
     old = fit(data(tmp_path / "a.zarr", [150]), tmp_path / "store")[1]
     other = ingest(X[:150], tmp_path / "b.zarr", y=Y[:150, 1:3])

@@ -31,12 +31,12 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreMismatchError
 from dkrr.failpoints import failpoint
 from dkrr.linalg.factor.rows import Strips, assemble, choose_strips, compute_strip
 from dkrr.linalg.factor.schedule import STRIP, Split, cholesky_nodes, extension_nodes, usual_split
+from dkrr.linalg.factor.scratch import remove_scratch, scratch_location
 from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs, check_finite, wrong_tile
@@ -272,10 +272,9 @@ def _scratch(factor: TileMatrix, split: Split) -> TileMatrix | None:
 
     Sums that an earlier attempt cut at another term are removed.
     """
-    location = factor.array.store
-    if not isinstance(location, str):
+    beside = scratch_location(factor, "sums")
+    if beside is None:
         return None
-    beside = join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-sums.zarr")
     attributes = {"num_last": split.num_last}
     try:
         return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)
@@ -330,10 +329,7 @@ def factorise(
     while True:
         try:
             summary = executor.run("factorise", factor_tile, task, nodes, progress)
-            if sums is not None:
-                remove_array(sums.array.store)
-            if strips is not None:
-                remove_array(strips.array.store)
+            remove_scratch(factor)
             # what was done is counted in tiles
             summary.num_computed -= sum(len(key) > 2 for key in summary.values)
             summary.num_tasks = factor.grid.num_lower

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dkrr.address import join, name_of, parent_of
 from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError, StoreMismatchError
+from dkrr.linalg.factor.scratch import scratch_location
 from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.stores import remove_array
@@ -88,10 +88,10 @@ class Strips:
 
 def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Strips | None:
     """Strips for the row blocks that an extension adds to, where there are few; None where one chain each is enough."""
-    grid, location = factor.grid, factor.array.store
+    grid, beside = factor.grid, scratch_location(factor, "strips")
     blocks = range(taken.num_rows // grid.tile_size, grid.num_tiles)
     too_many = len(blocks) >= MANY_BLOCKS * num_threads
-    if not taken.num_rows or num_threads < 2 or too_many or not isinstance(location, str):
+    if not taken.num_rows or num_threads < 2 or too_many or beside is None:
         return None
     left = {i: grid.rows(i) - taken.first(i) for i in blocks}
     num_rows = {i: max(MIN_STRIP_ROWS, -(-rows // num_threads)) for i, rows in left.items()}
@@ -99,7 +99,6 @@ def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Str
     if not num_rows:
         return None
     first = {i: taken.first(i) for i in num_rows}
-    beside = join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-strips.zarr")
     rows = max(num_rows.values())
     height = grid.num_tiles * num_threads * rows
     shape = (height, grid.num_tiles * grid.tile_size)
