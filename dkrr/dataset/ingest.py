@@ -75,7 +75,8 @@ def ingest(
         Add the rows to the data set at ``dest`` as a generation of their own, all or none; they must match it. Without
         ``target``, ``features`` and ``weight`` its own column names are looked up in the source.
     label
-        What the generation is called. An append is done once under a label: the same rows again change nothing.
+        What the generation is called. An append is done once under a label: the same rows again change nothing, while
+        the generation is there.
     y : (n,) or (n, t), optional
         Targets given apart from the source.
     sample_weight : (n,), optional

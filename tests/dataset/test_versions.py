@@ -106,6 +106,23 @@ def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
         append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5], label="")
 
 
+def test_a_label_goes_with_its_generation(tmp_path: Path) -> None:
+    def again(number: int) -> Dataset:
+        rows = slice(ENDS[number - 1], ENDS[number])
+        return append(X[rows], tmp_path / "a.zarr", y=Y[rows], sample_weight=W[rows], label=f"night-{number}")
+
+    grown(tmp_path / "a.zarr")
+    drop_generations(tmp_path / "a.zarr", [4])
+    keep_last(tmp_path / "a.zarr", rows=700)
+    # the first one slid out of the window, the second was cut, the third is whole, the last was dropped
+    with pytest.raises(StoreMismatchError, match=r"'night-2' and holds 40 other rows"):
+        again(2)
+    assert again(3).num_rows == 700
+    assert (again(1).num_rows, again(4).num_rows, again(4).num_rows) == (1200, 1300, 1300)
+    labels = [(found.number, found.label) for found in open_dataset(tmp_path / "a.zarr").generations]
+    assert labels == [(2, "night-2"), (3, "night-3"), (5, "night-1"), (6, "night-4")]
+
+
 def test_one_append_at_a_time(tmp_path: Path) -> None:
     made = grown(tmp_path / "a.zarr")
     with hold_lock(tmp_path / "a.zarr"):
