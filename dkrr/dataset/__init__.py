@@ -2,7 +2,7 @@
 
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.generations import Generation
-from dkrr.dataset.ingest import append, ingest, ingest_like
+from dkrr.dataset.ingest import append, ingest
 from dkrr.dataset.masks import read_mask, row_hash_fraction
 from dkrr.dataset.rows import Floats, RowArray, RowReader, default_rows_per_chunk
 from dkrr.dataset.scaling import Scaling
@@ -20,7 +20,6 @@ __all__ = [
     "default_rows_per_chunk",
     "drop_generations",
     "ingest",
-    "ingest_like",
     "keep_last",
     "open_dataset",
     "prepare_rows",

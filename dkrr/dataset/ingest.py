@@ -27,7 +27,7 @@ from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreMismatchError
 from dkrr.lock import hold_lock
 
-__all__ = ["append", "fields_of", "ingest", "ingest_like"]
+__all__ = ["append", "fields_of", "ingest"]
 
 Rows = tuple[Floats, Floats | None, Floats | None]
 
@@ -44,6 +44,7 @@ def ingest(
     one_hot: bool = False,
     append: bool = False,
     label: str | None = None,
+    like: Dataset | None = None,
     y: Any = None,
     sample_weight: Any = None,
     rows_per_chunk: int | None = None,
@@ -77,6 +78,8 @@ def ingest(
     label
         What the generation is called. An append is done once under a label: the same rows again change nothing, while
         the generation is there.
+    like
+        Write what an append to this data set would add to one of its own, to look at it first; ``like`` is not changed.
     y : (n,) or (n, t), optional
         Targets given apart from the source.
     sample_weight : (n,), optional
@@ -106,8 +109,12 @@ def ingest(
         raise ParameterError(f"rows_per_chunk is {rows_per_chunk!r}; at least 1 expected", hint="leave it out")
     if label is not None and not (isinstance(label, str) and label):
         raise ParameterError(f"label is {label!r}; a text expected", hint="leave it out, or name the append")
+    if append and like is not None:
+        raise ParameterError(
+            "append and like are given, which is an append to one of them", hint="leave one of them out"
+        )
     table = open_table(source, header=header, delimiter=delimiter, y=y, sample_weight=sample_weight)
-    wanted = _Wanted(target, features, weight, one_hot, rows_per_chunk, label)
+    wanted = _Wanted(target, features, weight, one_hot, rows_per_chunk, label, like)
     if not append:
         return _write(table, dest, wanted, append=False)
     destination.inspect(dest)  # what is not ours gets no lock beside it
@@ -120,42 +127,6 @@ def append(source: Any, dest: Any, **options: Any) -> Dataset:
     return ingest(source, dest, append=True, **options)
 
 
-def ingest_like(
-    base: Dataset,
-    source: Any,
-    dest: Any,
-    *,
-    target: Column | Sequence[Column] | None = None,
-    features: Sequence[Column] | None = None,
-    weight: Column | None = None,
-    header: Header = "auto",
-    delimiter: str | None = None,
-) -> Dataset:
-    """Write what an append to ``base`` would add to a data set of its own; ``base`` is not changed.
-
-    You need it to look at rows before they are appended. What is at ``dest`` already is returned when it holds the same
-    rows.
-
-    Raises
-    ------
-    DataError, ParameterError, StoreError, StoreMismatchError
-        See :func:`ingest`.
-    """
-    table = open_table(source, header=header, delimiter=delimiter)
-    target, features, weight = _as_before(base, table, target, features, weight)
-    layout = resolve(table, target=target, features=features, weight=weight)
-    encoder = OneHot(base.classes) if base.classes is not None and table.classes is None else None
-    _check_same_columns(base, table, layout, _fields(table, layout, encoder))
-    fields = fields_of(base)
-    if destination.inspect(dest) == "complete":
-        return _compare(open_dataset(dest), table, layout, encoder, fields)
-    writer = DatasetWriter(dest, num_rows=table.num_rows, base=None, **fields)
-    with writer:
-        for X, Y, weights in _rows(table, layout, encoder):
-            writer.add(X, Y, weights)
-        return writer.commit()
-
-
 @dataclass(frozen=True)
 class _Wanted:
     """What is asked of an ingest, besides the rows."""
@@ -166,16 +137,19 @@ class _Wanted:
     one_hot: bool
     rows_per_chunk: int | None
     label: str | None
+    like: Dataset | None
 
 
 def _write(table: Table, dest: Any, wanted: _Wanted, *, append: bool) -> Dataset:
     existing = open_dataset(dest) if destination.inspect(dest) == "complete" else None
     base = existing if append else None
+    like = base or wanted.like
     target, features, weight, one_hot = wanted.target, wanted.features, wanted.weight, wanted.one_hot
     if base is not None:
         destination.clear_versions(dest, base.version)
-        target, features, weight = _as_before(base, table, target, features, weight)
-        one_hot = one_hot or (base.classes is not None and table.classes is None)
+    if like is not None:
+        target, features, weight = _as_before(like, table, target, features, weight)
+        one_hot = one_hot or (like.classes is not None and table.classes is None)
     layout = resolve(table, target=target, features=features, weight=weight)
     encoder = None
     if one_hot:
@@ -183,17 +157,19 @@ def _write(table: Table, dest: Any, wanted: _Wanted, *, append: bool) -> Dataset
             raise ParameterError(
                 f"one_hot with {len(layout.targets)} target columns; one column of classes expected", hint="set target"
             )
-        same = base is not None and base.classes is not None
-        encoder = OneHot(base.classes or ()) if base is not None and same else OneHot.of(table, layout.targets[0])
+        known = None if like is None else like.classes
+        encoder = OneHot.of(table, layout.targets[0]) if known is None else OneHot(known)
     fields = _fields(table, layout, encoder)
+    if like is not None:
+        _check_same_columns(like, table, layout, fields)
+        fields = fields_of(like)
     if existing is not None and base is None:
         return _compare(existing, table, layout, encoder, fields)
     if base is not None:
-        _check_same_columns(base, table, layout, fields)
-        fields = fields_of(base) | {"origin": base.origin}
-        known = [generation for generation in base.generations if wanted.label and generation.label == wanted.label]
-        if known:
-            return _appended_before(base, known[0], table, _rows(table, layout, encoder))
+        fields |= {"origin": base.origin}
+        before = [generation for generation in base.generations if wanted.label and generation.label == wanted.label]
+        if before:
+            return _appended_before(base, before[0], table, _rows(table, layout, encoder))
     writer = DatasetWriter(dest, rows_per_chunk=wanted.rows_per_chunk, num_rows=table.num_rows, base=base, **fields)
     with writer:
         for X, Y, weights in _rows(table, layout, encoder):

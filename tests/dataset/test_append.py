@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr import failpoints
-from dkrr.dataset import Dataset, append, ingest, ingest_like, open_dataset
-from dkrr.errors import DamagedChunkError, DataError, DkrrError, StoreError
+from dkrr.dataset import Dataset, append, ingest, open_dataset
+from dkrr.errors import DamagedChunkError, DataError, DkrrError, ParameterError, StoreError
 
 RANDOM = np.random.default_rng(11)
 X = RANDOM.standard_normal((3000, 2))
@@ -159,10 +159,12 @@ def test_an_append_of_other_targets_or_weights_changes_nothing(
         source = tmp_path / "new.csv"
     for write in (
         lambda: append(source, tmp_path / "a.zarr", features=["a", "b"], **options),
-        lambda: ingest_like(made, source, tmp_path / "staged.zarr", features=["a", "b"], **options),
+        lambda: ingest(source, tmp_path / "staged.zarr", like=made, features=["a", "b"], **options),
     ):
         with pytest.raises(DataError, match=re.escape(f"does not fit {tmp_path}/a.zarr ({message})")):
             write()
+    with pytest.raises(ParameterError, match="append and like are given"):
+        ingest(source, tmp_path / "a.zarr", like=made, append=True)
     assert tree(tmp_path / "a.zarr") == before
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".csv") == ["a.zarr"]
 

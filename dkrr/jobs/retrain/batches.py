@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dkrr.dataset import Dataset, ingest, ingest_like, keep_last, open_dataset, read_mask
+from dkrr.dataset import Dataset, ingest, keep_last, open_dataset, read_mask
 from dkrr.dataset.destination import inspect
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreMismatchError
 from dkrr.failpoints import failpoint
@@ -137,9 +137,8 @@ def _read(spec: RetrainSpec, batch: Batch, delivery: Delivery, base: Dataset | N
     location = _staged(spec, batch)
 
     def read() -> Dataset:
-        if base is not None:
-            return ingest_like(base, delivery.location, location, **_options(spec))
-        return ingest(delivery.location, location, **_options(spec), **_one_hot(spec))
+        given = _options(spec) | ({"like": base} if base is not None else _one_hot(spec))
+        return ingest(delivery.location, location, **given)
 
     try:
         return read()
