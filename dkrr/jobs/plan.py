@@ -22,6 +22,7 @@ from dkrr.fitting import BASELINE_BYTES, center_of_lineage
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import method_of
 from dkrr.jobs.prepare import Prepared, prepare
+from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
@@ -366,11 +367,11 @@ def _refusal(
             smaller = int(((0.8 * limit - BASELINE_BYTES) / (5 * itemsize)) ** 0.5) if limit > BASELINE_BYTES else 0
             hint = f"set tile_size to at most {smaller // 128 * 128}" if smaller >= 128 else "raise memory_limit"
         what = f"a task with tiles of {chosen.tile_size}" if chosen.solver == "cholesky" else f"a task of {chosen.name}"
-        return f"{what} needs {_size(per_task)}, a worker may use {_size(limit)}", hint
+        return f"{what} needs {size(per_task)}, a worker may use {size(limit)}", hint
     if free is not None and needed + DISK_RESERVE_BYTES > free:
         smaller_way = ", or name = 'cg' (no factor)" if chosen.solver == "cholesky" else ""
         return (
-            f"the job writes {_size(needed)} to {store}, {_size(free)} are free",
+            f"the job writes {size(needed)} to {store}, {size(free)} are free",
             f"give another [output] store{smaller_way}",
         )
     return "", ""
@@ -420,9 +421,3 @@ def _present_bytes(store: Any, wanted: dict[str, Any], alpha: list[float]) -> in
                 tiles = TileMatrix.open(location)
                 total += (tiles.grid.num_lower - len(tiles.missing())) * (tiles.array.chunk_bytes + 4)
     return total
-
-
-def _size(num_bytes: float) -> str:
-    from dask.utils import format_bytes
-
-    return format_bytes(int(num_bytes))

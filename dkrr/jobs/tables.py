@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import join
+from dkrr.jobs.report.words import size
 
 if TYPE_CHECKING:
     from dkrr.jobs.plan import Plan
@@ -36,13 +37,6 @@ def table_html(title: str, table: Any) -> str:
         for name, value in zip(names, values, strict=True)
     )
     return facts_html(title, plain)
-
-
-def size(num_bytes: float | None) -> str:
-    """A number of bytes for people."""
-    from dask.utils import format_bytes
-
-    return "unknown" if num_bytes is None else format_bytes(int(num_bytes))
 
 
 def _kernel(plan: Plan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from dkrr.jobs.report.axes import bytes_unit, number
@@ -14,10 +15,10 @@ __all__ = ["clock", "kernel_words", "listed", "rate", "ratio", "seconds", "size"
 
 def size(num_bytes: Any) -> str:
     """``812 MiB``."""
-    if not isinstance(num_bytes, int | float) or not math.isfinite(num_bytes):
+    if not isinstance(num_bytes, Real) or not math.isfinite(num_bytes):
         return "unknown"
-    unit, name = bytes_unit(abs(num_bytes))
-    return f"{num_bytes / unit:.4g} {name}"
+    unit, name = bytes_unit(abs(float(num_bytes)))
+    return f"{float(num_bytes) / unit:.4g} {name}"
 
 
 def seconds(value: Any) -> str:
