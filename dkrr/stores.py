@@ -250,7 +250,10 @@ def sync_folder(folder: Path) -> None:
     """fsync every file and folder below ``folder``, so that what was finished survives a power failure."""
     for parent, _, names in os.walk(folder):
         for name in [*names, "."]:
-            fd = os.open(os.path.join(parent, name), os.O_RDONLY)
+            try:
+                fd = os.open(os.path.join(parent, name), os.O_RDONLY)
+            except FileNotFoundError:  # removed meanwhile, to be computed again
+                continue
             try:
                 os.fsync(fd)
             finally:

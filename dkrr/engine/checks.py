@@ -174,7 +174,8 @@ def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -
     """
     addresses = sorted(roster(client))
     if not addresses:
-        raise ClusterError(f"the scheduler at {client.scheduler.address} has no workers", hint="start some first")
+        where = client.scheduler.address if client.scheduler is not None else "no address"
+        raise ClusterError(f"the scheduler at {where} has no workers", hint="start some first")
     with challenge(store) as asked:
         workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, asked)
     _compare(workers)

@@ -5,6 +5,7 @@ Two verbs, split by what they need to know: ``prepare`` sees only the matrix, ``
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,8 +64,6 @@ class CholeskySolver:
             )
             workspace.record("factorise", summary)
             workspace.record_reuse("factor", operator.grid.n, taken.to_dict(), summary, power=3)
-            if workspace.durable:
-                factor.array.sync()
         return CholeskyFactor(solver=self, operator=operator, factor=factor, workspace=workspace)
 
 
@@ -107,16 +106,21 @@ class CholeskyFactor:
     def substitute(self, rhs: BlockColumns, suffix: str = "") -> BlockColumns:
         """L^-T L^-1 rhs (n, t), in the precision of the factor; nothing is verified.
 
-        The blocks are kept as "z" and "u" with the suffix.
+        The blocks are kept as "z" and "u" with the suffix. Of a durable store the factor is durable afterwards.
         """
 
         def columns(name: str) -> BlockColumns:
             return BlockColumns.create(rhs.array.store, name + suffix, rhs.grid, rhs.num_columns, self.solver.precision)
 
         forward, backward = columns("z"), columns("u")
-        for source, result, direction in ((rhs, forward, "forward"), (forward, backward, "backward")):
-            task = SweepTask(self.factor, source, result, direction)  # type: ignore[arg-type]
-            self.workspace.record("solve", self._sweep(task))
+        # the disk writes what the sweeps read: tiles of the last seconds are on no disk yet, and all are in memory
+        with ThreadPoolExecutor(1, thread_name_prefix="dkrr-sync") as thread:
+            synced = thread.submit(self.factor.array.sync) if self.workspace.durable else None
+            for source, result, direction in ((rhs, forward, "forward"), (forward, backward, "backward")):
+                task = SweepTask(self.factor, source, result, direction)  # type: ignore[arg-type]
+                self.workspace.record("solve", self._sweep(task))
+            if synced is not None:
+                synced.result()
         return backward
 
     def judged(self, norms: ResidualNorms) -> Solution:
