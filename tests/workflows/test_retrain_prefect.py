@@ -152,7 +152,7 @@ def test_its_own_scheduler_retrains_twice(
     assert [child for child in theirs if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
     assert server.scheduled_runs("FAILED") + server.scheduled_runs("CRASHED") == []
 
-    (first, then), texts = zip(*promoted(), strict=True)
+    (_, then), texts = zip(*promoted(), strict=True)
     versions = [found[1] for text in texts if (found := re.search(r"production: `(.+)`", text))]
     assert len(set(versions)) == 2
     assert {version.id for version in project.model.versions()} == set(versions)
@@ -160,7 +160,7 @@ def test_its_own_scheduler_retrains_twice(
 
     with chromium(tmp_path) as browser:
         runs, one = f"{server.address}/runs", f"{server.address}/runs/flow-run/{then['id']}"
-        look(browser, server, runs, "prefect-runs", tmp_path, "dkrr-retrain", "Completed", first["name"], then["name"])
+        look(browser, server, runs, "prefect-runs", tmp_path, "dkrr-retrain", "Completed", "auto-scheduled")
         said = f"demo: promoted, production {versions[1]}"
         look(browser, server, one, "prefect-run", tmp_path, then["name"], "Completed", said)
 
