@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import ingest
+from dkrr.engine.cluster import local_cluster
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
@@ -33,9 +34,10 @@ class Stop(Exception):
 
 
 @pytest.fixture(scope="module")
-def address(s3_server: Any, cluster_client: Any) -> str:
-    """A scheduler whose workers were started when the credentials were in the environment."""
-    return str(cluster_client.scheduler.address)
+def address(s3_server: Any) -> Iterator[str]:
+    """A scheduler whose workers are started when the credentials are in the environment."""
+    with local_cluster(workers=2, memory_limit="1GiB") as cluster:
+        yield str(cluster.scheduler_address)
 
 
 @pytest.fixture
