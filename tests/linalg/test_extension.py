@@ -21,7 +21,7 @@ from dkrr.errors import NotPositiveDefiniteError, ResidualError
 from dkrr.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor import rows as factor_rows
-from dkrr.linalg.factor.schedule import STRIP, cholesky_nodes, extension_nodes
+from dkrr.linalg.factor.schedule import STRIP, TERMS, cholesky_nodes, extension_nodes
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix
@@ -388,7 +388,9 @@ def test_the_graph_of_an_extension(case: Case, tmp_path: Path) -> None:
     for i in range(case.m // case.b, grid.num_tiles):
         starts = range(first[i], grid.rows(i), 10)
         strips[i] = [(start, min(start + 10, grid.rows(i))) for start in starts]
-    nodes = extension_nodes(grid, cholesky_nodes(grid), case.m // case.b, first, strips)
+    nodes = extension_nodes(
+        grid, cholesky_nodes(grid), case.m // case.b, first, strips, lambda j: (j + 1) // 2 if j > 1 else 0
+    )
     seen: set[tuple[int, ...]] = set()
     for node in nodes:
         assert seen.issuperset(node.dependencies), node
@@ -406,4 +408,4 @@ def test_the_graph_of_an_extension(case: Case, tmp_path: Path) -> None:
     for node in nodes:
         if len(node.key) == 4 and node.key[0] != node.key[1]:
             assert all(key[3] == node.key[3] for key in node.dependencies if len(key) == 4)
-            assert node.key[2] == STRIP
+            assert node.key[2] in (STRIP, TERMS)

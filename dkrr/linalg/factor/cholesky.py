@@ -34,8 +34,8 @@ import numpy as np
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreMismatchError
 from dkrr.failpoints import failpoint
-from dkrr.linalg.factor.rows import Strips, assemble, choose_strips, compute_strip
-from dkrr.linalg.factor.schedule import STRIP, Split, cholesky_nodes, extension_nodes, usual_split
+from dkrr.linalg.factor.rows import Strips, assemble, choose_strips, compute_strip, num_first_terms
+from dkrr.linalg.factor.schedule import PARTIAL, TERMS, Split, cholesky_nodes, extension_nodes, usual_split
 from dkrr.linalg.factor.scratch import remove_scratch, scratch_location
 from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
@@ -82,13 +82,14 @@ class CholeskyTask:
 def factor_tile(
     task: CholeskyTask, i: int, j: int, partial: int = 0, strip: int = 0
 ) -> tuple[bool, dict[str, Any]] | bool:
-    """Compute and write L[i, j], or its partial sum (1) or a strip of it (2), unless it is valid; whether it was.
+    """Compute and write L[i, j], its partial sum (1), a strip of it (2) or first terms of one (3), unless it is there.
 
     A tile that is there was written by an earlier run, or by an attempt whose receipt was lost. Two of its entries are
     compared with A: it may have changed places with another tile, whose checksum is as good.
     """
     if partial:
-        computed = _compute_strip(task, i, j, strip) if partial == STRIP else _compute_partial_sum(task, i, j)
+        is_sum = partial == PARTIAL
+        computed = _compute_partial_sum(task, i, j) if is_sum else _compute_strip(task, i, j, strip, partial == TERMS)
         return computed, {"part": 1} if computed else {}
     factor = task.factor
     suspect = factor.is_valid(i, j)
@@ -169,17 +170,17 @@ def _compute_partial_sum(task: CholeskyTask, i: int, j: int) -> bool:
     return True
 
 
-def _compute_strip(task: CholeskyTask, i: int, j: int, strip: int) -> bool:
-    """Compute and write a strip of tile (i, j) unless it, or the tile, is valid."""
+def _compute_strip(task: CholeskyTask, i: int, j: int, strip: int, terms: bool) -> bool:
+    """Compute and write a strip of tile (i, j), or its first terms, unless it, or what it is for, is valid."""
     assert task.strips is not None  # noqa: S101  (narrows the type)
-    found = compute_strip(task, i, j, strip)
+    found = compute_strip(task, i, j, strip, terms=terms)
     if found is None:
         return False
     failpoint("cholesky.strip.after_compute", found)
     if not is_finite(np.tril(found, found.shape[1] - len(found)) if i == j else found):
         _check_operands(task, i, j)
         raise _not_finite(task, i, j, found)
-    task.strips.write(i, j, strip, found)
+    task.strips.write(i, j, strip, found, terms=terms)
     return True
 
 
@@ -188,8 +189,7 @@ def _forget_sums(task: CholeskyTask, i: int) -> None:
     if task.strips is not None:
         for row, column in task.grid.lower():
             if row in task.strips.first and i in (row, column):
-                for s in range(len(task.strips.spans(row, task.grid.rows(row)))):
-                    task.strips.array.delete(task.strips.index(row, column, s))
+                task.strips.forget(row, column)
     if task.sums is not None:
         for row, column in task.grid.lower():
             if i in (row, column) and task.is_split(column):
@@ -324,7 +324,7 @@ def factorise(
     if taken.num_rows:
         spans = {i: strips.spans(i, grid.rows(i)) for i in strips.first} if strips is not None else {}
         first = {i: taken.first(i) for i in range(grid.num_tiles)}
-        nodes = extension_nodes(grid, nodes, taken.num_rows // grid.tile_size, first, spans)
+        nodes = extension_nodes(grid, nodes, taken.num_rows // grid.tile_size, first, spans, num_first_terms)
     repairs, gram = Repairs(), operator.gram
     while True:
         try:

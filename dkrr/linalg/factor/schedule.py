@@ -24,17 +24,17 @@ holds about (w + 1) N tiles at most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dkrr.engine.receipts import Key, Node
 from dkrr.errors import ParameterError
 from dkrr.tiles import TileGrid
 
-__all__ = ["STRIP", "Split", "cholesky_nodes", "extension_nodes", "usual_split"]
+__all__ = ["PARTIAL", "STRIP", "TERMS", "Split", "cholesky_nodes", "extension_nodes", "usual_split"]
 
-# the third number of a task's key: a partial sum, or a strip, whose number comes fourth
-PARTIAL, STRIP = 1, 2
+# the third number of a task's key: a partial sum, a strip, or the first terms of one; the strip's number comes fourth
+PARTIAL, STRIP, TERMS = 1, 2, 3
 # a task that finds its tile takes as long as so much arithmetic
 LOOK_FLOPS = 1e8
 
@@ -135,6 +135,7 @@ def extension_nodes(
     num_whole: int,
     first: Mapping[int, int],
     strips: Mapping[int, Sequence[tuple[int, int]]],
+    terms: Callable[[int], int],
 ) -> list[Node]:
     """The same graph for a factor whose first rows are there: row blocks cost what their new rows do, some in strips.
 
@@ -149,7 +150,10 @@ def extension_nodes(
     strips
         For some row blocks the spans of rows that are tasks of their own, with keys (i, j, 2, number). Strips of a row
         block do not wait for each other until its diagonal tile, and are sent to whoever is free; the task of a tile
-        joins them. Sums of such a row block are not split besides.
+        joins them.
+    terms
+        h(j): so many terms of the sum of a strip in column j are a task of their own, with key (i, j, 3, number), that
+        needs the columns before h only; 0 for none.
     """
     area = float(grid.tile_size) ** 2
     found: list[Node] = []
@@ -171,13 +175,21 @@ def extension_nodes(
             found.append(replace(node, dependencies=before, flops=max(flops, area), held_back=is_held, shares=shares))
             continue
         keys: list[Key] = []
+        h = terms(j)
         for s, (start, stop) in enumerate(strips[i]):
+            rows = (stop - start) * area
+            behind: tuple[Key, ...] = ()
+            if h:
+                ahead = (i, h - 1) if i == j else (i, h - 1, STRIP, s)
+                before_it = tuple(dict.fromkeys((ahead, (j, h - 1))))
+                found.append(Node((i, j, TERMS, s), before_it, rows * 2 * h, held_back=True))
+                behind = ((i, j, TERMS, s),)
             if i == j:
                 waits_for: tuple[Key, ...] = ((i, j - 1),) if j else ()
             else:
                 waits_for = (*(((i, j - 1, STRIP, s),) if j else ()), (j, j))
-            flops = (stop - start) * area * (2 * j + (i != j))
-            found.append(Node((i, j, STRIP, s), waits_for, max(flops, area), held_back=True))
+            flops = rows * (2 * (j - h) + (i != j))
+            found.append(Node((i, j, STRIP, s), (*waits_for, *behind), max(flops, area), held_back=True))
             keys.append((i, j, STRIP, s))
         flops = area * grid.tile_size / 3 if i == j else area
         found.append(replace(node, dependencies=(*before, *keys), flops=flops, held_back=is_held, shares=shares))
