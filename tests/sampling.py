@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-MAX_CASES = 4
+MAX_CASES = 3
 
 
 def digest(name: str) -> str:

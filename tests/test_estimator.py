@@ -163,6 +163,7 @@ def test_grid_search_shares_a_store(num_jobs: int, tmp_path: Path) -> None:
     assert list((store / "solves").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_loky_workers_run_in_process(tmp_path: Path) -> None:
     # 300 rows are above the limit here, so that only being inside a pool keeps a second pool from being started
     code = """
@@ -410,6 +411,7 @@ def test_inside_a_dask_worker_work_runs_in_process(cluster_client: Any) -> None:
     np.testing.assert_allclose(coefficients, fitted().dual_coef_, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thorough
 def test_a_daemonic_process_runs_in_process(tmp_path: Path) -> None:
     code = """
     import multiprocessing

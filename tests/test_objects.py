@@ -254,6 +254,7 @@ def test_failures_that_stay_end_in_a_typed_error(bucket: Bucket, impatient: None
             access()
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_answer(bucket: Bucket, impatient: None) -> None:
     bucket.server.fail({"path": "/x", "times": 1, "sleep": 6})
     write_key(bucket.url(), "x", b"1")  # the second attempt

@@ -109,6 +109,7 @@ def test_as_many_features_as_a_picture_has_pixels(scales: Scales, tmp_path: Path
     assert "factor_tile" in scales.most
 
 
+@pytest.mark.thorough
 def test_what_a_message_holds_does_not_grow_with_the_rows(scales: Scales, tmp_path: Path) -> None:
     sizes = []
     for n in (320, 1280):

@@ -154,6 +154,7 @@ subprocess.run([sys.executable, "-c", program], check=True)
 """
 
 
+@pytest.mark.thorough
 def test_the_sampler_sees_what_a_grandchild_holds(tmp_path: Path) -> None:
     def peak(size: int) -> int:
         command = [sys.executable, "-c", GRANDCHILD.replace("{size}", str(size))]

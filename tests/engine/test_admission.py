@@ -65,6 +65,7 @@ def graph(n: int) -> list[Node]:
 # --- who joins late ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_an_equal_worker_that_joins_late_takes_part(client: Client, tmp_path: Path) -> None:
     admission = Admission(client, check_workers(client), store=str(tmp_path / "store"))
     client.cluster.scale(3)

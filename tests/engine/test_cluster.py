@@ -109,11 +109,13 @@ def test_runs_from_a_plain_file_beside_a_module_and_a_decoy(tmp_path: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 42\n", "")
 
 
+@pytest.mark.thorough
 def test_runs_from_standard_input_in_silence(tmp_path: Path) -> None:
     done = run_script(["-"], tmp_path, SCRIPT.format(extra="", remote="sum, [20, 22]"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 42\n", "")
 
 
+@pytest.mark.thorough
 def test_an_unclosed_cluster_ends_with_its_script(tmp_path: Path) -> None:
     text = "import dkrr\ncluster = dkrr.local_cluster(workers=1)\nprint(len(cluster.scheduler_info['workers']))"
     done = run_script(["-"], tmp_path, text)
@@ -295,6 +297,7 @@ with local_cluster(workers=1, memory_limit="1GiB") as cluster, Client(cluster) a
 """
 
 
+@pytest.mark.thorough
 def test_an_interrupt_at_the_terminal_leaves_the_workers_to_the_command(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED],

@@ -120,6 +120,7 @@ def test_what_is_there_is_counted(tmp_path: Path) -> None:
     assert plan(document | {"model": {"kernel": "rbf", "alpha": 0.1, "gamma": 0.7}}).disk_present_bytes == 0
 
 
+@pytest.mark.thorough
 def test_a_repair_during_the_solve_counts_every_tile_once(tmp_path: Path) -> None:
     from dkrr.jobs.run import fit_job
     from dkrr.jobs.spec import JobSpec

@@ -87,6 +87,7 @@ def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(make: Mak
     assert narrow["inside 50.0% intervals"] < facts["inside 90.0% intervals"]
 
 
+@pytest.mark.thorough
 def test_predictions_with_all_columns(make: Make, tmp_path: Path) -> None:
     summary = fit_job(make())
     model, mean, std = reference()

@@ -104,6 +104,7 @@ print("numba" in sys.modules)
     assert run(code).split() == ["False", "True"]
 
 
+@pytest.mark.thorough
 def test_it_works_where_compiled_code_cannot_be_kept() -> None:
     # what Numba raises when neither the package's folder nor the user's cache folder can be written
     code = """
@@ -124,6 +125,7 @@ print((out == 1024).all())
     assert run(code).split() == ["True"]
 
 
+@pytest.mark.thorough
 def test_compiled_code_is_kept_between_processes(tmp_path: Path) -> None:
     code = """
 import numpy as np

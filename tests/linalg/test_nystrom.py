@@ -405,6 +405,7 @@ def test_a_fit_that_may_take_longer_goes_on(tmp_path: Path, caplog: pytest.LogCa
     assert difference(predictions(dataset, RBF, result), dense_predictions(dataset, RBF, 1e-2, result.centres)) < 1e-8
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_costs_its_tasks_only(tmp_path: Path, many_tasks: None, cluster_client: Any) -> None:
     from dkrr.engine.session import checked_executor
 

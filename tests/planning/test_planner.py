@@ -319,6 +319,7 @@ def test_a_factor_comes_with_its_split_and_what_to_expect() -> None:
     assert chosen.to_dict()["split"] == {"num_columns": 3, "num_last": 1}
 
 
+@pytest.mark.thorough
 def test_tiles_of_many_workers_are_simulated() -> None:
     many = replace(LIMITS, threads=32)
     machine = replace(nominal_machine(32), cache_bytes=1e11)

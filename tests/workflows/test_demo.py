@@ -72,6 +72,7 @@ def never(*_: Any, **__: Any) -> None:
     pytest.fail("a fit was started")
 
 
+@pytest.mark.thorough
 def test_the_table_comes_last_and_the_folder_is_removed(
     demo: ModuleType, job: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

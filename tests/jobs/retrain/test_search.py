@@ -35,6 +35,7 @@ def gamma(project: Project) -> float:
     return float(model.kernel.to_dict()["gamma"])
 
 
+@pytest.mark.thorough
 def test_every_third_fit(tmp_path: Path, searches: list[int]) -> None:
     project = Project(tmp_path / "p", retrain={"search_every": 3}, gate={"tolerance": 1.0})
     found = []
