@@ -95,6 +95,7 @@ class MixedSolver:
             shifted = operator.with_alpha(operator.alpha + (record["shift"] if record else 0.0))
             try:
                 factor = CholeskySolver(precision="float32").prepare(shifted, workspace, **digests)
+                factor.make_durable()
                 return MixedFactor(
                     solver=self, operator=operator, factored=factor, breakdown=record, fields=fields | {"mixed": record}
                 )

@@ -115,13 +115,17 @@ class CholeskyFactor:
         forward, backward = columns("z"), columns("u")
         # the disk writes what the sweeps read: tiles of the last seconds are on no disk yet, and all are in memory
         with ThreadPoolExecutor(1, thread_name_prefix="dkrr-sync") as thread:
-            synced = thread.submit(self.factor.array.sync) if self.workspace.durable else None
+            synced = thread.submit(self.make_durable)
             for source, result, direction in ((rhs, forward, "forward"), (forward, backward, "backward")):
                 task = SweepTask(self.factor, source, result, direction)  # type: ignore[arg-type]
                 self.workspace.record("solve", self._sweep(task))
-            if synced is not None:
-                synced.result()
+            synced.result()
         return backward
+
+    def make_durable(self) -> None:
+        """fsync the tiles where the workspace is durable; for who reads them without :meth:`substitute`."""
+        if self.workspace.durable:
+            self.factor.array.sync()
 
     def judged(self, norms: ResidualNorms) -> Solution:
         """The facts about an answer with these norms; raises :class:`ResidualError` when it is not good enough."""
