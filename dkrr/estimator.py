@@ -30,8 +30,9 @@ from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal.solver import fit_primal_arrays, primal_features
 from dkrr.model import Model
+from dkrr.planning.candidates import Problem
 from dkrr.planning.choices import SolverChoice
-from dkrr.planning.planner import Problem, is_plainly_primal
+from dkrr.planning.ways import is_plainly_primal
 from dkrr.records import primal_details, primal_parts
 from dkrr.resources import find_dataset
 from dkrr.spread import target_scale

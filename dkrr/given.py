@@ -17,7 +17,7 @@ from dkrr.dataset import Dataset, Floats, ingest
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.table import check_shape, to_floats
 from dkrr.errors import DataError
-from dkrr.fitting import choose_tile_size
+from dkrr.linalg.sizes import choose_tile_size
 from dkrr.stores import place, remove_array, zarr_store
 from dkrr.tiles import TileGrid, TileMatrix
 

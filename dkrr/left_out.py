@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset
 from dkrr.engine.session import memory_limit_of
 from dkrr.errors import ParameterError, ResidualError
-from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_gram, ridge_operator, stored_gram
+from dkrr.fitting import FitSettings, ridge_operator, stored_gram
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
@@ -33,6 +33,7 @@ from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
 from dkrr.linalg.primal.choose import primal_leave_one_out, stored_source
+from dkrr.linalg.sizes import BASELINE_BYTES, choose_gram
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.costs import cholesky_disk
@@ -172,7 +173,6 @@ def exact_leave_one_out(
         factor = solver.prepare(
             operator.with_alpha(alpha), workspace, weight_digest=dataset.digest_weight, source_digest=source_digest
         )
-        factor.make_durable()
         own = inverse_diagonal(factor, memory_bytes=room)
         found = _checked_ones(factor, own)
         diagonal[:, targets] = own[:, None]

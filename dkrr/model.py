@@ -2,14 +2,11 @@
 
     predict(Z) = y_mean + y_std * (k((Z - x_mean) / x_std, X_fit) @ dual_coef + intercept)
 
-A saved model is a Zarr group of two arrays and attributes, with a manifest of SHA-256 over every key.
+How it lies on disk, and how it gets there whole, is in :mod:`dkrr.saved`.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,25 +17,19 @@ from numpy.typing import NDArray
 from dkrr.dataset import RowArray, Scaling
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.failpoints import failpoint
-from dkrr.fence import check_fence
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
-from dkrr.manifest import MANIFEST, check_manifest, refuse_links, write_manifest
 from dkrr.markup import facts_html
-from dkrr.stores import children, is_url, local_root, read_json, remove_array, sync_folder, write_json
+from dkrr.saved import ARRAYS, save_arrays, saved_attributes
 from dkrr.uncertainty import WithUncertainty
 
 __all__ = ["Model", "load_model"]
 
-FORMAT = "dkrr-model"
-FORMAT_VERSION = 1
 BLOCK_ROWS = 4096
 IN_MEMORY_BYTES = 64 * 2**20
-ARRAYS = ("X_fit", "dual_coef", "sample_weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,42 +215,7 @@ class Model(WithUncertainty):
         ParameterError
             The kernel is a function that has no importable name.
         """
-        root = local_root(path)
-        attributes = self._attributes()
-        if read_json(path, "zarr.json") is not None or (root is not None and root.exists()):
-            if not overwrite:
-                raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
-            _require_model(path)
-        if root is None:
-            self._write_objects(path, attributes)
-            return
-        root.parent.mkdir(parents=True, exist_ok=True)
-        partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
-        try:
-            self._write(str(partial), attributes)
-            sync_folder(partial)
-            failpoint("model.before_pointer")
-            check_fence()
-            if root.exists():
-                retired = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
-                os.replace(root, retired)
-                os.replace(partial, root)
-                shutil.rmtree(retired)
-            else:
-                os.replace(partial, root)
-            failpoint("model.after_pointer")
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-    def _write_objects(self, path: Any, attributes: dict[str, Any]) -> None:
-        if is_url(path):
-            known = {"zarr.json", MANIFEST, *ARRAYS}
-            foreign = [name for name in children(path) if name not in known]
-            if foreign:
-                raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another address")
-            remove_array(path)  # the metadata first; also what a save that was interrupted left
-        self._write(path, attributes)
-        failpoint("model.after_pointer")
+        save_arrays(path, self._attributes(), self._arrays(), overwrite=overwrite)
 
     def _attributes(self) -> dict[str, Any]:
         # absent without an intercept, as in models written before there was one
@@ -268,8 +224,6 @@ class Model(WithUncertainty):
             intercept
             | self._uncertainty()
             | {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
                 "kernel": {"kernel": "precomputed"} if self.kernel is None else self.kernel.to_dict(),
                 "center": None if self.center is None else self.center.tolist(),
                 "scaling": None if self.scaling is None else self.scaling.to_dict(),
@@ -297,18 +251,6 @@ class Model(WithUncertainty):
         named = dict(zip(ARRAYS, (self.x_fit, self.dual_coef, self.sample_weight), strict=True))
         return {name: rows for name, rows in named.items() if rows is not None}
 
-    def _write(self, store: Any, attributes: dict[str, Any]) -> None:
-        for name, rows in self._arrays().items():
-            copy = RowArray.create(
-                store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=BLOCK_ROWS
-            )
-            for number, start in enumerate(range(0, rows.num_rows, BLOCK_ROWS)):
-                copy.write_chunk(number, rows.read(start, min(start + BLOCK_ROWS, rows.num_rows)))
-        if local_root(store) is None:
-            failpoint("model.before_pointer")
-        write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
-        write_manifest(store)
-
     def in_memory(self) -> Model:
         """The same model with its rows read into memory when they are small (64 MiB)."""
         arrays = self._arrays()
@@ -329,26 +271,6 @@ def _predict_part(block: Any, model: Model, block_info: Any = None) -> NDArray[n
     return values[:, 0] if model.y_is_1d else values
 
 
-def _require_model(path: Any) -> dict[str, Any]:
-    document = read_json(path, "zarr.json")
-    for old in (".zgroup", ".zarray") if document is None else ():
-        if read_json(path, old) is not None:
-            raise StoreError(f"{path} is Zarr format 2; format 3 expected", hint="only models of dkrr are read")
-    if not isinstance(document, dict) or document.get("node_type") != "group" or document.get("zarr_format") != 3:
-        raise StoreError(f"{path} is not a model of dkrr", hint="check the path")
-    attributes = document.get("attributes")
-    found = attributes.get("format") if isinstance(attributes, dict) else None
-    if not isinstance(attributes, dict) or found != FORMAT:
-        raise StoreError(f"{path} is not a model of dkrr (format {found!r})", hint="check the path")
-    version = attributes.get("format_version")
-    if version != FORMAT_VERSION:
-        raise StoreError(
-            f"{path} has model format version {version}; this dkrr reads version {FORMAT_VERSION}",
-            hint="install a newer dkrr, or save the model again",
-        )
-    return dict(attributes)
-
-
 def load_model(path: Any, *, verify: bool = True) -> Model:
     """Open a saved model. Nothing is unpickled; metadata is checked before any array is read.
 
@@ -366,10 +288,7 @@ def load_model(path: Any, *, verify: bool = True) -> Model:
         Not a model, another format version, or a key that is missing, extra, or not what the manifest says.
     """
     path = str(path) if isinstance(path, Path) else path
-    refuse_links(path)
-    attributes = _require_model(path)
-    if verify:
-        check_manifest(path)
+    attributes = saved_attributes(path, verify=verify)
     try:
         model = _from_attributes(path, attributes)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:

@@ -20,8 +20,8 @@ from dkrr.engine.cluster import find_client
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError
-from dkrr.fitting import choose_tile_size, task_bytes
 from dkrr.lazy import lazy_rows
+from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from dkrr.stores import arrays_below, copy_tree, is_url, local_root, place, read_json, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 

@@ -18,18 +18,20 @@ from dkrr.engine.memory import free_memory_bytes
 from dkrr.engine.session import blas_of, memory_limit_of
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DataError, ParameterError
-from dkrr.fitting import FitSettings, choose_gram, choose_tile_size, fit_rows
+from dkrr.fitting import FitSettings, fit_rows
 from dkrr.given import given_rows, store_given_matrix
 from dkrr.kernels import Kernel
 from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal.solver import fit_primal
+from dkrr.linalg.sizes import choose_gram, choose_tile_size
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
+from dkrr.planning.candidates import Limits, Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.continuing import find_continued
 from dkrr.planning.costs import Machine, cholesky_disk
-from dkrr.planning.planner import Decision, Limits, Problem, decide
+from dkrr.planning.planner import Decision, decide
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import sample_trial
 from dkrr.records import (

@@ -15,6 +15,7 @@ import pytest
 import zarr
 
 import dkrr.model
+import dkrr.saved
 from dkrr import KernelRidge, Model, load_model, make_kernel
 from dkrr.dataset import Scaling
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
@@ -173,7 +174,7 @@ def test_saving_is_all_or_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -
         if site == "model.before_pointer":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dkrr.model, "failpoint", fail)
+    monkeypatch.setattr(dkrr.saved, "failpoint", fail)
     other = replace(model, provenance={"another": 1})
     with pytest.raises(OSError, match="No space"):
         other.save(path, overwrite=True)

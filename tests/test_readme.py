@@ -13,8 +13,8 @@ import pytest
 
 from dkrr import errors
 from dkrr.cli import main
-from dkrr.fitting import choose_tile_size, task_bytes
 from dkrr.jobs.spec import JobSpec
+from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from dkrr.linalg.solution import backward_error_bar
 from dkrr.tiles import TileGrid
 

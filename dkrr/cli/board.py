@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dkrr.cli.estimate import ITERATIVE, clock_text
-from dkrr.cli.output import format_bytes
 from dkrr.cli.triangle import ASCII, BLOCKS, triangle_lines
+from dkrr.jobs.report.words import size
 from dkrr.jobs.runs.status import Status
 
 __all__ = ["PhaseLines", "board", "phase_line"]
@@ -72,7 +72,7 @@ def facts(status: Status, state: str) -> Iterator[tuple[str, str]]:
     if status.num_workers:
         yield "workers", f"{status.num_workers:,}, {status.num_threads:,} threads"
     if status.memory_bytes:
-        yield "memory", f"{format_bytes(status.memory_bytes)}, largest worker"
+        yield "memory", f"{size(status.memory_bytes)}, largest worker"
     yield "elapsed", clock_text(status.elapsed_seconds)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dkrr.cli.errors import Command
-from dkrr.cli.output import format_bytes, print_facts, print_json
+from dkrr.cli.output import print_facts, print_json
+from dkrr.jobs.report.words import size
 
 if TYPE_CHECKING:
     from dkrr.engine.doctor import MachineReport
@@ -60,14 +61,14 @@ def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -
 
     items = find_garbage(_store(path), runs, kept_seconds=older_than)
     for item in items:
-        click.echo(f"{format_bytes(item.num_bytes):>10}  {item.location}  ({item.reason})")
+        click.echo(f"{size(item.num_bytes):>10}  {item.location}  ({item.reason})")
     total = sum(item.num_bytes for item in items)
     if not items:
         click.echo("nothing to delete")
-    elif yes or (sys.stdin.isatty() and click.confirm(f"delete {format_bytes(total)}?", err=True)):
-        click.echo(f"deleted {format_bytes(delete_garbage(items))}")
+    elif yes or (sys.stdin.isatty() and click.confirm(f"delete {size(total)}?", err=True)):
+        click.echo(f"deleted {size(delete_garbage(items))}")
     else:
-        click.echo(f"{format_bytes(total)} can be deleted with --yes")
+        click.echo(f"{size(total)} can be deleted with --yes")
 
 
 def _store(path: str) -> str:
@@ -119,9 +120,9 @@ def _machine_facts(report: MachineReport) -> Iterator[tuple[str, object]]:
     double, single = speed.gemm_flops_per_second_float64 / 1e9, speed.gemm_flops_per_second_float32 / 1e9
     yield "gemm, one thread", f"{double:.1f} GF/s float64, {single:.1f} GF/s float32"
     yield "rbf, one thread", f"{speed.kernel_entry_seconds * 1e9:.2f} ns an entry (10 features)"
-    free, total = format_bytes(report.free_memory_bytes), format_bytes(report.total_memory_bytes)
+    free, total = size(report.free_memory_bytes), size(report.total_memory_bytes)
     yield "memory", f"{free} free of {total}"
-    yield "disk", f"{format_bytes(report.free_disk_bytes)} free in {report.folder}"
-    write, read = format_bytes(speed.disk_write_bytes_per_second), format_bytes(speed.disk_read_bytes_per_second)
+    yield "disk", f"{size(report.free_disk_bytes)} free in {report.folder}"
+    write, read = size(speed.disk_write_bytes_per_second), size(speed.disk_read_bytes_per_second)
     yield "disk speed", f"write {write}/s, read {read}/s"
     yield "versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-__all__ = ["format_bytes", "print_facts", "print_json", "print_table"]
+__all__ = ["print_facts", "print_json", "print_table"]
 
 PIPE_WIDTH = 120  # rich assumes 80 columns where there is no terminal, and would cut paths
 
@@ -35,13 +35,3 @@ def print_facts(facts: Iterable[tuple[str, Any]], title: str | None = None) -> N
 def print_json(value: Any) -> None:
     """Print one JSON document."""
     click.echo(json.dumps(value, indent=2, sort_keys=True, default=str))
-
-
-def format_bytes(num_bytes: float) -> str:
-    """``3.4 GiB``: a size as people read it."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -12,7 +12,7 @@ Cost: opening reads three or four small JSON files; no rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.stores import children, local_root, read_json
 
-__all__ = ["Dataset", "Part", "open_dataset", "statistics_of"]
+__all__ = ["Dataset", "Part", "fields_of_parts", "open_dataset"]
 
 Part = Literal["X", "y", "weight"]
 
@@ -239,7 +239,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
     num_rows = int(attributes["num_rows"])
     records: dict[str, dict[str, Any]] = attributes["arrays"]
     version = int(attributes.get("version", 1))
-    arrays = {
+    arrays: dict[str, RowArray] = {
         name: RowArray.open(path, array_name(name, version), num_rows)
         for name in ("X", "y", "weight")
         if name in records
@@ -252,8 +252,6 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
     generations = read_generations(attributes["generations"])
     counters = attributes.get("next")
     classes = attributes["classes"]
-    x_mean, x_std = statistics_of(records["X"])
-    y_mean, y_std = statistics_of(records["y"]) if "y" in records else (np.empty(0), np.empty(0))
     return Dataset(
         path=path,
         num_rows=num_rows,
@@ -262,25 +260,34 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
         weight_name=attributes["weight_name"],
         classes=None if classes is None else tuple(classes),
         y_is_1d=bool(attributes["y_is_1d"]),
-        X=arrays["X"],
-        y=arrays.get("y"),
-        weight=arrays.get("weight"),
-        digest=records["X"]["digest"],
-        digest_y=records["y"]["digest"] if "y" in records else None,
-        digest_weight=records["weight"]["digest"] if "weight" in records else None,
         generations=generations,
-        x_mean=x_mean,
-        x_std=x_std,
-        y_mean=y_mean,
-        y_std=y_std,
         origin=attributes.get("origin"),
         version=version,
         counters=Counters.after(generations) if counters is None else Counters(**counters),
-        records=records,
+        **fields_of_parts(arrays, records),
     )
 
 
-def statistics_of(record: dict[str, Any]) -> tuple[Floats, Floats]:
+def fields_of_parts(arrays: Mapping[str, RowArray], records: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a :class:`Dataset` says of its arrays: themselves, their digests, means and standard deviations."""
+    x_mean, x_std = _statistics(records["X"])
+    y_mean, y_std = _statistics(records["y"]) if "y" in records else (np.empty(0), np.empty(0))
+    return {
+        "X": arrays["X"],
+        "y": arrays.get("y"),
+        "weight": arrays.get("weight"),
+        "digest": records["X"]["digest"],
+        "digest_y": records["y"]["digest"] if "y" in records else None,
+        "digest_weight": records["weight"]["digest"] if "weight" in records else None,
+        "x_mean": x_mean,
+        "x_std": x_std,
+        "y_mean": y_mean,
+        "y_std": y_std,
+        "records": records,
+    }
+
+
+def _statistics(record: dict[str, Any]) -> tuple[Floats, Floats]:
     """Means and standard deviations of the columns of a record; 1 stands for that of a constant column."""
     mean, std = decode_floats(record["mean"]), decode_floats(record["std"])
     std[std == 0] = 1.0

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dkrr.dataset.dataset import Dataset, statistics_of
+from dkrr.dataset.dataset import Dataset, fields_of_parts
 from dkrr.dataset.rows import RowArray
 from dkrr.dataset.summary import RowSummary
 
@@ -39,23 +39,11 @@ def before_appends(dataset: Dataset, digests: Mapping[str, str]) -> Dataset | No
     records = {name: _record(array) for name, array in arrays.items()}
     if any(records[name]["digest"] != digest for name, digest in digests.items()):
         return None
-    x_mean, x_std = statistics_of(records["X"])
-    y_mean, y_std = statistics_of(records["y"]) if "y" in records else (dataset.y_mean, dataset.y_std)
     return replace(
         dataset,
         num_rows=end,
-        X=arrays["X"],
-        y=arrays.get("y"),
-        weight=arrays.get("weight"),
-        digest=records["X"]["digest"],
-        digest_y=records["y"]["digest"] if "y" in records else None,
-        digest_weight=records["weight"]["digest"] if "weight" in records else None,
         generations=tuple(item for item in dataset.generations if item.n <= end),
-        x_mean=x_mean,
-        x_std=x_std,
-        y_mean=y_mean,
-        y_std=y_std,
-        records=records,
+        **fields_of_parts(arrays, records),
     )
 
 

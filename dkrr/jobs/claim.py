@@ -18,7 +18,7 @@ from dkrr.jobs.spec import JobSpec
 from dkrr.stores import children, read_json, write_json
 
 if TYPE_CHECKING:
-    from dkrr.jobs.plan import Plan
+    from dkrr.jobs.planned import Plan
 
 __all__ = ["check_claim", "resolve_once", "run_id"]
 

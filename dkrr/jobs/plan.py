@@ -1,4 +1,4 @@
-"""Plan: what a job needs and how long it may take, computed before anything is started; refuses what cannot fit.
+"""Make a plan: what a job needs and how long it may take, computed before anything is started; refuse what cannot fit.
 
 What was left to "auto" is decided here, by :mod:`dkrr.planning.planner`, unless an earlier attempt of the same run
 decided it. Memory, disk and seconds are those of :mod:`dkrr.planning.costs`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,23 @@ import numpy as np
 
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
-from dkrr.errors import ParameterError, PlanRefusedError
-from dkrr.fitting import BASELINE_BYTES, center_of_lineage
+from dkrr.errors import ParameterError
+from dkrr.fitting import center_of_lineage
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import method_of
+from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
+from dkrr.linalg.sizes import BASELINE_BYTES
+from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.planning.costs import Machine
 from dkrr.planning.leave_one_out import with_leave_one_out
-from dkrr.planning.planner import DISK_RESERVE_BYTES, Candidate, Decision, Limits, Problem, decide
+from dkrr.planning.planner import Decision, decide
+from dkrr.planning.pricing import DISK_RESERVE_BYTES
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import Trial, sample_trial
 from dkrr.records import usable_rows
@@ -37,103 +41,7 @@ from dkrr.resources import free_bytes, measured_place
 from dkrr.stores import arrays_below, read_json
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = ["Plan", "make_plan", "plan"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Everything that "auto" became, what it needs, and what is there.
-
-    Sizes are in bytes, times in seconds: ``estimated_seconds`` at the upper end of ``iterations``,
-    ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
-    possible. ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
-    ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
-    there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
-    "scaling" and "center", and empty where all is computed.
-    """
-
-    num_rows: int
-    num_test_rows: int
-    num_features: int
-    num_targets: int
-    kernel: dict[str, Any]
-    alpha: list[float]
-    solver: str
-    precision: str
-    gram: str
-    tile_size: int
-    tile_rule: str
-    num_tiles_per_side: int
-    num_tasks: int
-    flops: float
-    workers: int
-    threads_per_worker: int
-    memory_limit_bytes: int | None
-    task_bytes: int
-    disk_bytes: dict[str, int]
-    disk_present_bytes: int
-    disk_free_bytes: int | None
-    estimated_seconds: dict[str, float]
-    calibration: dict[str, float]
-    split: dict[str, int] | None = None
-    expected_efficiency: float = 0.0
-    rank: int = 0
-    iterations: list[float] | None = None
-    estimated_low_seconds: float = 0.0
-    choice: dict[str, Any] = field(default_factory=dict)
-    nystrom: dict[str, Any] | None = None
-    candidates: list[dict[str, Any]] = field(default_factory=list)
-    reason: str = ""
-    refusal: str = ""
-    hint: str = ""
-    notes: list[str] = field(default_factory=list)
-    reused: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def disk_needed_bytes(self) -> int:
-        """Bytes still to be written."""
-        return max(0, sum(self.disk_bytes.values()) - self.disk_present_bytes)
-
-    @property
-    def total_seconds(self) -> float:
-        """Estimated wall time."""
-        return sum(self.estimated_seconds.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self) | {
-            "disk_needed_bytes": self.disk_needed_bytes,
-            "total_seconds": self.total_seconds,
-        }
-
-    def check(self) -> None:
-        """Raise :class:`~dkrr.errors.PlanRefusedError` when the job cannot fit."""
-        if self.refusal:
-            raise PlanRefusedError(self.refusal, hint=self.hint)
-
-    def __str__(self) -> str:
-        from io import StringIO
-
-        from rich.console import Console
-
-        text = StringIO()
-        Console(width=100, file=text).print(self.table())
-        return text.getvalue()
-
-    def table(self) -> Any:
-        """The plan as a rich table."""
-        from dkrr.jobs.tables import plan_table
-
-        return plan_table(self)
-
-    def __rich__(self) -> Any:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from dkrr.jobs.tables import table_html
-
-        return table_html("plan", self.table())
+__all__ = ["make_plan", "plan"]
 
 
 def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:

@@ -12,7 +12,7 @@ from dkrr.dataset import Dataset
 from dkrr.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.given import store_given_matrix
 from dkrr.jobs.leave_one_out import leave_out
-from dkrr.jobs.plan import Plan
+from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.start import begin_from, remember

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dkrr.engine.tasks import RunSummary
-from dkrr.jobs.plan import Plan
+from dkrr.jobs.planned import Plan
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.prediction import Score

@@ -8,7 +8,7 @@ from dkrr.address import join
 from dkrr.jobs.report.words import size
 
 if TYPE_CHECKING:
-    from dkrr.jobs.plan import Plan
+    from dkrr.jobs.planned import Plan
     from dkrr.jobs.run import FitSummary
     from dkrr.jobs.tune import TuneSummary
 

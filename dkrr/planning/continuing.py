@@ -19,12 +19,12 @@ from typing import Any
 from dkrr.dataset import Dataset
 from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.errors import StoreError
-from dkrr.fitting import task_bytes
 from dkrr.kernels import Kernel
 from dkrr.linalg.frozen_center import CenterJudge
 from dkrr.linalg.lineage import Ancestor, ancestors
+from dkrr.linalg.sizes import task_bytes
+from dkrr.planning.candidates import Candidate
 from dkrr.planning.choices import SolverChoice
-from dkrr.planning.planner import Candidate
 from dkrr.stores import is_url
 from dkrr.tiles import TileMatrix
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from dkrr.fitting import BASELINE_BYTES, task_bytes
 from dkrr.linalg.lowrank.preconditioner import HELD_BYTES
+from dkrr.linalg.sizes import BASELINE_BYTES, task_bytes
 from dkrr.tiles import TileGrid
 
 __all__ = [
@@ -77,6 +77,8 @@ class Machine:
         Until the workers are there.
     first_product_seconds
         Until they have loaded the compiled code of their first product.
+    first_task_seconds
+        Until they have imported what their first task needs.
     end_seconds
         Until the model is written and the workers are gone.
     cache_bytes
@@ -109,6 +111,7 @@ class Machine:
     trsm_share: float = 0.85
     potrf_share: float = 0.6
     write_memory: float = 2e9
+    first_task_seconds: float = 0.0
 
     def gemm(self, precision: str) -> float:
         """Flops a second in a precision."""
@@ -197,6 +200,7 @@ def cholesky_seconds(
     if gram == "stored":
         seconds["gram"] = gram_seconds(machine, n, b)
     seconds["factorise"] = num_alphas * factorise_seconds(machine, n, b, precision, gram)
+    seconds["gram" if gram == "stored" else "factorise"] += machine.first_task_seconds
     sweep = sweep_seconds(machine, n, b, ceil(each), precision)
     product = pass_seconds(machine, n, ceil(each), "float64")
     exact = machine.exact_factor * product
@@ -277,6 +281,7 @@ def cg_seconds(
     if gram == "stored" or precision == "mixed":
         seconds["residual"] = checks * machine.exact_factor * exact
     seconds["multiply"] += machine.first_product_seconds
+    seconds[next(name for name in seconds if name != "start")] += machine.first_task_seconds
     seconds["end"] = machine.end_seconds
     return seconds
 
@@ -288,7 +293,7 @@ def nystrom_seconds(machine: Machine, n: int, m: int, t: int, *, precision: str,
     passes = n * m * (iterations * machine.entry(inner, t) + 3 * machine.entry("float64", t))
     return {
         "start": machine.start_seconds + machine.end_seconds,
-        "prepare": 5.0 * m**3 * one + 2 * m * m * machine.block_entry * machine.threads,
+        "prepare": 5.0 * m**3 * one + 2 * m * m * machine.block_entry * machine.threads + machine.first_task_seconds,
         "nystrom": passes + iterations * (4.0 * m * m * t * one + machine.round_seconds),
     }
 
@@ -300,7 +305,7 @@ def primal_seconds(machine: Machine, n: int, d: int, size: int, t: int, num_alph
     own = (size**3 / 3 * num_alphas + 20.0 * size**2) * machine.threads / machine.gemm_float64
     return {
         "start": machine.start_seconds,
-        "primal": reads + flops + own + 2 * machine.round_seconds,
+        "primal": reads + flops + own + 2 * machine.round_seconds + machine.first_task_seconds,
         "end": machine.end_seconds,
     }
 
@@ -327,7 +332,7 @@ def cg_disk(n: int, b: int, d: int, t: int, *, gram: str, rank: int) -> dict[str
 
 
 def cholesky_memory(b: int, d: int, precision: str) -> int:
-    """Peak bytes of a worker's task; see :func:`dkrr.fitting.task_bytes`."""
+    """Peak bytes of a worker's task; see :func:`dkrr.linalg.sizes.task_bytes`."""
     return task_bytes(b, d, itemsize(precision))
 
 

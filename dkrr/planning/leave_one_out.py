@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dkrr.planning.candidates import Candidate, Problem
 from dkrr.planning.costs import Machine, factorise_seconds, tiles_bytes
-from dkrr.planning.planner import Candidate, Problem
 
 __all__ = ["with_leave_one_out"]
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 from math import inf
 
-from dkrr.fitting import task_bytes
 from dkrr.linalg.factor.schedule import Split, usual_split
+from dkrr.linalg.sizes import task_bytes
 from dkrr.planning.costs import Machine, itemsize
 from dkrr.planning.simulate import TileSeconds, simulate
 from dkrr.tiles import TileGrid

@@ -35,8 +35,10 @@ from dkrr.linalg.inference.cg_path import cg_path
 from dkrr.linalg.primal.choose import stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
+from dkrr.planning.candidates import Candidate, Problem
 from dkrr.planning.costs import factorise_seconds
-from dkrr.planning.planner import DISK_RESERVE_BYTES, Candidate, Decision, Problem
+from dkrr.planning.planner import Decision
+from dkrr.planning.pricing import DISK_RESERVE_BYTES
 from dkrr.resources import free_bytes
 from dkrr.selection.path import Chosen, choose
 from dkrr.selection.primal import primal_search

@@ -25,7 +25,7 @@ from typing import Any
 
 from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import Executor, Progress
-from dkrr.fitting import BASELINE_BYTES
+from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.resources import find_dataset, find_executor, rows_on_disk
 from dkrr.selection.budget import Budget
 from dkrr.selection.choice import TuneResult, TuneSettings

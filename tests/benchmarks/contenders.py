@@ -64,7 +64,7 @@ def dkrr_ridge(
     from distributed import Client
 
     import dkrr
-    from dkrr.fitting import choose_tile_size
+    from dkrr.linalg.sizes import choose_tile_size
 
     x, y = _rows(folder)
     if tile_size == "auto" and len(x) <= SMALL_ROWS:

@@ -65,11 +65,11 @@ def factorisation_rate(
     import dkrr
     from dkrr.dataset import ingest
     from dkrr.engine.session import memory_limit_of, start_local
-    from dkrr.fitting import choose_tile_size
     from dkrr.kernels import make_kernel
     from dkrr.linalg.factor.cholesky import factorise
     from dkrr.linalg.gram import build_gram, rows_of
     from dkrr.linalg.operators import RidgeOperator
+    from dkrr.linalg.sizes import choose_tile_size
     from dkrr.tiles import TileGrid, TileMatrix
 
     assert dkrr.__version__

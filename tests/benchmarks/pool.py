@@ -128,11 +128,11 @@ def dask_against_pool(
     """Factorise in turns, Dask first; seconds of every turn, the rate of gemm in between, and whether bytes agree."""
     from dkrr.dataset import ingest
     from dkrr.engine.session import start_local
-    from dkrr.fitting import choose_tile_size
     from dkrr.kernels import make_kernel
     from dkrr.linalg.factor.cholesky import factorise
     from dkrr.linalg.gram import rows_of
     from dkrr.linalg.operators import RidgeOperator
+    from dkrr.linalg.sizes import choose_tile_size
     from dkrr.tiles import TileGrid, TileMatrix
 
     dataset = ingest(str(Path(folder) / "X.npy"), f"{scratch}/rows.zarr")

@@ -23,16 +23,16 @@ def store(tmp_path: Path) -> Path:
 def test_without_yes_it_only_lists(store: Path) -> None:
     result = CliRunner().invoke(main, ["gc", str(store), "--older-than", "-1"])
     assert result.exit_code == 0
-    assert "2.0 KiB" in result.stdout
+    assert "2 KiB" in result.stdout
     assert KEY in result.stdout
-    assert "2.0 KiB can be deleted with --yes" in result.stdout
+    assert "2 KiB can be deleted with --yes" in result.stdout
     assert (store / "factors" / f"{KEY}.zarr").exists()
 
 
 def test_with_yes_it_deletes(store: Path) -> None:
     result = CliRunner().invoke(main, ["gc", str(store.parent), "--older-than", "-1", "--yes"])
     assert result.exit_code == 0
-    assert "deleted 2.0 KiB" in result.stdout
+    assert "deleted 2 KiB" in result.stdout
     assert not (store / "factors" / f"{KEY}.zarr").exists()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults import Command, chunk_files, contents, times
+from tests.faults import Command, chunk_files, contents, finish, times, wait_until
+from tests.servers import ByHand
 
-__all__ = ["ByHandJob", "byte_for_byte", "is_identical"]
+__all__ = ["ByHandJob", "byte_for_byte", "fit_again_on_new_servers", "is_identical"]
 
 
 @dataclass
@@ -61,6 +63,13 @@ class ByHandJob:
         assert ended.code == 0, ended.err
         return ended
 
+    def start_until_tiles(self, count: int) -> subprocess.Popen[str]:
+        """Start the command; it runs, and so many tiles of its factor are there."""
+        process = self.command().start()
+        wait_until(lambda: process.poll() is not None or len(self.tiles()) >= count, 120)
+        assert process.poll() is None, finish(process)
+        return process
+
     def tiles(self) -> dict[str, int]:
         """Times of the factor's tiles."""
         found = times(self.folder / "runs/store/factors")
@@ -83,6 +92,17 @@ class ByHandJob:
     def forget(self) -> None:
         """Remove what the job has written."""
         shutil.rmtree(self.folder / "runs", ignore_errors=True)
+
+
+def fit_again_on_new_servers(job: ByHandJob, cluster: ByHand, least: int) -> None:
+    """Once nothing is left of a killed scheduler's cluster: another one, and a fit that keeps at least these tiles."""
+    cluster.wait_for_the_end_of_workers()  # Dask's behaviour: nothing of them reconnects
+    written = job.fewer_than_all(least)
+    cluster.start_scheduler()
+    cluster.start_worker()
+    cluster.start_worker()
+    job.fit()
+    assert written.items() <= job.tiles().items()  # no valid tile was written again
 
 
 def byte_for_byte(first: ByHandJob, second: ByHandJob) -> None:

@@ -17,20 +17,13 @@ import dkrr
 from dkrr.engine.cluster import connect
 from dkrr.engine.roster import roster
 from dkrr.errors import ClusterError
-from tests.cluster.helpers import ByHandJob, byte_for_byte
+from tests.cluster.helpers import ByHandJob, byte_for_byte, fit_again_on_new_servers
 from tests.faults import Command, finish, stopped, wait_until
 from tests.servers import ByHand, by_hand, import_path
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 SLOWLY = "cholesky.tile.after_compute:1:sleep=0.05"
-
-
-def start_and_wait_for_tiles(job: ByHandJob, count: int) -> Any:
-    process = job.command().start()
-    wait_until(lambda: process.poll() is not None or len(job.tiles()) >= count, 120)
-    assert process.poll() is None, finish(process)
-    return process
 
 
 def shadow(folder: Path, version: str) -> str:
@@ -50,28 +43,21 @@ def test_a_killed_scheduler_and_another_one_at_its_address(tmp_path: Path) -> No
     local.fit()
     with by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster:
         job = ByHandJob(tmp_path / "job", cluster.address)
-        process = start_and_wait_for_tiles(job, 20)
+        process = job.start_until_tiles(20)
         cluster.kill_scheduler()
         began = time.monotonic()
         ended = finish(process, 60)
         assert time.monotonic() - began < 30
         assert ended.code == 6, ended.err
         assert "start the same job again" in ended.err
-        cluster.wait_for_the_end_of_workers()  # Dask's behaviour: nothing of them reconnects
-        written = job.tiles()
-        assert 20 <= len(written) < 78
-        cluster.start_scheduler()
-        cluster.start_worker()
-        cluster.start_worker()
-        job.fit()
-        assert written.items() <= job.tiles().items()  # no valid tile was written again
+        fit_again_on_new_servers(job, cluster, 20)
         byte_for_byte(local, job)
 
 
 def test_a_scheduler_that_stands_still_is_lost_within_half_a_minute(tmp_path: Path) -> None:
     with by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster:
         job = ByHandJob(tmp_path / "job", cluster.address)
-        process = start_and_wait_for_tiles(job, 5)
+        process = job.start_until_tiles(5)
         assert cluster.scheduler is not None
         with stopped(cluster.scheduler.pid):
             began = time.monotonic()
@@ -113,7 +99,7 @@ def test_one_that_joins_late_is_named_and_gets_no_task(tmp_path: Path) -> None:
     other = shadow(tmp_path / "shadow", "0.0.0+other")
     with by_hand(tmp_path / "servers", DKRR_FAILPOINTS=SLOWLY) as cluster:
         job = ByHandJob(tmp_path / "job", cluster.address)
-        process = start_and_wait_for_tiles(job, 3)
+        process = job.start_until_tiles(3)
         process.send_signal(signal.SIGSTOP)  # the fit waits for both, however long they take to start
         cluster.start_worker("--name", "odd", PYTHONPATH=other)
         cluster.start_worker("--name", "good")
@@ -148,7 +134,7 @@ def test_the_work_of_others_on_the_same_scheduler_is_not_touched(tmp_path: Path)
         kept = other.submit(np.sum, array, key="kept")
         (scattered,) = other.scatter([array])
         job = ByHandJob(tmp_path / "job", cluster.address)
-        process = start_and_wait_for_tiles(job, 10)
+        process = job.start_until_tiles(10)
         slow = other.submit(time.sleep, 1, pure=False, priority=100)
         process.send_signal(signal.SIGTERM)
         ended = finish(process, 60)

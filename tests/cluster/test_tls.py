@@ -16,8 +16,8 @@ from distributed.security import Security
 
 from dkrr.engine.cluster import connect
 from dkrr.errors import ClusterError
-from tests.cluster.helpers import ByHandJob, byte_for_byte
-from tests.faults import descendants, finish, wait_until
+from tests.cluster.helpers import ByHandJob, byte_for_byte, fit_again_on_new_servers
+from tests.faults import descendants, finish
 from tests.servers import ByHand, by_hand
 
 SCRIPT = Path(__file__).parent.parent.parent / "cluster/tls/make-certificates.sh"
@@ -179,17 +179,8 @@ def test_a_killed_scheduler_on_tls_costs_no_tile(certificates: Path, tmp_path: P
     slowly = "cholesky.tile.after_compute:1:sleep=0.05"
     with by_hand(tmp_path / "servers", roles=certificates, DKRR_FAILPOINTS=slowly) as cluster:
         job = ByHandJob(tmp_path / "job", cluster.address, environment={"DASK_CONFIG": str(certificates / "client")})
-        process = job.command().start()
-        wait_until(lambda: process.poll() is not None or len(job.tiles()) >= 20, 120)
-        assert process.poll() is None
+        process = job.start_until_tiles(20)
         cluster.kill_scheduler()
         assert finish(process, 60).code == 6
-        cluster.wait_for_the_end_of_workers()
-        written = job.tiles()
-        assert 20 <= len(written) < 78
-        cluster.start_scheduler()
-        cluster.start_worker()
-        cluster.start_worker()
-        job.fit()
-        assert written.items() <= job.tiles().items()
+        fit_again_on_new_servers(job, cluster, 20)
         byte_for_byte(local, job)

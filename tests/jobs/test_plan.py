@@ -11,10 +11,10 @@ import pytest
 
 import dkrr
 from dkrr.errors import PlanRefusedError
-from dkrr.fitting import task_bytes
 from dkrr.jobs.plan import make_plan, plan
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.spec import JobSpec
+from dkrr.linalg.sizes import task_bytes
 
 
 def job(folder: Path, **tables: Any) -> dict[str, Any]:

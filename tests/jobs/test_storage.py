@@ -9,7 +9,7 @@ import pytest
 
 from dkrr.address import StorageSettings, parse_address
 from dkrr.errors import JobFileError
-from dkrr.jobs.plan import run_id
+from dkrr.jobs.claim import run_id
 from dkrr.jobs.spec import JobSpec
 
 STORAGE = {"endpoint_url": "http://127.0.0.1:9000", "region": "eu-1", "allow_http": True}

@@ -124,6 +124,23 @@ def test_an_extended_fit_equals_a_refit(
         assert len(same_files(results[-2], results[-1])) == full * (full + 1) // 2
 
 
+def test_the_second_half_of_a_sum_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, int]] = []
+
+    def copied(task: Any, i: int, j: int, s: int, c: Any) -> int:
+        begun.append((j, copy(task, i, j, s, c)))
+        return begun[-1][1]
+
+    copy = factor_rows._copy_terms
+    monkeypatch.setattr(factor_rows, "_copy_terms", copied)
+    fit(data(tmp_path / "a.zarr", [640]), tmp_path / "store")
+    assert not begun
+    fit(append(X[640:650], tmp_path / "a.zarr", y=Y[640:650, :1]), tmp_path / "store", threads=2)
+    assert {j for j, _ in begun} == set(range(11))
+    assert [count for _, count in begun] == [factor_rows.num_first_terms(j) for j, _ in begun]
+    assert max(count for _, count in begun) == 5
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
     old = fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")[1]

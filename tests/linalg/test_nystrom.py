@@ -25,14 +25,15 @@ from dkrr.errors import (
     PlanRefusedError,
 )
 from dkrr.kernels import Kernel, make_kernel
+from dkrr.linalg import row_ranges
 from dkrr.linalg.factor.dense import solve_dense
 from dkrr.linalg.nystrom import limits
-from dkrr.linalg.nystrom import precondition as nystrom_precondition
-from dkrr.linalg.nystrom import row_pass as nystrom_pass
+from dkrr.linalg.nystrom import pass_task as nystrom_pass
+from dkrr.linalg.nystrom import sample as nystrom_sample
 from dkrr.linalg.nystrom import solver as nystrom
 from dkrr.linalg.nystrom.centers import choose_rows
-from dkrr.linalg.nystrom.row_pass import RowRanges
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
+from dkrr.linalg.row_ranges import RowRanges
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model, load_model
@@ -63,8 +64,8 @@ KERNELS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of 256 rows and parts of 100 sampled rows, so that small data sets have several."""
-    monkeypatch.setattr(nystrom_pass, "MIN_TASK_ENTRIES", 1)
-    monkeypatch.setattr(nystrom_precondition, "MIN_PART_ROWS", 100)
+    monkeypatch.setattr(row_ranges, "MIN_TASK_ENTRIES", 1)
+    monkeypatch.setattr(nystrom_sample, "MIN_PART_ROWS", 100)
 
 
 @pytest.fixture(autouse=True)
@@ -318,7 +319,8 @@ def test_chunks_do_not_matter(tmp_path: Path, many_tasks: None, precision: str) 
 def test_ranges_and_strips_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = rows(tmp_path, n=700, weights=True)
     whole = fit(tmp_path, dataset, Settings(RBF), 50)
-    monkeypatch.setattr(nystrom_pass, "MIN_TASK_ENTRIES", 1)
+    monkeypatch.setattr(row_ranges, "MIN_TASK_ENTRIES", 1)
+    monkeypatch.setattr(row_ranges, "ROW_MULTIPLE", 32)
     monkeypatch.setattr(nystrom_pass, "ROW_MULTIPLE", 32)
     monkeypatch.setattr(nystrom_pass, "BLOCK_BYTES", 1024)
     monkeypatch.setattr(nystrom_pass, "STRIP_BYTES", 1024)

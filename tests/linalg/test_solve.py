@@ -9,10 +9,11 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ResidualError
-from dkrr.fitting import FitSettings, choose_tile_size, fit_rows, task_bytes
+from dkrr.fitting import FitSettings, fit_rows
 from dkrr.linalg.factor.dense import solve_dense
 from dkrr.linalg.factor.direct import CholeskySolver, Workspace
 from dkrr.linalg.factor.triangular import BlockColumns
+from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from tests.linalg.helpers import dense, operator, rows
 
 

@@ -15,11 +15,12 @@ import dkrr
 from dkrr.dataset import ingest
 from dkrr.engine.cluster import local_cluster
 from dkrr.engine.session import blas_of, checked_executor, memory_limit_of
-from dkrr.fitting import BASELINE_BYTES, FitSettings, choose_tile_size, ridge_operator
+from dkrr.fitting import FitSettings, ridge_operator
 from dkrr.kernels import make_kernel
 from dkrr.left_out import MEMORY_SHARE
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal
+from dkrr.linalg.sizes import BASELINE_BYTES, choose_tile_size
 from dkrr.linalg.workspace import Workspace
 from tests.measure.figures import Judge, scaled
 from tests.reference import brute_leave_one_out, reference_kernel

@@ -14,10 +14,11 @@ import pytest
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.session import blas_of, start_local
 from dkrr.engine.tasks import DaskExecutor
-from dkrr.fitting import FitSettings, choose_tile_size, fit_rows
+from dkrr.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
 from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.sizes import choose_tile_size
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dkrr.engine.environment import ONE_THREAD
-from dkrr.fitting import BASELINE_BYTES, task_bytes
+from dkrr.linalg.sizes import BASELINE_BYTES, task_bytes
 from tests.benchmarks.processes import clean_environment, run_sampled
 from tests.measure.figures import SCALE, Judge
 from tests.measure.task_memory import KINDS

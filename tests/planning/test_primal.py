@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from dkrr.kernels import make_kernel
+from dkrr.planning.candidates import Limits, Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import Machine, primal_seconds
-from dkrr.planning.planner import Limits, Problem, decide, is_plainly_primal
+from dkrr.planning.planner import decide
+from dkrr.planning.ways import is_plainly_primal
 
 LIMITS = Limits(threads=2, memory_bytes=2**30)
 MACHINE = Machine(

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from dkrr.errors import ParameterError
-from dkrr.fitting import choose_tile_size, task_bytes
 from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
+from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from dkrr.planning.simulate import TileSeconds, simulate
 from dkrr.planning.tiling import choose_split, choose_tiles, nominal_machine
 from dkrr.tiles import TileGrid

@@ -12,8 +12,8 @@ import pytest
 import dkrr.selection.tiles
 from dkrr import KernelRidge, KernelRidgeCV, ingest
 from dkrr.errors import ParameterError
+from dkrr.planning.candidates import Candidate, Problem
 from dkrr.planning.costs import Machine
-from dkrr.planning.planner import Candidate, Problem
 from dkrr.selection.scoring import Scoring
 from dkrr.selection.tiles import PathFit
 

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from dkrr.cli import main
-from dkrr.jobs.plan import Plan, plan
+from dkrr.jobs.plan import plan
+from dkrr.jobs.planned import Plan
 from dkrr.jobs.spec import JobSpec
 
 ROOT = Path(__file__).parent.parent.parent

@@ -24,7 +24,7 @@ from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
-from dkrr.linalg.nystrom.precondition import sample_size
+from dkrr.linalg.nystrom.sample import sample_size
 from dkrr.linalg.settings import NystromSettings
 
 __all__ = ["ChosenRows", "candidate_count", "choose_rows", "read_rows"]

@@ -40,9 +40,10 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_leverages
 from dkrr.linalg.nystrom.precondition import CenterFactor, independent_centers
-from dkrr.linalg.nystrom.row_pass import RowRanges, retried, whole_chunk
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.repairs import Repairs
+from dkrr.linalg.row_ranges import RowRanges
+from dkrr.linalg.whole_chunks import retried, whole_chunk
 from dkrr.linalg.workspace import Workspace
 from dkrr.stores import place, remove_array
 from dkrr.tiles.blas import buffer, is_finite, potrf, syrk, trsm_right

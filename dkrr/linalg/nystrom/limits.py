@@ -10,16 +10,15 @@ from dkrr.dataset import Dataset
 from dkrr.engine.session import memory_limit_of
 from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.kernels import Kernel
-from dkrr.linalg.nystrom.precondition import preconditioner_bytes, sample_size
-from dkrr.linalg.nystrom.row_pass import pass_task_bytes
+from dkrr.linalg.nystrom.pass_task import pass_task_bytes
+from dkrr.linalg.nystrom.sample import preconditioner_bytes, sample_size
 from dkrr.linalg.settings import NystromSettings
+from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.workspace import Workspace
 
 __all__ = ["MAX_CENTERS", "NystromFit", "checked_problem", "nystrom_bytes"]
 
 MAX_CENTERS = 10_000
-# a worker's interpreter with its libraries, before any task
-BASELINE_BYTES = 260 * 2**20
 
 
 class NystromFit(Protocol):
@@ -39,8 +38,8 @@ def nystrom_bytes(n: int, m: int, num_features: int, num_targets: int) -> tuple[
     """Peak memory besides the interpreter's of a task, and of the driver.
 
     A task makes a part of the preconditioner, 16 m^2 + 16,384 m bytes, or a pass, see
-    :func:`~dkrr.linalg.nystrom.row_pass.pass_task_bytes`. The driver holds 24 m^2, the sample of at most (q + 1) m rows
-    twice, about ten (m, t) arrays of conjugate gradients, and 24 n bytes while the rows are chosen.
+    :func:`~dkrr.linalg.nystrom.pass_task.pass_task_bytes`. The driver holds 24 m^2, the sample of at most (q + 1) m
+    rows twice, about ten (m, t) arrays of conjugate gradients, and 24 n bytes while the rows are chosen.
     """
     task = max(preconditioner_bytes(m), pass_task_bytes(m, num_features, num_targets))
     sample = 16 * (sample_size(n, m) + m) * (num_features + 1)

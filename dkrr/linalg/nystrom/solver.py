@@ -55,13 +55,11 @@ from dkrr.linalg.intercept import centre_dataset, total_weight
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.nystrom.centers import ChosenRows, choose_rows, read_rows
 from dkrr.linalg.nystrom.limits import NystromFit, checked_problem
-from dkrr.linalg.nystrom.precondition import (
-    CenterFactor,
-    SampleGram,
-    independent_centers,
-)
+from dkrr.linalg.nystrom.pass_task import can_compile
+from dkrr.linalg.nystrom.precondition import CenterFactor, independent_centers
 from dkrr.linalg.nystrom.result import NystromResult, describe
-from dkrr.linalg.nystrom.row_pass import RowPass, can_compile
+from dkrr.linalg.nystrom.row_pass import RowPass
+from dkrr.linalg.nystrom.sample import SampleGram
 from dkrr.linalg.nystrom.system import Border, NystromSystem
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.precondition import Identity

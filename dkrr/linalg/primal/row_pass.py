@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.kernels.features import FeatureMap
-from dkrr.linalg.nystrom.row_pass import RowRanges
 from dkrr.linalg.primal.rows import Strip
+from dkrr.linalg.row_ranges import RowRanges
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn
 

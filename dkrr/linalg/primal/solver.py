@@ -49,6 +49,7 @@ from dkrr.linalg.primal.equations import Equations, normal_equations
 from dkrr.linalg.primal.row_pass import sums_bytes, task_memory
 from dkrr.linalg.primal.source import ArraySource, RowsSource
 from dkrr.linalg.primal.stored import StoredSource
+from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
@@ -77,8 +78,6 @@ MAX_FEATURES = 10_000
 MAX_CORRECTIONS = 2
 # a correction of less than this share of the coefficients is not worth another pass
 NEGLIGIBLE = 1e-11
-# a worker's interpreter with its libraries, before any task
-BASELINE_BYTES = 260 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

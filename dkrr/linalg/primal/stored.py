@@ -25,7 +25,6 @@ from dkrr.kernels.features import FeatureMap
 from dkrr.linalg.exchange import remove_below
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.keys import key_of
-from dkrr.linalg.nystrom.row_pass import retried, whole_chunk
 from dkrr.linalg.primal.row_pass import (
     Affine,
     SumLayout,
@@ -37,6 +36,7 @@ from dkrr.linalg.primal.rows import StoredStrips, Strip, chunk_rows
 from dkrr.linalg.primal.source import Tile
 from dkrr.linalg.primal.tasks import PassTask, hat_task, path_task, residual_task, sums_task
 from dkrr.linalg.repairs import Repairs
+from dkrr.linalg.whole_chunks import retried, whole_chunk
 from dkrr.linalg.workspace import Workspace
 
 __all__ = ["StoredSource"]

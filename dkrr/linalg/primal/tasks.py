@@ -19,7 +19,6 @@ from dkrr.chunks import ChunkArray
 from dkrr.errors import DataError
 from dkrr.failpoints import failpoint
 from dkrr.kernels.features import FeatureMap
-from dkrr.linalg.nystrom.row_pass import RowRanges
 from dkrr.linalg.primal.row_pass import (
     Affine,
     SumLayout,
@@ -31,6 +30,7 @@ from dkrr.linalg.primal.row_pass import (
     strip_rows,
 )
 from dkrr.linalg.primal.rows import StoredStrips, Strip, find_unwritten
+from dkrr.linalg.row_ranges import RowRanges
 from dkrr.tiles.blas import is_finite
 
 __all__ = ["PassTask", "hat_task", "path_task", "residual_task", "sums_task"]

@@ -1,0 +1,179 @@
+"""What a way costs: seconds on a machine of known rates, memory of a task, disk; and why it cannot be taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dkrr.errors import ParameterError
+from dkrr.kernels.features import count_features
+from dkrr.linalg.factor.schedule import Split
+from dkrr.linalg.nystrom.limits import nystrom_bytes
+from dkrr.linalg.primal.solver import primal_bytes
+from dkrr.linalg.sizes import BASELINE_BYTES, choose_tile_size, task_bytes
+from dkrr.planning.candidates import Candidate, Limits, Problem
+from dkrr.planning.choices import SolverChoice
+from dkrr.planning.costs import (
+    Machine,
+    cg_disk,
+    cg_memory,
+    cg_seconds,
+    cholesky_disk,
+    cholesky_memory,
+    cholesky_seconds,
+    nystrom_seconds,
+    pass_seconds,
+    primal_seconds,
+)
+from dkrr.planning.iterations import Iterations
+from dkrr.planning.simulate import Simulation, TileSeconds, simulate
+from dkrr.planning.tiling import at_most, choose_split, choose_tiles
+from dkrr.planning.trial import Trial
+from dkrr.planning.ways import Way, ranks_of
+from dkrr.tiles import TileGrid
+
+__all__ = ["DISK_RESERVE_BYTES", "priced_way"]
+
+# solvers that have no tiles
+TILELESS = ("nystrom", "primal")
+NYSTROM_ITERATIONS = Iterations(12, 30)
+UNKNOWN_ITERATIONS = Iterations(20, 100)
+# with the factor of an alpha that is up to ten times as large or small
+FACTOR_ITERATIONS = Iterations(5, 40)
+# arrays (n, t) that conjugate gradients hold in the driver
+DRIVER_VECTORS = 10
+DISK_RESERVE_BYTES = 256 * 2**20
+
+
+def priced_way(
+    problem: Problem,
+    way: Way,
+    choice: SolverChoice,
+    limits: Limits,
+    tile_size: int | None,
+    machine: Machine | None,
+    trial: Trial | None,
+) -> Candidate:
+    solver, precision, gram, rank = way
+    n, d, t = problem.num_rows, problem.num_features, problem.num_targets
+    infeasible = ""
+    itemsize = 8 if precision == "float64" or solver != "cholesky" else 4
+    if tile_size is not None:
+        b = tile_size
+        has_tiles = solver not in TILELESS
+        if has_tiles and limits.memory_bytes is not None and task_bytes(b, d, itemsize) > limits.memory_bytes:
+            infeasible = f"tiles of {b} do not fit a worker"
+    else:
+        try:
+            b = choose_tile_size(n, d, limits.memory_bytes, itemsize, limits.threads)
+            if solver == "cholesky":
+                b = choose_tiles(n, d, limits.memory_bytes, limits.threads, precision, gram, b)
+        except ParameterError as exc:
+            b, infeasible = 128, "" if solver in TILELESS else exc.message
+    iterations: Iterations | None = None
+    if solver == "nystrom":
+        m = choice.nystrom(n).num_centers
+        memory = BASELINE_BYTES + nystrom_bytes(n, m, d, t)[0]
+        disk = {"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (d + t)}
+        iterations = NYSTROM_ITERATIONS
+    elif solver == "primal":
+        size = count_features(problem.kernel, d) or 0
+        task, driver, sums = primal_bytes(problem.kernel, d, n, t)
+        memory, disk = BASELINE_BYTES + task, {"sums": sums, "model": 8 * size * t}
+        if limits.driver_bytes is not None and driver > limits.driver_bytes:
+            infeasible = f"this process needs {driver / 2**30:,.1f} GiB, {limits.driver_bytes / 2**30:,.1f} are free"
+    elif solver == "cg":
+        memory = cg_memory(n, b, d, t, rank, limits.threads)
+        disk = cg_disk(n, b, d, t, gram=gram, rank=rank)
+        iterations = UNKNOWN_ITERATIONS
+        if choice.preconditioner == "factor":
+            iterations = FACTOR_ITERATIONS
+        elif trial is not None:
+            iterations = trial.cg(problem.alpha, tuple(ranks_of(problem, choice)), choice.tol)[rank]
+    else:
+        memory = cholesky_memory(b, d, precision)
+        disk = cholesky_disk(n, b, d, t, precision=precision, gram=gram, num_alphas=problem.num_alphas)
+        if precision == "mixed":
+            iterations = Iterations(3, 12) if trial is None else trial.mixed(problem.alpha, choice.tol)
+    if not infeasible:
+        vectors = 0 if iterations is None else DRIVER_VECTORS * 8 * n * t
+        infeasible = _misfit(memory, vectors, sum(disk.values()), limits, iterations, choice)
+    candidate = Candidate(
+        solver=solver,
+        precision=precision,
+        gram=gram,
+        tile_size=b,
+        rank=rank,
+        num_centers=choice.nystrom(n).num_centers if solver == "nystrom" else 0,
+        iterations=iterations,
+        memory_bytes=memory,
+        disk_bytes=disk,
+        infeasible=infeasible,
+        split=choose_split(n, b, limits.threads, precision, gram) if solver == "cholesky" else None,
+    )
+    if machine is None:
+        return candidate
+    if candidate.split is not None:
+        candidate = replace(candidate, efficiency=_simulated(problem, candidate, machine).efficiency)
+    low, high = (
+        _seconds(problem, candidate, machine, 0.0 if iterations is None else count)
+        for count in ((0, 0) if iterations is None else (iterations.low, iterations.high))
+    )
+    return replace(candidate, seconds=high, seconds_low=sum(low.values()))
+
+
+def _simulated(problem: Problem, way: Candidate, machine: Machine) -> Simulation:
+    """The factorisation on the machine's workers, with the split of the candidate; of its first 192 tiles a side."""
+    grid = at_most(TileGrid(problem.num_rows, way.tile_size))
+    seconds = TileSeconds.of(machine, way.tile_size, way.precision, way.gram)
+    return simulate(grid, way.split or Split(), machine.threads, seconds)
+
+
+def _seconds(problem: Problem, way: Candidate, machine: Machine, iterations: float) -> dict[str, float]:
+    n, t = problem.num_rows, problem.num_targets
+    if way.solver == "primal":
+        size = count_features(problem.kernel, problem.num_features) or 0
+        return primal_seconds(machine, n, problem.num_features, size, t, problem.num_alphas)
+    if way.solver == "nystrom":
+        m = way.num_centers
+        return nystrom_seconds(machine, n, m, t, precision=way.precision, iterations=iterations)
+    seconds = _exact_seconds(problem, way, machine, iterations)
+    if problem.fit_intercept and way.iterations is not None:
+        # after an iteration, the intercept and the residual of the whole system from one more product
+        rounds = 1 if way.solver == "cg" else problem.num_alphas
+        product = machine.exact_factor * pass_seconds(machine, n, t, "float64")
+        seconds["residual"] = seconds.get("residual", 0.0) + rounds * product
+    return seconds
+
+
+def _exact_seconds(problem: Problem, way: Candidate, machine: Machine, iterations: float) -> dict[str, float]:
+    n, b, t = problem.num_rows, way.tile_size, problem.num_targets
+    if way.solver == "cg":
+        return cg_seconds(
+            machine, n, b, t, precision=way.precision, gram=way.gram, rank=way.rank, iterations=iterations
+        )
+    return cholesky_seconds(
+        machine,
+        n,
+        b,
+        t,
+        precision=way.precision,
+        gram=way.gram,
+        num_alphas=problem.num_alphas,
+        iterations=iterations,
+    )
+
+
+def _misfit(
+    memory: int, vectors: int, disk: int, limits: Limits, iterations: Iterations | None, choice: SolverChoice
+) -> str:
+    """Why a candidate cannot be taken, in a few words."""
+    if limits.memory_bytes is not None and memory > limits.memory_bytes:
+        return f"a task needs {memory / 2**20:,.0f} MiB, a worker has {limits.memory_bytes / 2**20:,.0f}"
+    if limits.driver_bytes is not None and vectors > limits.driver_bytes:
+        return f"this process needs {vectors / 2**30:,.1f} GiB of vectors, {limits.driver_bytes / 2**30:,.1f} are free"
+    if limits.disk_bytes is not None and disk + DISK_RESERVE_BYTES > limits.disk_bytes:
+        return f"writes {disk / 1e9:.3g} GB, {limits.disk_bytes / 1e9:.3g} GB are free"
+    most = choice.iterative().iterations
+    if iterations is not None and iterations.high > most and choice.solver == "auto":
+        return f"may need {iterations.high:,.0f} iterations, {most:,} are allowed"
+    return ""

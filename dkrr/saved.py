@@ -1,0 +1,126 @@
+"""Where a model is kept: a Zarr group of two or three arrays and attributes, with a manifest of SHA-256 over every key.
+
+You need it to change what a model's folder holds, or how it gets there whole; what the arrays mean is known to
+:mod:`dkrr.model`. Nothing is pickled, and metadata is checked before any array is read.
+
+Cost: every byte of the arrays is written once, and read once where it is verified.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from dkrr.dataset import RowArray
+from dkrr.errors import StoreError
+from dkrr.failpoints import failpoint
+from dkrr.fence import check_fence
+from dkrr.linalg.predict import RowSource
+from dkrr.manifest import MANIFEST, check_manifest, refuse_links, write_manifest
+from dkrr.stores import children, is_url, local_root, read_json, remove_array, sync_folder, write_json
+
+__all__ = ["ARRAYS", "save_arrays", "saved_attributes"]
+
+FORMAT = "dkrr-model"
+FORMAT_VERSION = 1
+BLOCK_ROWS = 4096
+ARRAYS = ("X_fit", "dual_coef", "sample_weight")
+
+
+def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource], *, overwrite: bool) -> None:
+    """Write a model's arrays and attributes to a folder, where they appear whole or not at all, or to an address.
+
+    Raises
+    ------
+    StoreError
+        Something is there already, or, with ``overwrite``, something that is no model.
+    """
+    root = local_root(path)
+    attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | attributes
+    if read_json(path, "zarr.json") is not None or (root is not None and root.exists()):
+        if not overwrite:
+            raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
+        _require_model(path)
+    if root is None:
+        _save_objects(path, attributes, arrays)
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
+    try:
+        _write(str(partial), attributes, arrays)
+        sync_folder(partial)
+        failpoint("model.before_pointer")
+        check_fence()
+        if root.exists():
+            retired = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
+            os.replace(root, retired)
+            os.replace(partial, root)
+            shutil.rmtree(retired)
+        else:
+            os.replace(partial, root)
+        failpoint("model.after_pointer")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def saved_attributes(path: Any, *, verify: bool) -> dict[str, Any]:
+    """The attributes of the model at a path, after every check that needs no array's meaning.
+
+    Raises
+    ------
+    StoreError
+        Not a model, another format version, a link, or, with ``verify``, a key that is missing, extra, or not what the
+        manifest says.
+    """
+    refuse_links(path)
+    attributes = _require_model(path)
+    if verify:
+        check_manifest(path)
+    return attributes
+
+
+def _save_objects(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
+    if is_url(path):
+        known = {"zarr.json", MANIFEST, *ARRAYS}
+        foreign = [name for name in children(path) if name not in known]
+        if foreign:
+            raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another address")
+        remove_array(path)  # the metadata first; also what a save that was interrupted left
+    _write(path, attributes, arrays)
+    failpoint("model.after_pointer")
+
+
+def _write(store: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
+    for name, rows in arrays.items():
+        copy = RowArray.create(
+            store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=BLOCK_ROWS
+        )
+        for number, start in enumerate(range(0, rows.num_rows, BLOCK_ROWS)):
+            copy.write_chunk(number, rows.read(start, min(start + BLOCK_ROWS, rows.num_rows)))
+    if local_root(store) is None:
+        failpoint("model.before_pointer")
+    write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
+    write_manifest(store)
+
+
+def _require_model(path: Any) -> dict[str, Any]:
+    document = read_json(path, "zarr.json")
+    for old in (".zgroup", ".zarray") if document is None else ():
+        if read_json(path, old) is not None:
+            raise StoreError(f"{path} is Zarr format 2; format 3 expected", hint="only models of dkrr are read")
+    if not isinstance(document, dict) or document.get("node_type") != "group" or document.get("zarr_format") != 3:
+        raise StoreError(f"{path} is not a model of dkrr", hint="check the path")
+    attributes = document.get("attributes")
+    found = attributes.get("format") if isinstance(attributes, dict) else None
+    if not isinstance(attributes, dict) or found != FORMAT:
+        raise StoreError(f"{path} is not a model of dkrr (format {found!r})", hint="check the path")
+    version = attributes.get("format_version")
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{path} has model format version {version}; this dkrr reads version {FORMAT_VERSION}",
+            hint="install a newer dkrr, or save the model again",
+        )
+    return dict(attributes)
