@@ -162,7 +162,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         reused["center"] = center.to_dict()
         notes.append(center.sentence())
     if continued is not None and continued.is_for(chosen):
-        less = continued.saved(chosen)
+        less = continued.saved(chosen, threads)
         saved = chosen.total_seconds - less.total_seconds if chosen.seconds else None
         chosen, reused["factor"] = less, continued.to_dict(saved)
         notes.append(continued.sentence(saved))

@@ -20,13 +20,14 @@ from dkrr.dataset import Dataset
 from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.errors import StoreError
 from dkrr.kernels import Kernel
+from dkrr.linalg.factor.rows import strips_bytes
 from dkrr.linalg.frozen_center import CenterJudge
 from dkrr.linalg.lineage import Ancestor, ancestors
 from dkrr.linalg.sizes import task_bytes
 from dkrr.planning.candidates import Candidate
 from dkrr.planning.choices import SolverChoice
 from dkrr.stores import is_url
-from dkrr.tiles import TileMatrix
+from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["Continued", "find_continued", "find_other_alpha", "other_alpha_sentence"]
 
@@ -73,14 +74,17 @@ class Continued:
         wanted = (chosen.solver, chosen.tile_size, chosen.precision, chosen.gram)
         return wanted == ("cholesky", self.tile_size, self.precision, self.gram)
 
-    def saved(self, chosen: Candidate) -> Candidate:
-        """The candidate with the seconds that are left."""
+    def saved(self, chosen: Candidate, num_threads: int) -> Candidate:
+        """The candidate with the seconds that are left, and the disk that sharing new rows takes for a while."""
         seconds = dict(chosen.seconds)
         for phase, power in (("factorise", 1.0), ("gram", 2 / 3)):
             if phase in seconds:
                 seconds[phase] *= 1 - self.share**power
         less = sum(chosen.seconds.values()) - sum(seconds.values())
-        return replace(chosen, seconds=seconds, seconds_low=max(0.0, chosen.seconds_low - less))
+        grid, itemsize = TileGrid(self.of_rows, self.tile_size), 8 if self.precision == "float64" else 4
+        disk = chosen.disk_bytes | {"strips": strips_bytes(grid, self.num_rows, num_threads, itemsize)}
+        low = max(0.0, chosen.seconds_low - less)
+        return replace(chosen, seconds=seconds, seconds_low=low, disk_bytes=disk)
 
     def to_dict(self, seconds: float | None) -> dict[str, Any]:
         """Plain data: what is reused and what that saves."""

@@ -141,6 +141,26 @@ def test_the_second_half_of_a_sum_goes_on_from_the_first(tmp_path: Path, monkeyp
     assert max(count for _, count in begun) == 5
 
 
+@pytest.mark.parametrize(("start", "stop", "threads"), [(300, 310, 2), (300, 500, 3), (320, 330, 5), (300, 310, 1)])
+def test_the_disk_of_shared_rows_is_foreseen(
+    start: int, stop: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: dict[tuple[int, int], int] = {}
+
+    def noted(strips: Any, i: int, j: int, s: int, rows: Any, *, terms: bool = False) -> None:
+        write(strips, i, j, s, rows, terms=terms)
+        written[strips.index(i, j, s, terms=terms)] = strips.array.chunk_bytes + 4
+
+    write = factor_rows.Strips.write
+    monkeypatch.setattr(factor_rows.Strips, "write", noted)
+    fit(data(tmp_path / "a.zarr", [start]), tmp_path / "store")
+    made = append(X[start:stop], tmp_path / "a.zarr", y=Y[start:stop, :1])
+    fit(made, tmp_path / "store", threads=threads)
+    foreseen = factor_rows.strips_bytes(TileGrid(stop, 64), start, threads, 8)
+    assert foreseen / 2 <= sum(written.values()) <= foreseen
+    assert (foreseen > 0) == (threads > 1)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
     old = fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")[1]

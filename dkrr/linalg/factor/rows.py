@@ -26,24 +26,25 @@ As the whole tile, in proportion to the rows; a strip and its first terms are wr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray, FloatArray
+from dkrr.chunks import CRC_BYTES, ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError, StoreMismatchError
 from dkrr.linalg.factor.scratch import scratch_location
 from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.stores import remove_array
-from dkrr.tiles import TileMatrix
+from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, potrf, syrk, trsm_right
 
 if TYPE_CHECKING:
     from dkrr.linalg.factor.cholesky import CholeskyTask
 
-__all__ = ["Strips", "assemble", "choose_strips", "compute_strip", "num_first_terms"]
+__all__ = ["Strips", "assemble", "choose_strips", "compute_strip", "num_first_terms", "strips_bytes"]
 
 # narrower products run well below the rate of gemm
 MIN_STRIP_ROWS = 32
@@ -107,15 +108,11 @@ def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Str
     """Strips for the row blocks that an extension adds to, where there are few; None where one chain each is enough."""
     grid, beside = factor.grid, scratch_location(factor, "strips")
     blocks = range(taken.num_rows // grid.tile_size, grid.num_tiles)
-    too_many = len(blocks) >= MANY_BLOCKS * num_threads
-    if not taken.num_rows or num_threads < 2 or too_many or beside is None:
-        return None
-    most = -(-num_threads // SHARED_BY)
     first = {i: taken.first(i) for i in blocks if taken.first(i) < grid.rows(i)}
-    if not first:
+    num_rows = _rows_of_strips(grid, first, num_threads)
+    if not taken.num_rows or not num_rows or beside is None:
         return None
-    num_rows = {i: max(MIN_STRIP_ROWS, -(-(grid.rows(i) - start) // most)) for i, start in first.items()}
-    rows = max(num_rows.values())
+    most, rows = _most_strips(num_threads), max(num_rows.values())
     shape = (2 * grid.num_tiles * most * rows, grid.num_tiles * grid.tile_size)
     chunks = (rows, grid.tile_size)
     attributes = {"strips": [[i, first[i], size] for i, size in num_rows.items()], "most": most}
@@ -131,6 +128,30 @@ def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Str
         remove_array(beside)
         array = create()
     return Strips(array, first, num_rows, most)
+
+
+def strips_bytes(grid: TileGrid, num_finished: int, num_threads: int, itemsize: int) -> int:
+    """Disk for strips and first terms of an extension of ``num_finished`` rows, at most; they go with its end."""
+    b = grid.tile_size
+    first = {i: max(0, num_finished - i * b) for i in range(num_finished // b, grid.num_tiles)}
+    num_rows = _rows_of_strips(grid, first, num_threads)
+    if not num_finished or not num_rows:
+        return 0
+    num_strips = sum(-(-(grid.rows(i) - first[i]) // rows) * (i + 1) for i, rows in num_rows.items())
+    return 2 * num_strips * (max(num_rows.values()) * b * itemsize + CRC_BYTES)
+
+
+def _most_strips(num_threads: int) -> int:
+    """Strips of a row block, at most."""
+    return -(-num_threads // SHARED_BY)
+
+
+def _rows_of_strips(grid: TileGrid, first: Mapping[int, int], num_threads: int) -> dict[int, int]:
+    """Rows of a strip of each row block whose first unfinished row is given; none where one chain each is enough."""
+    if num_threads < 2 or len(first) >= MANY_BLOCKS * num_threads:
+        return {}
+    most = _most_strips(num_threads)
+    return {i: max(MIN_STRIP_ROWS, -(-(grid.rows(i) - start) // most)) for i, start in first.items()}
 
 
 def num_first_terms(j: int) -> int:
