@@ -173,6 +173,7 @@ def exact_leave_one_out(
         factor = solver.prepare(
             operator.with_alpha(alpha), workspace, weight_digest=dataset.digest_weight, source_digest=source_digest
         )
+        factor.make_durable()  # before as much work again
         own = inverse_diagonal(factor, memory_bytes=room)
         found = _checked_ones(factor, own)
         diagonal[:, targets] = own[:, None]

@@ -1,4 +1,4 @@
-"""Where a model is kept: a Zarr group of two or three arrays and attributes, with a manifest of SHA-256 over every key.
+"""Where a model is kept: a Zarr group of one to three arrays and attributes, with a manifest of SHA-256 over every key.
 
 You need it to change what a model's folder holds, or how it gets there whole; what the arrays mean is known to
 :mod:`dkrr.model`. Nothing is pickled, and metadata is checked before any array is read.
@@ -26,7 +26,7 @@ __all__ = ["ARRAYS", "save_arrays", "saved_attributes"]
 
 FORMAT = "dkrr-model"
 FORMAT_VERSION = 1
-BLOCK_ROWS = 4096
+ROWS_PER_CHUNK = 4096
 ARRAYS = ("X_fit", "dual_coef", "sample_weight")
 
 
@@ -96,10 +96,10 @@ def _save_objects(path: Any, attributes: dict[str, Any], arrays: Mapping[str, Ro
 def _write(store: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
     for name, rows in arrays.items():
         copy = RowArray.create(
-            store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=BLOCK_ROWS
+            store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=ROWS_PER_CHUNK
         )
-        for number, start in enumerate(range(0, rows.num_rows, BLOCK_ROWS)):
-            copy.write_chunk(number, rows.read(start, min(start + BLOCK_ROWS, rows.num_rows)))
+        for number, start in enumerate(range(0, rows.num_rows, ROWS_PER_CHUNK)):
+            copy.write_chunk(number, rows.read(start, min(start + ROWS_PER_CHUNK, rows.num_rows)))
     if local_root(store) is None:
         failpoint("model.before_pointer")
     write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})

@@ -63,7 +63,7 @@ __all__ = ["TiledFit"]
 logger = logging.getLogger("dkrr.tiled")
 
 # what of a candidate's disk is checked here: the rest is small
-MATRICES = ("factor", "gram", "preconditioner", "centres", "sums")
+MATRICES = ("factor", "gram", "preconditioner", "centres", "sums", "strips")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ class TiledFit:
         if continued is not None:
             choice, tile_size = continued.resolve(choice, tile_size)
             logger.info("%s", continued.sentence(None))
-        return decide(
+        decision = decide(
             problem,
             choice,
             limits,
@@ -210,6 +210,9 @@ class TiledFit:
             machine=lambda: self._machine(problem, executor, root),
             trial=lambda seconds: sample_trial(dataset, kernel, seconds, seed=self.choice.seed),
         )
+        if continued is None or not continued.is_for(decision.chosen):
+            return decision
+        return replace(decision, chosen=continued.saved(decision.chosen, executor.num_threads))
 
     def _machine(self, problem: Problem, executor: Executor, root: Any) -> Machine:
         """Rates of the workers."""

@@ -49,6 +49,8 @@ class Continued:
         Whole tiles that need not be computed, of all factors together.
     flops, share
         What is saved, of all factors together; as a share of n^3 / 3 for each.
+    older
+        m < n of the earlier factor that each one goes on from, an interrupted one, too; of those that are not finished.
     """
 
     tile_size: int
@@ -60,6 +62,7 @@ class Continued:
     num_bytes: int
     flops: float
     share: float
+    older: tuple[int, ...] = ()
 
     def resolve(self, choice: SolverChoice, tile_size: int | None) -> tuple[SolverChoice, int | None]:
         """What "auto" becomes where it pays to go on."""
@@ -82,7 +85,9 @@ class Continued:
                 seconds[phase] *= 1 - self.share**power
         less = sum(chosen.seconds.values()) - sum(seconds.values())
         grid, itemsize = TileGrid(self.of_rows, self.tile_size), 8 if self.precision == "float64" else 4
-        disk = chosen.disk_bytes | {"strips": strips_bytes(grid, self.num_rows, num_threads, itemsize)}
+        # one factor after the other
+        strips = max((strips_bytes(grid, m, num_threads, itemsize) for m in self.older), default=0)
+        disk = chosen.disk_bytes | {"strips": strips}
         low = max(0.0, chosen.seconds_low - less)
         return replace(chosen, seconds=seconds, seconds_low=low, disk_bytes=disk)
 
@@ -130,11 +135,12 @@ def find_continued(
         return None
     distinct = dict.fromkeys(alphas)
     best: dict[float, _Found] = {}
+    older: dict[float, int] = {}
     judge = CenterJudge(dataset, drift_limit)
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields = ancestor.fields
         alpha = fields.get("alpha")
-        if alpha not in distinct or alpha in best or not _is_allowed(fields, dataset, choice, tile_size):
+        if alpha not in distinct or alpha in older or not _is_allowed(fields, dataset, choice, tile_size):
             continue
         first = next(iter(best.values()), None)
         if first is not None and any(first.ancestor.fields[k] != fields[k] for k in ("tile_size", "dtype", "gram")):
@@ -150,7 +156,9 @@ def find_continued(
             continue
         found = _Found.of(ancestor, tiles)
         if found.num_tiles:
-            best[alpha] = found
+            best.setdefault(alpha, found)
+            if ancestor.num_rows < dataset.num_rows or not tiles.missing():
+                older[alpha] = ancestor.num_rows
     if not best:
         return None
     one = next(iter(best.values()))
@@ -168,6 +176,7 @@ def find_continued(
         num_bytes=num_tiles * linked,
         flops=flops,
         share=flops / (n**3 / 3 * len(distinct)),
+        older=tuple(m for m in older.values() if m < n),
     )
 
 

@@ -74,11 +74,9 @@ class Machine:
     round_seconds
         What a graph of tasks costs beside them: until the first begins and after the last has ended.
     start_seconds
-        Until the workers are there.
+        Until the workers are there and have imported what their first task needs.
     first_product_seconds
         Until they have loaded the compiled code of their first product.
-    first_task_seconds
-        Until they have imported what their first task needs.
     end_seconds
         Until the model is written and the workers are gone.
     cache_bytes
@@ -111,7 +109,6 @@ class Machine:
     trsm_share: float = 0.85
     potrf_share: float = 0.6
     write_memory: float = 2e9
-    first_task_seconds: float = 0.0
 
     def gemm(self, precision: str) -> float:
         """Flops a second in a precision."""
@@ -200,7 +197,6 @@ def cholesky_seconds(
     if gram == "stored":
         seconds["gram"] = gram_seconds(machine, n, b)
     seconds["factorise"] = num_alphas * factorise_seconds(machine, n, b, precision, gram)
-    seconds["gram" if gram == "stored" else "factorise"] += machine.first_task_seconds
     sweep = sweep_seconds(machine, n, b, ceil(each), precision)
     product = pass_seconds(machine, n, ceil(each), "float64")
     exact = machine.exact_factor * product
@@ -281,7 +277,6 @@ def cg_seconds(
     if gram == "stored" or precision == "mixed":
         seconds["residual"] = checks * machine.exact_factor * exact
     seconds["multiply"] += machine.first_product_seconds
-    seconds[next(name for name in seconds if name != "start")] += machine.first_task_seconds
     seconds["end"] = machine.end_seconds
     return seconds
 
@@ -293,7 +288,7 @@ def nystrom_seconds(machine: Machine, n: int, m: int, t: int, *, precision: str,
     passes = n * m * (iterations * machine.entry(inner, t) + 3 * machine.entry("float64", t))
     return {
         "start": machine.start_seconds + machine.end_seconds,
-        "prepare": 5.0 * m**3 * one + 2 * m * m * machine.block_entry * machine.threads + machine.first_task_seconds,
+        "prepare": 5.0 * m**3 * one + 2 * m * m * machine.block_entry * machine.threads,
         "nystrom": passes + iterations * (4.0 * m * m * t * one + machine.round_seconds),
     }
 
@@ -305,7 +300,7 @@ def primal_seconds(machine: Machine, n: int, d: int, size: int, t: int, num_alph
     own = (size**3 / 3 * num_alphas + 20.0 * size**2) * machine.threads / machine.gemm_float64
     return {
         "start": machine.start_seconds,
-        "primal": reads + flops + own + 2 * machine.round_seconds + machine.first_task_seconds,
+        "primal": reads + flops + own + 2 * machine.round_seconds,
         "end": machine.end_seconds,
     }
 

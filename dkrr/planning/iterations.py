@@ -68,4 +68,4 @@ def extrapolate(first: Count, second: Count, s: int, n: int, largest: float) -> 
     middle = far if power > 0 else (far * large) ** 0.5
     low, high = min(far, middle), max(far, middle)
     # nobody stops within an iteration: two on a sample were three on all rows more often than not
-    return Iterations(max(1.0, low / MARGIN), float(ceil(high * MARGIN)))
+    return Iterations(max(1.0, low / MARGIN), float(ceil(high * MARGIN - 1e-9)))

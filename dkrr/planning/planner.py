@@ -26,7 +26,7 @@ from dkrr.planning.tiling import FEW_WORKERS
 from dkrr.planning.trial import Trial
 from dkrr.planning.ways import PRIMAL, is_plainly_primal, small_choice, ways_of
 
-__all__ = ["Decision", "cheapest", "decide"]
+__all__ = ["Decision", "decide"]
 
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
@@ -114,11 +114,11 @@ def decide(
         plain = priced_way(problem, ("cholesky", "float64", "on_the_fly", 0), choice, limits, tile_size, rates, None)
         found = trial(max(LEAST_TRIAL_SECONDS, min(MOST_TRIAL_SECONDS, TRIAL_SHARE * plain.total_seconds)))
     priced = tuple(priced_way(problem, way, choice, limits, tile_size, rates, found) for way in ways)
-    best = cheapest(priced)
+    best = _cheapest(priced)
     return Decision(chosen=best, candidates=priced, reason=_reason(best, priced, choice), tile_rule=rule)
 
 
-def cheapest(priced: Sequence[Candidate]) -> Candidate:
+def _cheapest(priced: Sequence[Candidate]) -> Candidate:
     """The feasible candidate with the least seconds; the first one when none is feasible."""
     feasible = [item for item in priced if not item.infeasible]
     return min(feasible, key=lambda item: item.total_seconds) if feasible else priced[0]

@@ -53,6 +53,7 @@ def priced_way(
     machine: Machine | None,
     trial: Trial | None,
 ) -> Candidate:
+    """A way with its memory and disk, whether it fits, and, where the rates of the machine are given, its seconds."""
     solver, precision, gram, rank = way
     n, d, t = problem.num_rows, problem.num_features, problem.num_targets
     infeasible = ""

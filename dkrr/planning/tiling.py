@@ -2,7 +2,7 @@
 
 The choice is made on nominal cores (:func:`nominal_machine`), not by rates that were measured a moment ago: the tile
 size is part of a factor's key, and the same job has to find its factor again. What is expected of the choice is
-simulated with the rates of the machine (:mod:`dkrr.planning.planner`).
+simulated with the rates of the machine (:mod:`dkrr.planning.pricing`).
 
 Cost: less than 1 s for n = 20,000, some seconds for n = 1,000,000 on hundreds of workers; nothing for up to 4 workers.
 """

@@ -84,6 +84,7 @@ def primal_is_less(problem: Problem) -> bool:
 
 
 def ranks_of(problem: Problem, choice: SolverChoice) -> Iterator[int]:
+    """Ranks of the preconditioner that the choice allows, 0 for none."""
     if choice.preconditioner in ("none", "factor"):
         yield 0
     elif choice.rank != "auto":

@@ -61,14 +61,17 @@ CONTENDERS: dict[str, list[Contender]] = {
     ],
 }
 
+TIMED_SECONDS = 1.0
+
 
 def _problem(folder: str) -> tuple[Any, Any]:
     return np.load(Path(folder) / "X.npy"), np.load(Path(folder) / "y.npy")
 
 
 def _timed(product: Callable[[], Any]) -> dict[str, Any]:
+    """The best of at least three calls and a second: a call of 60 ms is soon disturbed by other programs."""
     answer, seconds = product(), []
-    for _ in range(3):
+    while len(seconds) < 3 or sum(seconds) < TIMED_SECONDS:
         began = time.perf_counter()
         answer = product()
         seconds.append(time.perf_counter() - began)
@@ -76,15 +79,18 @@ def _timed(product: Callable[[], Any]) -> dict[str, Any]:
 
 
 def symmetric_product(kernel: Any, x: Any, v: Any, precision: str, threads: int) -> Any:
-    """k(X, X) V (n, t) from the lower tiles, each used twice; threads share them, every thread adds to its own sum."""
+    """k(X, X) V (n, t) from the lower tiles, each used twice; a thread takes the next one and adds to its own sum.
+
+    As a fit does it: with tiles dealt out beforehand the slower core decides, 0.148 against 0.114 s where one was busy.
+    """
     from dkrr.linalg.products import kernel_product
 
     spans = [slice(start, start + TILE_SIZE) for start in range(0, len(x), TILE_SIZE)]
-    pairs = [(rows, columns) for i, rows in enumerate(spans) for columns in spans[: i + 1]]
+    pairs = iter([(rows, columns) for i, rows in enumerate(spans) for columns in spans[: i + 1]])
 
-    def part(number: int) -> Any:
+    def part(_: int) -> Any:
         total = np.zeros_like(v)
-        for rows, columns in pairs[number::threads]:
+        for rows, columns in pairs:
             if rows == columns:
                 kernel_product(kernel, x[rows], x[rows], v[rows], total[rows], same=True, precision=precision)  # type: ignore[arg-type]
             else:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import dkrr.chunks
+import dkrr.left_out
 from dkrr.jobs.run import fit_job
 from tests.faults import chunk_files
 from tests.jobs.helpers import Make, job_maker
@@ -45,7 +46,17 @@ def test_a_factor_is_durable(
 
     real = dkrr.chunks.sync_folder
     monkeypatch.setattr(dkrr.chunks, "sync_folder", sync)
+    before: list[int] = []
+
+    def inverse_diagonal(factor: Any, **options: Any) -> Any:
+        before.append(sum("factors" in folder.parts for folder in synced))
+        return inverse(factor, **options)
+
+    inverse = dkrr.left_out.inverse_diagonal
+    monkeypatch.setattr(dkrr.left_out, "inverse_diagonal", inverse_diagonal)
     fit_job(make(solver=solver, **tables))
+    # as much work as the factor's follows: it is durable before
+    assert before == ([2] if "evaluate" in tables else [])
     factors = list((tmp_path / "store/factors").glob("*.zarr"))
     assert len(factors) == 1 + ("evaluate" in tables)
     for factor in factors:

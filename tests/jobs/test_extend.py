@@ -15,7 +15,7 @@ from dkrr.errors import JobFileError, StoreError
 from dkrr.jobs import run as job_run
 from dkrr.jobs.frozen import find_scaling
 from dkrr.jobs.garbage import delete_garbage, find_garbage
-from dkrr.jobs.plan import make_plan
+from dkrr.jobs.plan import make_plan, plan
 from dkrr.jobs.prepare import has_changed, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
@@ -292,6 +292,29 @@ def test_crash_and_change(make: Make, tmp_path: Path, monkeypatch: pytest.Monkey
     model = load_model(again.model_path)
     assert again.reused["factor"]["rows"] == int((~row_hash_fraction(0, 600, 0.2)).sum())
     np.testing.assert_allclose(model.predict(X[:200].copy()), refitted(make, tmp_path, scaling), rtol=1e-9, atol=1e-9)
+
+
+def test_the_disk_of_shared_rows_is_in_the_plan_until_they_are_done(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dkrr import failpoints
+
+    def strips() -> int:
+        return plan(make(cluster={"workers": 2})).disk_bytes.get("strips", 0)
+
+    grow(tmp_path, 0, 600)
+    fit_job(make())
+    assert strips() == 0
+    grow(tmp_path, 600, 700)
+    wanted = strips()
+    assert wanted > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@5:memoryerror"))
+        with pytest.raises(MemoryError):
+            fit_job(make())
+    assert strips() == wanted, "the next attempt goes on from the older factor, too"
+    fit_job(make())
+    assert strips() == 0
 
 
 def test_the_limit_of_drift_is_part_of_the_job(tmp_path: Path) -> None:

@@ -188,16 +188,6 @@ def test_a_given_tile_size_stays() -> None:
     assert {item.tile_size for item in decided(problem(), tile_size=640).candidates} == {640}
 
 
-@pytest.mark.parametrize("solver", ["cholesky", "cg", "nystrom", "primal"])
-def test_what_workers_import_first_is_counted_once(solver: str) -> None:
-    what = replace(problem(), kernel=make_kernel("linear").resolve(10)) if solver == "primal" else problem()
-    slow = replace(MACHINE, first_task_seconds=7.0)
-    found = [decided(what, SolverChoice(solver=solver), machine=m, always_measure=True) for m in (MACHINE, slow)]
-    totals = [{item.name: item.total_seconds for item in decision.candidates} for decision in found]
-    assert totals[0]
-    assert totals[1] == pytest.approx({name: seconds + 7.0 for name, seconds in totals[0].items()})
-
-
 def test_candidates_are_plain_data() -> None:
     chosen: Candidate = decided(problem()).chosen
     values = chosen.to_dict()

@@ -131,7 +131,7 @@ def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Str
 
 
 def strips_bytes(grid: TileGrid, num_finished: int, num_threads: int, itemsize: int) -> int:
-    """Disk for strips and first terms of an extension of ``num_finished`` rows, at most; they go with its end."""
+    """Disk for strips and first terms, at most, where the first ``num_finished`` rows are there; freed at the end."""
     b = grid.tile_size
     first = {i: max(0, num_finished - i * b) for i in range(num_finished // b, grid.num_tiles)}
     num_rows = _rows_of_strips(grid, first, num_threads)

@@ -1,4 +1,6 @@
-"""The second triangle of Falkon's preconditioner, from a sample of the rows: see :mod:`.precondition` for the formulas.
+"""The second triangle of Falkon's preconditioner, from a sample of the rows.
+
+The formulas are in :mod:`dkrr.linalg.nystrom.precondition`.
 
 Each task adds up its part of the sample, the driver adds the parts and factorises their sum.
 
