@@ -527,9 +527,9 @@ def test_a_killed_process_is_continued_by_another_one(tmp_path: Path) -> None:
     """SIGKILL of the process that iterates; its workers die with it."""
     fit = Fit(tmp_path / "fit", n=LARGE)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom dkrr.linalg import iterative\n"
+        "import sys\nfrom pathlib import Path\nfrom dkrr.linalg.cg import solver\n"
         "from tests.test_faults_cg import Fit, Frequent, LARGE, cluster\n"
-        "iterative.StoredCheckpoint = Frequent\n"
+        "solver.StoredCheckpoint = Frequent\n"
         "fit = Fit.__new__(Fit)\nfit.__dict__.update(folder=Path(sys.argv[1]), store=Path(sys.argv[1]) / 'store')\n"
         "fit.n, fit.begun = LARGE, []\nfrom tests.test_faults_cg import SETTINGS\n"
         "fit.settings = {'iterative': SETTINGS}\n"
