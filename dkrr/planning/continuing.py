@@ -157,7 +157,7 @@ def find_continued(
         found = _Found.of(ancestor, tiles)
         if found.num_tiles:
             best.setdefault(alpha, found)
-            if ancestor.num_rows < dataset.num_rows or not tiles.missing():
+            if ancestor.num_rows < dataset.num_rows or found.is_finished:
                 older[alpha] = ancestor.num_rows
     if not best:
         return None
@@ -182,12 +182,13 @@ def find_continued(
 
 @dataclass(frozen=True)
 class _Found:
-    """A factor, its whole tiles in the common prefix, and the flops of all its finished rows there."""
+    """A factor, its whole tiles in the common prefix, the flops of all finished rows there, and whether it is whole."""
 
     ancestor: Ancestor
     tiles: TileMatrix
     num_tiles: int
     flops: float
+    is_finished: bool
 
     @classmethod
     def of(cls, ancestor: Ancestor, tiles: TileMatrix) -> _Found:
@@ -204,7 +205,7 @@ class _Found:
                 if (i, j) not in missing:
                     finished += work
                     whole += rows == b or last
-        return cls(ancestor, tiles, whole, float(m) ** 3 / 3 * finished / total)
+        return cls(ancestor, tiles, whole, float(m) ** 3 / 3 * finished / total, not missing)
 
 
 def find_other_alpha(store: Any, dataset: Dataset, kernel: Kernel | None, alphas: tuple[float, ...]) -> float | None:
