@@ -22,7 +22,7 @@ from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
-from dkrr.markup import facts_html
+from dkrr.markup import facts_html, lines_text, named
 from dkrr.saved import ARRAYS, save_arrays, saved_attributes
 from dkrr.uncertainty import WithUncertainty
 
@@ -32,7 +32,7 @@ BLOCK_ROWS = 4096
 IN_MEMORY_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Model(WithUncertainty):
     """A fitted kernel ridge regression.
 
@@ -96,6 +96,19 @@ class Model(WithUncertainty):
     def num_targets(self) -> int:
         """t."""
         return self.dual_coef.num_columns
+
+    def __repr__(self) -> str:
+        alpha = self.provenance.get("alpha")
+        shown = "unknown" if alpha is None else ", ".join(f"{value:g}" for value in np.atleast_1d(alpha))
+        rows = named(self.num_rows, "row" if self.features is None else "coefficient")
+        targets = named(self.num_targets, "target", self.target_names)
+        residual = max(self.solution.relative_residual, default=0.0)
+        return lines_text(
+            f"Model: {self.kernel or 'precomputed'}, alpha {shown}; {rows} of {named(self.num_features, 'feature')}, "
+            f"{targets}",
+            f"{self.solution.solver}, {self.solution.precision}, relative residual {residual:.1e}",
+            self.location or "in memory",
+        )
 
     def _repr_html_(self) -> str:
         """For notebooks."""

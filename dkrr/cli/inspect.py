@@ -10,7 +10,7 @@ import click
 
 from dkrr.cli.errors import Command
 from dkrr.cli.output import print_facts, print_json
-from dkrr.jobs.report.words import size
+from dkrr.jobs.report.words import kernel_words, size
 
 if TYPE_CHECKING:
     from dkrr.engine.doctor import MachineReport
@@ -35,7 +35,8 @@ def info_command(path: str, whole: bool, as_json: bool) -> None:
         document = {"kind": found.kind, "path": found.path, **found.facts}
         print_json({**document, "problems": problems} if whole else document)
     else:
-        print_facts(found.facts.items(), title=f"{found.kind} {found.path}")
+        facts = {name: kernel_words(value) if name == "kernel" else value for name, value in found.facts.items()}
+        print_facts(facts.items(), title=f"{found.kind} {found.path}")
         for problem in problems:
             click.echo(f"  problem: {problem}")
         if whole and not problems:

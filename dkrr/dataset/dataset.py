@@ -24,6 +24,7 @@ from dkrr.dataset.generations import Counters, Generation, read_generations
 from dkrr.dataset.rows import Floats, RowArray
 from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.markup import lines_text, named
 from dkrr.stores import children, local_root, read_json
 
 __all__ = ["Dataset", "Part", "fields_of_parts", "open_dataset"]
@@ -31,7 +32,7 @@ __all__ = ["Dataset", "Part", "fields_of_parts", "open_dataset"]
 Part = Literal["X", "y", "weight"]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Dataset:
     """Rows for a fit or a prediction, opened by :func:`open_dataset` and made by :func:`~dkrr.dataset.ingest`.
 
@@ -89,6 +90,16 @@ class Dataset:
     version: int = 1
     counters: Counters = field(default_factory=lambda: Counters(generation=1, row=0))
     records: dict[str, dict[str, Any]] = field(repr=False)
+
+    def __repr__(self) -> str:
+        features = named(self.num_features, "feature", self.feature_names)
+        targets = named(self.num_targets, "target", self.target_names)
+        generations, weight = named(len(self.generations), "generation"), self.weight_name or "none"
+        return lines_text(
+            f"Dataset {self.path}",
+            f"{named(self.num_rows, 'row')}, {features}; {targets}",
+            f"{generations}, weights: {weight}, digest {self.digest}",
+        )
 
     @property
     def num_features(self) -> int:

@@ -217,7 +217,7 @@ def _describe_run(path: str) -> dict[str, Any]:
     job, result = read_json(path, "job.json") or {}, read_json(path, "result.json")
     facts = {
         "data": job.get("data", {}).get("path"),
-        "kernel": job.get("model", {}).get("kernel"),
+        "kernel": (read_json(path, "plan.json") or {}).get("kernel") or job.get("model", {}).get("kernel"),
         "state": read_status(RunDirectory(path)).state,
     }
     if result is None:

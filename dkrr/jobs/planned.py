@@ -10,7 +10,7 @@ from dkrr.errors import PlanRefusedError
 __all__ = ["Plan"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """Everything that "auto" became, what it needs, and what is there.
 
@@ -81,7 +81,7 @@ class Plan:
         if self.refusal:
             raise PlanRefusedError(self.refusal, hint=self.hint)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from io import StringIO
 
         from rich.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import join
-from dkrr.jobs.report.words import size
+from dkrr.jobs.report.words import kernel_words, size
 
 if TYPE_CHECKING:
     from dkrr.jobs.planned import Plan
@@ -39,12 +39,6 @@ def table_html(title: str, table: Any) -> str:
     return facts_html(title, plain)
 
 
-def _kernel(plan: Plan) -> str:
-    parameters = {key: value for key, value in plan.kernel.items() if key != "kernel"}
-    name = str(plan.kernel.get("kernel", next(iter(plan.kernel))))
-    return f"{name} ({', '.join(f'{key} {value}' for key, value in parameters.items())})" if parameters else name
-
-
 def _rows(plan: Plan) -> str:
     targets = f"{plan.num_targets} target{'s' * (plan.num_targets != 1)}"
     return f"{plan.num_rows:,} x {plan.num_features:,}, {targets}"
@@ -58,7 +52,7 @@ def plan_table(plan: Plan) -> Any:
     """What the job needs and what there is."""
     table = _table("plan")
     table.add_row("training rows", _rows(plan) + (f"; {plan.num_test_rows:,} held out" if plan.num_test_rows else ""))
-    table.add_row("model", f"{_kernel(plan)}, alpha {_alpha(plan)}")
+    table.add_row("model", f"{kernel_words(plan.kernel)}, alpha {_alpha(plan)}")
     table.add_row("solver", _solver(plan) + (f" ({plan.reason})" if plan.reason else ""))
     side = plan.num_tiles_per_side
     count = side * (side + 1) // 2
@@ -164,7 +158,7 @@ def fit_table(summary: FitSummary) -> Any:
     plan = summary.plan
     table = _table("fit")
     table.add_row("rows", _rows(plan))
-    table.add_row("model", f"{_kernel(plan)}, alpha {_alpha(plan)}")
+    table.add_row("model", f"{kernel_words(plan.kernel)}, alpha {_alpha(plan)}")
     table.add_row("solver", _solver(plan))
     if summary.tiles_total:
         reused = summary.tiles_total - summary.tiles_computed

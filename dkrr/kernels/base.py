@@ -19,6 +19,7 @@ from dkrr.errors import ParameterError
 from dkrr.kernels.checks import as_rows, check_features, check_out, finite_guard, overflow, positive
 from dkrr.kernels.pairwise import Pairwise
 from dkrr.kernels.strips import Fill, FloatArray, fill_rectangle, fill_symmetric, strip_shape
+from dkrr.markup import telling
 
 __all__ = ["Constant", "Kernel", "Product", "Sum"]
 
@@ -26,7 +27,8 @@ __all__ = ["Constant", "Kernel", "Product", "Sum"]
 class Kernel(ABC):
     """k(A, B)[i, j] = k(a_i, b_j) for rows A (m, d) and B (n, d).
 
-    Subclasses are frozen keyword-only dataclasses. ``name`` is the name in job files and in :meth:`to_dict`.
+    Subclasses are frozen keyword-only dataclasses. ``name`` is the name in job files and in :meth:`to_dict`. With
+    ``repr=False`` they are shown by what was given to them: ``RBF(gamma=0.5)``.
     """
 
     name: ClassVar[str]
@@ -165,6 +167,10 @@ class Kernel(ABC):
             value = getattr(self, field.name)
             values[field.name] = list(value) if isinstance(value, tuple) else value
         return values
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in telling(values).items())})"
 
     def describe(self) -> str:
         """The kernel in words, for messages."""

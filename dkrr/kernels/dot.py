@@ -80,7 +80,7 @@ class Linear(Kernel):
         return _square_norms(A)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Polynomial(Kernel):
     """k(a, b) = (gamma a.b + coef0)^degree
 
@@ -138,7 +138,7 @@ class Polynomial(Kernel):
         return np.power((self.gamma or 1.0 / A.shape[1]) * _square_norms(A) + self.coef0, self.degree)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Sigmoid(Kernel):
     """k(a, b) = tanh(gamma a.b + coef0)
 

@@ -30,7 +30,7 @@ from dkrr.kernels.strips import Fill, FloatArray
 __all__ = ["RBF", "Laplacian", "Matern"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class _Stationary(Kernel):
     """k(a, b) depends on (a - b) / length_scale only, is positive semi-definite, and k(a, a) = 1."""
 
@@ -94,7 +94,7 @@ class _Stationary(Kernel):
         return fill
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class _WithGamma(_Stationary):
     gamma: float | None = None
 
@@ -108,7 +108,7 @@ class _WithGamma(_Stationary):
         return self if self.gamma is not None else dataclasses.replace(self, gamma=1.0 / num_features)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RBF(_WithGamma):
     """k(a, b) = exp(-gamma |(a - b) / length_scale|^2)
 
@@ -136,7 +136,7 @@ class RBF(_WithGamma):
         return fill
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Laplacian(_WithGamma):
     """k(a, b) = exp(-gamma |(a - b) / length_scale|_1)
 
@@ -167,7 +167,7 @@ class Laplacian(_WithGamma):
         return fill
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Matern(_Stationary):
     """k(a, b) = exp(-r), (1 + r) exp(-r) or (1 + r + r^2 / 3) exp(-r) for nu = 0.5, 1.5, 2.5
 

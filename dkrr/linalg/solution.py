@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dkrr.markup import facts_html
+from dkrr.markup import facts_html, lines_text, named
 
 __all__ = ["BACKWARD_ERROR_FACTOR", "Solution", "backward_error_bar"]
 
@@ -20,7 +20,7 @@ def backward_error_bar(n: int, precision: str) -> float:
     return BACKWARD_ERROR_FACTOR * n * _EPS[precision]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Solution:
     """Facts about a solve of A u = S Y.
 
@@ -57,6 +57,16 @@ class Solution:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        facts = dict(self._facts())
+        state = "converged" if self.converged else "NOT converged"
+        del facts["precision"], facts["converged"], facts["targets"]
+        return lines_text(
+            f"Solution: {self.solver}, {self.precision}, {state}",
+            "; ".join([named(len(self.relative_residual), "target"), *(f"{name} {facts[name]}" for name in facts)]),
+            self.message,
+        )
 
     def _repr_html_(self) -> str:
         """For notebooks."""

@@ -53,14 +53,11 @@ def _choices(found: Findings) -> Iterator[tuple[str, str, str]]:
         return listed(plan[name]) if plan.get(name) not in (None, "") else DASH
 
     yield "data", asked("data", "path", DASH), DASH
-    kernel = (job.get("model") or {}).get("kernel", "linear")
-    gamma = (job.get("model") or {}).get("gamma")
-    words = kernel_words(kernel if isinstance(kernel, dict) else str(kernel))
-    yield (
-        "kernel",
-        words + (f", gamma {gamma:g}" if isinstance(gamma, int | float) else ""),
-        (kernel_words(plan["kernel"]) if plan.get("kernel") else DASH),
-    )
+    model = job.get("model") or {}
+    kernel = model.get("kernel", "linear")
+    if not isinstance(kernel, dict):
+        kernel = {"kernel": kernel, "gamma": model.get("gamma"), **(model.get("kernel_params") or {})}
+    yield "kernel", kernel_words(kernel), kernel_words(plan["kernel"]) if plan.get("kernel") else DASH
     yield "alpha", asked("model", "alpha", "1"), became("alpha")
     for name, key in (("solver", "name"), ("precision", "precision"), ("gram", "gram")):
         yield name if name != "gram" else "Gram matrix", asked("solver", key), became(name).replace("_", " ")

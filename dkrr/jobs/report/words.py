@@ -9,6 +9,7 @@ from typing import Any
 
 from dkrr.jobs.report.axes import bytes_unit, number
 from dkrr.jobs.report.blocks import DASH, cut
+from dkrr.markup import telling
 
 __all__ = ["clock", "kernel_words", "listed", "rate", "ratio", "seconds", "size"]
 
@@ -69,7 +70,7 @@ def kernel_words(kernel: Any) -> str:
     if not isinstance(kernel, dict):
         return cut(kernel)
     name = str(kernel.get("kernel", next(iter(kernel), "unknown")))
-    parts = {key: value for key, value in kernel.items() if key != "kernel"}
+    parts = telling({key: value for key, value in kernel.items() if key != "kernel"})
     inner = ", ".join(
         f"{key} {kernel_words(value) if isinstance(value, dict) else _part(value)}" for key, value in parts.items()
     )

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import DataError
+from dkrr.markup import lines_text, named
 
 __all__ = ["LeaveOneOut", "bordered_diagonal", "loo_from_diagonal", "loo_from_leverages", "unscaled"]
 
@@ -39,7 +40,7 @@ FloatVector = NDArray[np.float64]
 MIN_SHARE = 1e-14
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LeaveOneOut:
     """What a fit would have said of each of its rows, had it not seen that row.
 
@@ -74,6 +75,15 @@ class LeaveOneOut:
     standard_error: FloatMatrix | None = None
     mean_squared_error_se: FloatVector | None = None
     num_projected: int = 0
+
+    def __repr__(self) -> str:
+        n, t = self.residuals.shape
+        root, freedom = np.sqrt(self.mean_squared_error), self.degrees_of_freedom
+        return lines_text(
+            f"LeaveOneOut: {named(n, 'row')}, {named(t, 'target')}, {self.method}",
+            f"rmse {', '.join(f'{value:.5g}' for value in root)}",
+            f"degrees of freedom {', '.join(f'{value:,.1f}' for value in freedom)}",
+        )
 
     def in_units(self, scale: Any) -> LeaveOneOut:
         """The same for targets that are ``scale`` (one, or one per target) times as large."""
