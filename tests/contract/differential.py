@@ -71,11 +71,20 @@ def _kernel(rng: np.random.Generator, d: int, width: float, depth: int = 0) -> d
     near = 10 ** rng.uniform(-0.7, 0.7) / width
     match name:
         case "poly":
-            return {"kernel": name, "degree": int(rng.integers(1, 4)), "gamma": near**2, "coef0": float(rng.choice([0, 1, 2.5]))}
+            return {
+                "kernel": name,
+                "degree": int(rng.integers(1, 4)),
+                "gamma": near**2,
+                "coef0": float(rng.choice([0, 1, 2.5])),
+            }
         case "sigmoid":
             return {"kernel": name, "gamma": near**2, "coef0": 0.5}
         case "rbf" | "laplacian" if rng.random() < 0.3:  # a width for each feature
-            return {"kernel": name, "gamma": 1.0, "length_scale": [float(v) for v in 10 ** rng.uniform(-0.5, 0.5, d) / near]}
+            return {
+                "kernel": name,
+                "gamma": 1.0,
+                "length_scale": [float(v) for v in 10 ** rng.uniform(-0.5, 0.5, d) / near],
+            }
         case "rbf":
             return {"kernel": name, "gamma": near**2}
         case "laplacian":
@@ -243,7 +252,9 @@ def solve_reference(case: Case, alpha: Any) -> Reference:
         values = np.linalg.eigvalsh(G[:n, :n].astype(float))
         smallest = max(float(np.abs(values).min()), 1e-300)
         columns["condition"].append(float(np.abs(values).max()) / smallest)
-        reach = np.sqrt(((Kz * s) ** 2).sum(1))
+        # an entry of k(z, X) has an error of eps sqrt(k(z, z) k(x, x)), be it as small as it may
+        floor = np.sqrt(np.abs(kzz)[:, None] * np.abs(K.diagonal()) * s**2 / n)
+        reach = np.sqrt((np.maximum(np.abs(Kz * s), floor) ** 2).sum(1))
         columns["dual_coef"].append(s * u)
         columns["prediction"].append(Kz @ (s * u) + b)
         columns["prediction_size"].append(reach * np.sqrt((u**2).sum()) + abs(b))
@@ -251,9 +262,7 @@ def solve_reference(case: Case, alpha: Any) -> Reference:
         with np.errstate(all="ignore"):
             residual = u / diagonal / s
             columns["residual"].append(residual)
-            columns["residual_size"].append(
-                (np.sqrt((u**2).sum()) + np.abs(residual * s) / smallest) / diagonal / s
-            )
+            columns["residual_size"].append((np.sqrt((u**2).sum()) + np.abs(residual * s) / smallest) / diagonal / s)
         columns["variance"].append(kzz - (rhs[:, 1 + n :] * found[:, 1 + n :]).sum(0))
         columns["variance_size"].append(kzz + reach**2 / smallest)
     return Reference(**{name: np.stack(values, axis=-1) for name, values in columns.items()})
@@ -404,7 +413,9 @@ def main() -> None:
         for name, value in outcome.items():
             if isinstance(value, str):
                 refused[f"{name} {case.kernel['kernel']} {value[:60]}"] += 1
-                if name == "refused" and float(outcome["condition"]) < 1e9 * (1e-7 if case.precision == "float32" else 1):
+                if name == "refused" and float(outcome["condition"]) < 1e9 * (
+                    1e-7 if case.precision == "float32" else 1
+                ):
                     print(f"REFUSED at condition {outcome['condition']:.1e}: {value}\n  {case}", flush=True)
         loose += float(outcome.get("allowed", 0)) > 1e-2
         found = failures(outcome)
