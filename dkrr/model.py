@@ -7,6 +7,7 @@ How it lies on disk, and how it gets there whole, is in :mod:`dkrr.saved`.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.address import is_url
 from dkrr.dataset import RowArray, Scaling
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError, StoreError
@@ -309,6 +311,18 @@ def load_model(path: Any, *, verify: bool = True) -> Model:
     return model.in_memory()
 
 
+def _at_present(provenance: dict[str, Any], location: str) -> dict[str, Any]:
+    """What a model of a run remembers, with the store beside that run where both were moved to another folder."""
+    store = provenance.get("store")
+    if not store or is_url(store) or is_url(location) or os.path.exists(store):
+        return provenance
+    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(location))), os.path.basename(store))
+    if not os.path.isdir(beside):
+        return provenance
+    factors = [beside + factor.removeprefix(store) for factor in provenance.get("factors", [])]
+    return provenance | {"store": beside, "factors": factors}
+
+
 def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
     """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
     kernel_dict = attributes["kernel"]
@@ -328,7 +342,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
         feature_names=attributes["feature_names"],
         target_names=attributes["target_names"],
         classes=attributes["classes"],
-        provenance=attributes["provenance"],
+        provenance=_at_present(attributes["provenance"], str(path)),
         location=str(path),
         sample_weight=RowArray.open(path, "sample_weight") if attributes.get("weighted") else None,
         sigma2=None if sigma2 is None else np.asarray(sigma2, dtype=np.float64),

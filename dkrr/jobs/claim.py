@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dkrr.address import name_of
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.jobs.documents import plain
+from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.stores import children, read_json, write_json
 
@@ -44,7 +45,7 @@ def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
         It holds something else.
     """
     document = job.to_dict()
-    found = read_json(directory, "job.json")
+    found = RunDirectory(directory).read("job.json")
     if found is not None and read_json(directory, "plan.json") is not None:
         there, wanted = _claimed(found), _claimed(document)
         differing = sorted(

@@ -214,11 +214,12 @@ def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
 
 
 def _describe_run(path: str) -> dict[str, Any]:
-    job, result = read_json(path, "job.json") or {}, read_json(path, "result.json")
+    run = RunDirectory(path)
+    job, plan, result = run.read("job.json") or {}, run.read("plan.json") or {}, run.read("result.json")
     facts = {
         "data": job.get("data", {}).get("path"),
-        "kernel": (read_json(path, "plan.json") or {}).get("kernel") or job.get("model", {}).get("kernel"),
-        "state": read_status(RunDirectory(path)).state,
+        "kernel": plan.get("kernel") or job.get("model", {}).get("kernel"),
+        "state": read_status(run).state,
     }
     if result is None:
         return facts
@@ -240,7 +241,7 @@ def _verify_run(path: str) -> Iterator[str]:
             yield exc.message
     model = join(path, "model.zarr")
     try:
-        parts = [model, *(read_json(path, "result.json") or {}).get("kept", {})]
+        parts = [model, *(RunDirectory(path).read("result.json") or {}).get("kept", {})]
         for part in parts:
             yield from (problem if part == model else f"{part}: {problem}" for problem in verify(part))
     except DkrrError as exc:

@@ -27,7 +27,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_url, join, name_of, parent_of, parse_address
+from dkrr.address import is_below, is_url, join, name_of, parent_of, parse_address
 from dkrr.errors import StoreError
 from dkrr.fence import check_fence
 from dkrr.stores import (
@@ -102,6 +102,8 @@ class RunDirectory:
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON document of the run, e.g. "plan.json"; None when there is none.
 
+        In a run that was moved since it was written, paths are those that things have now.
+
         Raises
         ------
         StoreError
@@ -110,7 +112,7 @@ class RunDirectory:
         found = read_json(self.location, name)
         if found is not None and not isinstance(found, dict):
             raise StoreError(f"{name} of {self.location} is not an object", hint="restore or remove it")
-        return found
+        return found if found is None or is_url(self.location) else _at_present(found, self.location)
 
     def write(self, name: str, document: dict[str, Any]) -> None:
         """Replace a JSON document of the run."""
@@ -140,6 +142,42 @@ class RunDirectory:
     def remove_all(self) -> None:
         """Remove the whole run."""
         remove_array(self.location)
+
+
+def _at_present(document: dict[str, Any], here: str) -> dict[str, Any]:
+    """A document that names the run it belongs to, with present paths: those of the run, and what moved along with it.
+
+    Something outside the run moved along where it is at its old path no longer, and is beside the run as it was before.
+    A store that did not move along stays the store of the run.
+    """
+    output = document.get("output")
+    home = document.get("run_directory") or (output or {}).get("directory") or parent_of(document.get("model") or ".")
+    home = str(home).replace("{id}", name_of(here))
+    if home == here or not os.path.isabs(home):
+        return document
+    old, new = Path(home), Path(here)
+    while old.name == new.name and old.name:
+        old, new = old.parent, new.parent
+
+    def present(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {present(key): present(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [present(item) for item in value]
+        if not isinstance(value, str) or not os.path.isabs(value):
+            return value
+        if is_below(value, home):
+            return here + value[len(home) :]
+        moved = str(new / Path(value).relative_to(old)) if Path(value).is_relative_to(old) else value
+        return moved if os.path.exists(moved) and not os.path.exists(value) else value
+
+    found: dict[str, Any] = present(document)
+    if output:
+        found["output"]["directory"] = here
+        store = join(parent_of(home), "store")
+        if "store" not in output and os.path.isdir(store) and not os.path.isdir(join(parent_of(here), "store")):
+            found["output"]["store"] = store
+    return found
 
 
 def runs_folder() -> str:
