@@ -15,9 +15,9 @@ Where u is much smaller than b v, because f + b fits closely and f alone could n
 Iterative refinement brings them back: the residuals of both equations on the right, the same factor, and u is corrected
 until what is subtracted is not larger than u.
 
-You need this module for the formulas, on blocks of rows in memory. A factor solves the bordered system with one more
-right-hand side (:mod:`dkrr.linalg.factor.bordered`), conjugate gradients in the plane s^T u = 0
-(:mod:`dkrr.linalg.cg.plane`).
+You need this module for the formulas, on blocks of rows in memory, and for systems in memory, however they are solved
+(:func:`solve_bordered`). A factor in the store solves the bordered system with one more right-hand side
+(:mod:`dkrr.linalg.factor.bordered`), conjugate gradients in the plane s^T u = 0 (:mod:`dkrr.linalg.cg.plane`).
 
 Cost
 ----
@@ -50,6 +50,7 @@ __all__ = [
     "centre_targets",
     "intercept_of",
     "loses_digits",
+    "solve_bordered",
     "total_weight",
     "weighted_sums",
 ]
@@ -167,7 +168,7 @@ def intercept_of(sum_u: FloatVector, sum_v: float) -> FloatVector:
     return sum_u / sum_v if sum_v > 0 else np.zeros_like(sum_u)
 
 
-def loses_digits(b: FloatVector, largest_v: float, largest_u: FloatVector) -> bool:
+def loses_digits(b: FloatVector, largest_v: float | FloatVector, largest_u: FloatVector) -> bool:
     """Whether b v was so much larger than u = A^-1 S Y - b v that u has to be refined."""
     return bool((np.abs(b) * largest_v > MAX_GROWTH * largest_u).any())
 
@@ -175,6 +176,37 @@ def loses_digits(b: FloatVector, largest_v: float, largest_u: FloatVector) -> bo
 def best_intercept(residual: FloatMatrix, normal: FloatVector) -> FloatVector:
     """b = s^T R_0 / s^T s (t,), for which R_0 - b s is shortest; R_0 = S Y - A u."""
     return intercept_of(weighted_sums(residual, normal), float(normal @ normal))
+
+
+def solve_bordered(
+    solve: Callable[[FloatMatrix], FloatMatrix],
+    multiply: Callable[[FloatMatrix], FloatMatrix],
+    rhs: FloatMatrix,
+    normal: FloatVector,
+) -> FloatMatrix:
+    """u (n, c) of A u + b s = S Y, s^T u = 0 in memory; refined where b v was much larger.
+
+    Parameters
+    ----------
+    solve, multiply
+        R (n, c) -> A^-1 R and U (n, c) -> A U; each column may have an A of its own, and a single column goes to all.
+    rhs : (n, c)
+        S Y of centred targets.
+    normal : (n,)
+        s.
+    """
+    v = solve(normal[:, None])
+    largest_v, sum_v = np.abs(v).max(axis=0), normal @ v
+    u, residual = np.zeros(rhs.shape), rhs
+    for number in range(MAX_REFINEMENTS + 1):
+        solved = solve(residual)
+        b = (normal @ solved + normal @ u) / sum_v
+        u += solved - v * b
+        if number == MAX_REFINEMENTS or not loses_digits(b, largest_v, np.abs(u).max(axis=0)):
+            break
+        left = rhs - multiply(u)
+        residual = left - normal[:, None] * best_intercept(left, normal)
+    return u
 
 
 def bordered_norms(

@@ -155,11 +155,12 @@ class Explained:
         if info:
             again = self.matrix(family, widths)
             again[np.diag_indices_from(again)] += alpha
+            order, pivot = leading_minor_pivot(again, info)
             raise NotPositiveDefiniteError(
-                f"the matrix of {len(a):,} rows is not positive definite at row {info - 1:,} "
-                f"(pivot {leading_minor_pivot(again, info):.2g}, alpha {alpha:.3g})",
+                f"the matrix of {len(a):,} rows is not positive definite at row {order - 1:,} "
+                f"(pivot {pivot:.2g}, alpha {alpha:.3g})",
                 hint="remove duplicated rows, or search among larger alphas",
-                row=info - 1,
+                row=order - 1,
                 alpha=alpha,
             )
         half_log_det = float(np.log(np.diag(a)).sum())

@@ -249,14 +249,20 @@ def trsm_left(lower: FloatArray, b: FloatArray, *, transposed: bool) -> Any:
     return x
 
 
-def leading_minor_pivot(a: FloatArray, k: int) -> float:
-    """The pivot a_kk - |l_k|^2 at which potrf stopped, for a leading minor of order k that failed (1-based)."""
-    if k == 1:
-        return float(a[0, 0])
-    minor = np.array(a[: k - 1, : k - 1], order="C")
-    potrf(minor)
-    row = trsm_left(minor, np.ascontiguousarray(a[k - 1, : k - 1, None]), transposed=False)
-    return float(a[k - 1, k - 1]) - float(np.sum(np.square(row)))
+def leading_minor_pivot(a: FloatArray, k: int) -> tuple[int, float]:
+    """The order of a leading minor of A that fails, at most k, and its pivot a_kk - |l_k|^2 <= 0. k^3 / 3 flops.
+
+    k is the order at which potrf of A stopped. The smaller matrix is rounded otherwise: where pivots are rounding alone
+    it may stop earlier, which is the answer then, and a pivot that comes out positive is 0.
+    """
+    while k > 1:
+        minor = np.array(a[: k - 1, : k - 1], order="C")
+        earlier = potrf(minor)
+        if not earlier:
+            row = trsm_left(minor, np.ascontiguousarray(a[k - 1, : k - 1, None]), transposed=False)
+            return k, min(0.0, float(a[k - 1, k - 1]) - float(np.sum(np.square(row))))
+        k = earlier
+    return 1, float(a[0, 0])
 
 
 def is_finite(array: FloatArray) -> bool:

@@ -100,7 +100,9 @@ def test_the_failing_row_and_its_pivot(row: int, dtype: str) -> None:
     assert info == row + 1
     minor = a[:row, :row].astype("float64")
     schur = a[row, row] - (a[row, :row] @ np.linalg.solve(minor, a[:row, row]) if row else 0.0)
-    assert leading_minor_pivot(a, info) == pytest.approx(schur, rel=1e-3 if dtype == "float32" else 1e-8)
+    order, pivot = leading_minor_pivot(a, info)
+    assert order == info
+    assert pivot == pytest.approx(schur, rel=1e-3 if dtype == "float32" else 1e-8)
 
 
 def test_finite_is_about_entries_and_not_about_their_sum() -> None:

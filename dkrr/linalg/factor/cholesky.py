@@ -235,13 +235,13 @@ def _subtract(task: CholeskyTask, i: int, j: int, c: Any, columns: range) -> Non
 def _not_positive_definite(task: CholeskyTask, j: int, info: int) -> NotPositiveDefiniteError:
     """Name the row, the pivot and an alpha that would do. The tile is formed once more: potrf destroyed it."""
     grid, alpha = task.factor.grid, task.operator.alpha
-    row = grid.span(j).start + info - 1
     c = _update(task, j, j)
-    scale = float(np.max(np.abs(np.diag(c))))
     symmetric = np.tril(c) + np.tril(c, -1).T
-    pivot = leading_minor_pivot(symmetric, info)
+    order, pivot = leading_minor_pivot(symmetric, info)
+    row = grid.span(j).start + order - 1
     eps = float(np.finfo(factor_dtype(task)).eps)
-    suggested = alpha + max(10 * abs(pivot), grid.n * eps * scale)
+    task.operator.tile(j, j, c)  # rounding is that of the matrix, not of what the update left of it
+    suggested = alpha + 10 * max(abs(pivot), grid.n * eps * float(np.max(np.abs(np.diag(c)))))
     return NotPositiveDefiniteError(
         f"tile ({j}, {j}) of {task.factor.location} is not positive definite at row {row:,} "
         f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {task.factor.array.dtype})",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,10 @@ from dkrr.errors import DataError, NotPositiveDefiniteError, ResidualError
 from dkrr.kernels import Kernel
 from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal_dense
 from dkrr.linalg.intercept import (
-    MAX_REFINEMENTS,
     best_intercept,
     bordered_norms,
     centre_targets,
-    intercept_of,
-    loses_digits,
-    weighted_sums,
+    solve_bordered,
 )
 from dkrr.linalg.residual import block_norms, combine_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
@@ -95,9 +93,11 @@ def fit_dense(
         targets = np.flatnonzero(alphas == value)
         a = dense_factor(kernel, x, root, value, precision)
         if normal is None:
-            u[:, targets] = substitute(a, rhs[:, targets], None)
+            u[:, targets] = substitute(a, rhs[:, targets])
         else:
-            u[:, targets] = _solve_bordered(a, kernel, x, root, value, rhs[:, targets], normal)
+            u[:, targets] = solve_bordered(
+                partial(substitute, a), partial(_multiply, kernel, x, root, value), rhs[:, targets], normal
+            )
         del a
     return judge_dense(
         kernel, x, root, alphas, rhs, u, offset, solver="cholesky", precision=precision, started=started,
@@ -167,34 +167,11 @@ def judge_dense(
     return DenseFit(u if root is None else root[:, None] * u, solution, intercept)
 
 
-def substitute(factor: Any, rhs: NDArray[np.float64], normal: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """A^-1 S Y (n, t), less b v for the bordered system with s = ``normal``."""
+def substitute(factor: Any, rhs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A^-1 S Y (n, t)."""
     (potrs,) = get_lapack_funcs(("potrs",), dtype=factor.dtype)
-    columns = rhs if normal is None else np.column_stack([rhs, normal])
-    solved, _ = potrs(factor.T, columns.astype(factor.dtype, copy=False), lower=0)
-    solved = np.ascontiguousarray(solved, dtype=np.float64)
-    if normal is None:
-        return solved
-    sums = weighted_sums(solved, normal)
-    combined: NDArray[np.float64] = solved[:, :-1] - solved[:, -1:] * intercept_of(sums[:-1], float(sums[-1]))
-    return combined
-
-
-def _solve_bordered(
-    factor: Any, kernel: Kernel | None, x: Any, root: Any, alpha: float, rhs: NDArray[np.float64], normal: Any
-) -> NDArray[np.float64]:
-    """u (n, t) of A u + b s = S Y, s^T u = 0; refined where b v was much larger."""
-    u, residual = np.zeros(rhs.shape), rhs
-    for number in range(MAX_REFINEMENTS + 1):
-        solved = substitute(factor, np.column_stack([residual, normal]), None)
-        sums, v = weighted_sums(solved, normal), solved[:, -1:]
-        b = intercept_of(sums[:-1] + weighted_sums(u, normal), float(sums[-1]))
-        u += solved[:, :-1] - v * b
-        if number == MAX_REFINEMENTS or not loses_digits(b, np.abs(v).max(), np.abs(u).max(axis=0)):
-            break
-        left = rhs - _product(kernel, x, root, u)[0] - alpha * u
-        residual = left - normal[:, None] * best_intercept(left, normal)
-    return u
+    solved, _ = potrs(factor.T, rhs.astype(factor.dtype, copy=False), lower=0)
+    return np.ascontiguousarray(solved, dtype=np.float64)
 
 
 def dense_diagonals(
@@ -221,7 +198,7 @@ def dense_diagonals(
         targets = alphas == value
         lower = dense_factor(kernel, x, root, value, precision)
         if ones is not None:
-            ones[:, targets] = substitute(lower, normal, None)
+            ones[:, targets] = substitute(lower, normal)
         diagonal[:, targets] = inverse_diagonal_dense(lower)[:, None]
     return diagonal, ones
 
@@ -245,6 +222,11 @@ def _system(kernel: Kernel | None, x: Any, root: Any, alpha: float) -> NDArray[n
         a *= root[None, :]
     a[np.diag_indices_from(a)] += alpha
     return a
+
+
+def _multiply(kernel: Kernel | None, x: Any, root: Any, alpha: float, u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(S K S + alpha I) u (n, t)."""
+    return _product(kernel, x, root, u)[0] + alpha * u
 
 
 def _product(
@@ -275,15 +257,15 @@ def _norms(
 
 
 def _not_positive_definite(a: Any, info: int, alpha: float) -> NotPositiveDefiniteError:
-    pivot = leading_minor_pivot(a, info)
+    order, pivot = leading_minor_pivot(a, info)
     scale = float(np.max(np.abs(np.diag(a))))
-    suggested = alpha + max(10 * abs(pivot), len(a) * float(np.finfo(a.dtype).eps) * scale)
+    suggested = alpha + 10 * max(abs(pivot), len(a) * float(np.finfo(a.dtype).eps) * scale)
     return NotPositiveDefiniteError(
-        f"the matrix of {len(a):,} rows is not positive definite at row {info - 1:,} "
+        f"the matrix of {len(a):,} rows is not positive definite at row {order - 1:,} "
         f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {a.dtype})",
         hint=f"raise alpha to at least {suggested:.1g}, or remove duplicated rows; an indefinite kernel has no "
         "Cholesky factor at small alpha",
-        row=info - 1,
+        row=order - 1,
         pivot=pivot,
         alpha=alpha,
         suggested_alpha=suggested,

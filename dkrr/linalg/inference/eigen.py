@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, eigh
 
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
-from dkrr.linalg.intercept import Centring, centre_targets
+from dkrr.linalg.intercept import Centring, best_intercept, centre_targets, solve_bordered
 from dkrr.tiles.blas import is_finite
 
 __all__ = ["EigenRidge", "Spectrum", "decompose", "eigen_bytes"]
@@ -152,37 +152,29 @@ class EigenRidge:
 
     def solve(self, alphas: Floats) -> tuple[Floats, Floats]:
         """u (m, t, k) and the intercepts (t, k), which are 0 without one. 2 m^2 t k flops."""
-        inverse = self.spectrum.inverse(alphas)
-        intercept = self._intercept(inverse, self.rhs)
-        inner = self._coefficients(inverse, self.rhs, intercept)
+        inner, intercept = self._inner(self.spectrum.inverse(alphas), self.rhs)
         u = self.spectrum.vectors @ inner.reshape(self.num_rows, -1)
         return u.reshape(inner.shape), intercept + self.offset[:, None]
 
     def solve_each(self, alphas: Floats) -> tuple[Floats, Floats]:
         """u (m, t) and the intercepts (t,) with one alpha for each target, ``alphas`` (t,). 2 m^2 t flops."""
         distinct, place = np.unique(alphas, return_inverse=True)
-        inverse, rhs = self.spectrum.inverse(distinct)[:, place], self.rhs[:, :, 0]
-        intercept = np.zeros(len(alphas))
-        if self.ones is not None:
-            weighted = self.ones[:, None] * inverse
-            intercept = (weighted * rhs).sum(axis=0) / (self.ones @ weighted)
-            rhs = rhs - self.ones[:, None] * intercept
-        return self.spectrum.vectors @ (inverse * rhs), intercept + self.offset
+        inner, intercept = self._solved(self.spectrum.inverse(distinct)[:, place], self.rhs[:, :, 0])
+        return self.spectrum.vectors @ inner, intercept + self.offset
 
-    def _intercept(self, inverse: Floats, rhs: Floats) -> Floats:
-        """b (t, k) for right-hand sides (m, t, 1 or k) in the basis Q; 0 without an intercept."""
+    def _inner(self, inverse: Floats, rhs: Floats) -> tuple[Floats, Floats]:
+        """Q^T u (m, t, k) and b (t, k) for right-hand sides (m, t, 1 or k) in the basis Q."""
+        shape = (*rhs.shape[:2], inverse.shape[1])
+        columns = np.broadcast_to(inverse[:, None], shape).reshape(len(rhs), -1)
+        inner, intercept = self._solved(columns, np.broadcast_to(rhs, shape).reshape(len(rhs), -1))
+        return inner.reshape(shape), intercept.reshape(shape[1:])
+
+    def _solved(self, inverse: Floats, rhs: Floats) -> tuple[Floats, Floats]:
+        """Q^T u (m, c) and b (c,) for right-hand sides and an alpha a column in the basis Q."""
         if self.ones is None:
-            return np.zeros((rhs.shape[1], inverse.shape[1]))
-        weighted = self.ones[:, None] * inverse
-        sums = rhs[:, :, 0].T @ weighted if rhs.shape[2] == 1 else np.einsum("mk,mtk->tk", weighted, rhs)
-        intercept: Floats = sums / (self.ones @ weighted)
-        return intercept
-
-    def _coefficients(self, inverse: Floats, rhs: Floats, intercept: Floats) -> Floats:
-        """Q^T u = g (q - b q_s) (m, t, k) for right-hand sides (m, t, 1 or k)."""
-        if self.ones is not None:
-            rhs = rhs - self.ones[:, None, None] * intercept
-        return rhs * inverse[:, None, :]
+            return inverse * rhs, np.zeros(rhs.shape[1])
+        inner = solve_bordered(lambda r: inverse * r, lambda u: u / inverse, rhs, self.ones)
+        return inner, best_intercept(rhs - inner / inverse, self.ones)
 
     def _border(self, inverse: Floats) -> tuple[Floats, Floats]:
         """v = A^-1 s (m, k) and sigma = s^T v (k,); zeros without an intercept."""
@@ -232,8 +224,7 @@ class EigenRidge:
         return self._predict(projected, self.spectrum.inverse(alphas), self.rhs)
 
     def _predict(self, projected: Floats, inverse: Floats, rhs: Floats) -> Floats:
-        intercept = self._intercept(inverse, rhs)
-        inner = self._coefficients(inverse, rhs, intercept)
+        inner, intercept = self._inner(inverse, rhs)
         values = projected @ inner.reshape(self.num_rows, -1)
         shifted: Floats = values.reshape(len(projected), *intercept.shape) + (intercept + self.offset[:, None])
         return shifted

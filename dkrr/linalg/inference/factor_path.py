@@ -11,13 +11,15 @@ Cost
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.linalg.factor.dense import dense_factor, substitute
 from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal_dense
 from dkrr.linalg.inference.leave_one_out import bordered_diagonal
-from dkrr.linalg.intercept import Centring, centre_targets
+from dkrr.linalg.intercept import Centring, best_intercept, centre_targets, solve_bordered
 
 __all__ = ["FactorRidge"]
 
@@ -55,11 +57,15 @@ class FactorRidge:
         if alpha in self._solutions and not diagonal:
             return self._solutions[alpha], np.empty(0)
         factor = dense_factor(None, self.matrix, None, alpha, "float64")
-        bordered = self.centring is not None
-        u = self._solutions[alpha] = substitute(factor, self.rhs, self.root if bordered else None)
+        solve = partial(substitute, factor)
+        if self.centring is None:
+            u = solve(self.rhs)
+        else:
+            u = solve_bordered(solve, lambda u: self.matrix @ u + alpha * u, self.rhs, self.root)
+        self._solutions[alpha] = u
         if not diagonal:
             return u, np.empty(0)
-        ones = substitute(factor, self.root[:, None], None) if bordered else None
+        ones = None if self.centring is None else solve(self.root[:, None])
         found = inverse_diagonal_dense(factor)[:, None]
         return u, (found if ones is None else bordered_diagonal(found, ones, self.root))[:, 0]
 
@@ -82,9 +88,7 @@ class FactorRidge:
         """b = s^T (S Y - A u) / s^T s (t,), and what was subtracted from the targets."""
         if self.centring is None:
             return self.offset
-        residual = self.rhs - self.matrix @ u - alphas * u
-        intercept: Floats = self.root @ residual / (self.root @ self.root) + self.offset
-        return intercept
+        return best_intercept(self.rhs - self.matrix @ u - alphas * u, self.root) + self.offset
 
     def project(self, block: Floats) -> Floats:
         """k(z, X) S (z, m) for a block k(z, X) (z, m) of the kernel."""

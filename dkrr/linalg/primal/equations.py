@@ -119,7 +119,8 @@ class Equations:
             system = self._system(alpha)
             info = potrf(system)
             if info:
-                raise self._singular(leading_minor_pivot(self._system(alpha), info), info - 1, alpha)
+                order, pivot = leading_minor_pivot(self._system(alpha), info)
+                raise self._singular(pivot, order - 1, alpha)
             pivots = np.square(system.diagonal())
             # rounding alone decides whether such a pivot is positive
             lost = np.flatnonzero(pivots <= len(system) * EPS * (self.gram.diagonal() + alpha))
