@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.address import name_of
 from dkrr.dataset import Dataset, Scaling, open_dataset
 from dkrr.dataset.drift import Drift, measure_drift
 from dkrr.dataset.split import mask_digest
@@ -76,7 +77,7 @@ def find_scaling(store: Any, dataset: Dataset, mask: Mask | None, limit: float) 
     """
     best: tuple[int, int, Dataset] | None = None
     for location in arrays_below(store, "rows"):
-        if not location.partition("?")[0].endswith("-train.zarr"):
+        if not name_of(location).endswith("-train.zarr"):
             continue
         try:
             earlier = open_dataset(location)

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
+from dkrr.address import is_url, name_of
 from dkrr.dataset.sources import Table, open_table
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.mistakes import nearest
-from dkrr.stores import is_url
 
 __all__ = ["init_job", "median_gamma"]
 
@@ -158,7 +158,7 @@ def _written_path(path: str, base: Path) -> str:
 
 def _name(path: str) -> str:
     """A name for the run, from that of the data."""
-    stem = path.rstrip("/").rpartition("/")[2].rpartition(":")[2].partition("?")[0].partition(".")[0]
+    stem = name_of(path).rpartition(":")[2].partition("?")[0].partition(".")[0]
     return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in stem) or "job"
 
 

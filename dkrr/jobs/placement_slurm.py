@@ -20,6 +20,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from dkrr.address import name_of
 from dkrr.engine.environment import subprocess_environment
 from dkrr.errors import ClusterError
 from dkrr.jobs.placement_cluster import DRIVER_MODULE
@@ -87,7 +88,7 @@ def batch_options(run: str, job: JobSpec) -> list[str]:
     if local_root(run) is not None:
         # %: sbatch would replace %j and its like
         options += [f"--output={os.path.join(run, 'driver.log').replace('%', '%%')}", "--open-mode=append"]
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", run.rstrip("/").rpartition("/")[2])
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", name_of(run))
     return [
         f"--job-name=dkrr-{name}",
         "--ntasks=1",

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dkrr.address import join, name_of
+from dkrr.address import join, name_of, parent_of
 from dkrr.dataset import Dataset
 from dkrr.dataset.dataset import Part
 from dkrr.dataset.digests import DIGEST_ROWS
@@ -138,8 +138,7 @@ def _is_root(store: Any) -> bool:
 
 def _relative(location: str) -> str:
     """The location of an array below the root of its store, so that a store can be moved."""
-    parts = location.partition("?")[0].rstrip("/").split("/")
-    return "/".join(parts[-2:])
+    return f"{name_of(parent_of(location))}/{name_of(location)}"
 
 
 def _center_rows(fields: dict[str, Any], known: Iterable[Ancestor]) -> int:

@@ -4,10 +4,17 @@ The reference is taken once and frozen: means and standard deviations of all row
 column and the correlations of features with targets on a sample of about 20,000 rows. New rows are compared with it by
 four statistics, each with a limit that is widened by what chance does to a batch of m rows:
 
-    shift        |mean - mean_ref| / std_ref                      + 4 / sqrt(m)
-    scale        max(std / std_ref, std_ref / std)                * (1 + 4 / sqrt(m))
+    shift        |mean - mean_ref| / std_ref                      + 4 c
+    scale        max(std / std_ref, std_ref / std)                * (1 + 4 c)
     distance     sup |F - F_ref|  (Kolmogorov-Smirnov)            + 2 / sqrt(m)
     correlation  |corr(x, y) - corr_ref(x, y)|                    + 4 / sqrt(m)
+
+    c = 1 / sqrt(m) + sqrt((1 - p) / (m p)),   p = share of the frozen rows that have not the most common value
+
+The second term of c is the relative error of a count of such rows. It is nothing for a column of numbers that are all
+different, and much for a flag that is rare: a hundred rows have it once or not at all. Where p is 0, the column was
+constant: it had no unit to measure by, so its distribution alone is compared, that is the share of rows with another
+value. So it is where a column of new rows is constant, unless p is beyond the limit of the distance itself.
 
 A column that was exchanged for another one differs in distribution, or, where all columns are alike, in what it has to
 do with the target. Cost: one pass over the rows.
@@ -21,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, Floats, row_hash_fraction
+from dkrr.dataset.summary import decode_floats
 from dkrr.jobs.retrain.spec import DriftSpec
 
 __all__ = ["Finding", "Reference", "compare_means", "compare_rows"]
@@ -67,7 +75,7 @@ class Reference:
     mean, std : (d + t,)
         Of all rows; 1 stands for the standard deviation of a constant column.
     values, shares
-        For each column some of its values, ascending, and the share of rows that is not above each.
+        For each column some of its values, ascending from the least, and the share of rows that is not above each.
     correlation : (d, t)
     """
 
@@ -96,6 +104,11 @@ class Reference:
             shares=[_shares(column, at) for column, at in zip(rows.T, values, strict=True)],
             correlation=_correlation(rows, d),
         )
+
+    @property
+    def moving(self) -> Floats:
+        """p (d + t,): the share of rows that have not the most common value of a column; 0 where it was constant."""
+        return np.array([1.0 - np.diff(column, prepend=0.0).max() for column in self.shares])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -130,12 +143,10 @@ def compare_rows(reference: Reference, dataset: Dataset, limits: DriftSpec) -> l
     """What is beyond its limit in the rows of a data set with the same columns; none means that they are alike."""
     m = dataset.num_rows
     noise = 1.0 / np.sqrt(m)
-    findings = _moments(reference, _means(dataset), _stds(dataset) if m >= LEAST_ROWS else None, limits, noise)
+    stds = _stds(dataset) if m >= LEAST_ROWS else None
+    findings = _moments(reference, _means(dataset), stds, limits, noise, noise + _chance(reference, m))
     rows = _sample(dataset)
-    distances = [
-        float(np.max(np.abs(_shares(column, at) - share)))
-        for column, at, share in zip(rows.T, reference.values, reference.shares, strict=True)
-    ]
+    distances = [_distance(reference, rows[:, j], j) for j in range(rows.shape[1])]
     bar = limits.distance + 2 * noise
     for j in np.flatnonzero(np.array(distances) > bar):
         sentence = f"its distribution function differs by {distances[j]:.2f} from before ({bar:.2f} allowed)"
@@ -148,36 +159,61 @@ def compare_rows(reference: Reference, dataset: Dataset, limits: DriftSpec) -> l
 
 
 def compare_means(reference: Reference, dataset: Dataset, limits: DriftSpec) -> list[Finding]:
-    """The same for means and standard deviations alone, which a data set knows without reading its rows."""
-    return _moments(reference, _means(dataset), _stds(dataset), limits, 0.0)
+    """The same for means and standard deviations alone, which a data set knows without reading its rows.
+
+    Of a column that was constant they tell the least share of rows that have another value now, by the inequality of
+    Cauchy and Schwarz: delta^2 / (delta^2 + std^2), where delta is how far the mean has moved.
+    """
+    mean, std = _means(dataset), _stds(dataset)
+    findings = _moments(reference, mean, std, limits, 0.0, _chance(reference, reference.num_rows))
+    square = np.square(mean - reference.mean)
+    share = np.divide(square, square + np.square(std), out=np.zeros_like(square), where=square > 0)
+    for j in np.flatnonzero((reference.moving == 0) & (share > limits.distance)):
+        sentence = f"it was constant, and has another value in at least {share[j]:.0%} of the rows"
+        sentence += f" ({limits.distance:.0%} allowed)"
+        findings.append(_finding(reference, j, "distance", share[j], limits.distance, sentence))
+    return findings
 
 
-def _moments(reference: Reference, mean: Floats, std: Floats | None, limits: DriftSpec, noise: float) -> list[Finding]:
+def _chance(reference: Reference, num_rows: int) -> Floats:
+    """Relative error of the count of rows that have not the most common value of a column, among m (d + t,)."""
+    p = reference.moving
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.sqrt((1 - p) / (num_rows * p)))
+
+
+def _moments(
+    reference: Reference, mean: Floats, std: Floats | None, limits: DriftSpec, noise: float, chance: Floats
+) -> list[Finding]:
     findings = []
     shift = np.abs(mean - reference.mean) / reference.std
-    bar = limits.shift + 4 * noise
+    bar = limits.shift + 4 * chance
     for j in np.flatnonzero(~(shift <= bar)):
         sentence = (
             f"its mean is {mean[j]:.6g}, {shift[j]:.3g} standard deviations from {reference.mean[j]:.6g} "
-            f"({bar:.3g} allowed)"
+            f"({bar[j]:.3g} allowed)"
         )
-        findings.append(_finding(reference, j, "shift", shift[j], bar, sentence))
+        findings.append(_finding(reference, j, "shift", shift[j], bar[j], sentence))
     if std is None:
         return findings
     ratio = std / reference.std
-    bar = limits.scale * (1 + 4 * noise)
-    for j in np.flatnonzero(~((ratio <= bar) & (ratio >= 1 / bar))):
+    bar = limits.scale * (1 + 4 * chance)
+    may_stand_still = (std == 0) & (reference.moving <= limits.distance + 2 * noise)
+    for j in np.flatnonzero(~((ratio <= bar) & ((ratio >= 1 / bar) | may_stand_still))):
         sentence = (
             f"its standard deviation is {std[j]:.6g}, {ratio[j]:.3g} times the {reference.std[j]:.6g} of before "
-            f"({1 / bar:.3g} to {bar:.3g} allowed)"
+            f"({1 / bar[j]:.3g} to {bar[j]:.3g} allowed)"
         )
-        findings.append(_finding(reference, j, "scale", max(ratio[j], 1 / max(ratio[j], 1e-300)), bar, sentence))
+        findings.append(_finding(reference, j, "scale", max(ratio[j], 1 / max(ratio[j], 1e-300)), bar[j], sentence))
     return findings
 
 
 def _correlations(reference: Reference, rows: Floats, bar: float) -> list[Finding]:
     difference = np.abs(_correlation(rows, reference.num_features) - reference.correlation)
     findings = []
+    # where a column is constant, nothing is known of what it has to do with a target
+    is_constant = (reference.moving == 0) | (np.ptp(rows, axis=0) == 0)
+    difference[is_constant[: reference.num_features]] = 0.0
     for j, k in np.argwhere(difference > bar):
         target = reference.names[reference.num_features + k]
         before = reference.correlation[j, k]
@@ -193,9 +229,7 @@ def _looks_like(reference: Reference, rows: Floats, j: int) -> str:
     d = reference.num_features
     if j >= d:
         return ""
-    distances = [
-        float(np.max(np.abs(_shares(rows[:, j], reference.values[i]) - reference.shares[i]))) for i in range(d)
-    ]
+    distances = [_distance(reference, rows[:, j], i) for i in range(d)]
     i = int(np.argmin(distances))
     near = i != j and distances[i] < distances[j] / 2 and distances[i] < 0.2
     return f"; its values look like those of {reference.names[i]}" if near else ""
@@ -216,7 +250,10 @@ def _means(dataset: Dataset) -> Floats:
 
 
 def _stds(dataset: Dataset) -> Floats:
-    return np.concatenate([dataset.x_std, dataset.y_std])
+    """Standard deviations as they are: 0 for a constant column."""
+    return np.concatenate(
+        [decode_floats(dataset.records[name]["std"]) for name in ("X", "y") if name in dataset.records]
+    )
 
 
 def _sample(dataset: Dataset) -> Floats:
@@ -230,6 +267,13 @@ def _sample(dataset: Dataset) -> Floats:
             columns.append(dataset.y.read(start, stop)[chosen])
         parts.append(np.hstack(columns))
     return np.concatenate(parts)
+
+
+def _distance(reference: Reference, column: Floats, j: int) -> float:
+    """sup |F - F_ref| between some values and column j of the reference."""
+    values = reference.values[j]
+    inside = np.abs(_shares(column, values) - reference.shares[j])
+    return float(max(np.max(inside), np.mean(column < values[0])))  # nothing was below the least value
 
 
 def _shares(column: Floats, at: Floats) -> Floats:

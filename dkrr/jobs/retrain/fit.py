@@ -6,11 +6,11 @@ share one store, where each looks for the factor of the one before.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from dkrr.address import join
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.jobs.claim import check_claim
@@ -18,14 +18,14 @@ from dkrr.jobs.garbage import note_registry
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.records import Records, hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
-from dkrr.jobs.retrain.tick_key import WHITENING, digests
+from dkrr.jobs.retrain.tick_key import WHITENING, digests, held_out_rows
 from dkrr.jobs.run import drive_job
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
-from dkrr.stores import is_url, read_json
+from dkrr.stores import children, read_json
 
-__all__ = ["fit_job_of", "fit_key", "fit_version", "given_model", "search_model"]
+__all__ = ["fit_job_of", "fit_key", "fit_version", "forget_runs", "given_model", "search_model"]
 
 
 def given_model(spec: RetrainSpec) -> dict[str, Any]:
@@ -60,18 +60,8 @@ def fit_job_of(spec: RetrainSpec, model: dict[str, Any], mask_path: str | None, 
 def fit_key(spec: RetrainSpec, dataset: Dataset, model: dict[str, Any], mask_digest: str) -> str:
     """Hash of everything that a fit depends on."""
     document = spec.job.to_dict()
-    held_out = _held_out_rows(spec)
     whitening = {name: document["data"].get(name) for name in WHITENING}
-    return hash_of("fit", digests(dataset), mask_digest, held_out, whitening, model, document["solver"])
-
-
-def _held_out_rows(spec: RetrainSpec) -> Any:
-    """What tells held-out rows in a file of their own from others."""
-    path = spec.holdout.path
-    if path is None or is_url(path) or not os.path.exists(path):
-        return path
-    facts = os.stat(path)
-    return [path, facts.st_size, facts.st_mtime_ns]
+    return hash_of("fit", digests(dataset), mask_digest, held_out_rows(spec), whitening, model, document["solver"])
 
 
 def search_model(spec: RetrainSpec, mask_path: str | None, progress: Progress | None) -> dict[str, Any]:
@@ -149,12 +139,9 @@ def _value(score: dict[str, Any], metric: str) -> float:
 
 
 def forget_runs(records: Records, keep: str) -> None:
-    """Remove the runs of earlier fits, whose models are versions by now; their factors are garbage when no alias needs
-    them."""
-    from dkrr.address import join
-    from dkrr.stores import children
-
+    """Remove all runs but one: those of earlier fits, whose models are versions by now. Their factors are garbage when
+    no alias needs them."""
     folder = join(records.directory.location, "runs")
     for name in children(folder):
-        if name != keep[:16]:
+        if name != keep:
             RunDirectory(join(folder, name)).remove_all()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dkrr.address import name_of
 from dkrr.errors import DkrrError, RefusedError
 from dkrr.jobs.documents import plain
 from dkrr.jobs.registry import ModelRegistry
@@ -114,4 +115,4 @@ def _report(directory: RunDirectory, summary: RetrainSummary) -> None:
     run = str(summary.fit.get("run", ""))
     if run:
         with contextlib.suppress(OSError, DkrrError):  # what stays is small, and goes next time
-            forget_runs(Records(directory), run.rstrip("/").rpartition("/")[2])
+            forget_runs(Records(directory), name_of(run))

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from dkrr.address import StorageSettings, is_url, join, with_settings
+from dkrr.address import StorageSettings, is_url, join, name_of, with_settings
 from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes
 from dkrr.jobs.fields import Column, Location, is_data_file, locate
@@ -66,7 +66,7 @@ class RetrainTable(Table):
     @field_validator("data")
     @classmethod
     def _is_a_dataset(cls, value: str) -> str:
-        if not value.partition("?")[0].rstrip("/").endswith(".zarr"):
+        if not name_of(value).endswith(".zarr"):
             raise ValueError("a data set (.zarr) expected: rows are added to it")
         return value
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from dkrr.dataset import Dataset
+from dkrr.jobs.retrain.incoming import deliveries
 from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
 
-__all__ = ["WHITENING", "digests", "tick_key"]
+__all__ = ["WHITENING", "digests", "held_out_rows", "tick_key"]
 
 # what of [data] is about the rows of a data set, and not about files
 WHITENING = ("standardize", "drift_limit")
@@ -22,6 +23,14 @@ def digests(dataset: Dataset) -> list[Any]:
     return [dataset.num_rows, dataset.digest, dataset.digest_y, dataset.digest_weight]
 
 
+def held_out_rows(spec: RetrainSpec) -> Any:
+    """What tells held-out rows in a file or object of their own from others, without reading them."""
+    path = spec.holdout.path
+    if path is None or path.startswith(("sklearn:", "generate:")):
+        return path
+    return [path, [[found.name, found.state] for found in deliveries(path)]]
+
+
 def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
     """Hash of the rows and of everything that says what shall become of them."""
     job = spec.job.to_dict()
@@ -29,4 +38,4 @@ def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
     parts = (spec.holdout, spec.gate, spec.drift, spec.window)
     whitening = {name: job["data"].get(name) for name in WHITENING}
     rules = [None if part is None else part.model_dump(mode="json") for part in parts]
-    return hash_of("tick", digests(dataset), what, whitening, rules)
+    return hash_of("tick", digests(dataset), held_out_rows(spec), what, whitening, rules)
