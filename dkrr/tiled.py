@@ -165,7 +165,7 @@ class TiledFit:
                     resolve_tile_size(self.tile_size, n, d, self._precision, memory)  # refused if no worker holds it
                 decision = self._decide(problem, dataset, executor, root)
                 chosen = decision.chosen
-                logger.info("%s (%s)", chosen.name, decision.reason)
+                logger.info("%s (%s)", chosen.name, decision.reasons["solver"])
                 known: dict[str, list[Any]] = {
                     "rows_digest": [dataset.digest],
                     "kernel": [kernel.to_dict()],

@@ -32,7 +32,7 @@ from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.planning.costs import Machine
 from dkrr.planning.leave_one_out import with_leave_one_out
-from dkrr.planning.planner import Decision, decide
+from dkrr.planning.planner import ASKED, Decision, decide
 from dkrr.planning.pricing import DISK_RESERVE_BYTES
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import Trial, sample_trial
@@ -112,7 +112,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         memory_bytes=_task_limit(job, limit),
         drift_limit=prepared.center_drift_limit,
     )
-    frozen_tiles = continued is not None and given_tiles is None
+    asked = choice.to_dict() | {"tile_size": given_tiles or "auto"}
     if continued is not None:
         choice, given_tiles = continued.resolve(choice, given_tiles)
 
@@ -190,6 +190,12 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     else:
         known = {name: earlier[name] for name in _MEASURED if name in earlier}
         split = earlier.get("split")
+    reasons = dict(decision.reasons)
+    if continued is not None:  # what was left open and is not any more
+        left = [name for name in reasons if asked.get(name) == "auto" and reasons[name] == ASKED]
+        reasons |= dict.fromkeys(left, "as in the factor that is continued")
+    if earlier is not None:
+        reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier.get("reasons", {})
     return Plan(
         num_rows=n,
         num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
@@ -201,7 +207,6 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         precision=chosen.precision,
         gram=chosen.gram,
         tile_size=b,
-        tile_rule="those of the factor that is continued" if frozen_tiles else decision.tile_rule,
         num_tiles_per_side=grid.num_tiles,
         num_tasks=_num_tasks(chosen, grid, problem.num_alphas),
         flops=_flops(chosen, problem),
@@ -216,7 +221,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         rank=chosen.rank,
         choice=job.solver.choice().to_dict(),
         nystrom=None if nystrom is None else nystrom.to_dict(),
-        reason=decision.reason if earlier is None else "as the first attempt of this run decided",
+        reasons=reasons,
         refusal=refusal,
         hint=hint,
         notes=notes,
@@ -278,9 +283,11 @@ def _refusal(
         return f"{what} needs {size(per_task)}, a worker may use {size(limit)}", hint
     if free is not None and needed + DISK_RESERVE_BYTES > free:
         smaller_way = ", or name = 'cg' (no factor)" if chosen.solver == "cholesky" else ""
+        missing = needed + DISK_RESERVE_BYTES - free
         return (
-            f"the job writes {size(needed)} to {store}, {size(free)} are free",
-            f"give another [output] store{smaller_way}",
+            f"the job writes {size(needed)} to {store}, and {size(DISK_RESERVE_BYTES)} are kept free there so that the "
+            f"disk is not full before the fit is done; {size(free)} are free",
+            f"free {size(missing)} more there, give an [output] store on another disk{smaller_way}",
         )
     return "", ""
 

@@ -16,7 +16,8 @@ class Plan:
 
     Sizes are in bytes, times in seconds: ``estimated_seconds`` at the upper end of ``iterations``,
     ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
-    possible. ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
+    possible, ``reasons`` a sentence for each of "solver", "precision", "rank" (of cg) and "tile_size" (of a factor).
+    ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
     ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
     there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
     "scaling" and "center", and empty where all is computed.
@@ -32,7 +33,6 @@ class Plan:
     precision: str
     gram: str
     tile_size: int
-    tile_rule: str
     num_tiles_per_side: int
     num_tasks: int
     flops: float
@@ -53,7 +53,7 @@ class Plan:
     choice: dict[str, Any] = field(default_factory=dict)
     nystrom: dict[str, Any] | None = None
     candidates: list[dict[str, Any]] = field(default_factory=list)
-    reason: str = ""
+    reasons: dict[str, str] = field(default_factory=dict)
     refusal: str = ""
     hint: str = ""
     notes: list[str] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import join
-from dkrr.jobs.report.words import kernel_words, size
+from dkrr.jobs.report.words import kernel_words, reasons_of, size
 
 if TYPE_CHECKING:
     from dkrr.jobs.planned import Plan
@@ -53,11 +53,13 @@ def plan_table(plan: Plan) -> Any:
     table = _table("plan")
     table.add_row("training rows", _rows(plan) + (f"; {plan.num_test_rows:,} held out" if plan.num_test_rows else ""))
     table.add_row("model", f"{kernel_words(plan.kernel)}, alpha {_alpha(plan)}")
-    table.add_row("solver", _solver(plan) + (f" ({plan.reason})" if plan.reason else ""))
+    table.add_row("solver", _solver(plan))
+    for name, text in reasons_of(plan.to_dict()):
+        table.add_row(f"  {name}", text)
     side = plan.num_tiles_per_side
     count = side * (side + 1) // 2
     if plan.solver == "cholesky":
-        table.add_row("tiles", f"{plan.tile_size} rows ({plan.tile_rule}); {side} a side, {count:,} in all")
+        table.add_row("tiles", f"{plan.tile_size} rows; {side} a side, {count:,} in all")
         table.add_row("work", f"{plan.num_tasks:,} tasks, {plan.flops:.3g} flops")
         if plan.expected_efficiency:
             table.add_row("schedule", _schedule(plan))

@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from dkrr.fitting import FitSettings
+from dkrr.kernels.features import count_features
+from dkrr.linalg.sizes import choose_tile_size
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.choices import SolverChoice
-from dkrr.planning.costs import Machine
+from dkrr.planning.costs import Machine, itemsize
 from dkrr.planning.pricing import priced_way
 from dkrr.planning.tiling import FEW_WORKERS
 from dkrr.planning.trial import Trial
 from dkrr.planning.ways import PRIMAL, is_plainly_primal, small_choice, ways_of
+from dkrr.tiles import TileGrid
 
 __all__ = ["Decision", "decide"]
 
@@ -32,18 +34,18 @@ __all__ = ["Decision", "decide"]
 SMALL_FLOPS = 2.5e11
 # a trial may take this share of the time of a float64 factor, within bounds
 TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.03, 0.1, 1.5
-TILE_RULE = "n / 10 up to a multiple of 128, in 256..2048, within 80 % of a worker's memory"
-TILE_RULE_OF_MANY = "the fastest of those simulated for {} workers, within 80 % of a worker's memory"
+ASKED = "asked for"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The way that is taken, the others, and why; ``tile_rule`` says where the tile edge comes from."""
+    """The way that is taken, the others, and why: ``reasons`` has a sentence for "solver", "precision", "rank" (of cg)
+    and "tile_size" (of a factor).
+    """
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
-    reason: str
-    tile_rule: str
+    reasons: dict[str, str]
 
     def settings(self, problem: Problem, choice: SolverChoice) -> FitSettings:
         """The fit with nothing left to choose; of nystrom and primal the parts that they share with the others."""
@@ -90,14 +92,20 @@ def decide(
     ParameterError
         A worker cannot hold a task.
     """
-    many = limits.threads > FEW_WORKERS and choice.solver in ("auto", "cholesky")
-    rule = TILE_RULE_OF_MANY.format(limits.threads) if many else TILE_RULE
-    rule = "as given" if tile_size is not None else rule
+
+    def decision(chosen: Candidate, candidates: tuple[Candidate, ...], reason: str) -> Decision:
+        reasons = {"solver": reason if choice.solver == "auto" else ASKED}
+        reasons["precision"] = _why_precision(chosen, candidates, choice)
+        if chosen.solver == "cg":
+            reasons["rank"] = _why_rank(chosen, choice)
+        if chosen.solver == "cholesky":
+            reasons["tile_size"] = _why_tiles(chosen, problem, limits) if tile_size is None else ASKED
+        return Decision(chosen=chosen, candidates=candidates, reasons=reasons)
+
     if is_plainly_primal(problem, choice):
         only = priced_way(problem, PRIMAL, choice, limits, tile_size, machine() if always_measure else None, None)
         if not only.infeasible:
-            reason = "few features: less arithmetic than one product with the Gram matrix"
-            return Decision(chosen=only, candidates=(only,), reason=reason, tile_rule=rule)
+            return decision(only, (only,), _why_primal(problem))
     flops = problem.num_rows**3 / 3 * problem.num_alphas
     if flops <= SMALL_FLOPS:
         ways = ways_of(problem, replace(choice, **small_choice(problem, choice)))
@@ -105,8 +113,10 @@ def decide(
         # the caller compares with the disk, and what a small problem writes is small whatever the solver
         only = priced_way(problem, ways[0], choice, replace(limits, disk_bytes=None), tile_size, rates, None)
         if not only.infeasible or choice.solver != "auto":
-            reason = f"small: a float64 factor takes {flops:.1g} flops" if choice.solver == "auto" else "as asked"
-            return Decision(chosen=only, candidates=(only,), reason=reason, tile_rule=rule)
+            few = (
+                f"the rows are few: the matrix of all {problem.num_rows:,} is factored in seconds, by the plainest way"
+            )
+            return decision(only, (only,), _why_primal(problem) if only.solver == "primal" else few)
     ways = ways_of(problem, choice)
     rates = machine() if always_measure or len(ways) > 1 else None
     found = None
@@ -115,7 +125,7 @@ def decide(
         found = trial(max(LEAST_TRIAL_SECONDS, min(MOST_TRIAL_SECONDS, TRIAL_SHARE * plain.total_seconds)))
     priced = tuple(priced_way(problem, way, choice, limits, tile_size, rates, found) for way in ways)
     best = _cheapest(priced)
-    return Decision(chosen=best, candidates=priced, reason=_reason(best, priced, choice), tile_rule=rule)
+    return decision(best, priced, _why_solver(best, priced))
 
 
 def _cheapest(priced: Sequence[Candidate]) -> Candidate:
@@ -124,16 +134,55 @@ def _cheapest(priced: Sequence[Candidate]) -> Candidate:
     return min(feasible, key=lambda item: item.total_seconds) if feasible else priced[0]
 
 
-def _reason(best: Candidate, priced: Sequence[Candidate], choice: SolverChoice) -> str:
-    """One sentence."""
+def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
     if best.infeasible:
-        return "nothing fits"
-    if len(priced) == 1:
-        return "as asked"
-    others = [item for item in priced if item is not best and not item.infeasible]
-    kinds = {(item.solver, item.precision): item for item in sorted(others, key=lambda item: -item.total_seconds)}
-    kinds.pop((best.solver, best.precision), None)
-    if not kinds:
-        return f"the only one that fits, of {len(priced)}" if not others else f"the fastest of {len(others) + 1}"
-    second = min(kinds.values(), key=lambda item: item.total_seconds if item.seconds else inf)
-    return f"fastest: {best.total_seconds:,.0f} s, {second.name} would take {second.total_seconds:,.0f} s"
+        return "nothing fits; this one is shown"
+    others = [item for item in priced if not item.infeasible and item.solver != best.solver]
+    if not others:
+        return "the only exact way that fits into memory and on the disk" if len(priced) > 1 else "the only exact way"
+    second = min(others, key=lambda item: item.total_seconds)
+    other = f"{second.name} would take {second.total_seconds:,.0f} s"
+    return f"the fastest exact way: about {best.total_seconds:,.0f} s, {other}"
+
+
+def _why_primal(problem: Problem) -> str:
+    size = count_features(problem.kernel, problem.num_features) or 0
+    return (
+        f"less arithmetic than with the matrix of all {problem.num_rows:,} rows: this kernel is linear in {size:,} "
+        "features, and one coefficient for each of them is the same answer"
+    )
+
+
+def _why_precision(best: Candidate, priced: Sequence[Candidate], choice: SolverChoice) -> str:
+    if choice.precision != "auto":
+        return ASKED
+    if best.precision == "mixed":
+        less = "faster and half the disk" if best.solver == "cholesky" else "faster"
+        return f"most arithmetic with 7 digits, which is {less}; the answer is corrected to 16"
+    mixed = [item for item in priced if item.precision == "mixed" and item.solver == best.solver]
+    if not mixed:
+        return "all arithmetic with 16 digits: there is little to gain from fewer"
+    other = min(mixed, key=lambda item: (bool(item.infeasible), item.total_seconds))
+    why = other.infeasible or f"it would take about {other.total_seconds:,.0f} s"
+    return f"all arithmetic with 16 digits; 7 and a correction to 16 gain nothing here ({why})"
+
+
+def _why_rank(best: Candidate, choice: SolverChoice) -> str:
+    if choice.rank != "auto" or choice.preconditioner in ("none", "factor"):
+        return ASKED
+    if not best.rank:
+        return "few iterations are expected without a preconditioner, too"
+    return "a larger preconditioner takes longer to make than it saves in iterations, a smaller one costs more of them"
+
+
+def _why_tiles(best: Candidate, problem: Problem, limits: Limits) -> str:
+    """Which of its bounds the edge is at, see :func:`~dkrr.linalg.sizes.choose_tile_size`."""
+    b, n, d = best.tile_size, problem.num_rows, problem.num_features
+    if limits.threads > FEW_WORKERS:
+        return f"the fastest of those that were simulated for {limits.threads:,} workers and fit into their memory"
+    if b < choose_tile_size(n, d, None, itemsize(best.precision), limits.threads):
+        return "the largest whose tasks take no more than 80 % of a worker's memory"
+    sides = TileGrid(n, b).num_tiles
+    if b <= 256:
+        return "the smallest that are worth a task"
+    return f"{sides} a side: enough to keep every worker busy to the end, and few, for large tiles are read less often"

@@ -41,6 +41,7 @@ UNKNOWN_ITERATIONS = Iterations(20, 100)
 FACTOR_ITERATIONS = Iterations(5, 40)
 # arrays (n, t) that conjugate gradients hold in the driver
 DRIVER_VECTORS = 10
+# left free on the store's disk: the run's own documents and logs, and what others write while a fit goes on
 DISK_RESERVE_BYTES = 256 * 2**20
 
 
@@ -173,7 +174,8 @@ def _misfit(
     if limits.driver_bytes is not None and vectors > limits.driver_bytes:
         return f"this process needs {vectors / 2**30:,.1f} GiB of vectors, {limits.driver_bytes / 2**30:,.1f} are free"
     if limits.disk_bytes is not None and disk + DISK_RESERVE_BYTES > limits.disk_bytes:
-        return f"writes {disk / 1e9:.3g} GB, {limits.disk_bytes / 1e9:.3g} GB are free"
+        reserve = f"{DISK_RESERVE_BYTES / 1e9:.2g} GB are kept free"
+        return f"writes {disk / 1e9:.3g} GB, {limits.disk_bytes / 1e9:.3g} GB are free, of which {reserve}"
     most = choice.iterative().iterations
     if iterations is not None and iterations.high > most and choice.solver == "auto":
         return f"may need {iterations.high:,.0f} iterations, {most:,} are allowed"

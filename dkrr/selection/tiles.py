@@ -95,7 +95,9 @@ class PathFit(TiledFit):
         best = min(feasible, key=lambda item: item.total_seconds)
         for item in sorted(feasible, key=lambda item: item.total_seconds):
             logger.info("%d alphas by %s: %.0f s", k, item.name, item.total_seconds)
-        return replace(decision, chosen=best, candidates=tuple(usable), reason=f"the cheapest for {k} alphas")
+        return replace(
+            decision, chosen=best, candidates=tuple(usable), reasons={"solver": f"the cheapest for {k} alphas"}
+        )
 
     @property
     def _exact_by_name(self) -> bool:

@@ -20,17 +20,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
+import numpy as np
+
 from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import Executor, Progress
+from dkrr.errors import DataError
 from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.resources import find_dataset, find_executor, rows_on_disk
 from dkrr.selection.budget import Budget
 from dkrr.selection.choice import TuneResult, TuneSettings
 from dkrr.selection.stages import Tuner
-from dkrr.selection.subset import draw_subset
+from dkrr.selection.subset import Subset, draw_subset
 from dkrr.stores import place
 from dkrr.temporary import TemporaryStore
 
@@ -77,7 +81,7 @@ def tune(
     Raises
     ------
     DataError
-        No targets, or fewer than two rows of positive weight.
+        No targets, fewer than two rows of positive weight, or targets that are all constant.
     """
     settings = settings or TuneSettings()
     most = max(settings.rows, *settings.search_rows)
@@ -90,6 +94,7 @@ def tune(
         parts = [dataset.digest, dataset.digest_y, dataset.digest_weight, settings.seed, fit_intercept]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
         subset = draw_subset(dataset, most, settings.seed, place(store, "tune", f"{digest}.zarr", f"rows-{most}"))
+        _require_variation(subset, min(settings.search_rows), dataset.target_names)
         limit = memory_limit_of(executor)
         budget = Budget(
             total_seconds=settings.budget_seconds,
@@ -107,3 +112,16 @@ def tune(
             progress=progress,
         )
         return tuner.run()
+
+
+def _require_variation(subset: Subset, num_rows: int, names: Sequence[str]) -> None:
+    """A likelihood has no best width where every target is constant; one among others that vary does no harm."""
+    rows = subset.read(min(num_rows, subset.num_rows), intercept=False)
+    if np.ptp(rows.y, axis=0).any():
+        return
+    shown = ", ".join(repr(name) for name in names[:4]) + (", ..." if len(names) > 4 else "")
+    raise DataError(
+        f"target{'s' * (len(names) > 1)} {shown} {'are' if len(names) > 1 else 'is'} the same in all {len(rows.y):,} "
+        "rows that the search begins with: no width predicts it better than another",
+        hint="name another target, or let the search begin with more rows ([tune] search_rows)",
+    )

@@ -135,7 +135,7 @@ def test_choices_are_frozen_with_the_lineage(make: Make, tmp_path: Path) -> None
     prepared = prepare(job, str(tmp_path / "store"))
     plan = make_plan(job, prepared, str(tmp_path / "store"))
     assert (plan.solver, plan.precision, plan.tile_size) == ("cholesky", "float64", 96)
-    assert plan.tile_rule == "those of the factor that is continued"
+    assert plan.reasons["tile_size"] == "as in the factor that is continued"
     assert plan.reused["factor"]["share"] > 0.8
     assert make_plan(job, prepared, str(tmp_path / "elsewhere")).tile_size != 96
     same_tiles = make(solver={"tile_size": 96})

@@ -65,7 +65,7 @@ def test_a_job_and_its_model(make: Make, tmp_path: Path) -> None:
 def test_auto_becomes_primal_and_says_why(make: Make) -> None:
     found = plan(make(solver={"name": "auto"}, model={"kernel": "linear", "degree": None}))
     assert found.solver == "primal"
-    assert "arithmetic" in found.reason
+    assert "arithmetic" in found.reasons["solver"]
     assert found.estimated_seconds["primal"] > 0
     assert "explicit features" in str(found)
     assert plan(make(solver={"name": "auto", "tile_size": 128})).solver == "cholesky"

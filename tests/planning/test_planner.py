@@ -83,7 +83,7 @@ def test_small_problems_measure_nothing() -> None:
 
     decision = decide(problem(n=4000), SolverChoice(), LIMITS, machine=unwanted, trial=unwanted)
     assert (decision.chosen.solver, decision.chosen.precision) == ("cholesky", "float64")
-    assert "small" in decision.reason
+    assert "the rows are few" in decision.reasons["solver"]
     # many ridges make a small problem large
     ridges = tuple(float(k) for k in range(1, 41))
     with pytest.raises(AssertionError, match="measured"):
@@ -326,7 +326,7 @@ def test_tiles_of_many_workers_are_simulated() -> None:
     machine = replace(nominal_machine(32), cache_bytes=1e11)
     decision = decided(problem(), SolverChoice(solver="cholesky"), many, machine=machine)
     chosen = decision.chosen
-    assert "simulated for 32 workers" in decision.tile_rule
+    assert "simulated for 32 workers" in decision.reasons["tile_size"]
     assert chosen.split is not None
     assert chosen.split.num_columns
     plain = simulate(
@@ -337,5 +337,5 @@ def test_tiles_of_many_workers_are_simulated() -> None:
     )
     assert chosen.efficiency > plain.efficiency + 0.1
     given = decided(problem(), SolverChoice(solver="cholesky"), many, machine=machine, tile_size=2048)
-    assert (given.chosen.tile_size, given.tile_rule) == (2048, "as given")
+    assert (given.chosen.tile_size, given.reasons["tile_size"]) == (2048, "asked for")
     assert given.chosen.efficiency < chosen.efficiency

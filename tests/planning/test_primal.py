@@ -37,7 +37,7 @@ def test_few_features_need_no_measurement() -> None:
 
     found = decide(problem(5_000_000, 50), SolverChoice(), LIMITS, machine=refuse)
     assert found.chosen.solver == "primal"
-    assert "less arithmetic" in found.reason
+    assert "less arithmetic" in found.reasons["solver"]
     assert found.settings(problem(5_000_000, 50), SolverChoice()).alpha == (1.0,)
 
 

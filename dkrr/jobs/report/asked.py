@@ -9,7 +9,7 @@ from dkrr.jobs.report.axes import number
 from dkrr.jobs.report.blocks import DASH, Chart, Code, Facts, Section, Table, Text, cut
 from dkrr.jobs.report.charts import bar_chart, histogram
 from dkrr.jobs.report.findings import Findings
-from dkrr.jobs.report.words import kernel_words, listed, seconds, size
+from dkrr.jobs.report.words import kernel_words, listed, reasons_of, seconds, size
 
 __all__ = ["asked_section", "data_section"]
 
@@ -28,8 +28,8 @@ def asked_section(found: Findings) -> Section:
     rows = list(_choices(found)) if found.job else []
     if rows:
         section.blocks.append(Table(("", "asked", "became"), rows, "Choices of this run"))
-    if plan.get("reason"):
-        section.blocks.append(Text(f"Why: {cut(plan['reason'])}."))
+    for name, text in reasons_of(plan):
+        section.blocks.append(Text(f"{name.capitalize()}: {cut(text)}."))
     for note in plan.get("notes") or []:
         section.blocks.append(Text(f"Note: {cut(note)}."))
     if plan.get("refusal"):
@@ -61,8 +61,7 @@ def _choices(found: Findings) -> Iterator[tuple[str, str, str]]:
     yield "alpha", asked("model", "alpha", "1"), became("alpha")
     for name, key in (("solver", "name"), ("precision", "precision"), ("gram", "gram")):
         yield name if name != "gram" else "Gram matrix", asked("solver", key), became(name).replace("_", " ")
-    rule = f" ({plan['tile_rule']})" if plan.get("tile_rule") else ""
-    yield "rows of a tile", asked("solver", "tile_size"), cut(became("tile_size") + rule)
+    yield "rows of a tile", asked("solver", "tile_size"), became("tile_size")
     if plan.get("solver") == "cg":
         yield "rank of the preconditioner", asked("solver", "rank"), became("rank")
     if plan.get("nystrom"):

@@ -11,7 +11,7 @@ from dkrr.jobs.report.axes import bytes_unit, number
 from dkrr.jobs.report.blocks import DASH, cut
 from dkrr.markup import telling
 
-__all__ = ["clock", "kernel_words", "listed", "rate", "ratio", "seconds", "size"]
+__all__ = ["clock", "kernel_words", "listed", "rate", "ratio", "reasons_of", "seconds", "size"]
 
 
 def size(num_bytes: Any) -> str:
@@ -75,6 +75,17 @@ def kernel_words(kernel: Any) -> str:
         f"{key} {kernel_words(value) if isinstance(value, dict) else _part(value)}" for key, value in parts.items()
     )
     return cut(f"{name} ({inner})" if inner else name)
+
+
+def reasons_of(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """``("why float64", "...")``: a sentence for each choice of a plan that says why it was made."""
+    shown = {
+        "solver": plan.get("solver"),
+        "precision": plan.get("precision"),
+        "rank": f"rank {plan['rank']:,}" if plan.get("rank") else "no preconditioner",
+        "tile_size": f"tiles of {plan.get('tile_size', 0):,}",
+    }
+    return [(f"why {shown[name]}", text) for name, text in (plan.get("reasons") or {}).items() if name in shown]
 
 
 def _part(value: Any) -> str:
