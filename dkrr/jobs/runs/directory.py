@@ -150,8 +150,9 @@ def _at_present(document: dict[str, Any], here: str) -> dict[str, Any]:
     Something outside the run moved along where it is at its old path no longer, and is beside the run as it was before.
     A store that did not move along stays the store of the run.
     """
-    output = document.get("output")
-    home = document.get("run_directory") or (output or {}).get("directory") or parent_of(document.get("model") or ".")
+    output, model = document.get("output"), document.get("model")
+    home = document.get("run_directory") or (output or {}).get("directory")
+    home = home or parent_of(model if isinstance(model, str) else ".")  # in a retrain job "model" is a table
     home = str(home).replace("{id}", name_of(here))
     if home == here or not os.path.isabs(home):
         return document
