@@ -8,10 +8,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from dkrr.address import is_url, name_of, parent_of
 from dkrr.errors import StoreError
-from dkrr.stores import list_keys, local_root, read_json, read_key, write_json
+from dkrr.stores import key_size, list_keys, local_root, read_json, read_key, write_json
 
-__all__ = ["MANIFEST", "check_manifest", "manifest_digest", "refuse_links", "write_manifest"]
+__all__ = ["MANIFEST", "check_manifest", "content_digest", "manifest_digest", "refuse_links", "write_manifest"]
 
 MANIFEST = "manifest.json"
 
@@ -52,6 +53,19 @@ def _parts(store: Any, key: str) -> Iterator[bytes]:
     with open(root / key, "rb") as file:
         while part := file.read(2**20):
             yield part
+
+
+def content_digest(location: str) -> str | None:
+    """SHA-256 of a file or object, or of all that is in a folder; None where nothing is, and of a link what it says."""
+    if not is_url(location) and os.path.islink(location):
+        return f"a link to {os.readlink(location)}"
+    if keys := _keys(location):
+        digests = {key: _digest(location, key) for key in keys}
+        return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    if not is_url(location) and os.path.isdir(location):
+        return "an empty folder"
+    folder, name = parent_of(location), name_of(location)
+    return None if key_size(folder, name) is None else _digest(folder, name)
 
 
 def write_manifest(store: Any) -> None:

@@ -147,6 +147,8 @@ class Model(WithUncertainty):
         ------
         DataError
             Wrong number of features; a value that is not finite.
+        ParameterError
+            ``out`` has another shape, or is where X or the model's own rows are.
 
         Cost
         ----
@@ -167,6 +169,11 @@ class Model(WithUncertainty):
         shape = (rows.shape[0], self.num_targets)
         if out is not None and out.shape not in (shape, shape[:1] if self.num_targets == 1 else shape):
             raise ParameterError(f"out has shape {out.shape}; {shape} expected")
+        own = [getattr(rows, "array", None) for rows in self._arrays().values()]
+        if any(_share(out, given) for given in (X, *own)):
+            raise ParameterError(
+                "out shares memory, or its file, with X or with the rows of the model", hint="give an array of its own"
+            )
         result = np.empty(shape) if out is None else out
         for start in range(0, rows.shape[0], BLOCK_ROWS):
             block = np.ascontiguousarray(to_floats(rows[start : start + BLOCK_ROWS], "X", start))
@@ -275,6 +282,16 @@ class Model(WithUncertainty):
 
         held = {name.lower(): ArrayRows(rows.read(0, rows.num_rows)) for name, rows in arrays.items()}
         return replace(self, **held)  # type: ignore[arg-type]
+
+
+def _share(out: Any, given: Any) -> bool:
+    """Whether writing to ``out`` changes ``given``, or may: they share memory, or are two maps of one file."""
+    if isinstance(out, np.ndarray) and isinstance(given, np.ndarray) and np.shares_memory(out, given):
+        return True
+    if not isinstance(out, np.memmap) or not isinstance(given, np.memmap) or out._mmap is given._mmap:  # type: ignore[attr-defined]
+        return False
+    one, other = out.filename, given.filename
+    return one is not None and other is not None and os.path.exists(one) and os.path.samefile(one, other)
 
 
 def _predict_part(block: Any, model: Model, block_info: Any = None) -> NDArray[np.float64]:

@@ -14,13 +14,24 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from dkrr.address import is_below
 from dkrr.dataset import RowArray
+from dkrr.dataset.destination import storage_errors
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
-from dkrr.fence import check_fence
 from dkrr.linalg.predict import RowSource
 from dkrr.manifest import MANIFEST, check_manifest, refuse_links, write_manifest
-from dkrr.stores import children, is_url, local_root, read_json, remove_array, sync_folder, write_json
+from dkrr.stores import (
+    children,
+    is_url,
+    list_keys,
+    local_root,
+    put_back,
+    put_in_place,
+    read_json,
+    remove_array,
+    write_json,
+)
 
 __all__ = ["ARRAYS", "save_arrays", "saved_attributes"]
 
@@ -28,6 +39,7 @@ FORMAT = "dkrr-model"
 FORMAT_VERSION = 1
 ROWS_PER_CHUNK = 4096
 ARRAYS = ("X_fit", "dual_coef", "sample_weight")
+_KNOWN = {"zarr.json", MANIFEST, *ARRAYS}
 
 
 def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource], *, overwrite: bool) -> None:
@@ -40,30 +52,26 @@ def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowS
     """
     root = local_root(path)
     attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | attributes
-    if read_json(path, "zarr.json") is not None or (root is not None and root.exists()):
+    if root is not None:
+        put_back(root)
+    if read_json(path, "zarr.json") is not None or (root is not None and os.path.lexists(root)):
         if not overwrite:
             raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
-        _require_model(path)
+        _require_nothing_else(path)
     if root is None:
         _save_objects(path, attributes, arrays)
         return
-    root.parent.mkdir(parents=True, exist_ok=True)
     partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
-    try:
-        _write(str(partial), attributes, arrays)
-        sync_folder(partial)
-        failpoint("model.before_pointer")
-        check_fence()
-        if root.exists():
-            retired = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
-            os.replace(root, retired)
-            os.replace(partial, root)
-            shutil.rmtree(retired)
-        else:
-            os.replace(partial, root)
-        failpoint("model.after_pointer")
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    num_bytes = sum(8 * rows.num_rows * rows.num_columns for rows in arrays.values())
+    with storage_errors(root, num_bytes):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(str(partial), attributes, arrays)
+            failpoint("model.before_pointer")
+            put_in_place(partial, root)
+            failpoint("model.after_pointer")
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def saved_attributes(path: Any, *, verify: bool) -> dict[str, Any]:
@@ -75,6 +83,9 @@ def saved_attributes(path: Any, *, verify: bool) -> dict[str, Any]:
         Not a model, another format version, a link, or, with ``verify``, a key that is missing, extra, or not what the
         manifest says.
     """
+    root = local_root(path)
+    if root is not None:
+        put_back(root)
     refuse_links(path)
     attributes = _require_model(path)
     if verify:
@@ -82,10 +93,28 @@ def saved_attributes(path: Any, *, verify: bool) -> dict[str, Any]:
     return attributes
 
 
+def _require_nothing_else(path: Any) -> None:
+    """Refuse to replace what is no model, or a model with files of somebody else in it."""
+    root = local_root(path)
+    if root is not None and root.is_symlink():
+        raise StoreError(f"{path} is a symbolic link", hint="give the path that it points to")
+    refuse_links(path)
+    _require_model(path)
+    written = read_json(path, MANIFEST) or {}  # a save to an address that was interrupted has none
+    foreign = [
+        key
+        for key in list_keys(path)
+        if key not in written and (written or key.partition("/")[0] not in _KNOWN) and key != MANIFEST
+    ]
+    if foreign:
+        raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another path")
+
+
 def _save_objects(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
     if is_url(path):
-        known = {"zarr.json", MANIFEST, *ARRAYS}
-        foreign = [name for name in children(path) if name not in known]
+        if any(isinstance(rows, RowArray) and is_below(rows.array.location, path) for rows in arrays.values()):
+            raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
+        foreign = [name for name in children(path) if name not in _KNOWN]
         if foreign:
             raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another address")
         remove_array(path)  # the metadata first; also what a save that was interrupted left

@@ -8,9 +8,11 @@ what counts and cleans up lists (:func:`list_entries`, :func:`children`).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkrr.address import is_url, join, parse_address
+from dkrr.address import is_below, is_url, join, parse_address
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
 from dkrr.fence import check_fence
@@ -39,8 +41,11 @@ __all__ = [
     "list_entries",
     "list_keys",
     "local_root",
+    "overlaps",
     "parse_json",
     "place",
+    "put_back",
+    "put_in_place",
     "read_json",
     "read_key",
     "remove_array",
@@ -247,17 +252,83 @@ def write_file(path: Path, *parts: Any) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """fsync every file and folder below ``folder``, so that what was finished survives a power failure."""
+    """fsync a file, or every file and folder below a folder, so that what was finished survives a power failure."""
+    if not folder.is_dir():
+        _sync(folder)
     for parent, _, names in os.walk(folder):
         for name in [*names, "."]:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, to be computed again
+                _sync(os.path.join(parent, name))
+
+
+def _sync(path: str | os.PathLike[str]) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Rename a finished file or folder to ``path``, durably; what was there is removed after that.
+
+    Two folders change places in one step, so a crash leaves the one or the other at ``path``. Where the file system has
+    no such step, a crash between two renames leaves what was there under a name that :func:`put_back` knows.
+    """
+    sync_folder(new)
+    failpoint("output.before_rename")
+    check_fence()
+    if not os.path.lexists(path) or not (path.is_dir() or new.is_dir()):
+        os.replace(new, path)
+    else:
+        earlier = new
+        if not _exchange(new, path):
+            earlier = path.with_name(f"{path.name}.{uuid.uuid4().hex}.replaced")
+            os.replace(path, earlier)
             try:
-                fd = os.open(os.path.join(parent, name), os.O_RDONLY)
-            except FileNotFoundError:  # removed meanwhile, to be computed again
-                continue
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+                os.replace(new, path)
+            except BaseException:
+                put_back(path)
+                raise
+        if earlier.is_dir() and not earlier.is_symlink():
+            shutil.rmtree(earlier)
+        else:
+            earlier.unlink()
+    _sync(path.parent)
+
+
+def put_back(path: Path) -> None:
+    """Where a crash has left nothing at ``path``, what was there before; see :func:`put_in_place`."""
+    if not os.path.lexists(path):
+        for name in children(path.parent):
+            if name.startswith(path.name) and re.fullmatch(r"\.[0-9a-f]{32}\.replaced", name[len(path.name) :]):
+                os.replace(path.parent / name, path)
+                return
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places in one step; False where the system or the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux
+        return False
+    at_current_folder, exchange = -100, 2
+    if rename(at_current_folder, os.fsencode(one), at_current_folder, os.fsencode(other), exchange) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def overlaps(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths or addresses are the same place, by whatever names, or one lies in the other."""
+    if is_url(one) or is_url(other):
+        return is_below(str(one), str(other)) or is_below(str(other), str(one))
+    a, b = os.path.realpath(one), os.path.realpath(other)
+    if is_below(a, b) or is_below(b, a):
+        return True
+    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
 
 
 def remove_array(location: Any) -> None:

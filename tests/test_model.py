@@ -18,7 +18,7 @@ import dkrr.model
 import dkrr.saved
 from dkrr import KernelRidge, Model, load_model, make_kernel
 from dkrr.dataset import Scaling
-from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
+from dkrr.errors import DamagedChunkError, DataError, ParameterError, StorageFullError, StoreError
 from dkrr.linalg.predict import ArrayRows
 from dkrr.manifest import manifest_digest, write_manifest
 from tests.reference import dense_predict, reference_kernel
@@ -176,9 +176,9 @@ def test_saving_is_all_or_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(dkrr.saved, "failpoint", fail)
     other = replace(model, provenance={"another": 1})
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StorageFullError, match="is full"):
         other.save(path, overwrite=True)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StorageFullError, match="is full"):
         other.save(path.with_name("new.zarr"))
     monkeypatch.undo()
     assert manifest_digest(str(path)) == before

@@ -236,3 +236,19 @@ def test_garbage_at_an_address(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) 
     assert bucket.listing("runs/store") == [f"factors/{key}.zarr/c/0/0", f"factors/{key}.zarr/zarr.json"]
     with pytest.raises(StoreError, match="not a store"):
         find_garbage(bucket.url("elsewhere"))
+
+
+def test_predictions_that_were_interrupted_at_an_address_are_written_again(
+    bucket: Bucket, rows: tuple[Any, Any]
+) -> None:
+    predictions = ingest(rows[0], bucket.url("work/data.zarr"), rows_per_chunk=64).X
+    output = bucket.url("out/p.zarr")
+    for _ in range(2):  # the second time something is there
+        bucket.server.fail({"method": "PUT", "path": "p.zarr/c/1", "times": 1, "status": 403})
+        with pytest.raises(StoreError):
+            export_predictions(predictions, output, list("abcd"), y_is_1d=False)
+        export_predictions(predictions, output, list("abcd"), y_is_1d=False)
+    write_key(output, "notes.txt", b"mine")
+    with pytest.raises(StoreError, match="--overwrite"):
+        export_predictions(predictions, output, list("abcd"), y_is_1d=False)
+    assert read_key(output, "notes.txt") == b"mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,15 +31,18 @@ def init_command(data: str, target: tuple[str, ...], output: Path | None) -> Non
     """Print a commented job file for DATA, with whitening and a gamma from the median distance of its rows."""
     from dkrr.errors import JobFileError
     from dkrr.jobs.init import init_job
+    from dkrr.swap import create_bytes
 
-    if output is not None and output.exists():
-        raise JobFileError(f"{output} exists", hint="choose another name or remove it")
+    exists = JobFileError(f"{output} exists", hint="choose another name or remove it")
+    if output is not None and os.path.lexists(output):
+        raise exists
     base = None if output is None else output.parent
     text = init_job(data, [column(name) for name in target] or None, base=base)
     if output is None:
         click.echo(text, nl=False)
+    elif create_bytes(output.parent, output.name, text.encode()) is None:
+        raise exists
     else:
-        output.write_text(text, encoding="utf-8")
         click.echo(f"wrote {output}", err=True)
 
 

@@ -89,6 +89,7 @@ def fit_command(job: Path, as_json: bool) -> None:
     show_default=True,
     help="What intervals are made of.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace what is at OUTPUT though dkrr did not write it so.")
 @registry_option
 def predict_command(
     model: str,
@@ -98,11 +99,14 @@ def predict_command(
     noise: bool,
     interval: float | None,
     method: IntervalMethod,
+    overwrite: bool,
     registry: str | None,
 ) -> None:
     """Predict the rows of DATA with MODEL (a model.zarr, the directory of a run, or NAME@ALIAS of a registry).
 
-    NAME@production is looked up once; the output, and OUTPUT.json beside it, say which version made it.
+    NAME@production is looked up once. OUTPUT.json beside the output says which model made it, of which rows; earlier
+    predictions are replaced when they are still what it describes, anything else only with --overwrite, MODEL and DATA
+    never.
 
     Standard deviations need the float64 factor of the fit (or at most 6,000 training rows), jackknife intervals a fit
     with [evaluate] intervals.
@@ -119,13 +123,16 @@ def predict_command(
         from dkrr.jobs.scoring import predict_registered
 
         with resumable(), ProgressDisplay() as progress:
-            done = predict_registered(reference, data, output, registry=registry, asked=asked, progress=progress)
+            done = predict_registered(
+                reference, data, output, registry=registry, asked=asked, overwrite=overwrite, progress=progress
+            )
         print_facts([("predictions", output), ("rows", f"{done.num_rows:,}"), ("version", done.version.id)])
         return
     from dkrr.jobs.serve import predict_job
 
     with resumable(), ProgressDisplay() as progress:
-        num_rows = predict_job(model_location(model), data, output, asked=asked, progress=progress)
+        location = model_location(model)
+        num_rows = predict_job(location, data, output, asked=asked, overwrite=overwrite, progress=progress)
     print_facts([("predictions", output), ("rows", f"{num_rows:,}")])
 
 

@@ -7,6 +7,7 @@ column statistics are gathered on the way, at about the rate of a disk.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,9 @@ from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.sources.text import Header
 from dkrr.dataset.summary import RowSummary
 from dkrr.dataset.writer import DatasetWriter
-from dkrr.errors import DataError, ParameterError, StoreMismatchError
+from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.lock import hold_lock
+from dkrr.stores import overlaps
 
 __all__ = ["append", "fields_of", "ingest"]
 
@@ -113,6 +115,9 @@ def ingest(
         raise ParameterError(
             "append and like are given, which is an append to one of them", hint="leave one of them out"
         )
+    origin = source.path if isinstance(source, Dataset) else source
+    if all(isinstance(item, str | os.PathLike) for item in (origin, dest)) and overlaps(origin, dest):
+        raise StoreError(f"{dest} and {origin} are, or hold, the same files", hint="choose another destination")
     table = open_table(source, header=header, delimiter=delimiter, y=y, sample_weight=sample_weight)
     wanted = _Wanted(target, features, weight, one_hot, rows_per_chunk, label, like)
     if not append:

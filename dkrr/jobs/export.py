@@ -1,137 +1,194 @@
 """Predictions from their array to a file: .zarr, .npy, .parquet or .csv, a block of rows at a time.
 
-A stamp says which model made them. .parquet has it in its metadata (key ``dkrr``), .zarr in its attributes; the other
-two cannot hold one, so for every format it also stands beside the file, in ``OUTPUT.json``, with the SHA-256 of the
-file that it belongs to.
+Beside each output stands ``OUTPUT.json``, its stamp: which model made it, of which rows, and the SHA-256 of the file,
+or of all that is in the folder. An output is replaced when this is still what stands there; anything else belongs to
+somebody, and stays.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import tempfile
-import uuid
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dkrr._version import __version__
 from dkrr.address import name_of, parent_of, sibling
 from dkrr.dataset import RowArray
-from dkrr.errors import ParameterError
+from dkrr.dataset.destination import storage_errors
+from dkrr.errors import ParameterError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.jobs.runs.events import utc_now
+from dkrr.manifest import content_digest
 from dkrr.objects import put_file
-from dkrr.stores import is_url, local_root, read_json, remove_array, write_json
+from dkrr.stores import (
+    children,
+    is_url,
+    local_root,
+    overlaps,
+    put_back,
+    put_in_place,
+    read_json,
+    remove_array,
+    write_json,
+)
 
-__all__ = ["check_output", "export_predictions"]
+__all__ = ["check_output", "export_predictions", "work_of"]
 
 ENDINGS = (".zarr", ".npy", ".parquet", ".csv")
+_WORK = ("data.zarr", "result.zarr", "version.json")
 
 
-Stamp = dict[str, Any] | None
+def work_of(output: str) -> str:
+    """Where predictions are kept until they are complete: a folder beside the output."""
+    return sibling(output, ".work")
 
 
-def export_predictions(
-    predictions: RowArray, output: str, names: list[str], *, y_is_1d: bool, stamp: Stamp = None
-) -> None:
-    """Write predictions (m, t) to ``output``; it appears whole or not at all, and its ``stamp`` with it.
+def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = False) -> str | None:
+    """Refuse an output that would take the place of something else; what is replaced is known by its digest.
 
-    Raises
-    ------
-    ParameterError
-        The ending is none of .zarr, .npy, .parquet, .csv.
-    """
-    names = names or [f"prediction_{column}" for column in range(predictions.num_columns)]
-    check_output(output)
-    writers = {".zarr": _zarr, ".npy": _npy, ".parquet": _parquet, ".csv": _csv}
-    ending = Path(name_of(output)).suffix
-    if is_url(output):
-        if ending == ".zarr":
-            _zarr_objects(predictions, output, stamp)
-            _put_stamp(output, stamp, None)
-            return
-        with tempfile.TemporaryDirectory(prefix="dkrr-") as folder:
-            path = os.path.join(folder, "predictions")
-            writers[ending](predictions, path, names, y_is_1d, stamp)
-            digest = None if stamp is None else _sha256(path)
-            put_file(parent_of(output), name_of(output), Path(path))
-        _put_stamp(output, stamp, digest)
-        return
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    partial = f"{output}.{uuid.uuid4().hex}.partial"
-    try:
-        writers[ending](predictions, partial, names, y_is_1d, stamp)
-        digest = None if stamp is None or ending == ".zarr" else _sha256(partial)
-        failpoint("predict.before_pointer")
-        if ending == ".zarr" and os.path.isdir(output):
-            shutil.rmtree(output)
-        os.replace(partial, output)
-        failpoint("predict.after_pointer")
-        _put_stamp(output, stamp, digest)
-    finally:
-        if os.path.isdir(partial):
-            shutil.rmtree(partial)
-        elif os.path.exists(partial):
-            os.unlink(partial)
+    Parameters
+    ----------
+    inputs
+        What the predictions are made from, which they never replace.
+    overwrite
+        Whether anything else may be replaced.
 
-
-def _put_stamp(output: str, stamp: Stamp, digest: str | None) -> None:
-    if stamp is not None:
-        beside = sibling(output, ".json")
-        write_json(parent_of(beside), name_of(beside), stamp | ({} if digest is None else {"sha256": digest}))
-
-
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_output(output: str) -> None:
-    """Refuse a name that predictions cannot be written to.
+    Returns
+    -------
+    digest
+        Of what stands there, see :func:`dkrr.manifest.content_digest`; None where nothing is.
 
     Raises
     ------
     ParameterError
         An ending that is none of .zarr, .npy, .parquet, .csv.
+    StoreError
+        The output is an input, or something that dkrr did not write as predictions.
     """
     ending = Path(name_of(output)).suffix
     if ending not in ENDINGS:
         raise ParameterError(f"{output} ends in {ending!r}; one of {', '.join(ENDINGS)} expected", hint="rename it")
+    stamp, work = sibling(output, ".json"), work_of(output)
+    for source in inputs:
+        for place in (output, stamp, work):
+            if overlaps(place, source):
+                raise StoreError(
+                    f"{output} would be written over {source}, which the predictions are made from",
+                    hint="give the predictions a name and a folder of their own",
+                )
+    is_foreign = not is_url(work) and os.path.lexists(work) and not os.path.isdir(work)
+    if is_foreign or any(name not in _WORK and not name.endswith(".partial") for name in children(work)):
+        raise StoreError(
+            f"{work}, where predictions are kept until they are complete, holds something else",
+            hint="move it away, or choose another output",
+        )
+    if not is_url(output):
+        put_back(Path(output))
+    if overwrite:
+        return content_digest(output)
+    said = _stamp_at(stamp)
+    if said == {}:
+        raise _foreign(stamp)
+    digest = content_digest(output)
+    if digest is not None and not (said and (said.get("unfinished") or digest in (said["sha256"], said["replaced"]))):
+        raise _foreign(output)
+    return digest
 
 
-def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, stamp: Stamp) -> None:
+def _stamp_at(location: str) -> dict[str, Any] | None:
+    """The stamp beside an output; None where nothing is, an empty one where something else is."""
+    try:
+        said = read_json(parent_of(location), name_of(location))
+    except (StoreError, OSError):
+        return {}
+    return said if said is None or (isinstance(said, dict) and {"dkrr", "sha256", "replaced"} <= said.keys()) else {}
+
+
+def _foreign(location: str) -> StoreError:
+    return StoreError(
+        f"{location} is there, and not as dkrr wrote it as predictions",
+        hint="choose another output, or replace it with --overwrite",
+    )
+
+
+def export_predictions(
+    predictions: RowArray,
+    output: str,
+    names: list[str],
+    *,
+    y_is_1d: bool,
+    stamp: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write predictions (m, t) to ``output``, which appears whole or not at all, and their stamp beside it.
+
+    Raises
+    ------
+    ParameterError, StoreError
+        See :func:`check_output`.
+    """
+    names = names or [f"prediction_{column}" for column in range(predictions.num_columns)]
+    replaced = check_output(output, overwrite=overwrite)
+    writers = {".zarr": _zarr, ".npy": _npy, ".parquet": _parquet, ".csv": _csv}
+    ending = Path(name_of(output)).suffix
+    said = {**(stamp or {}), "dkrr": __version__, "predicted_at": utc_now(), "replaced": replaced}
+    if is_url(output) and ending == ".zarr":
+        # objects take the place of others one by one: until all are there the stamp holds for any of them
+        _put_stamp(output, said | {"sha256": None, "unfinished": True})
+        _zarr_objects(predictions, output)
+        _put_stamp(output, said | {"sha256": content_digest(output)})
+        return
+    beside = None if is_url(output) else parent_of(output)
+    if beside is not None:
+        Path(beside).mkdir(parents=True, exist_ok=True)
+    with (
+        storage_errors(output, 8 * predictions.num_rows * predictions.num_columns),
+        tempfile.TemporaryDirectory(prefix=f"{name_of(output)}.", suffix=".partial", dir=beside) as folder,
+    ):
+        path = os.path.join(folder, "predictions")
+        writers[ending](predictions, path, names, y_is_1d)
+        failpoint("predict.before_pointer")
+        said["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
+        # first the stamp, which holds for what is replaced, too
+        _put_stamp(output, said | {"sha256": content_digest(path)})
+        if beside is None:
+            put_file(parent_of(output), name_of(output), Path(path))
+        else:
+            put_in_place(Path(path), Path(output))
+        failpoint("predict.after_pointer")
+
+
+def _put_stamp(output: str, said: dict[str, Any]) -> None:
+    stamp = sibling(output, ".json")
+    write_json(parent_of(stamp), name_of(stamp), said)
+
+
+def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
     root = local_root(predictions.array.store)
     if root is None:  # predicted beside an address: fetched, chunk by chunk
-        _zarr_objects(predictions, path, stamp)
+        _zarr_objects(predictions, path)
         return
     for start, stop in predictions.blocks():
         predictions.read(start, stop)  # verifies every chunk before it is handed over
     shutil.copytree(root / predictions.array.path, path)
-    if stamp is not None:
-        write_json(path, "zarr.json", _stamped(read_json(path, "zarr.json"), stamp))
 
 
-def _stamped(document: Any, stamp: Stamp) -> Any:
-    """The metadata of an array with the stamp among its attributes."""
-    if stamp is None:
-        return document
-    return {**document, "attributes": {**document.get("attributes", {}), "dkrr": stamp}}
-
-
-def _zarr_objects(predictions: RowArray, output: str, stamp: Stamp) -> None:
+def _zarr_objects(predictions: RowArray, output: str) -> None:
     """The array at an address: what was there goes first, the metadata comes last."""
     array, copy = predictions.array, replace(predictions.array, store=output, path="")
     remove_array(output)
     for i in range(predictions.num_chunks):
         copy.write((i, 0), array.read((i, 0)))
-    document = read_json(array.store, f"{array.path}/zarr.json" if array.path else "zarr.json")
-    write_json(output, "zarr.json", _stamped(document, stamp))
+    write_json(output, "zarr.json", read_json(array.store, f"{array.path}/zarr.json" if array.path else "zarr.json"))
 
 
-def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, stamp: Stamp) -> None:
+def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
     shape: tuple[int, ...] = (predictions.num_rows, predictions.num_columns)
     with open(path, "wb") as file:
         header: dict[str, Any] = {"descr": "<f8", "fortran_order": False, "shape": shape[:1] if y_is_1d else shape}
@@ -140,18 +197,16 @@ def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, stam
             file.write(np.ascontiguousarray(predictions.read(start, stop)).tobytes())
 
 
-def _parquet(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, stamp: Stamp) -> None:
+def _parquet(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    metadata = None if stamp is None else {"dkrr": json.dumps(stamp, sort_keys=True)}
-    schema = pa.schema([(name, pa.float64()) for name in names], metadata=metadata)
-    with pq.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, pa.schema([(name, pa.float64()) for name in names])) as writer:
         for start, stop in predictions.blocks():
-            writer.write_table(_table(predictions.read(start, stop), names).replace_schema_metadata(metadata))
+            writer.write_table(_table(predictions.read(start, stop), names))
 
 
-def _csv(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, stamp: Stamp) -> None:
+def _csv(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
     import pyarrow as pa
     from pyarrow.csv import CSVWriter
 

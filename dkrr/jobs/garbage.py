@@ -220,10 +220,13 @@ class _Tree:
     def partials(self) -> Iterable[tuple[str, int, float]]:
         """What interrupted writes left, files and folders: location, bytes, last change."""
         found: dict[str, list[Entry]] = {}
+        keys = {entry.key.rstrip("/") for entry in self.entries}
         for entry in self.entries:
             parts = entry.key.rstrip("/").split("/")
             for depth, part in enumerate(parts, start=1):
-                if part.endswith(".partial"):
+                # what was replaced is all that there is, until the other one is in its place
+                whole = "/".join([*parts[: depth - 1], part.rsplit(".", 2)[0]])
+                if part.endswith(".partial") or (part.endswith(".replaced") and whole in keys):
                     found.setdefault("/".join(parts[:depth]), []).append(entry)
                     break
         for key, entries in sorted(found.items()):

@@ -9,17 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dkrr._version import __version__
-from dkrr.address import is_url, sibling
+from dkrr.address import parent_of
 from dkrr.engine.tasks import Progress
 from dkrr.errors import StoreError, StoreMismatchError
-from dkrr.jobs.export import check_output
+from dkrr.jobs.export import check_output, work_of
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, Version
-from dkrr.jobs.runs.events import utc_now
-from dkrr.jobs.serve import predict_job
+from dkrr.jobs.serve import predict_held, predicting
 from dkrr.jobs.uncertain import Asked
-from dkrr.lock import hold_lock
-from dkrr.stores import place, read_json, remove_array, write_json
+from dkrr.stores import read_json, remove_array, write_json
 
 __all__ = ["Scored", "predict_registered"]
 
@@ -41,6 +38,7 @@ def predict_registered(
     *,
     registry: str | None = None,
     asked: Asked | None = None,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Scored:
     """Predict the rows of ``data`` into ``output`` with a registered model, see :func:`dkrr.jobs.serve.predict_job`.
@@ -59,24 +57,29 @@ def predict_registered(
     DataError
         The rows have other features than the model.
     """
-    check_output(output)
+    check_output(output, overwrite=True)  # its name
     model = ModelRegistry(registry).open(reference.name)
-    model.resolve(reference.selector)  # a mistake is found before anything is made
-    work = sibling(output, ".work")
-    if not is_url(work):
-        place(work)
-    with hold_lock(work):
+    found = model.resolve(reference.selector)  # a mistake is found before anything is made
+    work = work_of(output)
+
+    def predicted() -> Scored:
         version = _version_for(model, reference, work)
-        stamp = _stamp(model, reference, version)
+        stamp = {
+            "model": model.name,
+            "selector": reference.selector,
+            "version": version.id,
+            "model_digest": version.model_digest,
+        }
+        options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "progress": progress, "stamp": stamp}
+        return Scored(predict_held(version.model_path, data, output, **options), version)
+
+    with predicting(output, [parent_of(found.location), data], overwrite=overwrite):
         try:
-            num_rows = predict_job(version.model_path, data, output, asked=asked, progress=progress, stamp=stamp)
+            return predicted()
         except StoreMismatchError:
             # what an interrupted prediction left is of other rows: nobody wants it any more
             remove_array(work)
-            version = _version_for(model, reference, work)
-            stamp = _stamp(model, reference, version)
-            num_rows = predict_job(version.model_path, data, output, asked=asked, progress=progress, stamp=stamp)
-        return Scored(num_rows, version)
+            return predicted()
 
 
 def _version_for(model: NamedModel, reference: Reference, work: str) -> Version:
@@ -92,14 +95,3 @@ def _version_for(model: NamedModel, reference: Reference, work: str) -> Version:
     version = model.resolve(reference.selector)
     write_json(work, NAME, {**meant, "version": version.id})
     return version
-
-
-def _stamp(model: NamedModel, reference: Reference, version: Version) -> dict[str, Any]:
-    return {
-        "model": model.name,
-        "selector": reference.selector,
-        "version": version.id,
-        "model_digest": version.model_digest,
-        "dkrr": __version__,
-        "predicted_at": utc_now(),
-    }

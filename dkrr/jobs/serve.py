@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from dkrr.address import sibling
+from dkrr.address import is_url, parent_of
 from dkrr.bulk import is_worth_a_cluster
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.jobs.export import check_output, export_predictions
+from dkrr.jobs.export import check_output, export_predictions, work_of
 from dkrr.jobs.prepare import open_data
+from dkrr.jobs.registry.versions import RECORD
 from dkrr.jobs.spec import DataSpec
 from dkrr.jobs.uncertain import Asked, uncertain_columns, uncertain_table
+from dkrr.lock import hold_lock
+from dkrr.manifest import manifest_digest
 from dkrr.model import Model, load_model
 from dkrr.prediction import check_features, predict_dataset, score_dataset
 from dkrr.resources import nothing_new
-from dkrr.stores import place, remove_array
+from dkrr.stores import place, read_json, remove_array
+from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 
-__all__ = ["evaluate_job", "predict_job"]
+__all__ = ["evaluate_job", "predict_held", "predict_job", "predicting"]
 
 
 def predict_job(
@@ -34,13 +38,13 @@ def predict_job(
     output: str,
     *,
     asked: Asked | None = None,
+    overwrite: bool = False,
     progress: Progress | None = None,
-    stamp: dict[str, Any] | None = None,
 ) -> int:
     """Predict the rows of ``data`` into ``output`` (.zarr, .npy, .parquet or .csv); the number of rows.
 
-    ``stamp`` is what the output shall say about where it came from, see :mod:`dkrr.jobs.export`; the digest of the rows
-    is added.
+    What stands at ``output`` is replaced if dkrr wrote it as predictions; with ``overwrite`` whatever it is, unless the
+    predictions are made from it. A stamp beside it says where it came from, see :mod:`dkrr.jobs.export`.
 
     With ``asked`` standard deviations and ends of intervals are further columns, see
     :func:`~dkrr.jobs.uncertain.uncertain_columns`.
@@ -52,15 +56,45 @@ def predict_job(
     DataError
         The data has other features than the model, or targets that cannot be told from features.
     ParameterError, StoreError
-        The model cannot say what was asked for.
+        The model cannot say what was asked for, or the output is something else's place.
+    LockedError
+        Another process predicts into the same output.
     """
-    check_output(output)
+    with predicting(output, [model_path, data], overwrite=overwrite):
+        stamp = {
+            "model": model_path if is_url(model_path) else os.path.abspath(model_path),
+            "model_digest": manifest_digest(model_path),
+        }
+        return predict_held(model_path, data, output, asked=asked, overwrite=overwrite, progress=progress, stamp=stamp)
+
+
+@contextmanager
+def predicting(output: str, inputs: list[str], *, overwrite: bool) -> Iterator[None]:
+    """Hold an output that may be written while the block runs; an input that is part of a version is all of it."""
+    folders = [parent_of(item) for item in inputs]
+    versions = [folder for folder in folders if read_json(folder, RECORD) is not None]
+    check_output(output, [*inputs, *versions], overwrite=overwrite)
+    with nothing_new(work_of(output)), hold_lock(work_of(output)):
+        yield
+
+
+def predict_held(
+    model_path: str,
+    data: str,
+    output: str,
+    *,
+    asked: Asked | None,
+    overwrite: bool,
+    progress: Progress | None,
+    stamp: dict[str, Any],
+) -> int:
+    """:func:`predict_job` for a caller that holds the output, with what the stamp shall say besides the rows."""
     model = load_model(model_path)
+    check_output(output, model.provenance.get("factors", ()), overwrite=overwrite)
     asked = asked or Asked()
     asked.check(model)
-    work = sibling(output, ".work")
-    with nothing_new(work):
-        dataset = _rows_for(model, data, work)
+    work = work_of(output)
+    dataset = _rows_for(model, data, work)
     try:
         check_features(model, dataset)
         with _executor(model, dataset, asked) as executor:
@@ -73,8 +107,9 @@ def predict_job(
         raise
     names = model.target_names or [f"prediction_{column}" for column in range(model.num_targets)]
     is_flat = model.y_is_1d and predictions.num_columns == 1
-    said = None if stamp is None else {**stamp, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
-    export_predictions(predictions, output, uncertain_columns(names, asked), y_is_1d=is_flat, stamp=said)
+    columns = uncertain_columns(names, asked)
+    stamp = {**stamp, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
+    export_predictions(predictions, output, columns, y_is_1d=is_flat, stamp=stamp, overwrite=overwrite)
     remove_array(work)
     return dataset.num_rows
 
@@ -104,13 +139,13 @@ def evaluate_job(
     leave-one-out quantiles).
     """
     model = load_model(model_path)
-    work = sibling(model_path, f".{uuid.uuid4().hex}.partial")
+    work = TemporaryStore()  # not beside the model, which may be a version that never changes
     try:
-        dataset = _rows_for(model, data, work, with_targets=True)
-        with executor_for() as executor:
+        dataset = _rows_for(model, data, work.path, with_targets=True)
+        with _executor(model, dataset, Asked()) as executor:
             score, _ = score_dataset(model, dataset, executor, progress, intervals=intervals)
     finally:
-        remove_array(work)
+        work.close()
     if metric is not None:
         return {metric: score.value(metric), "rows": score.num_rows}
     facts: dict[str, Any] = {"rows": score.num_rows, "rmse": score.value("rmse"), "r2": score.value("r2")}

@@ -17,7 +17,7 @@ from typing import Any
 
 from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import DaskExecutor, Progress
-from dkrr.errors import JobFileError, ParameterError
+from dkrr.errors import JobFileError, ParameterError, StoreError
 from dkrr.jobs import toml
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.prepare import prepare
@@ -27,7 +27,7 @@ from dkrr.jobs.tune_spec import TuneSpec
 from dkrr.resources import nothing_new
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
-from dkrr.stores import is_url, write_file
+from dkrr.stores import is_url, read_json, write_file
 
 __all__ = ["TuneSummary", "tune_job"]
 
@@ -94,7 +94,8 @@ def tune_job(
     Raises
     ------
     JobFileError
-        ``output`` exists, or the job is of a kind that has no such choice.
+        ``output`` exists, or beside it what a search would write and no search wrote; or the job is of a kind that has
+        no such choice.
     ParameterError
         A picture is asked for, and matplotlib is not installed.
     """
@@ -121,9 +122,9 @@ def tune_job(
     num_rows = prepared.train.num_rows
     lines = [json.dumps(record, sort_keys=True) for record in result.records]
     trials_path, search_path = path.with_suffix(".trials.jsonl"), path.with_suffix(".search.json")
-    write_file(trials_path, "".join(f"{line}\n" for line in lines).encode())
     document = {"format": 1, "num_rows": num_rows, "feature_names": names, **result.to_dict()}
     write_file(search_path, json.dumps(document, indent=1, sort_keys=True).encode())
+    write_file(trials_path, "".join(f"{line}\n" for line in lines).encode())
     picture_path = None
     if _wants_picture(picture):
         from dkrr.jobs.picture import draw_search
@@ -154,14 +155,27 @@ def _settings(job: JobSpec, **given: Any) -> TuneSettings:
 
 def _refuse(job: JobSpec, path: Path, picture: bool | None) -> None:
     """Find before the search what would be wrong after it."""
-    if path.exists():
-        raise JobFileError(f"{path} exists", hint="choose another name or remove it")
+    beside = [path.with_suffix(ending) for ending in (".search.json", ".trials.jsonl", ".search.png")]
+    # what an earlier search left is known by the document that it wrote first
+    earlier = _search_at(beside[0])
+    for found in [path, *([] if earlier else beside)]:
+        if os.path.lexists(found):
+            raise JobFileError(f"{found} exists", hint="choose another name or remove it")
     if job.model.kernel == "precomputed":
         raise JobFileError("[model] kernel = 'precomputed' has no width", hint="give the rows")
     if picture and find_spec("matplotlib") is None:
         raise ParameterError("a picture needs matplotlib", hint="install dkrr[report], or leave out --picture")
     _document(job, path, {"kernel": "rbf", "gamma": 1.0, "alpha": 1.0})  # raises what the solver does not allow
     path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _search_at(path: Path) -> bool:
+    """Whether a search of ours left its document here."""
+    try:
+        found = read_json(path.parent, path.name)
+    except StoreError:
+        return False
+    return isinstance(found, dict) and found.keys() >= {"format", "num_rows", "feature_names"} and not path.is_symlink()
 
 
 def _wants_picture(picture: bool | None) -> bool:

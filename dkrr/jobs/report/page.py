@@ -9,6 +9,7 @@ Cost: reads a dozen small documents of the run; some 20 ms, and 0.1 s once to lo
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -28,6 +29,7 @@ from dkrr.jobs.report.work import memory_section, rate_section, time_section
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.status import View, look_once
+from dkrr.stores import write_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -38,6 +40,7 @@ logger = logging.getLogger("dkrr.jobs.report")
 
 NAME = "report.html"
 MOST_BYTES = 2_000_000
+_MADE = b'<meta name="generator" content="dkrr '
 # what HTML and XML cannot hold, and characters that turn the direction of text around
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _SECTIONS: tuple[tuple[str, str, Callable[[Findings], Section]], ...] = (
@@ -91,7 +94,7 @@ def write_report(directory: RunDirectory, output: str | Path | None = None, *, v
     Raises
     ------
     OSError, StoreError
-        It cannot be written.
+        It cannot be written, or ``output`` is something else than an earlier report.
     """
     data = render_report(directory, view).encode()
     if len(data) >= MOST_BYTES:  # every part is bounded; a report that nobody can open helps nobody
@@ -101,7 +104,9 @@ def write_report(directory: RunDirectory, output: str | Path | None = None, *, v
         return directory.path(NAME)
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or _MADE not in path.read_bytes()[:4096]):
+        raise StoreError(f"{path} exists and is not a report of dkrr", hint="choose another name or remove it")
+    write_file(path, data)
     return str(path)
 
 

@@ -1,0 +1,408 @@
+"""What a command writes takes the place of nothing but its own earlier output, and is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import dkrr
+from dkrr.cli import main
+from dkrr.jobs.registry import ModelRegistry
+from dkrr.lock import hold_lock
+from tests.faults import failing_at
+
+ROWS = np.random.default_rng(5).standard_normal((40, 3))
+ENDINGS = [".npy", ".csv", ".parquet", ".zarr"]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Every file below a folder, and where its links point."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            found[str(path.relative_to(folder))] = os.readlink(path)
+        elif path.is_file():
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found
+
+
+def make_model(path: Path, alpha: float = 0.1) -> Path:
+    dkrr.KernelRidge(alpha=alpha, kernel="rbf", gamma=0.3).fit(ROWS, np.sin(ROWS[:, 0])).save(path)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, a data set, a csv and a folder of Parquet files, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "model.zarr")
+    dkrr.ingest(ROWS, "data.zarr")
+    (tmp_path / "rows.csv").write_text("a,b,c\n" + "".join(f"{a},{b},{c}\n" for a, b, c in ROWS.tolist()))
+    (tmp_path / "deep").mkdir()
+    np.save(tmp_path / "deep" / "rows.npy", ROWS)
+    return tmp_path
+
+
+def link(source: str, name: str) -> str:
+    os.symlink(source, name)
+    return name
+
+
+def hard_link(source: str, name: str) -> str:
+    os.link(source, name)
+    return name
+
+
+@pytest.mark.parametrize("option", [[], ["--overwrite"]], ids=["plain", "overwrite"])
+@pytest.mark.parametrize(
+    ("data", "output"),
+    [
+        ("data.zarr", lambda: "data.zarr"),
+        ("data.zarr", lambda: "./deep/../data.zarr"),
+        ("data.zarr/", lambda: "data.zarr/"),
+        ("data.zarr", lambda: link("data.zarr", "other.zarr")),
+        ("data.zarr", lambda: "data.zarr/inside.npy"),
+        ("rows.csv", lambda: "rows.csv"),
+        ("rows.csv", lambda: str(Path("rows.csv").absolute())),
+        ("rows.csv", lambda: link("rows.csv", "other.csv")),
+        ("rows.csv", lambda: hard_link("rows.csv", "other.csv")),
+        ("data.zarr", lambda: "model.zarr"),
+        ("data.zarr", lambda: "model.zarr/p.npy"),
+        ("deep.zarr/rows.npy", lambda: str(shutil.copytree("deep", "deep.zarr"))),
+        ("p.csv.json", lambda: str(shutil.copy("rows.csv", "p.csv.json")).removesuffix(".json")),
+    ],
+)
+def test_an_input_is_never_the_output(place: Path, data: str, output: Callable[[], str], option: list[str]) -> None:
+    name = output()
+    before = contents(place)
+    result = run("predict", "model.zarr", data, "-o", name, *option)
+    assert result.exit_code == 4, result.output
+    assert contents(place) == before
+
+
+def users_file(name: str) -> None:
+    Path(name).write_text("mine")
+
+
+def users_folder(name: str) -> None:
+    Path(name).mkdir()
+    Path(name, "notes.txt").write_text("mine")
+
+
+def users_array(name: str) -> None:
+    shutil.copytree("model.zarr/dual_coef", name)
+
+
+def users_link(name: str) -> None:
+    users_file("elsewhere")
+    os.symlink("elsewhere", name)
+
+
+def users_stamp(name: str) -> None:
+    Path(f"{name}.json").write_text('{"dkrr": "0", "mine": 1}')
+
+
+def edited_predictions(name: str) -> None:
+    assert run("predict", "model.zarr", "data.zarr", "-o", name).exit_code == 0
+    if Path(name).is_dir():
+        Path(name, "notes.txt").write_text("mine")
+    else:
+        with open(name, "ab") as file:
+            file.write(b"1.0\n")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".zarr"])
+@pytest.mark.parametrize(
+    "make",
+    [users_file, users_folder, users_array, users_link, users_stamp, edited_predictions],
+    ids=lambda f: f.__name__,
+)
+def test_only_predictions_of_dkrr_are_replaced_unless_told_so(
+    place: Path, make: Callable[[str], None], ending: str
+) -> None:
+    name = f"out{ending}"
+    make(name)
+    before = contents(place)
+    result = run("predict", "model.zarr", "data.zarr", "-o", name)
+    assert result.exit_code == 4, result.output
+    assert "--overwrite" in result.output
+    assert contents(place) == before
+    assert run("predict", "model.zarr", "data.zarr", "-o", name, "--overwrite").exit_code == 0
+    if make is users_link:
+        assert Path("elsewhere").read_text() == "mine"
+    assert run("predict", "model.zarr", "data.zarr", "-o", name).exit_code == 0
+
+
+def test_a_folder_of_the_users_is_not_taken_for_half_made_predictions(place: Path) -> None:
+    users_folder("out.csv.work")
+    before = contents(place)
+    for option in ([], ["--overwrite"]):
+        result = run("predict", "model.zarr", "data.zarr", "-o", "out.csv", *option)
+        assert result.exit_code == 4, result.output
+        assert contents(place) == before
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_predictions_are_replaced_by_others_and_say_who_made_them(place: Path, ending: str) -> None:
+    make_model(place / "other.zarr", alpha=10.0)
+    found = []
+    for model in ("model.zarr", "other.zarr"):
+        assert run("predict", model, "data.zarr", "-o", f"p{ending}").exit_code == 0
+        found.append(contents(place / f"p{ending}") or Path(f"p{ending}").read_bytes())
+        said = json.loads(Path(f"p{ending}.json").read_text())
+        assert (said["num_rows"], said["dkrr"]) == (40, dkrr.__version__)
+    assert found[0] != found[1]
+    assert {path.name for path in place.glob("p.*")} == {f"p{ending}", f"p{ending}.json"}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("site", ["predict.before_pointer", "predict.after_pointer", "output.before_rename"])
+def test_an_output_is_whole_after_any_fault(place: Path, ending: str, site: str) -> None:
+    make_model(place / "other.zarr", alpha=10.0)
+    output = place / f"p{ending}"
+
+    def predicted() -> Any:
+        return contents(output) if output.is_dir() else output.read_bytes() if output.exists() else None
+
+    with failing_at(f"{site}:1:eio"):
+        assert run("predict", "model.zarr", "data.zarr", "-o", output).exit_code != 0
+    first = predicted()
+    assert (first is None) == (site != "predict.after_pointer")
+    assert run("predict", "model.zarr", "data.zarr", "-o", output).exit_code == 0
+    whole = predicted()
+    assert first in (None, whole)
+    with failing_at(f"{site}:1:eio"):
+        assert run("predict", "other.zarr", "data.zarr", "-o", output).exit_code != 0
+    assert (predicted() == whole) == (site != "predict.after_pointer")
+    assert run("predict", "other.zarr", "data.zarr", "-o", output).exit_code == 0
+    assert predicted() not in (None, whole)
+    assert {path.name for path in place.glob("p.*")} == {output.name, f"{output.name}.json"}
+
+
+def test_one_prediction_an_output(place: Path) -> None:
+    with hold_lock("out.csv.work"):
+        result = run("predict", "model.zarr", "data.zarr", "-o", "out.csv")
+    assert result.exit_code == 8, result.output
+    assert not Path("out.csv").exists()
+
+
+def test_nothing_is_written_beside_a_version_when_it_is_scored(place: Path) -> None:
+    model = ModelRegistry("models").open("demo")
+    model.add("model.zarr")
+    model.promote()
+    np.savez("scored.npz", X=ROWS, y=np.sin(ROWS[:, 0]))
+    (place / "scored.csv").write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{np.sin(a)}\n" for a, b, c in ROWS.tolist()))
+    folders = {path: path.stat().st_mtime_ns for path in (place / "models").rglob("*") if path.is_dir()}
+    before = contents(place)
+    for name in ("demo@production", model.resolve().model_path, "model.zarr"):
+        result = run("evaluate", name, "scored.csv", "--registry", "models", "--json")
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["r2"] > 0.9
+    # a folder's time changes when something appears in it, though it be gone again
+    assert {path: path.stat().st_mtime_ns for path in folders} == folders
+    assert contents(place) == before
+
+
+def test_predictions_into_a_version_are_refused(place: Path) -> None:
+    model = ModelRegistry("models").open("demo")
+    model.add("model.zarr")
+    model.promote()
+    before = contents(place)
+    for name in ("demo@production", model.resolve().model_path):
+        output = Path(model.resolve().model_path).parent / "p.csv"
+        result = run("predict", name, "data.zarr", "-o", output, "--registry", "models")
+        assert result.exit_code == 4, result.output
+    assert contents(place) == before
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_replaces_a_model_and_nothing_else(place: Path) -> None:
+    model = dkrr.load_model("model.zarr")
+    users_folder("folder")
+    users_file("file")
+    os.symlink("model.zarr", "link.zarr")
+    os.symlink("nowhere", "dangling.zarr")
+    shutil.copytree("model.zarr", "mixed.zarr")
+    Path("mixed.zarr/X_fit/notes.txt").write_text("mine")
+    before = contents(place)
+    for name in ("folder", "file", "data.zarr", "rows.csv", "link.zarr", "dangling.zarr", "mixed.zarr"):
+        for overwrite in (False, True):
+            with pytest.raises(dkrr.StoreError):
+                model.save(name, overwrite=overwrite)
+    assert contents(place) == before
+    model.save("model.zarr", overwrite=True)  # over itself
+    np.testing.assert_array_equal(dkrr.load_model("model.zarr").predict(ROWS), model.predict(ROWS))
+
+
+def test_a_model_whose_rows_are_on_disk_is_saved_over_itself(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkrr.model.IN_MEMORY_BYTES", 0)
+    model = dkrr.load_model("model.zarr")
+    expected = model.predict(ROWS)
+    model.save("model.zarr", overwrite=True)
+    np.testing.assert_array_equal(model.predict(ROWS), expected)
+    np.testing.assert_array_equal(dkrr.load_model("model.zarr").predict(ROWS), expected)
+
+
+def test_predictions_are_not_written_into_what_they_are_made_from(place: Path) -> None:
+    x = np.sort(ROWS[:, :1], axis=0)
+    estimator = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.3).fit(x, np.sin(x[:, 0]))
+    estimator.save("one.zarr")
+    model = estimator._model
+    expected = model.predict(x)
+    before = x.copy()
+    for out in (x, x[:, 0], model.x_fit.read(0, 40) if model.x_fit is not None else x):
+        with pytest.raises(dkrr.ParameterError, match="out"):
+            model.predict(x, out=out)
+    rows = np.lib.format.open_memmap("rows.npy", mode="w+", dtype=np.float64, shape=(40, 1))
+    rows[:] = x
+    again = np.lib.format.open_memmap("rows.npy", mode="r+")
+    with pytest.raises(dkrr.ParameterError, match="out"):
+        model.predict(rows, out=again)
+    np.testing.assert_array_equal(x, before)
+    np.testing.assert_array_equal(rows, before)
+    np.testing.assert_array_equal(model.predict(x, out=np.empty(40)), expected)
+    table = np.zeros((40, 2))
+    table[:, 0] = x[:, 0]
+    np.testing.assert_array_equal(model.predict(table[:, :1], out=table[:, 1]), expected)  # beside, and not over
+
+
+class CrashError(BaseException):
+    """The process is gone: nothing that it would do on its way out happens."""
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "renames"])
+def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
+    place: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dkrr import stores
+    from dkrr.jobs.garbage import delete_garbage, find_garbage
+
+    (place / "store" / "factors").mkdir(parents=True)
+    old, new = dkrr.load_model("model.zarr"), dkrr.load_model(make_model(place / "other.zarr", alpha=10.0))
+    answers = [model.predict(ROWS) for model in (old, new)]
+    exchange = stores._exchange if exchanges else lambda *_: False
+    steps = 0
+    found = answers[0]
+    while True:
+        if not np.array_equal(found, answers[0]):
+            old.save("model.zarr", overwrite=True)
+        steps += 1
+        left = [steps]
+
+        def step(function: Callable[..., Any], left: list[int] = left) -> Callable[..., Any]:
+            def stepped(*arguments: Any, **options: Any) -> Any:
+                left[0] -= 1
+                if left[0] <= 0:
+                    raise CrashError
+                return function(*arguments, **options)
+
+            return stepped
+
+        with monkeypatch.context() as patch:
+            patch.setattr("dkrr.stores._exchange", step(exchange))
+            for name in ("os.replace", "os.rename", "os.unlink", "shutil.rmtree"):
+                patch.setattr(name, step(getattr(os if name.startswith("os") else shutil, name.partition(".")[2])))
+            try:
+                new.save("model.zarr", overwrite=True)
+            except CrashError:
+                crashed = True
+            else:
+                crashed = False
+        # what a crash left is old, and the garbage collector comes by before anybody has looked
+        delete_garbage(find_garbage(place / "store", kept_seconds=-1))
+        found = dkrr.load_model("model.zarr").predict(ROWS)
+        assert any(np.array_equal(found, answer) for answer in answers)
+        if not crashed:
+            break
+    assert steps > 8
+    np.testing.assert_array_equal(found, answers[1])
+    assert {path.name for path in place.glob("model.zarr*")} == {"model.zarr"}
+
+
+# --- other commands ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_not_ingested_into_where_they_come_from(place: Path) -> None:
+    before = contents(place)
+    for source, dest, *options in (
+        ("deep/rows.npy", "deep"),
+        ("rows.csv", "rows.csv"),
+        ("data.zarr", "data.zarr", "--append"),
+        ("data.zarr/X", "data.zarr"),
+        ("data.zarr/X", "data.zarr", "--append"),
+        ("data.zarr", "data.zarr/X"),
+        ("data.zarr", "data.zarr/more.zarr"),
+        ("data.zarr", link("data.zarr", "same.zarr"), "--append"),
+    ):
+        before = contents(place)
+        result = run("ingest", source, dest, *options)
+        assert result.exit_code == 4, (source, dest, result.output)
+        assert contents(place) == before
+
+
+def test_an_unfinished_data_set_is_not_cleared_for_rows_that_lie_in_it(place: Path) -> None:
+    shutil.copytree("data.zarr", "half.zarr")
+    document = json.loads(Path("half.zarr/zarr.json").read_text())
+    document["attributes"] = {"dkrr_format": "dataset", "format_version": 1, "complete": False}
+    Path("half.zarr/zarr.json").write_text(json.dumps(document))
+    before = contents(place)
+    assert run("ingest", "half.zarr/X", "half.zarr").exit_code == 4
+    assert contents(place) == before
+
+
+def test_a_job_file_is_never_replaced(place: Path) -> None:
+    users_file("job.toml")
+    os.symlink("nowhere.toml", "link.toml")
+    before = contents(place)
+    for name in ("job.toml", "link.toml", "rows.csv"):
+        result = run("init", "rows.csv", "-o", name)
+        assert result.exit_code == 2, result.output
+    assert contents(place) == before
+
+
+def test_a_search_replaces_none_of_the_users_files(place: Path) -> None:
+    data = place / "rows.csv"
+    (place / "job.toml").write_text(f'[data]\npath = "{data}"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 1.0\n')
+    users_file("best.search.json")
+    users_file("other.trials.jsonl")
+    users_file("third.search.png")
+    before = contents(place)
+    for name in ("best.toml", "other.toml", "third.toml", "job.toml"):
+        result = run("tune", "job.toml", "-o", name, "--no-picture" if name != "third.toml" else "--picture")
+        assert result.exit_code == 2, result.output
+        assert "exists" in result.output
+    assert contents(place) == before
+
+
+def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
+    (place / "job.toml").write_text(
+        '[data]\npath = "rows.csv"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 1.0\n[solver]\ntile_size = 40\n'
+        '[cluster]\nworkers = 0\n[output]\ndirectory = "runs/a"\n'
+    )
+    from dkrr.jobs.runs.directory import RunDirectory
+    from dkrr.jobs.runs.status import Status, write_status
+
+    write_status(RunDirectory("runs/a"), Status(state="failed"))
+    for name in ("notes.html", "rows.csv"):
+        if name == "notes.html":
+            users_file(name)
+        before = contents(place)
+        result = run("report", "runs/a", "-o", name)
+        assert result.exit_code == 4, result.output
+        assert contents(place) == before
+    for _ in range(2):
+        assert run("report", "runs/a", "-o", "report.html").exit_code == 0
