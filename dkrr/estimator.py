@@ -46,6 +46,7 @@ from dkrr.validation import (
     check_nonnegative,
     check_tile_size,
     check_weight,
+    compared_targets,
     fit_arrays,
     is_dask_array,
     is_out_of_core,
@@ -442,8 +443,15 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     def interval_coverage(
         self, X: Any, y: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife"
     ) -> float | Any:
-        """The share of rows (X, y) whose y is in its interval: a number, or (t,) for several targets."""
-        return share_inside(*self.predict_interval(X, coverage, method), y)
+        """The share of rows (X, y) whose y is in its interval: a number, or (t,) for several targets.
+
+        Raises
+        ------
+        DataError
+            y is not finite, or has another shape than the predictions of X.
+        """
+        lower, upper = (np.asarray(ends) for ends in self.predict_interval(X, coverage, method))
+        return share_inside(lower, upper, compared_targets(y, lower.shape))
 
     def _variance(self, X: Any) -> Any:
         ensure_factor(self._model, self._training, self.store)

@@ -26,6 +26,7 @@ __all__ = [
     "check_nonnegative",
     "check_tile_size",
     "check_weight",
+    "compared_targets",
     "dense_rows",
     "fit_arrays",
     "is_dask_array",
@@ -147,6 +148,25 @@ def rows_to_predict(estimator: Any, X: Any) -> Any:
     except (ValueError, TypeError, OverflowError) as exc:
         raise _explained(exc, X, None) from exc
     return dense_rows(checked)
+
+
+def compared_targets(y: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Finite targets of the shape of the values they are compared with; (m,) and (m, 1) are the same thing.
+
+    Raises
+    ------
+    DataError
+        Another shape, which NumPy might broadcast; a value that is not finite.
+    """
+    given = np.asarray(_refused(y, "y"))
+    if given.shape != shape and {given.shape, shape} != {shape[:1], (shape[0], 1)}:
+        one = len(shape) == 1 or shape[1] == 1
+        expected = f"({shape[0]},) or ({shape[0]}, 1)" if one else str(shape)
+        raise DataError(f"y has shape {given.shape}; {expected} expected", hint="give the targets of these rows")
+    bad = _first_bad(given, "y", ValueError("a target is compared with a prediction"))
+    if bad is not None:
+        raise bad
+    return _as_floats(given, "y").reshape(shape)
 
 
 def dense_rows(X: Any) -> Any:
