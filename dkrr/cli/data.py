@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +16,7 @@ from dkrr.cli.output import print_facts
 if TYPE_CHECKING:
     from dkrr.dataset import Dataset
 
-__all__ = ["ingest_command", "init_command"]
+__all__ = ["given_options", "ingest_command", "init_command", "missing_option", "text_options"]
 
 
 def column(text: str) -> str | int:
@@ -23,11 +24,36 @@ def column(text: str) -> str | int:
     return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
+def text_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that say how a text file is read, see :func:`given_options`."""
+    for option in (
+        click.option("--decimal", type=click.Choice([".", ","]), help="What stands before the fraction in a CSV file."),
+        click.option("--delimiter", metavar="CHAR", help="What separates the fields of a CSV file."),
+        click.option("--header/--no-header", default=None, help="Whether a CSV file has a header; found by default."),
+    ):
+        command = option(command)
+    return command
+
+
+missing_option = click.option(
+    "--missing",
+    type=click.Choice(["error", "drop"]),
+    help="What to do with rows that have missing values; an error by default.",
+)
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    """Those that were typed."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @click.command("init", cls=Command)
 @click.argument("data")
 @click.option("--target", multiple=True, metavar="NAME", help="Target column: a name or a number (-1 is the last).")
+@text_options
+@missing_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, instead of stdout.")
-def init_command(data: str, target: tuple[str, ...], output: Path | None) -> None:
+def init_command(data: str, target: tuple[str, ...], output: Path | None, **reading: Any) -> None:
     """Print a commented job file for DATA, with whitening and a gamma from the median distance of its rows."""
     from dkrr.errors import JobFileError
     from dkrr.jobs.init import init_job
@@ -37,7 +63,8 @@ def init_command(data: str, target: tuple[str, ...], output: Path | None) -> Non
     if output is not None and os.path.lexists(output):
         raise exists
     base = None if output is None else output.parent
-    text = init_job(data, [column(name) for name in target] or None, base=base)
+    targets = [column(name) for name in target] or None
+    text = init_job(data, targets, base=base, reading=given_options(**reading))
     if output is None:
         click.echo(text, nl=False)
     elif create_bytes(output.parent, output.name, text.encode()) is None:
@@ -52,8 +79,8 @@ def init_command(data: str, target: tuple[str, ...], output: Path | None) -> Non
 @click.option("--target", multiple=True, metavar="NAME", help="Target column: a name or a number; may be repeated.")
 @click.option("--features", multiple=True, metavar="NAME", help="Feature column, instead of all others; repeatable.")
 @click.option("--weight", metavar="NAME", help="Column of sample weights.")
-@click.option("--header/--no-header", default=None, help="Whether a CSV file has a header; found out by default.")
-@click.option("--delimiter", metavar="CHAR", help="What separates the fields of a CSV file.")
+@text_options
+@missing_option
 @click.option("--one-hot", is_flag=True, help="Turn the classes of the target into one column each.")
 @click.option("--append", is_flag=True, help="Add the rows to the data set that DEST holds, as one generation.")
 @click.option("--label", metavar="TEXT", help="What the generation is called; appended once under this name.")
@@ -66,14 +93,13 @@ def ingest_command(
     target: tuple[str, ...],
     features: tuple[str, ...],
     weight: str | None,
-    header: bool | None,
-    delimiter: str | None,
     one_hot: bool,
     append: bool,
     label: str | None,
     drop_generation: tuple[int, ...],
     keep_generations: int | None,
     keep_rows: int | None,
+    **reading: Any,
 ) -> None:
     """Bring the rows of SOURCE into the data set DEST, or take rows out of it.
 
@@ -102,11 +128,10 @@ def ingest_command(
             target=[column(name) for name in target] or None,
             features=[column(name) for name in features] or None,
             weight=None if weight is None else column(weight),
-            header="auto" if header is None else header,
-            delimiter=delimiter,
             one_hot=one_hot,
             append=append,
             label=label,
+            **given_options(**reading),
         )
     if drop_generation:
         dataset = drop_generations(dest, drop_generation)
@@ -120,6 +145,7 @@ def dataset_facts(dataset: Dataset) -> list[tuple[str, object]]:
     return [
         ("data set", dataset.path),
         ("rows", f"{dataset.num_rows:,}"),
+        *([("dropped", f"{dataset.num_dropped:,} rows with missing values")] if dataset.num_dropped else []),
         ("generations", len(dataset.generations)),
         ("features", dataset.num_features),
         ("targets", ", ".join(dataset.target_names) or "none"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkrr.cli.data import given_options, missing_option, text_options
 from dkrr.cli.errors import Command, resumable
 from dkrr.cli.models import registry_option
 from dkrr.cli.output import print_facts, print_json, print_table
@@ -90,6 +91,7 @@ def fit_command(job: Path, as_json: bool) -> None:
     help="What intervals are made of.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace what is at OUTPUT though dkrr did not write it so.")
+@text_options
 @registry_option
 def predict_command(
     model: str,
@@ -101,8 +103,11 @@ def predict_command(
     method: IntervalMethod,
     overwrite: bool,
     registry: str | None,
+    **reading: Any,
 ) -> None:
     """Predict the rows of DATA with MODEL (a model.zarr, the directory of a run, or NAME@ALIAS of a registry).
+
+    Every row of DATA gets a prediction: one with a missing value is an error.
 
     NAME@production is looked up once. OUTPUT.json beside the output says which model made it, of which rows; earlier
     predictions are replaced when they are still what it describes, anything else only with --overwrite, MODEL and DATA
@@ -118,21 +123,19 @@ def predict_command(
     if noise and not std:
         raise ParameterError("--noise without --std", hint="it says which standard deviation is meant")
     asked = Asked(std=std, noise=noise, interval=interval, method=method)
+    given: dict[str, Any] = {"asked": asked, "reading": given_options(**reading), "overwrite": overwrite}
     reference = parse_reference(model)
     if reference is not None:
         from dkrr.jobs.scoring import predict_registered
 
         with resumable(), ProgressDisplay() as progress:
-            done = predict_registered(
-                reference, data, output, registry=registry, asked=asked, overwrite=overwrite, progress=progress
-            )
+            done = predict_registered(reference, data, output, registry=registry, **given, progress=progress)
         print_facts([("predictions", output), ("rows", f"{done.num_rows:,}"), ("version", done.version.id)])
         return
     from dkrr.jobs.serve import predict_job
 
     with resumable(), ProgressDisplay() as progress:
-        location = model_location(model)
-        num_rows = predict_job(location, data, output, asked=asked, overwrite=overwrite, progress=progress)
+        num_rows = predict_job(model_location(model), data, output, **given, progress=progress)
     print_facts([("predictions", output), ("rows", f"{num_rows:,}")])
 
 
@@ -141,17 +144,25 @@ def predict_command(
 @click.argument("data")
 @click.option("--metric", type=click.Choice(["rmse", "r2", "accuracy"]), help="Only this score.")
 @click.option("--interval", type=float, metavar="COVERAGE", help="Count the rows inside these intervals (default 0.9).")
+@text_options
+@missing_option
 @registry_option
 @json_option
 def evaluate_command(
-    model: str, data: str, metric: str | None, interval: float | None, registry: str | None, as_json: bool
+    model: str,
+    data: str,
+    metric: str | None,
+    interval: float | None,
+    registry: str | None,
+    as_json: bool,
+    **reading: Any,
 ) -> None:
     """Score MODEL (a model.zarr, a run, or NAME@ALIAS of a registry) on the rows of DATA, whose targets are known."""
     from dkrr.jobs.serve import evaluate_job
 
-    location = model_location(model, registry)
+    location, given = model_location(model, registry), given_options(**reading)
     with resumable(), ProgressDisplay() as progress:
-        scores = evaluate_job(location, data, metric=metric, intervals=interval, progress=progress)
+        scores = evaluate_job(location, data, metric=metric, intervals=interval, reading=given, progress=progress)
     if as_json:
         print_json(scores)
     else:

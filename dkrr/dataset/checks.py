@@ -47,7 +47,8 @@ class FiniteCheck:
         raise DataError(
             f"{self._table.label} has {noun} NaN or infinity; the first is {value} at row {row}, "
             f"column {column} ({self._table.names[column]!r})" + (f", {where}" if where else ""),
-            hint="remove these rows or fill the values in; rows and columns count from 0",
+            hint="remove these rows (--missing drop or missing='drop' leaves them out when they are ingested), or fill "
+            "the values in; rows and columns count from 0",
             row=row,
             column=column,
             count=self.count,

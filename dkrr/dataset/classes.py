@@ -12,6 +12,7 @@ import numpy as np
 
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources.table import Table
+from dkrr.dataset.sources.text import MISSING_MARKS
 from dkrr.errors import DataError
 
 __all__ = ["OneHot"]
@@ -32,23 +33,26 @@ class OneHot:
         self._has_numbers = not any(isinstance(label, str) for label in self.classes)
 
     @classmethod
-    def of(cls, table: Table, column: int) -> OneHot:
+    def of(cls, table: Table, column: int, present: Sequence[int] | None = None) -> OneHot:
         """The classes that occur in a column, sorted; reads that column once.
+
+        Rows without a class are passed over where ``present`` is given, and those where one of its columns is NaN.
 
         Raises
         ------
         DataError
             A label is missing, text and numbers are mixed, or there are more than 1,000 classes.
         """
-        found: set[Any] = set()
+        found: dict[Any, int] = {}  # with the row where a label is first
         row = 0
-        for _, labels in table.blocks([], column):
+        for values, labels in table.blocks(present or [], column):
             if labels is None:
                 raise ValueError("the table gave no labels")
+            is_whole = np.asarray(~np.isnan(values).any(axis=1))
             for offset, label in enumerate(labels):
-                if label not in found:
+                if is_whole[offset] and label not in found and not (present is not None and is_missing(label)):
                     _check_label(table, column, row + offset, label)
-                    found.add(label)
+                    found[label] = row + offset
             row += len(labels)
             if len(found) > MAX_CLASSES:
                 raise DataError(
@@ -56,7 +60,18 @@ class OneHot:
                     "classes expected",
                     hint="leave one_hot out if the target is a quantity",
                 )
-        return cls(_sorted_classes(found, f"column {table.names[column]!r} of {table.label}"))
+        rest = set(found) - MISSING_MARKS
+        if len(rest) < len(found) and all(isinstance(label, str) and _reads_as(float, label) for label in rest):
+            # "NA" is Namibia among countries, and no class among numbers
+            for label in set(found) & MISSING_MARKS:
+                if present is None:
+                    raise _no_class(table, column, found[label])
+                del found[label]
+        return cls(_sorted_classes(set(found), f"column {table.names[column]!r} of {table.label}"))
+
+    def is_missing(self, label: Any) -> bool:
+        """Whether a label says that there is none."""
+        return is_missing(label) or (self._has_numbers and isinstance(label, str) and label in MISSING_MARKS)
 
     def encode(self, labels: Sequence[Any], table: Table, column: int, first_row: int) -> Floats:
         """(m, number of classes) float64 for ``labels`` from global row ``first_row`` on.
@@ -85,23 +100,30 @@ class OneHot:
 
     def _read(self, label: Any) -> Any:
         if self._has_numbers and isinstance(label, str):
-            try:
-                return float(label)
-            except ValueError:
-                return None
+            # as an integer where it is one: above 2^53 two integers may be one float
+            return next((read(label) for read in (int, float) if _reads_as(read, label)), None)
         return label
 
 
-def _check_label(table: Table, column: int, row: int, label: Any) -> None:
+def is_missing(label: Any) -> bool:
+    """Whether any class label of this kind says that there is none."""
     is_nan = isinstance(label, float) and math.isnan(label)
-    if label is None or is_nan or type(label).__name__ in ("NAType", "NaTType") or label == "":
-        where = f", {place}" if (place := table.locate(row)) else ""
-        raise DataError(
-            f"row {row} of {table.label}{where}, has no class in column {table.names[column]!r}",
-            hint="remove the row, or name its class",
-            row=row,
-            column=column,
-        )
+    return label is None or is_nan or type(label).__name__ in ("NAType", "NaTType") or label in ("", "?")
+
+
+def _no_class(table: Table, column: int, row: int) -> DataError:
+    where = f", {place}" if (place := table.locate(row)) else ""
+    return DataError(
+        f"row {row} of {table.label}{where}, has no class in column {table.names[column]!r}",
+        hint="remove the row (--missing drop or missing='drop'), or name its class",
+        row=row,
+        column=column,
+    )
+
+
+def _check_label(table: Table, column: int, row: int, label: Any) -> None:
+    if is_missing(label):
+        raise _no_class(table, column, row)
     if not isinstance(label, str | bool | int | float | np.integer | np.floating | np.bool_):
         raise DataError(
             f"row {row} of {table.label} has a {type(label).__name__} for a class; text or a number expected",
@@ -116,7 +138,14 @@ def _sorted_classes(found: set[Any], what: str) -> list[Any]:
     if not texts:
         plain = [label.item() if isinstance(label, np.generic) else label for label in found]
         return sorted({int(v) if isinstance(v, float) and v.is_integer() else v for v in plain})
-    for read, pattern in ((int, r"[+-]?\d+"), (float, r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")):
-        if all(re.fullmatch(pattern, text) for text in texts):
+    for read in (int, float):
+        if all(_reads_as(read, text) for text in texts):
             return sorted({read(text) for text in texts})
     return sorted(texts)
+
+
+_PATTERNS = {int: r"[+-]?\d+", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
+
+
+def _reads_as(read: type[int | float], text: str) -> bool:
+    return re.fullmatch(_PATTERNS[read], text) is not None

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, is_part
 from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
@@ -113,10 +114,15 @@ class Dataset:
         """Rows ``start`` to ``stop`` of X, (stop - start, d)."""
         return self.X.read(start, stop)
 
-    def numbered_spans(self) -> Iterator[tuple[int, int, int]]:
-        """``(start, stop, number)`` of each :class:`Generation`: its rows, and the number of the first of them."""
-        for generation in self.generations:
-            yield generation.start, generation.n, generation.first_row
+    @property
+    def kept(self) -> NDArray[np.bool_]:
+        """Of all rows that its generations were read from, which are there: not those dropped for missing values."""
+        return np.concatenate([generation.kept for generation in self.generations])
+
+    @property
+    def num_dropped(self) -> int:
+        """Rows that were left out for missing values."""
+        return sum(generation.num_dropped for generation in self.generations)
 
     def parts(self) -> dict[str, RowArray]:
         """The arrays that are there, by name."""

@@ -7,12 +7,14 @@ column statistics are gathered on the way, at about the rate of a disk.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset import destination
 from dkrr.dataset.checks import FiniteCheck, WeightCheck
@@ -32,6 +34,9 @@ from dkrr.stores import overlaps
 __all__ = ["append", "fields_of", "ingest"]
 
 Rows = tuple[Floats, Floats | None, Floats | None]
+Missing = Literal["error", "drop"]
+
+logger = logging.getLogger("dkrr.dataset")
 
 
 def ingest(
@@ -43,6 +48,8 @@ def ingest(
     weight: Column | None = None,
     header: Header = "auto",
     delimiter: str | None = None,
+    decimal: str = ".",
+    missing: Missing = "error",
     one_hot: bool = False,
     append: bool = False,
     label: str | None = None,
@@ -69,9 +76,15 @@ def ingest(
     weight
         Name or number of the column of sample weights.
     header
-        Whether a CSV file begins with names; "auto" looks.
+        Whether a CSV file begins with names; "auto" looks, and asks where the first line may be names or values.
     delimiter
-        Of a CSV file; None means a comma.
+        Of a CSV file; None means a comma, or a semicolon where ``decimal`` is a comma.
+    decimal
+        What stands before the fraction of a number in a CSV file, "." or ",".
+    missing
+        What to do with a row that lacks a value (NaN, null, or an empty field, NA, ?, -, nan or null in a text file) in
+        one of the columns used: "error", or "drop" to leave it out. How many were dropped is logged, and which they
+        were is kept in the generation: row numbers, and so masks and what is held out, count them.
     one_hot
         The target holds classes, numbers or text; it becomes one column of 0 and 1 a class.
     append
@@ -118,8 +131,10 @@ def ingest(
     origin = source.path if isinstance(source, Dataset) else source
     if all(isinstance(item, str | os.PathLike) for item in (origin, dest)) and overlaps(origin, dest):
         raise StoreError(f"{dest} and {origin} are, or hold, the same files", hint="choose another destination")
-    table = open_table(source, header=header, delimiter=delimiter, y=y, sample_weight=sample_weight)
-    wanted = _Wanted(target, features, weight, one_hot, rows_per_chunk, label, like)
+    if missing not in ("error", "drop"):
+        raise ParameterError(f"missing is {missing!r}; 'error' or 'drop' expected", hint="leave it out for an error")
+    table = open_table(source, header=header, delimiter=delimiter, decimal=decimal, y=y, sample_weight=sample_weight)
+    wanted = _Wanted(target, features, weight, one_hot, rows_per_chunk, label, like, missing == "drop")
     if not append:
         return _write(table, dest, wanted, append=False)
     destination.inspect(dest)  # what is not ours gets no lock beside it
@@ -143,6 +158,7 @@ class _Wanted:
     rows_per_chunk: int | None
     label: str | None
     like: Dataset | None
+    drop: bool
 
 
 def _write(table: Table, dest: Any, wanted: _Wanted, *, append: bool) -> Dataset:
@@ -163,23 +179,35 @@ def _write(table: Table, dest: Any, wanted: _Wanted, *, append: bool) -> Dataset
                 f"one_hot with {len(layout.targets)} target columns; one column of classes expected", hint="set target"
             )
         known = None if like is None else like.classes
-        encoder = OneHot.of(table, layout.targets[0]) if known is None else OneHot(known)
+        used = [*layout.features, *(() if layout.weight is None else (layout.weight,))] if wanted.drop else None
+        encoder = OneHot.of(table, layout.targets[0], used) if known is None else OneHot(known)
     fields = _fields(table, layout, encoder)
     if like is not None:
         _check_same_columns(like, table, layout, fields)
         fields = fields_of(like)
+    dropped: list[NDArray[np.bool_]] | None = [] if wanted.drop else None
+    rows = _rows(table, layout, encoder, dropped)
     if existing is not None and base is None:
-        return _compare(existing, table, layout, encoder, fields)
+        return _compare(existing, rows, fields)
     if base is not None:
         fields |= {"origin": base.origin}
         before = [generation for generation in base.generations if wanted.label and generation.label == wanted.label]
         if before:
-            return _appended_before(base, before[0], table, _rows(table, layout, encoder))
+            return _appended_before(base, before[0], table, rows)
     writer = DatasetWriter(dest, rows_per_chunk=wanted.rows_per_chunk, num_rows=table.num_rows, base=base, **fields)
     with writer:
-        for X, Y, weights in _rows(table, layout, encoder):
+        for X, Y, weights in rows:
             writer.add(X, Y, weights)
-        return writer.commit(wanted.label)
+        return writer.commit(wanted.label, _all_dropped(table, dropped))
+
+
+def _all_dropped(table: Table, dropped: list[NDArray[np.bool_]] | None) -> NDArray[np.bool_] | None:
+    """Of all rows that the source was read from, which are not there: left out by it or just now."""
+    if not dropped or table.dropped is None:
+        return np.concatenate(dropped) if dropped else table.dropped
+    result = table.dropped.copy()
+    result[~table.dropped] = np.concatenate(dropped)
+    return result
 
 
 def _appended_before(base: Dataset, generation: Generation, table: Table, rows: Iterator[Rows]) -> Dataset:
@@ -202,8 +230,13 @@ def _appended_before(base: Dataset, generation: Generation, table: Table, rows: 
     return base
 
 
-def _rows(table: Table, layout: Layout, encoder: OneHot | None) -> Iterator[Rows]:
-    """Checked rows; after the first value that is not finite the rest is only counted, then reported."""
+def _rows(
+    table: Table, layout: Layout, encoder: OneHot | None, dropped: list[NDArray[np.bool_]] | None
+) -> Iterator[Rows]:
+    """Checked rows; after the first value that is not finite the rest is only counted, then reported.
+
+    Where ``dropped`` is a list, rows with missing values are left out, and which they are is added to it.
+    """
     label_column = layout.targets[0] if encoder is not None else None
     targets = () if encoder is not None else layout.targets
     columns = [*layout.features, *targets, *(() if layout.weight is None else (layout.weight,))]
@@ -211,7 +244,21 @@ def _rows(table: Table, layout: Layout, encoder: OneHot | None) -> Iterator[Rows
     finite = FiniteCheck(table, columns[:end])
     weights = None if layout.weight is None else WeightCheck(table, table.names[layout.weight])
     row = 0
+    num_dropped, first_dropped = 0, 0
     for values, labels in table.blocks(columns, label_column):
+        kept: Any = slice(None)
+        num_rows = len(values)
+        if dropped is not None:
+            gone: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
+            if encoder is not None and labels is not None:
+                gone |= np.array([encoder.is_missing(label) for label in labels], dtype=bool)
+                labels = [encoder.classes[0] if gone[i] else label for i, label in enumerate(labels)]
+            dropped.append(gone)
+            if gone.any():
+                first_dropped = first_dropped if num_dropped else row + int(np.argmax(gone))
+                num_dropped += int(np.count_nonzero(gone))
+                kept = ~gone
+                values = np.where(gone[:, None], 0.0, values)  # looked at with the others, which keep their row numbers
         is_clean = finite.look(values[:, :end], row)
         if is_clean:
             if weights is not None:
@@ -219,13 +266,28 @@ def _rows(table: Table, layout: Layout, encoder: OneHot | None) -> Iterator[Rows
             Y = values[:, d:end] if targets else None
             if encoder is not None and labels is not None:
                 Y = encoder.encode(labels, table, layout.targets[0], row)
+            values, Y = values[kept], None if Y is None else Y[kept]
             yield values[:, :d], Y, None if weights is None else values[:, end:]
-        row += len(values)
+        row += num_rows
     finite.finish()
     if row == 0:
         raise DataError(f"{table.label} has no rows", hint="check how it was made")
     if weights is not None:
         weights.finish()
+    if num_dropped:
+        where = table.locate(first_dropped) or f"row {first_dropped}"
+        if num_dropped == row:
+            raise DataError(
+                f"all {row:,} rows of {table.label} have missing values, the first in {where}",
+                hint="leave the column out with features=, or check the delimiter",
+            )
+        logger.warning(
+            "%s of %s rows of %s have missing values and are left out, the first in %s",
+            f"{num_dropped:,}",
+            f"{row:,}",
+            table.label,
+            where,
+        )
 
 
 def _fields(table: Table, layout: Layout, encoder: OneHot | None) -> dict[str, Any]:
@@ -287,9 +349,7 @@ def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dic
         )
 
 
-def _compare(
-    existing: Dataset, table: Table, layout: Layout, encoder: OneHot | None, fields: dict[str, Any]
-) -> Dataset:
+def _compare(existing: Dataset, rows: Iterator[Rows], fields: dict[str, Any]) -> Dataset:
     """``existing`` if the source holds the same rows; reads the source, writes nothing."""
     differing = [
         f"{name}: {getattr(existing, name)!r} there, {value!r} wanted"
@@ -298,10 +358,10 @@ def _compare(
     ]
     if not differing:
         summaries = {name: RowSummary(array.num_columns, moments=False) for name, array in existing.parts().items()}
-        for X, Y, weights in _rows(table, layout, encoder):
-            for name, rows in (("X", X), ("y", Y), ("weight", weights)):
-                if rows is not None:
-                    summaries[name].add(rows)
+        for X, Y, weights in rows:
+            for name, part in (("X", X), ("y", Y), ("weight", weights)):
+                if part is not None:
+                    summaries[name].add(part)
         for name, summary in summaries.items():
             if summary.num_rows != existing.num_rows:
                 differing.append(f"rows: {existing.num_rows} there, {summary.num_rows} wanted")

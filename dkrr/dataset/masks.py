@@ -65,6 +65,7 @@ def read_mask(
     column: str | int | None = None,
     header: Header = "auto",
     delimiter: str | None = None,
+    decimal: str = ".",
 ) -> Mask:
     """Read a mask of rows from .csv, .csv.gz, .npy, or a column of any other file that can be ingested.
 
@@ -78,6 +79,8 @@ def read_mask(
         Name or number of the column; None means the first.
     header
         Of a text file; "auto" takes a first line whose value is no 0, 1, true or false for names.
+    delimiter, decimal
+        Of a text file, as in :func:`~dkrr.dataset.ingest`.
 
     Returns
     -------
@@ -94,7 +97,8 @@ def read_mask(
         with local_copy(str(source)) as found:
             if found is None:
                 return _of_length(_from_table(str(source), 0 if column is None else column), source, num_rows)
-            return read_mask(found, num_rows, column=column, header=header, delimiter=delimiter)
+            text = {"header": header, "delimiter": delimiter, "decimal": decimal}
+            return read_mask(found, num_rows, column=column, **text)  # type: ignore[arg-type]
     path = Path(source)
     with storage_errors(path):
         if not path.exists():
@@ -103,7 +107,8 @@ def read_mask(
         if name.endswith(".npy"):
             mask = _from_npy(path, 0 if column is None else column)
         elif name.endswith((".csv", ".csv.gz")):
-            values = list(_from_text(path, 0 if column is None else column, header, delimiter or ","))
+            table = CsvTable(path, str(path), header=False, delimiter=delimiter, decimal=decimal)
+            values = list(_from_text(table, 0 if column is None else column, header))
             mask = np.array(values, dtype=bool)
         else:
             mask = _from_table(path, 0 if column is None else column)
@@ -113,7 +118,8 @@ def read_mask(
 def _of_length(mask: Mask, source: Any, num_rows: int) -> Mask:
     if len(mask) != num_rows:
         raise DataError(
-            f"mask {source} has {len(mask)} rows; {num_rows} expected", hint="a mask needs one value for each row"
+            f"mask {source} has {len(mask)} rows; {num_rows} expected",
+            hint="a mask needs one value for each row, those dropped for missing values included",
         )
     return mask
 
@@ -132,7 +138,11 @@ def _from_table(path: Path | str, column: str | int) -> Mask:
     table = open_table(path)
     layout = resolve(table, target=None, features=[column], weight=None)
     values = np.concatenate([block[:, 0] for block, _ in table.blocks(layout.features)])
-    return _checked(values, path, column)
+    if table.dropped is None:
+        return _checked(values, path, column)
+    mask = np.zeros(len(table.dropped), dtype=bool)
+    mask[~table.dropped] = _checked(values, path, column)
+    return mask
 
 
 def _checked(values: NDArray[Any], path: Path | str, column: str | int) -> Mask:
@@ -147,9 +157,9 @@ def _checked(values: NDArray[Any], path: Path | str, column: str | int) -> Mask:
     return np.asarray(values, dtype=bool)
 
 
-def _from_text(path: Path, column: str | int, header: Header, delimiter: str) -> Iterator[bool]:
-    table = CsvTable(path, str(path), header=False, delimiter=delimiter)
-    records = read_records(path, delimiter)
+def _from_text(table: CsvTable, column: str | int, header: Header) -> Iterator[bool]:
+    path = table.path
+    records = read_records(path, table.delimiter)
     line, first = next(records)
     width = len(table.names)
     j = column if isinstance(column, int) else None

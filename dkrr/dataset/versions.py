@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from dkrr.dataset import destination
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.generations import Generation
@@ -128,8 +130,13 @@ def _new_version(dest: Any, choose: Callable[[Dataset], list[Kept]]) -> Dataset:
                 for first, last in _blocks(start, stop, dataset.X.rows_per_chunk):
                     rows = {name: array.read(first, last) for name, array in dataset.parts().items()}
                     writer.add(rows["X"], rows.get("y"), rows.get("weight"))
-                number = generation.first_row + start - generation.start
-                writer.mark(generation.label, number=generation.number, first_row=number)
+                skipped = int(np.flatnonzero(generation.kept)[start - generation.start])
+                writer.mark(
+                    generation.label,
+                    number=generation.number,
+                    first_row=generation.first_row + skipped,
+                    dropped=~generation.kept[skipped:],
+                )
             return writer.commit()
 
 

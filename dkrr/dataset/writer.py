@@ -21,11 +21,12 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset import destination
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.digests import DIGEST_ROWS
-from dkrr.dataset.generations import Counters, Generation
+from dkrr.dataset.generations import Counters, Generation, pack
 from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk
 from dkrr.dataset.summary import RowSummary
 from dkrr.errors import DataError, StoreError
@@ -244,7 +245,12 @@ class DatasetWriter:
                     self._writers[name].add(rows)
 
     def mark(
-        self, label: str | None = None, *, number: int | None = None, first_row: int | None = None
+        self,
+        label: str | None = None,
+        *,
+        number: int | None = None,
+        first_row: int | None = None,
+        dropped: NDArray[np.bool_] | None = None,
     ) -> Generation | None:
         """Record a generation: the rows since the last one, if there are any.
 
@@ -254,6 +260,8 @@ class DatasetWriter:
             What it is called.
         number, first_row
             Of a generation that is copied; otherwise the next ones.
+        dropped
+            Of all rows of the source, which were left out for missing values.
         """
         writer = self._writers["X"]
         writer.feed()
@@ -268,16 +276,17 @@ class DatasetWriter:
             digest=writer.summary.digest(),
             first_row=self._counters.row if first_row is None else first_row,
             label=label,
+            dropped=pack(dropped) if dropped is not None and dropped.any() else None,
         )
         self._generations.append(found)
         self._counters = Counters(
             generation=max(self._counters.generation, found.number + 1),
-            row=max(self._counters.row, found.first_row + added),
+            row=max(self._counters.row, found.first_row + added + found.num_dropped),
         )
         return found
 
-    def commit(self, label: str | None = None) -> Dataset:
-        """Finish the arrays, then publish them; rows that belong to no generation yet become one called ``label``."""
+    def commit(self, label: str | None = None, dropped: NDArray[np.bool_] | None = None) -> Dataset:
+        """Finish the arrays, then publish them; rows that belong to no generation yet become one, see :meth:`mark`."""
         with destination.storage_errors(self.location, self._needed):
             before = self._base.num_rows if self._base is not None else 0
             if self.num_rows == before:
@@ -288,7 +297,7 @@ class DatasetWriter:
                     writer.shrink(min(rows, self._rows_per_chunk))
             for writer in self._writers.values():
                 writer.finish()
-            self.mark(label)
+            self.mark(label, dropped=dropped)
             self._attributes |= {
                 "complete": True,
                 "num_rows": self.num_rows,

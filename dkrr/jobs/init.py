@@ -26,6 +26,7 @@ from scipy.spatial.distance import pdist
 
 from dkrr.address import is_url, name_of
 from dkrr.dataset.sources import Table, open_table
+from dkrr.dataset.sources.text import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.mistakes import nearest
@@ -48,6 +49,8 @@ def init_job(
     data_path: str | os.PathLike[str],
     target: str | int | Sequence[str | int] | None = None,
     base: str | os.PathLike[str] | None = None,
+    *,
+    reading: dict[str, Any] | None = None,
 ) -> str:
     """The text of a commented job file for the data, with whitening and a median-distance gamma.
 
@@ -59,6 +62,8 @@ def init_job(
         Target columns, names or numbers; None means what the data itself declares, else the last column.
     base
         Folder where the file will stand, the current one by default; the data's path is written relative to it.
+    reading
+        Other keys of ``[data]`` that say how the data is read: header, delimiter, decimal, missing.
 
     Raises
     ------
@@ -68,12 +73,13 @@ def init_job(
         A target that does not exist.
     """
     path = os.fspath(data_path)
-    table = open_table(path)
+    reading = reading or {}
+    table = open_table(path, **{key: value for key, value in reading.items() if key != "missing"})
     named = [target] if isinstance(target, str | int) else list(target or [])
     if not named and table.target is None:
         named = [table.names[-1] if table.is_named else -1]
     positions = [_position(table, name) for name in named] or list(table.target or ())
-    sample = _read_sample(table, positions)
+    sample = _read_sample(table, positions, reading.get("decimal", "."))
     gamma = median_gamma(sample.rows)
     written = _written_path(path, Path.cwd() if base is None else Path(base))
     target_line = (
@@ -84,6 +90,7 @@ def init_job(
     return _TEMPLATE.format(
         path=toml.inline(written),
         target=target_line,
+        reading="".join(f"{key} = {toml.inline(value)}\n" for key, value in reading.items()),
         num_features=sample.num_features,
         classes="one_hot = true" if sample.is_text else "# one_hot = true",
         metric="accuracy" if sample.is_text else "rmse",
@@ -119,7 +126,7 @@ def _position(table: Table, name: str | int) -> int:
     return names.index(name)
 
 
-def _read_sample(table: Table, targets: list[int]) -> _Sample:
+def _read_sample(table: Table, targets: list[int], decimal: str) -> _Sample:
     """Rows spread evenly over the first ``READ_ROWS``, features only, and whether the target is a word."""
     features = [i for i in range(len(table.names)) if i not in {*targets, table.weight}]
     if not features:
@@ -128,7 +135,7 @@ def _read_sample(table: Table, targets: list[int]) -> _Sample:
     num_read, is_text = 0, False
     for block, labels in table.blocks(features, targets[0] if len(targets) == 1 else None):
         parts.append(block)
-        is_text = is_text or any(not _is_number(label) for label in (labels or [])[:100])
+        is_text = is_text or any(_is_word(label, decimal) for label in (labels or [])[:100])
         num_read += len(block)
         if num_read >= READ_ROWS or 8 * num_read * len(features) >= READ_BYTES:
             break
@@ -142,12 +149,14 @@ def _read_sample(table: Table, targets: list[int]) -> _Sample:
     return _Sample(rows[finite], len(features), is_text)
 
 
-def _is_number(value: Any) -> bool:
+def _is_word(label: Any, decimal: str) -> bool:
+    if isinstance(label, str):
+        return not is_number(label, decimal) and not is_missing(label)
     try:
-        float(value)
+        float(label)
     except (TypeError, ValueError):
-        return value is None
-    return True
+        return label is not None and type(label).__name__ != "NAType"
+    return False
 
 
 def _written_path(path: str, base: Path) -> str:
@@ -170,7 +179,7 @@ path = {path}
 {target}
 standardize = true          # whiten the {num_features} features and the target with the training rows' statistics
 # header = "auto"           # of a CSV file: true, false or "auto"
-{classes}            # one column for each class of the target
+{reading}{classes}            # one column for each class of the target
 
 [evaluate]
 fraction = 0.1              # held out, decided for each row by a hash of its number; or path = ..., or mask = ...

@@ -94,7 +94,8 @@ def _describe_dataset(path: str) -> dict[str, Any]:
 
 def _generation(found: Any) -> str:
     name = "" if found.label is None else f" {found.label}"
-    return f"{found.number}{name}: {found.num_rows:,} rows"
+    dropped = f", {found.num_dropped:,} dropped for missing values" if found.num_dropped else ""
+    return f"{found.number}{name}: {found.num_rows:,} rows{dropped}"
 
 
 def _count_and_names(names: tuple[str, ...]) -> str:

@@ -81,14 +81,7 @@ def open_data(data: DataSpec, store: Any, *, path: str | None = None) -> Dataset
         except StoreError:
             if name_of(path).endswith(".zarr") and read_json(path, "zarr.json") is not None:
                 raise
-    options = {
-        "target": data.target,
-        "features": data.features,
-        "weight": data.weight,
-        "header": data.header,
-        "delimiter": data.delimiter,
-        "one_hot": data.one_hot,
-    }
+    options = {**data.options(), "one_hot": data.one_hot}
     destination = place(store, "data", _key(_source_state(path), options) + ".zarr")
     try:
         return open_dataset(destination)
@@ -181,17 +174,17 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
 def _mask(job: JobSpec, dataset: Dataset) -> Any:
     evaluate = job.evaluate
     assert evaluate is not None  # noqa: S101  (narrows the type)
-    n = dataset.num_rows
+    # every row of the source has a number and a value in a mask, also those dropped for missing values
+    kept = dataset.kept
     if evaluate.fraction is not None:
-        # by the numbers of the rows, which they keep when others are dropped
-        spans = dataset.numbered_spans()
-        parts = [row_hash_fraction(number, number + b - a, evaluate.fraction) for a, b, number in spans]
-        mask = np.concatenate(parts)
+        spans = [(found.first_row, found.first_row + len(found.kept)) for found in dataset.generations]
+        mask = np.concatenate([row_hash_fraction(start, stop, evaluate.fraction) for start, stop in spans])
     elif evaluate.mask_is_file:
-        mask = read_mask(str(evaluate.mask), n, column=evaluate.mask_column)
+        mask = read_mask(str(evaluate.mask), len(kept), column=evaluate.mask_column)
     else:
-        mask = read_mask(job.data.path, n, column=evaluate.mask, header=job.data.header)
-    held_out = int(np.sum(mask))
+        mask = read_mask(job.data.path, len(kept), column=evaluate.mask, **job.data.text_options())
+    mask = mask[kept]
+    n, held_out = len(mask), int(np.sum(mask))
     if held_out in (0, n):
         raise DataError(
             f"[evaluate] holds out {held_out:,} of {n:,} rows", hint="hold out some rows, and keep some to train on"

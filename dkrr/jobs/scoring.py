@@ -39,6 +39,7 @@ def predict_registered(
     registry: str | None = None,
     asked: Asked | None = None,
     overwrite: bool = False,
+    reading: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Scored:
     """Predict the rows of ``data`` into ``output`` with a registered model, see :func:`dkrr.jobs.serve.predict_job`.
@@ -47,6 +48,8 @@ def predict_registered(
     ----------
     registry
         Root; None: ``DKRR_MODELS``, else ./models.
+    asked, reading, progress
+        As there.
 
     Raises
     ------
@@ -70,8 +73,8 @@ def predict_registered(
             "version": version.id,
             "model_digest": version.model_digest,
         }
-        options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "progress": progress, "stamp": stamp}
-        return Scored(predict_held(version.model_path, data, output, **options), version)
+        options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "reading": reading, "progress": progress}
+        return Scored(predict_held(version.model_path, data, output, **options, stamp=stamp), version)
 
     with predicting(output, [parent_of(found.location), data], overwrite=overwrite):
         try:

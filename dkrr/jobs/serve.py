@@ -39,12 +39,16 @@ def predict_job(
     *,
     asked: Asked | None = None,
     overwrite: bool = False,
+    reading: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Predict the rows of ``data`` into ``output`` (.zarr, .npy, .parquet or .csv); the number of rows.
 
     What stands at ``output`` is replaced if dkrr wrote it as predictions; with ``overwrite`` whatever it is, unless the
     predictions are made from it. A stamp beside it says where it came from, see :mod:`dkrr.jobs.export`.
+
+    ``reading`` says how a text file is read: header, delimiter and decimal of :func:`~dkrr.ingest`. A row with a
+    missing value is an error, since it would have no prediction.
 
     With ``asked`` standard deviations and ends of intervals are further columns, see
     :func:`~dkrr.jobs.uncertain.uncertain_columns`.
@@ -65,7 +69,8 @@ def predict_job(
             "model": model_path if is_url(model_path) else os.path.abspath(model_path),
             "model_digest": manifest_digest(model_path),
         }
-        return predict_held(model_path, data, output, asked=asked, overwrite=overwrite, progress=progress, stamp=stamp)
+        options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "reading": reading, "progress": progress}
+        return predict_held(model_path, data, output, **options, stamp=stamp)
 
 
 @contextmanager
@@ -85,6 +90,7 @@ def predict_held(
     *,
     asked: Asked | None,
     overwrite: bool,
+    reading: dict[str, Any] | None,
     progress: Progress | None,
     stamp: dict[str, Any],
 ) -> int:
@@ -94,7 +100,7 @@ def predict_held(
     asked = asked or Asked()
     asked.check(model)
     work = work_of(output)
-    dataset = _rows_for(model, data, work)
+    dataset = _rows_for(model, data, work, reading or {})
     try:
         check_features(model, dataset)
         with _executor(model, dataset, asked) as executor:
@@ -131,17 +137,19 @@ def evaluate_job(
     *,
     metric: str | None = None,
     intervals: float | None = None,
+    reading: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Score a model on the rows of ``data``, whose last columns (or named columns) are the targets.
 
     ``intervals``: the coverage of the jackknife intervals whose real one is counted (None: 0.9, of a model that has
-    leave-one-out quantiles).
+    leave-one-out quantiles). ``reading`` says how a text file is read, and what is done with rows that have missing
+    values: header, delimiter, decimal and missing of :func:`~dkrr.ingest`.
     """
     model = load_model(model_path)
     work = TemporaryStore()  # not beside the model, which may be a version that never changes
     try:
-        dataset = _rows_for(model, data, work.path, with_targets=True)
+        dataset = _rows_for(model, data, work.path, reading or {}, with_targets=True)
         with _executor(model, dataset, Asked()) as executor:
             score, _ = score_dataset(model, dataset, executor, progress, intervals=intervals)
     finally:
@@ -158,7 +166,7 @@ def evaluate_job(
     return facts
 
 
-def _rows_for(model: Model, data: str, work: str, *, with_targets: bool = False) -> Dataset:
+def _rows_for(model: Model, data: str, work: str, reading: dict[str, Any], *, with_targets: bool = False) -> Dataset:
     """The data as rows with the model's features: a data set as it is, anything else ingested beside the output."""
     try:
         return open_dataset(data)
@@ -167,11 +175,11 @@ def _rows_for(model: Model, data: str, work: str, *, with_targets: bool = False)
     destination = place(work, "data.zarr")
     if not with_targets:
         # rows that an interrupted prediction left are compared with the data, which may be another by now
-        return ingest(data, destination)
+        return ingest(data, destination, **reading)
     if model.classes is not None:
-        return open_data(DataSpec(path=data, target=[-1], one_hot=True), work)
+        return open_data(DataSpec(path=data, target=[-1], one_hot=True, **reading), work)
     names = model.target_names
     try:
-        return ingest(data, destination, target=names)
+        return ingest(data, destination, target=names, **reading)
     except (DataError, ParameterError):
-        return ingest(data, destination, target=list(range(-model.num_targets, 0)))
+        return ingest(data, destination, target=list(range(-model.num_targets, 0)), **reading)

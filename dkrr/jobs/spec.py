@@ -72,9 +72,21 @@ class DataSpec(Table):
     weight: Column | None = None
     header: Header = "auto"
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    decimal: Literal[".", ","] = "."
+    missing: Literal["error", "drop"] = "error"
     one_hot: bool = False
     standardize: bool = False
     drift_limit: Annotated[float, Field(gt=0)] = DRIFT_LIMIT
+
+    def text_options(self) -> dict[str, Any]:
+        """How text files are read, for :func:`~dkrr.dataset.ingest`; what is left out has its default."""
+        options = {"header": self.header, "delimiter": self.delimiter}
+        return options if self.decimal == "." else {**options, "decimal": self.decimal}
+
+    def options(self) -> dict[str, Any]:
+        """What :func:`~dkrr.dataset.ingest` is told, but for ``one_hot``."""
+        options = {"target": self.target, "features": self.features, "weight": self.weight, **self.text_options()}
+        return options if self.missing == "error" else {**options, "missing": self.missing}
 
 
 class EvaluateSpec(Table):
@@ -295,8 +307,9 @@ class JobSpec(Table):
         # runs that began before there were these keys are still the same jobs
         if not self.model.fit_intercept:
             del document["model"]["fit_intercept"]
-        if self.data.drift_limit == DRIFT_LIMIT:
-            del document["data"]["drift_limit"]
+        for key, default in (("drift_limit", DRIFT_LIMIT), ("decimal", "."), ("missing", "error")):
+            if document["data"][key] == default:
+                del document["data"][key]
         return document
 
     def as_written(self) -> Self:

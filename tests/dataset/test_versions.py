@@ -184,7 +184,7 @@ def test_a_version_without_generations(numbers: list[int], spans: list[tuple[int
     fresh = ingest(X[keep], tmp_path / "b.zarr", y=Y[keep], sample_weight=W[keep])
     assert (made.digest, made.digest_y, made.digest_weight) == (fresh.digest, fresh.digest_y, fresh.digest_weight)
     # rows keep their numbers
-    found = np.concatenate([np.arange(first, first + stop - start) for start, stop, first in made.numbered_spans()])
+    found = np.concatenate([g.first_row + np.flatnonzero(g.kept) for g in made.generations])
     assert np.array_equal(found, keep)
     # who has the version before open goes on reading it
     assert rows_of(before) == taken((0, 1400))
@@ -209,7 +209,8 @@ def test_windows_that_slide(tmp_path: Path) -> None:
         (3, 660, 640),
         (4, 100, 1300),
     ]
-    assert list(made.numbered_spans()) == [(0, 40, 600), (40, 700, 640), (700, 800, 1300)]
+    assert [(g.start, g.n) for g in made.generations] == [(0, 40), (40, 700), (700, 800)]
+    assert made.kept.all()
     for options in ({}, {"rows": 5, "generations": 5}, {"rows": 0}, {"generations": -1}):
         with pytest.raises(ParameterError, match="one of them, at least 1, expected"):
             keep_last(tmp_path / "a.zarr", **options)

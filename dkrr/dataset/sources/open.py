@@ -23,7 +23,13 @@ _SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npy", ".npz", ".zarr")
 
 
 def open_table(
-    source: Any, *, header: Header = "auto", delimiter: str | None = None, y: Any = None, sample_weight: Any = None
+    source: Any,
+    *,
+    header: Header = "auto",
+    delimiter: str | None = None,
+    decimal: str = ".",
+    y: Any = None,
+    sample_weight: Any = None,
 ) -> Table:
     """The table behind any source, joined with targets and weights that are given apart.
 
@@ -32,7 +38,7 @@ def open_table(
     DataError, StoreError
         The source is missing, damaged, of the wrong shape or type, or of another length than ``y``.
     """
-    table = _open_one(source, "X", "x", header=header, delimiter=delimiter)
+    table = _open_one(source, "X", "x", header=header, delimiter=delimiter, decimal=decimal)
     if y is None and sample_weight is None:
         return table
     given = [name for name, value in (("y", y), ("sample_weight", sample_weight)) if value is not None]
@@ -49,12 +55,11 @@ def _open_one(
     prefix: str,
     *,
     allow_1d: bool = False,
-    header: Header = "auto",
-    delimiter: str | None = None,
+    **csv: Any,
 ) -> Table:
     options: dict[str, Any] = {"prefix": prefix, "allow_1d": allow_1d}
     if isinstance(source, str | os.PathLike):
-        return _open_path(source, header=header, delimiter=delimiter, **options)
+        return _open_path(source, csv, **options)
     if isinstance(source, Dataset):
         from dkrr.dataset.sources.zarrs import dataset_table
 
@@ -92,9 +97,7 @@ def _is_a(source: Any, module: str, *names: str) -> bool:
     return isinstance(source, kinds)
 
 
-def _open_path(
-    source: str | os.PathLike[str], *, header: Header, delimiter: str | None, prefix: str, allow_1d: bool
-) -> Table:
+def _open_path(source: str | os.PathLike[str], csv: dict[str, Any], *, prefix: str, allow_1d: bool) -> Table:
     text = os.fspath(source)
     if text.startswith("sklearn:"):
         from dkrr.dataset.sources.generated import SklearnTable
@@ -112,7 +115,7 @@ def _open_path(
         copy = fetch_copy(text)
         if copy is None:
             return open_zarr(text, text, prefix=prefix, allow_1d=allow_1d)
-        table = _open_path(copy, header=header, delimiter=delimiter, prefix=prefix, allow_1d=allow_1d)
+        table = _open_path(copy, csv, prefix=prefix, allow_1d=allow_1d)
         table.label = text
         weakref.finalize(table, shutil.rmtree, copy.parent, ignore_errors=True)
         return table
@@ -132,7 +135,7 @@ def _open_path(
         if name.endswith((".csv", ".csv.gz")):
             from dkrr.dataset.sources.text import CsvTable
 
-            return CsvTable(path, text, header=header, delimiter=delimiter)
+            return CsvTable(path, text, **csv)
         if name.endswith(".parquet"):
             from dkrr.dataset.sources.parquet import ParquetTable
 

@@ -45,12 +45,15 @@ class Table(ABC):
         Whether those targets had one axis.
     classes
         Class labels of the targets where the source holds them one-hot.
+    dropped
+        Of the rows that the source itself was read from, which it left out for missing values.
     """
 
     target: tuple[int, ...] | None = None
     target_is_1d: bool = False
     weight: int | None = None
     classes: tuple[Any, ...] | None = None
+    dropped: NDArray[np.bool_] | None = None
 
     def __init__(self, label: str, names: Sequence[str], num_rows: int | None, *, is_named: bool) -> None:
         self.label = label

@@ -67,10 +67,11 @@ def dataset_table(dataset: Dataset) -> Table:
     weight = None
     if dataset.weight is not None:
         weight = _RowTable(dataset.weight, f"weight of {label}", [dataset.weight_name or "weight"])
-    if y is None and weight is None:
-        return x
-    table = Join(x, y, weight)
-    table.target_is_1d, table.classes = dataset.y_is_1d, dataset.classes
+    table: Table = x
+    if y is not None or weight is not None:
+        table = Join(x, y, weight)
+        table.target_is_1d, table.classes = dataset.y_is_1d, dataset.classes
+    table.dropped = ~dataset.kept if dataset.num_dropped else None
     return table
 
 

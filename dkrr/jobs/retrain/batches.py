@@ -37,7 +37,9 @@ def current_dataset(spec: RetrainSpec) -> Dataset | None:
 
 def make_initial(spec: RetrainSpec) -> Dataset:
     """Make the data set from ``[data] path``; again after an interruption, with the same result."""
-    return ingest(spec.initial, spec.retrain.data, append=True, label=INITIAL, **_options(spec), **_one_hot(spec))
+    return ingest(
+        spec.initial, spec.retrain.data, append=True, label=INITIAL, **spec.job.data.options(), **_one_hot(spec)
+    )
 
 
 def read_reference(directory: RunDirectory) -> Reference | None:
@@ -58,18 +60,9 @@ def freeze_reference(directory: RunDirectory, dataset: Dataset) -> Reference:
 def judged_by(spec: RetrainSpec, reference: Reference | None) -> str:
     """Hash of everything that the verdict about a batch depends on, besides the batch."""
     frozen = None if reference is None else reference.to_dict()
-    return hash_of("validate", spec.drift.model_dump(), _options(spec), _one_hot(spec), spec.holdout.mask, frozen)
-
-
-def _options(spec: RetrainSpec) -> dict[str, Any]:
-    data = spec.job.data
-    return {
-        "target": data.target,
-        "features": data.features,
-        "weight": data.weight,
-        "header": data.header,
-        "delimiter": data.delimiter,
-    }
+    return hash_of(
+        "validate", spec.drift.model_dump(), spec.job.data.options(), _one_hot(spec), spec.holdout.mask, frozen
+    )
 
 
 def _one_hot(spec: RetrainSpec) -> dict[str, Any]:
@@ -116,7 +109,7 @@ def _examined(
     try:
         staged = _read(spec, batch, delivery, base)
         if spec.holdout.mask is not None and not spec.holdout.mask_is_file:
-            found["held_out"] = pack(_mask_column(spec, delivery.location, staged.num_rows))
+            found["held_out"] = pack(_mask_column(spec, delivery.location, len(staged.kept)))
     except (DataError, ParameterError) as exc:
         return found | {"reasons": [exc.message]}
     finally:
@@ -137,7 +130,7 @@ def _read(spec: RetrainSpec, batch: Batch, delivery: Delivery, base: Dataset | N
     location = _staged(spec, batch)
 
     def read() -> Dataset:
-        given = _options(spec) | ({"like": base} if base is not None else _one_hot(spec))
+        given = spec.job.data.options() | ({"like": base} if base is not None else _one_hot(spec))
         return ingest(delivery.location, location, **given)
 
     try:
@@ -148,8 +141,7 @@ def _read(spec: RetrainSpec, batch: Batch, delivery: Delivery, base: Dataset | N
 
 
 def _mask_column(spec: RetrainSpec, path: str, num_rows: int) -> Mask:
-    data = spec.job.data
-    return read_mask(path, num_rows, column=spec.holdout.mask, header=data.header, delimiter=data.delimiter)
+    return read_mask(path, num_rows, column=spec.holdout.mask, **spec.job.data.text_options())
 
 
 def append_batch(spec: RetrainSpec, ledger: Ledger, batch: Batch) -> Dataset:
@@ -178,7 +170,7 @@ def decide(spec: RetrainSpec, ledger: Ledger, dataset: Dataset) -> Mask:
     if mask is not None and not spec.holdout.mask_is_file and spec.initial is not None:
         first = next((found for found in dataset.generations if found.label == INITIAL), None)
         if first is not None and not ledger.directory.has(f"holdout/{first.number:06d}.json"):
-            given[INITIAL] = pack(_mask_column(spec, spec.initial, first.num_rows))
+            given[INITIAL] = pack(_mask_column(spec, spec.initial, len(first.kept)))
     return decided_mask(ledger.directory, dataset, spec.holdout, given)
 
 

@@ -3,12 +3,11 @@
 The decision about a generation is one document, created when its rows are first seen and never replaced: a row that a
 fit has seen cannot become a held-out one by another setting, and a held-out row never enters a fit. Rows are meant by
 their numbers, counted over all rows that the data set ever had (:class:`~dkrr.dataset.Generation`), so they keep their
-answers when a window slides.
+answers when a window slides. Rows that were dropped for missing values have numbers, and answers, too.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Generation, read_mask, row_hash_fraction
+from dkrr.dataset.generations import pack, unpack
 from dkrr.errors import DataError, StoreError
 from dkrr.jobs.retrain.spec import HoldoutSpec
 from dkrr.jobs.runs.directory import RunDirectory
@@ -25,17 +25,6 @@ from dkrr.stores import json_bytes
 __all__ = ["decided_mask", "pack", "save_mask", "unpack"]
 
 Mask = NDArray[np.bool_]
-
-
-def pack(mask: Mask) -> str:
-    """A mask as text."""
-    return base64.b64encode(np.packbits(mask).tobytes()).decode()
-
-
-def unpack(text: str, num_rows: int) -> Mask:
-    """The inverse of :func:`pack`."""
-    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
-    return np.unpackbits(bits, count=num_rows).astype(bool)
 
 
 def decided_mask(
@@ -68,27 +57,27 @@ def _decided(
             "generation": generation.number,
             "label": generation.label,
             "first_row": generation.first_row,
-            "num_rows": generation.num_rows,
+            "num_rows": len(generation.kept),
             "held_out": pack(mask),
         }
         if directory.create(name, json_bytes(document)):
-            return mask
+            return mask[generation.kept]
         found = directory.read(name) or document
     # a window may have cut rows off at the beginning
     whole = unpack(found["held_out"], int(found["num_rows"]))
     skipped = generation.first_row - int(found["first_row"])
-    if skipped < 0 or skipped + generation.num_rows != len(whole):
+    if skipped < 0 or skipped + len(generation.kept) != len(whole):
         raise StoreError(
             f"generation {generation.number} of {dataset.path} has rows {generation.first_row:,} and following "
-            f"({generation.num_rows:,}); {name} of {directory.location} knows {len(whole):,} from "
+            f"({len(generation.kept):,}); {name} of {directory.location} knows {len(whole):,} from "
             f"{int(found['first_row']):,} on",
             hint="the data set was made anew: give the model another name, or remove its folder retrain",
         )
-    return whole[skipped:]
+    return whole[skipped:][generation.kept]
 
 
 def _decide(dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[str, str]) -> Mask:
-    first, m = generation.first_row, generation.num_rows
+    first, m = generation.first_row, len(generation.kept)
     if holdout.fraction is not None:
         return row_hash_fraction(first, first + m, holdout.fraction)
     if holdout.mask is not None and holdout.mask_is_file:
@@ -103,8 +92,10 @@ def _decide(dataset: Dataset, generation: Generation, holdout: HoldoutSpec, give
     return np.zeros(m, dtype=bool) if packed is None else unpack(packed, m)
 
 
-def save_mask(directory: RunDirectory, mask: Mask) -> tuple[str, str]:
-    """Write a mask as the file that a job names; its path or address, and its digest."""
+def save_mask(directory: RunDirectory, held_out: Mask, kept: Mask) -> tuple[str, str]:
+    """Write a mask of the rows that were ``kept`` as the file that a job names; its path or address, and its digest."""
+    mask = np.zeros(len(kept), dtype=bool)
+    mask[kept] = held_out
     digest = hashlib.sha256(np.packbits(mask).tobytes() + len(mask).to_bytes(8, "little")).hexdigest()
     name = f"masks/{digest[:32]}.npy"
     if not directory.has(name):

@@ -162,7 +162,7 @@ class Tick:
         if spec.holdout.path is None:
             if held_out < spec.gate.min_rows:
                 return {"outcome": "refused", "checks": [_too_few(held_out, spec.gate.min_rows)]}
-            mask_path, mask_digest = save_mask(self.directory, mask)
+            mask_path, mask_digest = save_mask(self.directory, mask, dataset.kept)
         model = plan["model"]
         if plan["search"]:
             self.monitor.phase("search")

@@ -1,0 +1,200 @@
+"""What a text file says is read as it stands, or refused with its line and column; no row is lost or made up."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkrr
+from dkrr.cli import main
+from dkrr.errors import DataError
+
+
+def write(folder: Path, content: str | bytes, name: str = "rows.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def read(path: Path, **options: Any) -> dkrr.Dataset:
+    return dkrr.ingest(path, path.with_name("out.zarr"), **options)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("mark", ["?", "NA", "nan", "", "-", "null", "N/A", " NA", "NaN  ", "\tNA"])
+@pytest.mark.parametrize("row", [0, 2])
+def test_a_missing_value_is_an_error_with_its_line_and_never_a_header(mark: str, row: int, tmp_path: Path) -> None:
+    lines = ["1.5,2,3", "4.5,5,6", "7.5,8,9"]
+    lines[row] = f"{lines[row][:3]},{mark},{lines[row][-1]}"
+    path = write(tmp_path, "\n".join(lines))
+    with pytest.raises(DataError, match=rf"nan at row {row}, column 1 \('x1'\), line {row + 1}") as caught:
+        read(path)
+    assert "--missing drop" in (caught.value.hint or "")
+    lines[row] = f"{mark},2,3"
+    with pytest.raises(DataError, match=rf"nan at row {row}, column 0 \('x0'\), line {row + 1}"):
+        read(write(tmp_path, "\n".join(lines)))
+
+
+def test_init_takes_no_row_for_names(tmp_path: Path) -> None:
+    lines = "\n".join(f"{i % 7 + 0.5},{i % 5},{i}" for i in range(30))
+    path = write(tmp_path, "?,1,2\n" + lines)
+    result = CliRunner().invoke(main, ["init", str(path)])
+    assert result.exit_code == 0
+    assert "target = [-1]" in result.stdout  # a column without a name
+
+
+AMBIGUOUS = {
+    "text among numbers": ("x,1,2\n3,4,5\n", "'x' stands above numbers, and column 1 is a number"),
+    "years after a name": ("id,2019,2020\nf,1.5,2.5\ng,2.5,3.5\n", "2019 stand above fractions"),
+    "years": ("2019,2020\n1.5,2.5\n", "2019, 2020 in order stand above fractions"),
+    "numbered columns": ("0,1,2\n0.5,0.25,1\n", "0, 1 in order"),
+    "quoted numbers": ('"7","9"\n1,2\n', "quoted"),
+    "names and a mark": ("a,?\n1,2\n", "'a' stands above numbers, and column 1 is a missing value"),
+    "row index of pandas": (",a,b\n0,1,2\n", "column 0 is empty"),
+    "trailing delimiter": ("a,b,\n1,2,\n", "column 2 is empty"),
+    "decimal comma": ("0,5;1,5\n1;2\n", "'0,5' looks like a number"),
+    "thousands": ('"1,000","2,000"\n1,2\n', "'1,000' looks like a number"),
+    "garbled number": ("1O5,pear\n1,apple\n", "'1O5' looks like a number"),
+    "garbled, with a class": ("lO5,pear\n1,apple\n2,pear\n", "'pear' is a value further down"),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_a_first_line_that_may_be_names_or_values_is_asked_about(case: str, tmp_path: Path) -> None:
+    text, message = AMBIGUOUS[case]
+    path = write(tmp_path, text)
+    options: dict[str, Any] = {"delimiter": ";"} if ";" in text else {}
+    with pytest.raises(DataError, match=f"line 1: .*{message}.*--header.*--no-header"):
+        read(path, features=[-1], **options)
+    result = CliRunner().invoke(main, ["ingest", str(path), str(tmp_path / "x.zarr"), "--delimiter", text[3:4]])
+    assert result.exit_code == 4 or case != "decimal comma"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("text", "names", "rows"),
+    [
+        ("1stFlrSF,SalePrice\n1,2.5\n", ("1stFlrSF", "SalePrice"), 1),
+        ("a,b\n?,-\n1,2\n", ("a", "b"), 1),
+        ("1,2\n3,4\n", ("x0", "x1"), 2),
+        ('"1","2"\n"3","4"\n', ("x0", "x1"), 2),
+        ("5.1,1,pear\n4.9,2,apple\n", ("x0", "x1"), 2),
+        ("5,pear\n4.9,apple\n5.5,pear\n", ("x0",), 3),
+        ("a,b\r\n1,2\r\n3,4", ("a", "b"), 2),
+        ("\ufeff1,2\n3,4\n", ("x0", "x1"), 2),
+        ('\ufeff"a",b\n3,4\n', ("a", "b"), 1),
+        ("2019,2020\n1,2\n", ("x0", "x1"), 2),
+    ],
+)
+def test_a_first_line_that_is_plain_is_read_without_a_question(
+    text: str, names: tuple[str, ...], rows: int, tmp_path: Path
+) -> None:
+    features = None if "pear" not in text else list(range(len(names)))
+    dataset = read(write(tmp_path, text), features=features, missing="drop")
+    assert dataset.feature_names == names
+    assert dataset.num_rows == rows
+
+
+def test_a_header_that_is_declared_is_believed(tmp_path: Path) -> None:
+    path = write(tmp_path, "2019,2020\n1.5,2.5\n")
+    assert read(path, header=True).feature_names == ("2019", "2020")
+    assert dkrr.ingest(path, tmp_path / "b.zarr", header=False).num_rows == 2
+
+
+def test_decimal_commas(tmp_path: Path) -> None:
+    path = write(tmp_path, "a;b\n1,5;2\n-0,25;1e3\n")
+    with pytest.raises(DataError, match=r"line 2, column 0 \('a'\): '1,5' is not a number.*--decimal ,"):
+        read(path, delimiter=";")
+    with pytest.raises(DataError, match=r"line 2, .* separated by a semicolon and have decimal commas"):
+        read(path)
+    dataset = read(path, decimal=",")
+    assert dataset.read(0, 2).tolist() == [[1.5, 2.0], [-0.25, 1000.0]]
+    quoted = write(tmp_path, '"1,5",2\n"3,25",4\n', "q.csv")
+    assert dkrr.ingest(quoted, tmp_path / "q.zarr", decimal=",", delimiter=",").read(0, 1).tolist() == [[1.5, 2.0]]
+    point = write(tmp_path, "1.5;2\n1,5;3\n", "p.csv")  # 1.5 may be fifteen
+    with pytest.raises(DataError, match=r"line 1, column 0 .*'1\.5' is not a number"):
+        dkrr.ingest(point, tmp_path / "p.zarr", decimal=",", header=False)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_bytes_that_are_not_utf8(suffix: str, tmp_path: Path) -> None:
+    def path(text: str) -> Path:
+        content = text.encode("latin-1")
+        return write(tmp_path, gzip.compress(content) if suffix == ".csv.gz" else content, f"rows{suffix}")
+
+    with pytest.raises(
+        DataError, match=r"rows.csv.*, line 1, column 1: byte 0xE9 in 'temp\xe9rature' is not UTF-8.*iconv"
+    ):
+        read(path("a,temp\xe9rature\n1,2\n"))
+    with pytest.raises(DataError, match=r"line 3, column 1: byte 0xB5 .* is not UTF-8"):
+        read(path("a,b\n1,2\n3,4\xb5\n"))
+    with pytest.raises(DataError, match=r"line 2, column 1: byte 0xE9 .* is not UTF-8"):
+        read(path("a,k\n1,caf\xe9\n2,bar\n"), target="k", one_hot=True)
+    assert read(path("a,k\n1,caf\xe9\n2,bar\n"), features=["a"]).num_rows == 2  # a column that nobody reads
+
+
+def test_quoted_fields_and_ends_of_lines(tmp_path: Path) -> None:
+    text = 'note,x\r\n"a, ""b""\r\nc",1\r\n\r\n"d",2\r\n"e\n\n",oops\r\n'
+    with pytest.raises(DataError, match=r"line 6, column 1 \('x'\): 'oops'"):
+        read(write(tmp_path, text), features=["x"])
+    dataset = read(write(tmp_path, text.replace("oops", '"3"')), features=["x"])
+    assert dataset.read(0, 3)[:, 0].tolist() == [1, 2, 3]
+
+
+def test_newlines_in_quotes_at_the_border_of_a_block(tmp_path: Path) -> None:
+    # blocks of 4 MiB end somewhere inside a field
+    lines = "line\n" * 2000
+    path = write(tmp_path, "note,x\n" + "".join(f'"{lines}",{i}\n' for i in range(1000)))
+    assert np.array_equal(read(path, features=["x"]).read(0, 1000)[:, 0], np.arange(1000.0))
+
+
+def test_members_of_a_gzip_file_are_one_file(tmp_path: Path) -> None:
+    path = write(tmp_path, gzip.compress(b"a,b\n1,2\n") + gzip.compress(b"3,4\n"), "rows.csv.gz")
+    assert read(path).read(0, 2).tolist() == [[1, 2], [3, 4]]
+
+
+def test_an_empty_line_in_a_file_of_one_column_is_a_missing_value(tmp_path: Path) -> None:
+    path = write(tmp_path, "x\n1\n\n3\n")
+    with pytest.raises(DataError, match=r"nan at row 1, column 0 .*, line 3"):
+        read(path)
+    assert read(path, missing="drop").read(0, 2).tolist() == [[1], [3]]
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "1,2\n3,4\n")
+
+    class Grown:
+        """Targets that are made when they are asked for, after the file was looked at."""
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            with path.open("a") as file:
+                file.write("5,6\n")
+            return np.zeros(3)
+
+    with pytest.raises(DataError, match=r"rows\.csv was changed while it was read"):
+        read(path, y=Grown())
+
+
+def test_classes_are_told_exactly(tmp_path: Path) -> None:
+    path = write(tmp_path, "x,k\n1, pear\n2,pear \n3,apple\n")
+    assert read(path, target="k", one_hot=True).classes == ("apple", "pear")
+    big = 2**53
+    path = write(tmp_path, f"x,k\n1,{big}\n2,{big + 1}\n", "big.csv")
+    dataset = dkrr.ingest(path, tmp_path / "big.zarr", target="k", one_hot=True)
+    assert dataset.classes == (big, big + 1)
+    assert dataset.y is not None
+    assert dataset.y.read(0, 2).tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("mark", ["?", "", "NA"])
+def test_a_class_that_is_missing(mark: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"x,k\n1,7\n2,{mark}\n3,8\n")
+    with pytest.raises(DataError, match=r"row 1 of .*, line 3, has no class in column 'k'"):
+        read(path, target="k", one_hot=True)
+    assert read(path, target="k", one_hot=True, missing="drop").classes == (7, 8)
