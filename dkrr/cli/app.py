@@ -32,7 +32,7 @@ def main() -> None:
     """Exact kernel ridge regression, out of core, on Dask and Zarr.
 
     Start with `dkrr init DATA > job.toml`, look at it with `dkrr plan job.toml`, run it with `dkrr fit job.toml`,
-    or `dkrr submit job.toml` and walk away.
+    or `dkrr submit job.toml` and walk away. `dkrr fit DATA --target NAME` writes such a file and runs it.
 
     Exit codes: 0 done, 2 usage or job file, 3 plan refused, 4 bad data, 5 numerical, 6 cluster, 7 refused by a
     quality gate, 8 locked, 75 interrupted and resumable.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkrr.cli.data import given_options, missing_option, text_options
+from dkrr.cli.data import column, given_options, missing_option, text_options
 from dkrr.cli.errors import Command, resumable
 from dkrr.cli.models import registry_option
 from dkrr.cli.output import print_facts, print_json, print_table
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate_command", "fit_command", "plan_command", "predict_command"]
 
-job_argument = click.argument("job", type=click.Path(path_type=Path))
+job_argument = click.argument("job")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 
 
@@ -40,14 +41,40 @@ def model_location(text: str, registry: str | None = None) -> str:
     return inside if os.path.isdir(inside) else text
 
 
+def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What `dkrr init` takes, for a command that takes data in the place of a job file."""
+    option = click.option("--target", multiple=True, metavar="NAME", help="Target column, where JOB is data.")
+    return option(text_options(missing_option(command)))
+
+
+def job_file(text: str, command: str, target: tuple[str, ...], **reading: Any) -> Path:
+    """The job file that a text means: itself, or for data the one that is written for it."""
+    reading = given_options(**reading)
+    if text.endswith(".toml"):
+        for name in ["target"] * bool(target) + list(reading):
+            raise click.UsageError(f"--{name} is for data; {text} is a job file, which has [data] {name}")
+        return Path(text)
+    from dkrr.jobs.init import is_data, write_job
+
+    if not target and not is_data(text):
+        return Path(text)
+    path, is_new = write_job(text, [column(name) for name in target], reading, command=command)
+    click.echo(f"wrote {path}" if is_new else f"{path} is there already and is the job for this", err=True)
+    return path
+
+
 @click.command("plan", cls=Command)
 @job_argument
+@data_options
 @json_option
-def plan_command(job: Path, as_json: bool) -> None:
-    """Say what JOB needs (memory, disk, tasks, time), and refuse (exit code 3) what cannot fit."""
+def plan_command(job: str, as_json: bool, **options: Any) -> None:
+    """Say what JOB needs (memory, disk, tasks, time), and refuse (exit code 3) what cannot fit.
+
+    JOB may be data: its job file is then written first, as for `dkrr fit`.
+    """
     from dkrr.jobs.spec import JobSpec
 
-    spec = JobSpec.load(job)  # before the slow imports: most mistakes are in the file
+    spec = JobSpec.load(job_file(job, "plan", **options))  # before the slow imports: most mistakes are in the file
     from dkrr.jobs.plan import plan
 
     result = plan(spec)
@@ -60,16 +87,22 @@ def plan_command(job: Path, as_json: bool) -> None:
 
 @click.command("fit", cls=Command)
 @job_argument
+@data_options
 @json_option
-def fit_command(job: Path, as_json: bool) -> None:
-    """Run JOB. Interrupted and started again, it continues with what is finished."""
+def fit_command(job: str, as_json: bool, **options: Any) -> None:
+    """Run JOB. Interrupted and started again, it continues with what is finished.
+
+    JOB may be data, with --target: the job file that `dkrr init` makes is then written to the present folder, under the
+    name of the data, and run. A file that is there already is never replaced; one that is the same is used.
+    """
     from dkrr.jobs.spec import JobSpec
 
-    spec = JobSpec.load(job)
+    path = job_file(job, "fit", **options)
+    spec = JobSpec.load(path)
     from dkrr.jobs.run import fit_job
 
     with resumable(), ProgressDisplay() as progress:
-        summary = fit_job(spec, progress=progress, source=job.read_bytes())
+        summary = fit_job(spec, progress=progress, source=path.read_bytes())
     if as_json:
         print_json(summary.to_dict())
     else:

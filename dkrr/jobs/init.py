@@ -30,8 +30,9 @@ from dkrr.dataset.sources.text import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.mistakes import nearest
+from dkrr.swap import create_bytes
 
-__all__ = ["init_job", "median_gamma"]
+__all__ = ["init_job", "is_data", "median_gamma", "write_job"]
 
 READ_ROWS = 100_000
 READ_BYTES = 256 * 2**20
@@ -98,6 +99,48 @@ def init_job(
         num_sampled=len(sample.rows),
         name=_name(path),
     )
+
+
+def is_data(path: str) -> bool:
+    """Whether a path or address is that of data, by its ending, and not that of a job file."""
+    if is_url(path) or path.startswith(("sklearn:", "generate:")) or os.path.isdir(path):
+        return True
+    return path.endswith((".csv", ".csv.gz", ".npy", ".npz", ".parquet", ".zarr"))
+
+
+def write_job(
+    data_path: str, target: Sequence[str | int], reading: dict[str, Any], *, command: str = "fit"
+) -> tuple[Path, bool]:
+    """Write the file of :func:`init_job` to the present folder; where it is, and whether it was not there before.
+
+    It is named after the data, as its run is. One that is there already and identical is left as it is.
+
+    Parameters
+    ----------
+    target, reading
+        As in :func:`init_job`.
+    command
+        What the job is for, as errors call it.
+
+    Raises
+    ------
+    JobFileError
+        No target is named, neither here nor by the data; another file of that name is there.
+    """
+    if not target and open_table(data_path).target is None:
+        raise JobFileError(
+            f"{data_path} is data and names no target",
+            hint=f"`dkrr {command} {data_path} --target NAME` writes its job file and uses it; -1 is the last column",
+        )
+    path, text = Path(f"{_name(data_path)}.toml"), init_job(data_path, list(target) or None, reading=reading)
+    if create_bytes(os.getcwd(), path.name, text.encode()) is not None:
+        return path, True
+    if not path.is_file() or path.read_bytes() != text.encode():
+        raise JobFileError(
+            f"{path} exists and is another job than `dkrr init {data_path}` would write",
+            hint=f"`dkrr {command} {path}` uses it as it is; rename or remove it for a new one",
+        )
+    return path, False
 
 
 def median_gamma(rows: NDArray[np.float64]) -> float:
