@@ -82,7 +82,9 @@ def test_files_at_an_address_are_read(bucket: Bucket, tmp_path: Path, rows: tupl
     for part in range(2):
         columns = {name: table[150 * part : 150 * part + 150, j] for j, name in enumerate("abcdy")}
         pq.write_table(pa.table(columns), tmp_path / f"{part}.parquet")
-        write_key(bucket.url("parts"), f"{part}.parquet", (tmp_path / f"{part}.parquet").read_bytes())
+        write_key(bucket.url("parts"), f"in {part}/1.parquet", (tmp_path / f"{part}.parquet").read_bytes())
+    for name in ("_SUCCESS", "_old/1.parquet", "in 0/.1.parquet.crc"):  # what a folder hides
+        write_key(bucket.url("parts"), name, b"")
     for name in ("t.csv", "t.npy"):
         write_key(bucket.url("in"), name, (tmp_path / name).read_bytes())
     expected = ingest(X, str(tmp_path / "d.zarr"), y=y).digest

@@ -9,12 +9,14 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
+from dkrr.dataset.sources.parquet import is_visible, visible_files
 from dkrr.errors import DataError, StoreError
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
@@ -55,10 +57,8 @@ def _source_state(path: str) -> Any:
         return _objects_state(path)
     try:
         if os.path.isdir(path):
-            return [
-                (entry.path, entry.stat().st_size, entry.stat().st_mtime_ns)
-                for entry in sorted(os.scandir(path), key=lambda entry: entry.path)
-            ]
+            states = [(str(file), file.stat()) for file in sorted(visible_files(Path(path)))]
+            return [(file, found.st_size, found.st_mtime_ns) for file, found in states]
         found = os.stat(path)
     except OSError as exc:
         raise DataError(f"{path} cannot be read ({exc.strerror})", hint="check [data] path") from None
@@ -66,9 +66,9 @@ def _source_state(path: str) -> Any:
 
 
 def _objects_state(url: str) -> Any:
-    """The address without settings, and the ETags of what is there: a file, or Parquet files right below it."""
+    """The address without settings, and the ETags of what is there: a file, or the files below it."""
     address, found = parse_address(url), find_object(parent_of(url), name_of(url))
-    objects = [found] if found is not None else [item for item in list_objects(url) if "/" not in item.key]
+    objects = [found] if found is not None else [item for item in list_objects(url) if is_visible(item.key)]
     return [address.bucket, address.key, [(item.key, item.num_bytes, item.version) for item in objects]]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dkrr.address import join, name_of, parent_of
+from dkrr.dataset.sources.parquet import check_names, is_visible
 from dkrr.errors import StorageFullError, StoreError
 from dkrr.stores import children, key_size
 
@@ -23,7 +24,7 @@ _FILES = (".csv", ".csv.gz", ".npy", ".npz", ".parquet")
 
 
 def fetch_copy(url: str) -> Path | None:
-    """A copy of a file, or of all Parquet files right below an address, in a new folder that the caller removes.
+    """A copy of a file, or of all Parquet files below an address, in a new folder that the caller removes.
 
     None for what is read in place.
 
@@ -31,18 +32,24 @@ def fetch_copy(url: str) -> Path | None:
     ------
     StoreError
         There is no such file.
+    DataError
+        There are Parquet files and others.
     StorageFullError
         The temporary directory is too small.
     """
+    from dkrr.objects import list_objects
+
     name, parent = name_of(url), parent_of(url)
     if name.endswith(".zarr"):
         return None
     size = key_size(parent, name) if name.endswith(_FILES) else None
     sizes = {} if size is None else {name: size}
     if size is None:
-        for part in children(url):
-            if part.endswith(".parquet"):
-                sizes[f"{name}/{part}"] = key_size(url, part) or 0
+        is_zarr = "zarr.json" in children(url)  # whose chunks need not be listed
+        found = [] if is_zarr else [item for item in list_objects(url) if is_visible(item.key)]
+        if any(item.key.endswith(".parquet") for item in found):
+            check_names([item.key for item in found], url)
+            sizes = {f"{name}/{item.key}": item.num_bytes for item in found}
     if not sizes:
         if name.endswith(_FILES):
             raise StoreError(f"{url} does not exist", hint="check the address")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import decimal
 import numbers
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,48 @@ from numpy.typing import NDArray
 from dkrr.dataset.rows import Floats
 from dkrr.errors import DataError
 
-__all__ = ["BLOCK_BYTES", "Block", "Join", "MatrixTable", "Table", "check_shape", "take_columns", "to_floats"]
+__all__ = [
+    "BLOCK_BYTES",
+    "Block",
+    "Join",
+    "MatrixTable",
+    "Table",
+    "Unchanged",
+    "check_shape",
+    "take_columns",
+    "to_floats",
+]
 
 BLOCK_BYTES = 16 << 20  # of float64 a block, so that reading ahead of a 4 MiB chunk stays cheap in memory
 
 Block = tuple[Floats, list[Any] | None]  # (m, number of columns asked for), and the labels of one column
+
+
+class Unchanged:
+    """Files as they are now, to find out later whether all that was read of them was of one state."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._states = {file: self._state(file) for file in files}
+
+    @staticmethod
+    def _state(file: Path) -> tuple[int, int, int]:
+        found = os.stat(file)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def check(self) -> None:
+        """Compare the files with how they were.
+
+        Raises
+        ------
+        DataError
+            One was changed.
+        """
+        for file, state in self._states.items():
+            if self._state(file) != state:
+                raise DataError(
+                    f"{file} was changed while it was read",
+                    hint="start again when it is complete; write files under another name and rename them",
+                )
 
 
 class Table(ABC):

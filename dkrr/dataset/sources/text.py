@@ -10,7 +10,6 @@ import contextlib
 import csv
 import gzip
 import itertools
-import os
 import re
 import zlib
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from dkrr.dataset.sources.table import Block, Table
+from dkrr.dataset.sources.table import Block, Table, Unchanged
 from dkrr.errors import DataError, ParameterError
 
 __all__ = ["MISSING_MARKS", "CsvTable", "Header", "is_missing", "is_number", "read_records"]
@@ -146,7 +145,7 @@ class CsvTable(Table):
             raise ParameterError(f"decimal is {decimal!r}; '.' or ',' expected", hint="leave it out for 1.5")
         self.path, self.decimal = path, decimal
         self.delimiter = delimiter or (";" if decimal == "," else ",")
-        self._state = self._found_state()
+        self._unchanged = Unchanged([path])
         self._marks = MISSING_MARKS | {f" {mark}" for mark in MISSING_MARKS}
         records = read_records(path, self.delimiter)
         try:
@@ -201,14 +200,14 @@ class CsvTable(Table):
             except (pa.ArrowInvalid, OSError) as exc:
                 if isinstance(exc, OSError) and exc.errno is not None:
                     raise
-                self._check_unchanged()
+                self._unchanged.check()
                 padded = self._diagnose(columns, label_column, exc)
                 if not padded - self._marks:
                     raise DataError(
                         f"{self.path} cannot be parsed ({exc})", hint="check quotes, delimiter and encoding"
                     ) from exc
                 self._marks = self._marks | padded
-        self._check_unchanged()
+        self._unchanged.check()
 
     def _parse(self, columns: Sequence[int], label_column: int | None) -> Iterator[Block]:
         import pyarrow as pa
@@ -252,17 +251,6 @@ class CsvTable(Table):
     @property
     def _is_gzip(self) -> bool:
         return self.path.suffix.lower() == ".gz"
-
-    def _found_state(self) -> tuple[int, int, int]:
-        found = os.stat(self.path)
-        return found.st_ino, found.st_size, found.st_mtime_ns
-
-    def _check_unchanged(self) -> None:
-        if self._found_state() != self._state:
-            raise DataError(
-                f"{self.path} was changed while it was read",
-                hint="start again when it is complete; write files under another name and rename them",
-            )
 
     def _check_utf8(self, line: int, column: int, field: str) -> None:
         octets = [ord(c) - 0xDC00 for c in field if "\udc80" <= c <= "\udcff"]
