@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import dkrr
 from dkrr.cli import main
-from dkrr.errors import RefusedError
+from dkrr.errors import RefusedError, StoreError
 from dkrr.objects import put_file
 from dkrr.stores import children
+from tests.faults import failing_at
 from tests.jobs.retrain.project import Project, in_process
 from tests.s3 import Bucket, bucket, s3_server
 
@@ -117,3 +120,114 @@ def test_what_was_constant_or_rare_and_is_not_any_more_is_drift(
     project.deliver("n2", seed=2, change=second)
     with pytest.raises(RefusedError, match=r"n2.csv: feature c: "):
         project.run()
+
+
+# --- a data set that was lost -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_nights(tmp_path: Path) -> Project:
+    """A data set made of a first file, two nights, and a model in production."""
+    project = Project(tmp_path / "p")
+    first = project.deliver("first", seed=1).rename(project.folder / "first.csv")
+    project.document["data"] |= {"path": str(first)}
+    project.document["gate"] |= {"tolerance": 9.0}
+    for night in (2, 3):
+        project.deliver(f"n{night}", seed=night)
+        assert project.run().outcome == "promoted"
+    return project
+
+
+def test_what_a_lost_data_set_held_is_appended_again(two_nights: Project) -> None:
+    project, rows = two_nights, two_nights.folder / "rows.zarr"
+    production, before = project.production, dkrr.open_dataset(rows)
+    shutil.rmtree(rows)
+    summary = project.run()
+    assert [(batch["name"], batch["outcome"]) for batch in summary.batches] == [
+        ("n2.csv", "appended"), ("n3.csv", "appended")
+    ]  # fmt: skip
+    after = dkrr.open_dataset(rows)
+    assert (after.digest, after.digest_y, after.generations) == (before.digest, before.digest_y, before.generations)
+    assert (summary.outcome, project.production) == ("kept", production)
+    assert project.run().outcome == "nothing new"
+
+
+def test_a_data_set_that_was_set_back_gets_what_it_lacks(two_nights: Project, tmp_path: Path) -> None:
+    project, rows = two_nights, two_nights.folder / "rows.zarr"
+    shutil.copytree(rows, tmp_path / "backup")
+    project.deliver("n4", seed=4)
+    project.run()
+    digest = dkrr.open_dataset(rows).digest
+    shutil.rmtree(rows)
+    shutil.copytree(tmp_path / "backup", rows)
+    assert [batch["name"] for batch in project.run().batches] == ["n4.csv"]
+    assert dkrr.open_dataset(rows).digest == digest
+
+
+def test_without_a_first_file_the_batches_alone_make_it_again(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    for night in (1, 2):
+        project.deliver(f"n{night}", seed=night)
+        project.run()
+    digest = dkrr.open_dataset(project.folder / "rows.zarr").digest
+    shutil.rmtree(project.folder / "rows.zarr")
+    for interruption in ("retrain.append.before:@2:eio", "retrain.append.before_record:@1:eio"):
+        with failing_at(interruption), pytest.raises(OSError, match="failpoint"):
+            project.run()
+    project.run()
+    assert project.run().outcome == "nothing new"
+    assert dkrr.open_dataset(project.folder / "rows.zarr").digest == digest
+
+
+@pytest.mark.parametrize("loss", ["gone", "changed", "first file changed"])
+def test_what_cannot_be_appended_again_is_named(loss: str, two_nights: Project) -> None:
+    project, rows = two_nights, two_nights.folder / "rows.zarr"
+    production = project.production
+    shutil.rmtree(rows)
+    lost = project.folder / ("first.csv" if loss == "first file changed" else "incoming/n2.csv")
+    kept = lost.read_bytes()
+    lost.unlink()
+    if loss != "gone":
+        project.deliver("n9", seed=9).rename(lost)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=rf"lacks rows that were in it: generation \d.*{lost.name}"):
+            project.run()
+        assert not rows.exists()
+        assert project.production == production
+    lost.write_bytes(kept)
+    assert (project.run().outcome, project.production) == ("kept", production)
+
+
+def test_a_data_set_that_somebody_made_anew_is_refused(two_nights: Project) -> None:
+    project, rows = two_nights, two_nights.folder / "rows.zarr"
+    shutil.rmtree(rows)
+    production = project.production
+    for name in ("first.csv", "incoming/n3.csv", "incoming/n2.csv"):  # as many rows, in another order
+        dkrr.ingest(project.folder / name, rows, target="y", append=True, label=name)
+    with pytest.raises(StoreError, match="made anew"):
+        project.run()
+    assert project.production == production
+
+
+def test_a_generation_that_was_dropped_stays_dropped(two_nights: Project) -> None:
+    project, rows = two_nights, two_nights.folder / "rows.zarr"
+    assert CliRunner().invoke(main, ["ingest", "--drop-generation", "2", str(rows)]).exit_code == 0
+    project.run()
+    before = dkrr.open_dataset(rows)
+    assert [found.number for found in before.generations] == [1, 3]
+    shutil.rmtree(rows)
+    project.run()
+    after = dkrr.open_dataset(rows)
+    assert (after.digest, after.generations) == (before.digest, before.generations)
+
+
+def test_a_window_is_made_again(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", window={"rows": 200}, gate={"tolerance": 9.0})
+    for night in (1, 2, 3):
+        project.deliver(f"n{night}", seed=night)
+        project.run()
+    before = dkrr.open_dataset(project.folder / "rows.zarr")
+    shutil.rmtree(project.folder / "rows.zarr")
+    project.run()
+    after = dkrr.open_dataset(project.folder / "rows.zarr")
+    assert (after.digest, after.generations) == (before.digest, before.generations)

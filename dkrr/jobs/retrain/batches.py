@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dkrr.dataset import Dataset, ingest, keep_last, open_dataset, read_mask
+from dkrr.dataset import Dataset, drop_generations, ingest, keep_last, open_dataset, read_mask
 from dkrr.dataset.destination import inspect
-from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreMismatchError
+from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
 from dkrr.failpoints import failpoint
 from dkrr.jobs.retrain.drift import Reference, compare_rows
-from dkrr.jobs.retrain.holdout import Mask, decided_mask, pack
-from dkrr.jobs.retrain.incoming import Delivery, content_hash
+from dkrr.jobs.retrain.holdout import Mask, decided_mask, document_of, lost_generations, pack
+from dkrr.jobs.retrain.incoming import Delivery, content_hash, deliveries
 from dkrr.jobs.retrain.ledger import Batch, Ledger
 from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
@@ -23,7 +23,16 @@ from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.stores import remove_array
 
-__all__ = ["append_batch", "current_dataset", "freeze_reference", "judged_by", "read_reference", "slide", "validate"]
+__all__ = [
+    "append_batch",
+    "current_dataset",
+    "freeze_reference",
+    "judged_by",
+    "read_reference",
+    "restore",
+    "slide",
+    "validate",
+]
 
 REFERENCE = "reference.json"
 INITIAL = "initial"
@@ -40,6 +49,71 @@ def make_initial(spec: RetrainSpec) -> Dataset:
     return ingest(
         spec.initial, spec.retrain.data, append=True, label=INITIAL, **spec.job.data.options(), **_one_hot(spec)
     )
+
+
+def restore(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None) -> tuple[Dataset | None, list[Batch]]:
+    """The data set with all that it had when it was last seen, and the batches that were appended again for that.
+
+    A data set that was lost, or set back to an earlier state, lacks generations that were decided about. Their files
+    are appended again in the order in which they came, so that every row gets its number back, and what had been
+    dropped since is dropped again.
+
+    Raises
+    ------
+    StoreError
+        A file is gone, or has other bytes than it had; nothing was changed.
+
+    Cost
+    ----
+    A listing; where something is lacking, all files are read to know them by their bytes.
+    """
+    lost = lost_generations(ledger.directory, dataset)
+    there = {content_hash(delivery): delivery for delivery in deliveries(spec.retrain.incoming)} if lost else {}
+    known = {batch.label: batch for batch in ledger.batches.values()}
+    found: list[tuple[Batch, Delivery] | None] = []
+    missing = []
+    for number in lost:
+        document = ledger.directory.read(document_of(number)) or {}
+        batch = known.get(str(document["label"]))
+        if batch is not None and batch.key in there:
+            found.append((batch, there[batch.key]))
+        elif document["label"] == INITIAL and _initial_is(spec, document.get("digest")):
+            found.append(None)
+        else:
+            what = f"made of {spec.initial}" if document["label"] == INITIAL else document["label"] or "no label"
+            missing.append(f"generation {number} ({what}, {document['num_rows']:,} rows)")
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise StoreError(
+            f"{spec.retrain.data} lacks rows that were in it: {', '.join(missing[:5])}{more}; no file has those bytes",
+            hint="restore the data set, or put the files back; to begin a new one, give the model another name",
+        )
+    for item in found:
+        if item is None:
+            dataset = make_initial(spec)
+            decide(spec, ledger, dataset)
+        else:
+            _read(spec, *item, dataset)
+            dataset = append_batch(spec, ledger, item[0])
+    again = {generation.number for generation in dataset.generations} & set(ledger.dropped) if dataset else set()
+    if again:
+        dataset = drop_generations(spec.retrain.data, sorted(again))
+    return dataset, [item[0] for item in found if item is not None]
+
+
+def _initial_is(spec: RetrainSpec, digest: str | None) -> bool:
+    """Whether the first rows are there, and still those with a digest; None where it was never written down."""
+    if spec.initial is None:
+        return False
+    location = RunDirectory(spec.directory).path("staged/initial.zarr")
+    remove_array(location)
+    try:
+        staged = ingest(spec.initial, location, **spec.job.data.options(), **_one_hot(spec))
+        return digest in (None, staged.digest)
+    except (DataError, StoreError):
+        return False
+    finally:
+        remove_array(location)
 
 
 def read_reference(directory: RunDirectory) -> Reference | None:
@@ -169,7 +243,7 @@ def decide(spec: RetrainSpec, ledger: Ledger, dataset: Dataset) -> Mask:
     mask = spec.holdout.mask
     if mask is not None and not spec.holdout.mask_is_file and spec.initial is not None:
         first = next((found for found in dataset.generations if found.label == INITIAL), None)
-        if first is not None and not ledger.directory.has(f"holdout/{first.number:06d}.json"):
+        if first is not None and not ledger.directory.has(document_of(first.number)):
             given[INITIAL] = pack(_mask_column(spec, spec.initial, len(first.kept)))
     return decided_mask(ledger.directory, dataset, spec.holdout, given)
 

@@ -4,27 +4,44 @@ The decision about a generation is one document, created when its rows are first
 fit has seen cannot become a held-out one by another setting, and a held-out row never enters a fit. Rows are meant by
 their numbers, counted over all rows that the data set ever had (:class:`~dkrr.dataset.Generation`), so they keep their
 answers when a window slides. Rows that were dropped for missing values have numbers, and answers, too.
+
+The documents are also what tells that a data set was lost, set back or made anew: it must have had the generations that
+were decided about, under these numbers and labels, and of these rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.address import join
 from dkrr.dataset import Dataset, Generation, read_mask, row_hash_fraction
 from dkrr.dataset.generations import pack, unpack
 from dkrr.errors import DataError, StoreError
 from dkrr.jobs.retrain.spec import HoldoutSpec
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.stores import json_bytes
+from dkrr.stores import children, json_bytes
 
-__all__ = ["decided_mask", "pack", "save_mask", "unpack"]
+__all__ = ["decided_mask", "document_of", "lost_generations", "pack", "save_mask", "unpack"]
 
 Mask = NDArray[np.bool_]
+_NAME = re.compile(r"\d{6}\.json")
+
+
+def document_of(number: int) -> str:
+    """Where the decision about a generation is."""
+    return f"holdout/{number:06d}.json"
+
+
+def lost_generations(directory: RunDirectory, dataset: Dataset | None) -> list[int]:
+    """Numbers of the generations that were decided about and that the data set, as it is now, never had."""
+    found = (int(name[:6]) for name in children(join(directory.location, "holdout")) if _NAME.fullmatch(name))
+    return sorted(number for number in found if dataset is None or number >= dataset.counters.generation)
 
 
 def decided_mask(
@@ -49,7 +66,7 @@ def decided_mask(
 def _decided(
     directory: RunDirectory, dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[str, str]
 ) -> Mask:
-    name = f"holdout/{generation.number:06d}.json"
+    name = document_of(generation.number)
     found = directory.read(name)
     if found is None:
         mask = _decide(dataset, generation, holdout, given)
@@ -58,6 +75,7 @@ def _decided(
             "label": generation.label,
             "first_row": generation.first_row,
             "num_rows": len(generation.kept),
+            "digest": generation.digest,
             "held_out": pack(mask),
         }
         if directory.create(name, json_bytes(document)):
@@ -66,12 +84,17 @@ def _decided(
     # a window may have cut rows off at the beginning
     whole = unpack(found["held_out"], int(found["num_rows"]))
     skipped = generation.first_row - int(found["first_row"])
-    if skipped < 0 or skipped + len(generation.kept) != len(whole):
+    # of the first generation the digest is that of its rows alone; older documents have none
+    others = generation.number == 1 and skipped == 0 and found.get("digest", generation.digest) != generation.digest
+    is_known = skipped >= 0 and skipped + len(generation.kept) == len(whole) and found["label"] == generation.label
+    if others or not is_known:
         raise StoreError(
-            f"generation {generation.number} of {dataset.path} has rows {generation.first_row:,} and following "
-            f"({len(generation.kept):,}); {name} of {directory.location} knows {len(whole):,} from "
+            f"generation {generation.number} of {dataset.path} ({generation.label or 'no label'}) has "
+            f"{len(generation.kept):,} rows from {generation.first_row:,} on{', others' if others else ''}; {name} of "
+            f"{directory.location} ({found['label'] or 'no label'}) knows {len(whole):,} from "
             f"{int(found['first_row']):,} on",
-            hint="the data set was made anew: give the model another name, or remove its folder retrain",
+            hint="the data set was made anew: restore it, or remove it and start again while its files are there; to "
+            "begin a new one, give the model another name, or remove its folder retrain",
         )
     return whole[skipped:][generation.kept]
 

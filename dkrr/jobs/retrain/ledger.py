@@ -1,8 +1,9 @@
 """The ledger of a retrain job: every batch that was ever delivered, and how far it came.
 
 One document, replaced whole after every stage of a batch: staged (its bytes are known), validated (accepted or
-refused, and why), appended (as which generation). A batch that is appended is never looked at again; one that was
-refused is judged again only when what it is judged by has changed.
+refused, and why), appended (as which generation). A batch that is appended is not looked at again while the data set
+is the one that it was appended to (:func:`~dkrr.jobs.retrain.batches.restore`); one that was refused is judged again
+only when what it is judged by has changed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dkrr.dataset import Dataset
 from dkrr.failpoints import failpoint
 from dkrr.jobs.documents import plain
 from dkrr.jobs.retrain.incoming import Delivery, content_hash
@@ -75,23 +77,31 @@ class Batch:
 
 @dataclass
 class Ledger:
-    """The batches by key, and which bytes each file had when it was last looked at."""
+    """The batches by key, which bytes each file had when it was last looked at, and numbers of dropped generations."""
 
     directory: RunDirectory
     batches: dict[str, Batch] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dropped: list[int] = field(default_factory=list)
 
     @classmethod
     def read(cls, directory: RunDirectory) -> Ledger:
         """As it is on disk; empty before the first batch."""
         document = directory.read(NAME) or {"batches": {}, "files": {}}
         batches = {key: Batch(key=key, **values) for key, values in document["batches"].items()}
-        return cls(directory, batches, dict(document["files"]))
+        return cls(directory, batches, dict(document["files"]), list(document.get("dropped", [])))
 
     def write(self) -> None:
         """Replace the document."""
         batches = {key: batch.to_dict() for key, batch in self.batches.items()}
-        self.directory.write(NAME, plain({"batches": batches, "files": self.files}))
+        self.directory.write(NAME, plain({"batches": batches, "files": self.files, "dropped": self.dropped}))
+
+    def note_dropped(self, dataset: Dataset) -> None:
+        """Remember which generations the data set had and has no longer: made again, they would be dropped again."""
+        dropped = sorted(set(range(1, dataset.counters.generation)) - {found.number for found in dataset.generations})
+        if dropped != self.dropped:
+            self.dropped = dropped
+            self.write()
 
     def known(self, delivery: Delivery) -> Batch | None:
         """The batch in a file that has not changed since it was looked at."""

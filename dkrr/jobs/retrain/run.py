@@ -17,6 +17,7 @@ from dkrr.errors import DkrrError, RefusedError
 from dkrr.jobs.documents import plain
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.jobs.retrain.batches import current_dataset, judged_by, read_reference
+from dkrr.jobs.retrain.holdout import lost_generations
 from dkrr.jobs.retrain.incoming import deliveries
 from dkrr.jobs.retrain.ledger import Ledger
 from dkrr.jobs.retrain.records import Records
@@ -100,6 +101,8 @@ def _is_due(spec: RetrainSpec, directory: RunDirectory) -> bool:
         batch = ledger.known(delivery)
         if batch is None or batch.is_due(rules):
             return True
+    if lost_generations(directory, dataset):
+        return True
     if dataset is None:
         return spec.initial is not None
     return bool(Records(directory).last().get("tick") != tick_key(spec, dataset))

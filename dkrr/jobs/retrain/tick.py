@@ -23,6 +23,7 @@ from dkrr.jobs.retrain.batches import (
     judged_by,
     make_initial,
     read_reference,
+    restore,
     slide,
     validate,
 )
@@ -85,7 +86,10 @@ class Tick:
         """The data set with every batch that is accepted."""
         spec = self.spec
         ledger = Ledger.read(self.directory)
-        dataset = current_dataset(spec)
+        self.monitor.phase("restore")
+        dataset, again = restore(spec, ledger, current_dataset(spec))
+        for batch in again:
+            self.summary.add_batch(batch)
         if dataset is None and spec.initial is not None:
             self.monitor.phase("initial rows")
             dataset = make_initial(spec)
@@ -100,7 +104,10 @@ class Tick:
             if not batch.is_due(rules):
                 continue
             dataset, reference = self._batch(ledger, batch, delivery, dataset, reference)
-        return (None if dataset is None else slide(spec, dataset)), ledger, reference
+        if dataset is not None:
+            dataset = slide(spec, dataset)
+            ledger.note_dropped(dataset)
+        return dataset, ledger, reference
 
     def _batch(
         self, ledger: Ledger, batch: Batch, delivery: Delivery, dataset: Dataset | None, reference: Reference | None

@@ -131,11 +131,13 @@ def test_the_first_rows_of_a_job_and_a_data_set_of_before(tmp_path: Path) -> Non
 def test_a_data_set_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     import shutil
 
+    from dkrr import ingest
+
     project = Project(tmp_path / "p")
     project.deliver("n1", seed=1)
     project.run()
     shutil.rmtree(project.folder / "rows.zarr")
-    project.deliver("n2", seed=2, num_rows=50)
+    ingest(project.deliver("n2", seed=2, num_rows=50), project.folder / "rows.zarr", target="y")
     with pytest.raises(StoreError, match="the data set was made anew"):
         project.run()
 
