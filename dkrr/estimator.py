@@ -19,7 +19,7 @@ from dkrr.bulk import is_worth_a_cluster, predict_on_workers, predict_table
 from dkrr.bulk_variance import ensure_factor, variance_of
 from dkrr.dataset import Dataset
 from dkrr.diagnose import Training, leave_one_out
-from dkrr.errors import StoreError
+from dkrr.errors import ConvergenceError, StoreError
 from dkrr.given import check_given
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.lazy import HeldRows, lazy_rows
@@ -316,11 +316,15 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         return self._finish(replace(model, sample_weight=weights, sigma2=scale), X)
 
     def _fit_tiled(self, tiled: TiledFit, X: Any, y: Any, weight: Any, in_memory: bool) -> KernelRidge:
-        holder = TemporaryStore(tiled.store_bytes(X, y)) if self.store is None else None
+        holder = None
+        if self.store is None:
+            holder = self.__dict__.pop("_unfinished", None) or TemporaryStore(tiled.store_bytes(X, y))
         try:
             model, on_disk = tiled.solve(X, y, weight, str(self.store) if holder is None else holder.path)
-        except BaseException:
-            if holder is not None:
+        except BaseException as exc:
+            if holder is not None and isinstance(exc, ConvergenceError) and not exc.stagnated:
+                self._unfinished = holder  # a fit with a larger max_iter goes on from here
+            elif holder is not None:
                 holder.close()
             raise
         if holder is not None:
@@ -352,7 +356,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     def _finish(self, model: Model, rows: Any, holder: TemporaryStore | None = None) -> KernelRidge:
         coefficients = model.dual_coef.read(0, model.num_rows)
         self._model, self._holder = model, holder
-        for name in ("X_fit_", "dual_coef_", "coef_"):
+        for name in ("X_fit_", "dual_coef_", "coef_", "_unfinished"):
             self.__dict__.pop(name, None)  # of an earlier fit
         self.solution_ = model.solution
         self.n_iter_ = max(1, model.solution.num_iterations)
@@ -509,6 +513,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     def __getstate__(self) -> dict[str, Any]:
         """A copy takes along the rows that are in a temporary store, for the store ends with this estimator."""
         state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("_unfinished", None)
         if state.get("_holder") is None:
             return state
         model: Model = state["_model"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.drift import DRIFT_LIMIT
-from dkrr.errors import DamagedChunkError, DataError, NumericalError, ParameterError
+from dkrr.errors import ConvergenceError, DamagedChunkError, DataError, NumericalError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.direct import Workspace
 from dkrr.linalg.frozen_center import FrozenCenter, choose_center
@@ -123,7 +123,7 @@ def fit_rows(
     """Solve (K + alpha I) dual_coef = Y for the rows of a data set; a context manager.
 
     The coefficients live in the store while the block runs; right-hand sides and solutions are removed at its end
-    (and kept for the next attempt when the fit is interrupted).
+    (and kept for the next attempt when the fit is interrupted, or came to the limit of its iterations).
 
     Parameters
     ----------
@@ -166,9 +166,11 @@ def fit_rows(
         dataset.verify()
         try:
             yield _solve_all(dataset, settings, operator, workspace, solve_store, alphas, source_digest, guess)
-        except (NumericalError, DamagedChunkError, DataError):
-            # a rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration
-            remove_array(solve_store)
+        except (NumericalError, DamagedChunkError, DataError) as exc:
+            # a rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless
+            # iteration; one that only came to its limit goes on from there when it is given more
+            if not isinstance(exc, ConvergenceError) or exc.stagnated:
+                remove_array(solve_store)
             raise
         remove_array(solve_store)
 

@@ -1,7 +1,8 @@
 """A run's directory belongs to one job: what it claims, and what "auto" became for good.
 
 ``job.json`` names the job, ``plan.json`` fixes tile size, precision, solver and the split of every sum at the first
-attempt. Where the work is done ([cluster], [storage]) may change from one attempt to the next. A directory whose job
+attempt. Where the work is done ([cluster], [storage]) may change from one attempt to the next, and so may how far an
+iteration goes ([solver] max_iter, allow_unconverged), which then goes on from where it stopped. A directory whose job
 never came as far as a plan (its data was refused, say) may be taken by another one.
 """
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["check_claim", "resolve_once", "run_id"]
 
 NOT_CLAIMED = ("cluster", "storage", "tune")
+LIMITS = ("max_iter", "allow_unconverged")
 
 
 def run_id(job: JobSpec) -> str:
@@ -47,7 +49,7 @@ def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
     document = job.to_dict()
     found = RunDirectory(directory).read("job.json")
     if found is not None and read_json(directory, "plan.json") is not None:
-        there, wanted = _claimed(found), _claimed(document)
+        there, wanted = (_without_limits(_claimed(job)) for job in (found, document))
         differing = sorted(
             f"[{table}] {key}: {there.get(table, {}).get(key)!r} there, {wanted.get(table, {}).get(key)!r} wanted"
             for table in there.keys() | wanted.keys()
@@ -67,6 +69,11 @@ def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
 
 def _claimed(document: dict[str, Any]) -> dict[str, Any]:
     return {table: values for table, values in document.items() if table not in NOT_CLAIMED}
+
+
+def _without_limits(document: dict[str, Any]) -> dict[str, Any]:
+    solver = {name: value for name, value in document.get("solver", {}).items() if name not in LIMITS}
+    return {**document, "solver": solver}
 
 
 def _is_run(directory: str) -> bool:

@@ -73,7 +73,9 @@ def not_converged(state: CGState, tol: float, description: str, *, approximate: 
             f"CG did not converge in {state.iteration:,} iterations: the relative residual of target {worst} is "
             f"{residual:.2g}, tol = {tol:.2g} ({count}; preconditioner: {description})"
         )
-        hint = "raise max_iter, the rank of the preconditioner, tol or alpha, or set allow_unconverged"
+        hint = (
+            "raise max_iter (the fit goes on), the rank of the preconditioner, tol or alpha, or set allow_unconverged"
+        )
     return ConvergenceError(
         message,
         hint=hint,

@@ -256,7 +256,9 @@ class MixedFactor:
             if not settings.allow_unconverged:
                 raise ConvergenceError(
                     f"{message} (target {worst}: residual {residual[worst]:.2g}, backward error {backward[worst]:.2g})",
-                    hint="raise alpha or tol" if stagnated else 'raise max_iter or alpha, or set precision = "float64"',
+                    hint="raise alpha or tol"
+                    if stagnated
+                    else 'raise max_iter (the fit goes on) or alpha, or set precision = "float64"',
                     history=[residual],
                     relative_residual=residual,
                     converged=residual <= settings.tol,
