@@ -49,7 +49,7 @@ def indefinite_preconditioner(
     return PreconditionerError(
         f"CG: r^T z = {rz[worst]:.3g} at iteration {state.iteration:,} of target {targets[worst]}: "
         f"the preconditioner ({description}) is not positive definite",
-        hint="lower its rank, or use another preconditioner",
+        hint="raise alpha, lower its rank, or use another preconditioner",
         iteration=state.iteration,
         target=int(targets[worst]),
     )

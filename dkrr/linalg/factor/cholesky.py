@@ -241,7 +241,7 @@ def _not_positive_definite(task: CholeskyTask, j: int, info: int) -> NotPositive
     row = grid.span(j).start + order - 1
     eps = float(np.finfo(factor_dtype(task)).eps)
     task.operator.tile(j, j, c)  # rounding is that of the matrix, not of what the update left of it
-    suggested = alpha + 10 * max(abs(pivot), grid.n * eps * float(np.max(np.abs(np.diag(c)))))
+    suggested = alpha + (10 * max(abs(pivot), grid.n * eps * float(np.max(np.abs(np.diag(c))))) or eps)
     return NotPositiveDefiniteError(
         f"tile ({j}, {j}) of {task.factor.location} is not positive definite at row {row:,} "
         f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {task.factor.array.dtype})",

@@ -259,7 +259,8 @@ def _norms(
 def _not_positive_definite(a: Any, info: int, alpha: float) -> NotPositiveDefiniteError:
     order, pivot = leading_minor_pivot(a, info)
     scale = float(np.max(np.abs(np.diag(a))))
-    suggested = alpha + 10 * max(abs(pivot), len(a) * float(np.finfo(a.dtype).eps) * scale)
+    eps = float(np.finfo(a.dtype).eps)
+    suggested = alpha + (10 * max(abs(pivot), len(a) * eps * scale) or eps)
     return NotPositiveDefiniteError(
         f"the matrix of {len(a):,} rows is not positive definite at row {order - 1:,} "
         f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {a.dtype})",

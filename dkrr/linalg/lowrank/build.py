@@ -88,7 +88,7 @@ class PanelBuild:
         floors = FLOOR * start
         total = self.start_trace = float(start.sum())
         residual = start
-        self.trace.append((0, 1.0))
+        self.trace.append((0, 1.0 if total else 0.0))
         while self.panels.rank < self.rank:
             p = self.panels.num_panels
             residual = np.where(residual > floors, residual, 0.0)
@@ -109,6 +109,8 @@ class PanelBuild:
     def gram(self) -> Floats:
         """F^T F (r, r), read or computed by tasks over groups of row chunks and summed in their order."""
         panels, task = self.panels, self.task
+        if not panels.rank:  # a matrix of zeros
+            return np.zeros((0, 0))
         array = panels.gram()
         try:
             return np.array(array.read((0, 0)))

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
-from dkrr.errors import ParameterError
+from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.nystrom.sample import sample_size
@@ -73,6 +73,8 @@ def choose_rows(
     ------
     ParameterError
         More centres than rows with a positive weight.
+    DataError
+        The kernel is zero on all rows that centres are chosen from.
     """
     n, m = dataset.num_rows, nystrom.num_centers
     used = np.arange(n)
@@ -92,6 +94,8 @@ def choose_rows(
         rows = read_rows(dataset.X, candidates, center)
         # fewer than m where the rows left over are in the span of those that were chosen
         centers = np.sort(candidates[pivot_rows(kernel, rows, m, seed, max_bytes=max(CANDIDATE_BYTES, 8 * m * count))])
+        if not len(centers):
+            raise DataError(f"{kernel.describe()} is zero on all {count:,} candidates", hint="use another kernel")
     others = np.setdiff1d(used, centers, assume_unique=True)
     size = sample_size(len(used), len(centers))
     sample = np.sort(np.random.default_rng([seed, 2]).choice(others, size, replace=False))

@@ -204,7 +204,7 @@ class SampleGram:
                 return out
             larger = max(10.0 * shift, EPS * scale * np.sqrt(len(out)))
             logger.info("G + %.1e I has no Cholesky factor (row %d): %.1e instead", shift, info - 1, larger)
-            if not larger <= scale:
+            if not 0 < larger <= scale:
                 raise NotPositiveDefiniteError(
                     f"the preconditioner of the centres is not positive definite at row {info - 1:,}",
                     hint="use a positive semi-definite kernel, or raise alpha",

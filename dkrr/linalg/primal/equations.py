@@ -136,7 +136,7 @@ class Equations:
 
     def _singular(self, pivot: float, feature: int, alpha: float) -> NotPositiveDefiniteError:
         size = len(self.gram)
-        suggested = alpha + max(10 * abs(pivot), 10 * size * EPS * float(self.gram.diagonal().max()))
+        suggested = alpha + (10 * max(abs(pivot), size * EPS * float(self.gram.diagonal().max())) or EPS)
         return NotPositiveDefiniteError(
             f"F^T W F + alpha I of {size:,} features is not positive definite at feature {feature:,} "
             f"(pivot {pivot:.2g}, alpha {alpha:.3g}): it depends on those before it",

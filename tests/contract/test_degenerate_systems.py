@@ -1,0 +1,92 @@
+"""Matrices of zeros, of rank one, of one row, and targets of zeros: every way gives the answer, or says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dkrr
+from tests.reference import dense_bordered, dense_krr
+
+RNG = np.random.default_rng(0)
+N = 40
+Y = RNG.standard_normal((N, 2))
+ZEROS = np.zeros((N, 3))
+ONES = np.outer(np.ones(N), [1.0, 2.0, 3.0])
+HALF = np.vstack([np.zeros((N // 2, 3)), np.ones((N // 2, 3))])
+UNSEEN = np.repeat([1.0, 0.0], N // 2)  # the rows of ones have no weight: what is left is a matrix of zeros
+
+WAYS: dict[str, dict[str, Any]] = {
+    "memory": {},
+    "tiles": {"tile_size": 16},
+    "mixed": {"tile_size": 16, "precision": "mixed"},
+    "cg": {"solver": "cg"},
+    "cg, mixed": {"solver": "cg", "precision": "mixed"},
+    "cg, uniform columns": {"solver": "cg", "solver_params": {"preconditioner": "nystrom"}},
+    "cg, none": {"solver": "cg", "solver_params": {"preconditioner": "none"}},
+    "primal": {"solver": "primal"},
+}
+CASES: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {
+    "zeros": (ZEROS, Y, None),
+    "zeros where there is weight": (HALF, Y, UNSEEN),
+    "zeros, weighted": (ZEROS, Y, RNG.uniform(0.1, 2.0, N)),
+    "rank one": (ONES, Y, None),
+    "one row that is not zero": (np.eye(N, 3, k=2), Y, None),
+    "a target of zeros": (RNG.standard_normal((N, 3)), Y * [0.0, 1.0], None),
+    "zeros on both sides": (ZEROS, 0 * Y, None),
+    "one row": (np.array([[2.0]]), np.array([[1.0, 0.0]]), None),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("intercept", [False, True], ids=["plain", "intercept"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_way_gives_the_answer(case: str, intercept: bool) -> None:
+    X, y, weight = CASES[case]
+    K = X @ X.T
+    expected = dense_bordered(K, y, 0.5, weight) if intercept else (dense_krr(K, y, 0.5, weight), np.zeros(2))
+    for way, options in WAYS.items():
+        est = dkrr.KernelRidge(0.5, fit_intercept=intercept, **options).fit(X, y, sample_weight=weight)
+        assert est.dual_coef_ == pytest.approx(expected[0], abs=1e-7), way
+        assert est.intercept_ == pytest.approx(expected[1], abs=1e-7), way
+        assert est.predict(X) == pytest.approx(K @ expected[0] + expected[1], abs=1e-7), way
+
+
+@pytest.mark.parametrize("options", [{}, {"preconditioner": "nystrom"}], ids=str)
+def test_a_given_matrix_of_zeros(options: dict[str, Any]) -> None:
+    est = dkrr.KernelRidge([0.5, 2.0], kernel="precomputed", solver="cg", solver_params=options)
+    assert est.fit(np.zeros((N, N)), Y).dual_coef_ == pytest.approx(Y / [0.5, 2.0], rel=1e-12)
+
+
+def test_an_interrupted_solve_of_zeros_goes_on(tmp_path: Any) -> None:
+    """The preconditioner of rank 0 is found again in its store."""
+    for _ in range(2):
+        est = dkrr.KernelRidge(0.5, solver="cg", store=tmp_path).fit(ZEROS, Y)
+        assert est.dual_coef_ == pytest.approx(Y / 0.5, rel=1e-12)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("way", WAYS)
+def test_without_a_ridge_nothing_is_made_up(way: str) -> None:
+    with pytest.raises(dkrr.NotPositiveDefiniteError) as caught:
+        dkrr.KernelRidge(0.0, **WAYS[way]).fit(ZEROS, Y)
+    suggested = getattr(caught.value, "suggested_alpha", None)
+    assert suggested is None or suggested > 0 or "more than" in str(caught.value)
+
+
+@pytest.mark.parametrize("centers", ["uniform", "rpcholesky"])
+def test_centres_of_zeros_are_refused(centers: str) -> None:
+    est = dkrr.KernelRidge(0.5, solver="nystrom", solver_params={"num_centers": 10, "centers": centers})
+    with pytest.raises(dkrr.DataError, match="is zero on all"):
+        est.fit(ZEROS, Y)
+
+
+@pytest.mark.parametrize("centers", ["uniform", "rpcholesky"])
+def test_centres_that_an_intercept_explains_need_a_ridge(centers: str) -> None:
+    """All rows are one: beside the intercept nothing is left to estimate."""
+    params = {"num_centers": 10, "centers": centers}
+    est = dkrr.KernelRidge(0.0, solver="nystrom", fit_intercept=True, solver_params=params)
+    with pytest.raises(dkrr.NotPositiveDefiniteError, match="raise alpha"):
+        est.fit(ONES, Y)
