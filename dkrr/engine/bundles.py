@@ -119,6 +119,11 @@ class Outbox:
         self.is_empty = not self._held_back
         return None
 
+    @property
+    def held_back(self) -> list[Node]:
+        """What is waiting for its turn."""
+        return [node for _, bundle in self._held_back for node in bundle]
+
     def finished(self, bundle: Bundle) -> None:
         """The tasks of a bundle have run."""
         self._unfinished.difference_update(node.key for node in bundle)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from dkrr.engine.receipts import Node
 from dkrr.errors import ClusterError, WorkerLostError
 
-__all__ = ["check_alive", "lost_scheduler", "raise_if_failed"]
+__all__ = ["check_alive", "lost_scheduler", "never_ready", "raise_if_failed"]
 
 
 def lost_scheduler(client: Any, reason: str = "") -> ClusterError:
@@ -16,6 +17,16 @@ def lost_scheduler(client: Any, reason: str = "") -> ClusterError:
     address = client.scheduler.address if client.scheduler else ""
     return ClusterError(
         " ".join(filter(None, ["lost the scheduler", address, reason])),
+        hint="start the same job again; every finished tile is kept",
+    )
+
+
+def never_ready(phase: str, nodes: Sequence[Node]) -> ClusterError:
+    """The error of a graph in which nothing runs and tasks are left."""
+    first = nodes[0]
+    return ClusterError(
+        f"{phase}: nothing runs, and {len(nodes):,} tasks wait for others that are not in the graph; the first is "
+        f"{first.key}, which waits for {', '.join(map(str, first.dependencies))}",
         hint="start the same job again; every finished tile is kept",
     )
 

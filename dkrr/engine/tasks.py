@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dkrr.cancellation import cancellable, check_cancelled
 from dkrr.configuration import timeout_seconds
 from dkrr.engine.bundles import Bundle, Outbox, window_of
-from dkrr.engine.failures import check_alive, lost_scheduler, raise_if_failed
+from dkrr.engine.failures import check_alive, lost_scheduler, never_ready, raise_if_failed
 from dkrr.engine.receipts import Key, Node, Progress, Receipt, Reporter, RunSummary
 from dkrr.engine.running import TaskFunction, run_task, run_tasks
 from dkrr.engine.stopping import stop_graph
@@ -239,6 +239,8 @@ class DaskExecutor:
                     held[first.key] = running[first.key] = future
                     future.add_done_callback(lambda future, bundle=bundle: finished.put((bundle, future)))
                 if not running:
+                    if not outbox.is_empty:
+                        raise never_ready(phase, outbox.held_back)
                     break
                 self._check_cancelled()
                 try:

@@ -15,6 +15,7 @@ task: :func:`product_task_bytes`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import is_finite
 
 __all__ = ["MultiplyTask", "OperatorProduct", "multiply_pair", "product_task_bytes"]
+
+logger = logging.getLogger("dkrr.linalg")
 
 # A panel of columns: a block of V in it, and each half of a partial result, takes at most this.
 PANEL_BYTES = 16 << 20
@@ -306,5 +309,8 @@ class _Total:
         if i != j:
             self.result[layout.blocks.span(j), columns] += of_columns
         del of_rows, of_columns
-        self.exchange.discard(key)
-        self.position += 1
+        self.position += 1  # they are added, whatever becomes of their file
+        try:
+            self.exchange.discard(key)
+        except OSError as exc:  # the folder of the product is removed at the end
+            logger.info("the results of pair %s stay until the product is done: %s", key, exc)

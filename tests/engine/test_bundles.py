@@ -10,7 +10,7 @@ import pytest
 
 from dkrr.engine.bundles import BUNDLE_FLOPS, BUNDLE_TASKS, Outbox, bundles
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor, Node
-from dkrr.errors import DataError
+from dkrr.errors import ClusterError, DataError
 from dkrr.linalg.factor.schedule import Split, cholesky_nodes
 from dkrr.tiles import TileGrid
 
@@ -164,6 +164,12 @@ def test_what_is_held_back_lets_others_pass_until_its_turn() -> None:
     assert outbox.next() == (1, (second,))
     assert outbox.next() is None
     assert outbox.is_empty
+
+
+def test_a_graph_whose_held_back_tasks_can_never_be_sent_is_an_error(cluster_client: Any, tmp_path: Path) -> None:
+    graph = [Node((0,)), Node((1,), ((0,),), held_back=True), Node((2,), ((7,),), held_back=True)]
+    with pytest.raises(ClusterError, match=r"1 tasks wait .*\(2,\), which waits for \(7,\)"):
+        DaskExecutor(cluster_client).run("hold", leave_a_mark, str(tmp_path), graph)
 
 
 def hold(folder: Any, i: int) -> tuple[bool, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DamagedChunkError, DataError, NumericalError, ParameterError, StorageFullError, StoreError
@@ -440,3 +442,26 @@ def test_spoiling_between_products(tmp_path: Path, small: tuple[Any, np.ndarray,
     executor = Spoiling("multiply", (1, 0, 0), lambda: None)
     assert np.array_equal(OperatorProduct(system, work(executor), "", num_blocks=4)(v), expected)
     assert executor.done
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "always"])
+def test_results_that_cannot_be_removed_are_added_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasts: bool
+) -> None:
+    """A file of a partial sum that stays, as on a network file system, does not count twice."""
+    dataset = rows(tmp_path, n=300, weights=True)
+    system, v = operator(dataset, alpha=0.1, kernel="rbf"), np.random.default_rng(1).standard_normal((300, 3))
+    failed: set[Any] = set()
+    with OperatorProduct(system, work(Elsewhere()), str(tmp_path / "scratch"), num_blocks=4) as product:
+        expected = product(v)
+
+        def fail(self: ChunkArray, index: Any) -> None:
+            if lasts or (self.path, index) not in failed:
+                failed.add((self.path, index))
+                raise OSError(errno.ESTALE, "stale file handle")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ChunkArray, "delete", fail)
+            assert np.array_equal(product(v), expected)
+    assert len(failed) == 10
+    assert not list((tmp_path / "scratch").iterdir())
