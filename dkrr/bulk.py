@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, RowArray, ingest
+from dkrr.dataset.columns import feature_columns
 from dkrr.dataset.sources import open_table
 from dkrr.engine.cluster import runs_in_process
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, RunSummary
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import ParameterError
 from dkrr.model import Model, load_model
 from dkrr.prediction import predict_dataset
-from dkrr.resources import feature_columns
 from dkrr.stores import place
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
@@ -34,15 +34,10 @@ def predict_table(model: Model, X: Any) -> Any:
     Raises
     ------
     DataError
-        Another number of features than the model's.
+        A name of the model's is missing; or, without names, another number of features.
     """
     table = open_table(X)
-    columns = feature_columns(table)
-    if len(columns) != model.num_features:
-        raise DataError(
-            f"{table.label} has {len(columns)} features, but KernelRidge is expecting {model.num_features}",
-            hint="give the features of the fit, without targets",
-        )
+    columns = feature_columns(model, table)
     holds_rows_only = isinstance(X, Dataset) or len(columns) == len(table.names)
     if holds_rows_only and table.num_rows is not None and is_worth_a_cluster(model, table.num_rows):
         return predict_on_workers(model, X, table.num_rows)

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.bulk import on_workers
+from dkrr.dataset.columns import feature_columns
 from dkrr.dataset.sources import open_table
 from dkrr.diagnose import Training
 from dkrr.engine.cluster import runs_in_process
 from dkrr.engine.session import blas_of, memory_limit_of
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import ParameterError
 from dkrr.fitting import FitSettings, ridge_operator
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.workspace import Workspace
@@ -22,7 +23,6 @@ from dkrr.planning.costs import cholesky_disk
 from dkrr.prediction_variance import predict_variance
 from dkrr.resources import (
     check_disk,
-    feature_columns,
     find_dataset,
     find_executor,
     resolve_tile_size,
@@ -49,7 +49,7 @@ def variance_of(model: Model, X: Any) -> NDArray[np.float64]:
     ParameterError
         X is a dask array; the model has no variance, see :func:`dkrr.uncertainty.variance_spread`.
     DataError
-        Another number of features than the model's.
+        A name of the model's is missing; or, without names, another number of features.
     """
     if is_dask_array(X):
         raise ParameterError(
@@ -107,12 +107,7 @@ def _is_worth_a_cluster(model: Model, num_rows: int) -> bool:
 
 def _variance_of_table(model: Model, X: Any) -> NDArray[np.float64]:
     table = open_table(X)
-    columns = feature_columns(table)
-    if len(columns) != model.num_features:
-        raise DataError(
-            f"{table.label} has {len(columns)} features, but KernelRidge is expecting {model.num_features}",
-            hint="give the features of the fit, without targets",
-        )
+    columns = feature_columns(model, table)
     if len(columns) == len(table.names) and table.num_rows and _is_worth_a_cluster(model, table.num_rows):
         found: NDArray[np.float64] = on_workers(model, X, table.num_rows, predict_variance)
         return found

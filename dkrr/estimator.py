@@ -49,6 +49,7 @@ from dkrr.validation import (
     compared_targets,
     fit_arrays,
     is_dask_array,
+    is_dask_frame,
     is_out_of_core,
     rows_to_predict,
 )
@@ -114,6 +115,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         The training rows; for rows that were read from disk a lazy dask array. The matrix for kernel="precomputed", the
         centres for nystrom, whose ``dual_coef_`` has a row for each of them. None that a primal fit read from disk.
     n_features_in_ : int
+    feature_names_in_ : (d,)
+        Names of the columns, of rows that had names: a frame, a data set, a file with a header.
     solution_ : Solution
         Relative residual and backward error per target, seconds per phase.
     n_iter_ : int
@@ -176,8 +179,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         Parameters
         ----------
         X
-            NumPy array, memory map, pandas, scipy sparse (small n), dask array, Zarr array, path to .npy or a data
-            set, or :class:`dkrr.Dataset`; the Gram matrix (n, n) for kernel="precomputed".
+            NumPy array, memory map, pandas, scipy sparse (small n), dask array or frame, Zarr array, path to .npy or a
+            data set, or :class:`dkrr.Dataset`; the Gram matrix (n, n) for kernel="precomputed".
         y
             Targets; None takes those of a data set.
         sample_weight : (n,), optional
@@ -229,6 +232,13 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         else:
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on named columns
         X = find_dataset(X)
+        if isinstance(X, Dataset):
+            names = list(X.names) or None
+        elif is_dask_frame(X):
+            labels = list(getattr(X, "columns", []))
+            names = labels if all(isinstance(label, str) for label in labels) else None
+            X = X.to_dask_array(lengths=True)
+        y = y.to_dask_array(lengths=True) if is_dask_frame(y) else y
         self._training = Training(
             X=X, y=y, weight=weight, tiled=True, tile_size=tile_size, max_in_process_rows=MAX_IN_PROCESS_ROWS
         )
@@ -354,6 +364,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         return self._finish(model, rows, holder)
 
     def _finish(self, model: Model, rows: Any, holder: TemporaryStore | None = None) -> KernelRidge:
+        if model.names:
+            self.feature_names_in_ = np.array(model.names, dtype=object)
         coefficients = model.dual_coef.read(0, model.num_rows)
         self._model, self._holder = model, holder
         for name in ("X_fit_", "dual_coef_", "coef_", "_unfinished"):
@@ -383,7 +395,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         Parameters
         ----------
         X
-            What :meth:`fit` takes; k(Z, X_fit_) (m, n) for kernel="precomputed".
+            What :meth:`fit` takes; k(Z, X_fit_) (m, n) for kernel="precomputed". Where fit and X both have names, names
+            decide: in a pandas frame they must be the same in the same order, as everywhere in scikit-learn; in files,
+            data sets and dask frames the order does not matter, and other columns are left aside.
         return_std
             Return (predictions, standard deviations), those of the Gaussian process f ~ N(0, sigma2 k) with noise
             sigma2 alpha / w_i: see :mod:`dkrr.linalg.inference.variance`.
@@ -396,7 +410,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         Raises
         ------
         DataError
-            Another number of features than in the fit, or a value that is not a finite number.
+            Another number of features than in the fit, a name that is missing, or a value that is not a finite number.
         ParameterError, StoreError
             Standard deviations need a float64 Cholesky factor. Up to 6,000 rows one is made in memory when it is first
             asked for, and kept; more need a fit by cholesky in float64 with ``store=``, which is kept.
@@ -463,7 +477,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         return variance_of(self._model, rows_to_predict(self, X) if is_rows else X)
 
     def _predict(self, X: Any) -> Any:
-        if is_dask_array(X):
+        if is_dask_array(X) or is_dask_frame(X):
             return self._model.predict(X)
         if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap):
             return predict_table(self._model, find_dataset(X))

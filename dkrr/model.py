@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dkrr.address import is_url
 from dkrr.dataset import RowArray, Scaling
+from dkrr.dataset.columns import find_names, made_up_names, target_columns
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
@@ -56,6 +57,8 @@ class Model(WithUncertainty):
         Added to k(Z, X) @ dual_coef, in the scale of the whitened targets (t,); None for a fit without one.
     y_is_1d
         Whether predictions are (m,) and not (m, 1).
+    made_up
+        Which of "feature_names" and "target_names" somebody did not give; such names tell no columns apart.
     sample_weight
         Of the training rows (n, 1), None for a fit without; standard deviations need it.
     sigma2
@@ -75,6 +78,7 @@ class Model(WithUncertainty):
     y_is_1d: bool = False
     feature_names: list[str] = field(default_factory=list)
     target_names: list[str] = field(default_factory=list)
+    made_up: tuple[str, ...] = ()
     classes: list[Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     location: str | None = None
@@ -98,6 +102,16 @@ class Model(WithUncertainty):
     def num_targets(self) -> int:
         """t."""
         return self.dual_coef.num_columns
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names by which rows to predict are matched; () for none, also of a precomputed matrix."""
+        return () if self.kernel is None or "feature_names" in self.made_up else tuple(self.feature_names)
+
+    @property
+    def named_targets(self) -> tuple[str, ...]:
+        """Names of the columns that the targets were read from, as far as somebody gave them; () for none."""
+        return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
     def __repr__(self) -> str:
         alpha = self.provenance.get("alpha")
@@ -135,7 +149,8 @@ class Model(WithUncertainty):
         Parameters
         ----------
         X
-            NumPy array or anything array-like; a dask array gives a lazy dask array.
+            NumPy array or anything array-like; a dask array or frame gives a lazy dask array. Columns of a frame are
+            found by the names of the fit, where it had names: their order does not matter, others are left aside.
         out : ndarray (m, t), optional
             Written to, also a memory map, so that predictions need not fit into memory.
 
@@ -146,7 +161,7 @@ class Model(WithUncertainty):
         Raises
         ------
         DataError
-            Wrong number of features; a value that is not finite.
+            A name that is missing, or the wrong number of features; a value that is not finite.
         ParameterError
             ``out`` has another shape, or is where X or the model's own rows are.
 
@@ -154,6 +169,7 @@ class Model(WithUncertainty):
         ----
         m n kernel entries, 2 m n t flops.
         """
+        X = self.matched(X)
         if type(X).__module__.startswith("dask."):
             if not hasattr(X, "rechunk"):
                 raise DataError(
@@ -182,6 +198,19 @@ class Model(WithUncertainty):
         if out is not None:
             return out
         return result[:, 0] if self.y_is_1d else result
+
+    def matched(self, X: Any) -> Any:
+        """The model's columns of a frame, by name and in their order; of what has no names all columns."""
+        found = [name for name in ("column_names", "columns") if hasattr(type(X), name)]  # pyarrow's, everybody's
+        if not found:
+            return X
+        labels = list(getattr(X, found[0]))
+        names = [str(label) for label in labels]
+        # the numbers that pandas gives are no names, as in scikit-learn
+        if self.names and (any(isinstance(label, str) for label in labels) or set(names).issuperset(self.names)):
+            wanted = [labels[j] for j in find_names(self.names, names, "X")]
+            X = X.select(wanted) if hasattr(type(X), "select") else X[wanted]
+        return X.to_dask_array() if hasattr(type(X), "to_dask_array") else X
 
     def predict_rows(self, block: NDArray[np.float64], first_row: int = 0) -> NDArray[np.float64]:
         """Predictions (m, t) for one block of rows in memory."""
@@ -252,6 +281,7 @@ class Model(WithUncertainty):
                 "y_is_1d": self.y_is_1d,
                 "feature_names": list(self.feature_names),
                 "target_names": list(self.target_names),
+                "made_up": list(self.made_up),
                 "classes": self.classes,
                 "solution": self.solution.to_dict(),
                 "provenance": self.provenance,
@@ -346,6 +376,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
     center, scaling, intercept = attributes["center"], attributes["scaling"], attributes.get("intercept")
     sigma2, quantiles, inputs = attributes.get("sigma2"), attributes.get("quantiles"), attributes.get("num_inputs")
+    names, made_up = (attributes["feature_names"], attributes["target_names"]), attributes.get("made_up")
     model = Model(
         kernel=kernel,
         x_fit=None if kernel is None or inputs is not None else RowArray.open(path, "X_fit"),
@@ -356,8 +387,9 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
         scaling=None if scaling is None else Scaling.from_dict(scaling),
         intercept=None if intercept is None else np.asarray(intercept, dtype=np.float64),
         y_is_1d=attributes["y_is_1d"],
-        feature_names=attributes["feature_names"],
-        target_names=attributes["target_names"],
+        feature_names=names[0],
+        target_names=names[1],
+        made_up=made_up_names(*names) if made_up is None else tuple(made_up),
         classes=attributes["classes"],
         provenance=_at_present(attributes["provenance"], str(path)),
         location=str(path),

@@ -9,6 +9,7 @@ m n kernel entries and 2 m n t flops; a task holds its rows, one strip, and 2,04
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, Floats, RowArray
+from dkrr.dataset.columns import match_features, match_targets
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
@@ -25,7 +27,7 @@ from dkrr.manifest import manifest_digest
 from dkrr.model import BLOCK_ROWS, Model, load_model
 from dkrr.uncertainty import half_widths
 
-__all__ = ["Score", "check_features", "is_whole", "predict_dataset", "saved_model", "score_dataset"]
+__all__ = ["Score", "column_facts", "is_whole", "predict_dataset", "saved_model", "score_dataset", "taken"]
 
 MIN_BLOCK_ROWS = 128
 DEFAULT_INTERVALS = 0.9
@@ -39,6 +41,7 @@ class PredictTask:
 
     ``half_width``: how far from a prediction the ends of its interval are, per target, to count what is inside.
     ``sample_every``: of every so many rows truth and prediction are handed back as they are; 0 for none.
+    ``columns``, ``targets``: those of the model among the columns of X and y (-1 for one of zeros); None for all.
     """
 
     model: str
@@ -48,6 +51,8 @@ class PredictTask:
     result: RowArray | None = None
     half_width: tuple[float, ...] | None = None
     sample_every: int = 0
+    columns: tuple[int, ...] | None = None
+    targets: tuple[int, ...] | None = None
 
     def span(self, i: int, num_rows: int) -> tuple[int, int]:
         """Rows of block i."""
@@ -82,12 +87,25 @@ class Score:
     coverage: list[float] | None = None
 
     def value(self, metric: str) -> float:
-        """One number: accuracy, or the mean of "rmse" or "r2" over the targets."""
+        """One number: accuracy, or the mean of "rmse" or "r2" over the targets; constant ones, which are all 0 where no
+        row has a class, have no r2."""
         if metric == "accuracy":
             if self.accuracy is None:
                 raise DataError("accuracy needs a one-hot target", hint="set one_hot = true, or metric = 'rmse'")
             return self.accuracy
-        return float(np.mean(self.rmse if metric == "rmse" else self.r2))
+        if metric == "rmse":
+            return float(np.mean(self.rmse))
+        varying = [value for value in self.r2 if not math.isnan(value)]
+        return sum(varying) / len(varying) if varying else math.nan
+
+
+def taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
+    """The ``columns`` of some rows; -1 stands for a column of zeros, None for all as they are."""
+    if columns is None:
+        return rows
+    found = np.ascontiguousarray(rows[:, columns])
+    found[:, np.array(columns) < 0] = 0.0
+    return found
 
 
 @lru_cache(maxsize=2)
@@ -114,7 +132,7 @@ def predict_block_task(task: PredictTask, i: int) -> bool:
     failpoint("predict.block.before_read")
     dataset = task.rows.open()
     start, stop = task.span(i, dataset.num_rows)
-    values = _predicted(task, dataset.X.read(start, stop), start)
+    values = _predicted(task, taken(dataset.X.read(start, stop), task.columns), start)
     failpoint("predict.block.after_compute", values)
     if not np.isfinite(values).all():
         raise DataError(f"predictions of rows {start:,} to {stop:,} are not finite", hint="scale the features")
@@ -138,9 +156,9 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     """Sums of squared errors over row block i."""
     dataset = task.rows.open()
     start, stop = task.span(i, dataset.num_rows)
-    values = _predicted(task, dataset.X.read(start, stop), start)
+    values = _predicted(task, taken(dataset.X.read(start, stop), task.columns), start)
     assert dataset.y is not None  # noqa: S101  (narrows the type)
-    truth = dataset.y.read(start, stop)
+    truth = taken(dataset.y.read(start, stop), task.targets)
     hits = int(np.sum(np.argmax(values, axis=1) == np.argmax(truth, axis=1)))
     sums: dict[str, Any] = {"squares": np.square(values - truth).sum(axis=0), "hits": hits}
     if task.half_width is not None:
@@ -179,7 +197,7 @@ def predict_dataset(
     model
         A saved model (its ``location`` is what the tasks open).
     """
-    check_features(model, dataset)
+    columns = match_features(model, dataset)
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
     digest = manifest_digest(model.location)
     result = RowArray.create(
@@ -188,7 +206,7 @@ def predict_dataset(
         num_rows=dataset.num_rows,
         num_columns=model.num_targets,
         rows_per_chunk=min(BLOCK_ROWS, dataset.num_rows),
-        attributes={"model": digest, "rows_digest": dataset.digest},
+        attributes={"model": digest, "rows_digest": dataset.digest} | column_facts(columns),
     )
     task = PredictTask(
         str(model.location),
@@ -196,6 +214,7 @@ def predict_dataset(
         Rows.of(dataset),
         result.rows_per_chunk,
         result,
+        columns=columns,
     )
     nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
     for _ in range(3):
@@ -228,10 +247,10 @@ def score_dataset(
     ------
     ParameterError
         ``intervals`` is given, and the model has no quantiles for it.
+    DataError
+        Features, targets or classes that the model does not have, see :mod:`dkrr.dataset.columns`.
     """
-    check_features(model, dataset)
-    if dataset.y is None or dataset.num_targets != model.num_targets:
-        raise DataError(f"{dataset.path} has {dataset.num_targets} targets, the model {model.num_targets}")
+    columns, targets = match_features(model, dataset), match_targets(model, dataset)
     dataset.verify()
     threads = max(1, executor.num_threads)
     block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
@@ -246,13 +265,15 @@ def score_dataset(
         block_rows,
         half_width=width,
         sample_every=-(-dataset.num_rows // sample_rows) if sample_rows else 0,
+        columns=columns,
+        targets=targets,
     )
     nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
     summary = executor.run("evaluate", score_block_task, task, nodes, progress)
     parts = [summary.values[node.key] for node in nodes]
     m = dataset.num_rows
     mean_squares = np.sum([part["squares"] for part in parts], axis=0) / m
-    variance = np.square(_std(dataset))
+    variance = np.square(taken(_std(dataset)[None], targets)[0])
     rmse = np.sqrt(mean_squares)
     r2 = 1 - np.divide(mean_squares, variance, out=np.full_like(mean_squares, np.nan), where=variance > 0)
     whitened = None if model.scaling is None else (rmse / model.scaling.y_std).tolist()
@@ -270,10 +291,6 @@ def _std(dataset: Dataset) -> Any:
     return np.sqrt(total / dataset.num_rows)
 
 
-def check_features(model: Model, dataset: Dataset) -> None:
-    """Refuse rows of another width than the model's."""
-    if dataset.num_features != model.num_features:
-        raise DataError(
-            f"{dataset.path} has {dataset.num_features} features, the model was fitted with {model.num_features}",
-            hint="give the same columns in the same order",
-        )
+def column_facts(columns: tuple[int, ...] | None) -> dict[str, Any]:
+    """What says in a store of predictions that they are of these columns; nothing for all in order."""
+    return {} if columns is None else {"columns": list(columns)}

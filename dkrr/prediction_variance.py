@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, RowArray
+from dkrr.dataset.columns import match_features
 from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
@@ -24,7 +25,7 @@ from dkrr.linalg.inference.variance import MIN_BLOCK_ROWS, block_rows
 from dkrr.linalg.operators import Rows
 from dkrr.manifest import manifest_digest
 from dkrr.model import Model
-from dkrr.prediction import check_features, is_whole, saved_model
+from dkrr.prediction import column_facts, is_whole, saved_model, taken
 
 __all__ = ["predict_variance"]
 
@@ -35,12 +36,13 @@ TASKS_PER_THREAD = 4
 
 @dataclass(frozen=True)
 class VarianceTask:
-    """Which model, which rows, and where variances go."""
+    """Which model, which rows, where variances go, and which columns of X are the model's (None for all)."""
 
     model: str
     model_digest: str
     rows: Rows
     result: RowArray
+    columns: tuple[int, ...] | None = None
 
 
 def variance_block_task(task: VarianceTask, i: int) -> bool:
@@ -50,7 +52,7 @@ def variance_block_task(task: VarianceTask, i: int) -> bool:
     failpoint("variance.block.before_read")
     model = saved_model(task.model, task.model_digest)
     start, stop = task.result.span(i)
-    rows = task.rows.open().X.read(start, stop)
+    rows = taken(task.rows.open().X.read(start, stop), task.columns)
     values = model.spread.variance(model.prepared_rows(rows, start))
     if manifest_digest(task.model) != task.model_digest:
         raise StoreError(f"{task.model} was replaced by another model during a prediction", hint="start again")
@@ -77,7 +79,7 @@ def predict_variance(
     ParameterError, StoreError
         See :func:`dkrr.uncertainty.variance_spread`.
     """
-    check_features(model, dataset)
+    columns = match_features(model, dataset)
     dataset.verify()
     spread = model.spread  # what is wrong with the factors is said here, not by a task
     limit = memory_limit_of(executor)
@@ -85,7 +87,7 @@ def predict_variance(
     wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
     width = min(width, max(MIN_BLOCK_ROWS, wanted))
     digest = manifest_digest(model.location)
-    attributes = {"model": digest, "rows_digest": dataset.digest}
+    attributes = {"model": digest, "rows_digest": dataset.digest} | column_facts(columns)
     result = RowArray.create(
         store,
         f"variances-{width}",  # another number of workers, another width: blocks of the same are found again
@@ -94,7 +96,7 @@ def predict_variance(
         rows_per_chunk=width,
         attributes=attributes,
     )
-    task = VarianceTask(str(model.location), digest, Rows.of(dataset), result)
+    task = VarianceTask(str(model.location), digest, Rows.of(dataset), result, columns)
     flops = float(model.num_rows) ** 2 * width * len(spread.systems)
     nodes = [Node((i,), (), flops) for i in range(result.num_chunks)]
     for _ in range(3):

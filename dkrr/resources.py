@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from dkrr.address import join, parent_of
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
+from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import Table, open_table
 from dkrr.engine.cluster import find_client
 from dkrr.engine.session import executor_for
@@ -28,7 +30,6 @@ from dkrr.tiles import TileGrid, TileMatrix
 __all__ = [
     "check_disk",
     "existing_folder",
-    "feature_columns",
     "find_dataset",
     "find_executor",
     "free_bytes",
@@ -144,12 +145,6 @@ def source_table(X: Any, y: Any) -> Table:
     return table
 
 
-def feature_columns(table: Table) -> list[int]:
-    """Columns that are neither targets nor weights."""
-    taken = {*(table.target or ()), table.weight}
-    return [column for column in range(len(table.names)) if column not in taken]
-
-
 @contextlib.contextmanager
 def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Dataset]:
     """The data set that is given, or one that is written below ``root``.
@@ -165,7 +160,8 @@ def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Data
     with nothing_new(root):
         dataset = ingest(X, place(root, "rows", uuid.uuid4().hex + ".zarr"), y=y, sample_weight=sample_weight)
     if not isinstance(X, np.ndarray) or isinstance(X, np.memmap):
-        yield _named_by_content(dataset)
+        # the same rows may be there under other names
+        yield replace(_named_by_content(dataset), **fields_of(dataset))
         return
     try:
         yield dataset

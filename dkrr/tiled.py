@@ -256,13 +256,16 @@ class TiledFit:
         return start if fits else None
 
     def _names(self, dataset: Dataset) -> dict[str, Any]:
-        names = self.feature_names
+        names, made_up = self.feature_names, dataset.made_up
         if names is None:
             names = () if self.is_given else dataset.feature_names
+        else:
+            made_up = tuple(kind for kind in made_up if kind != "feature_names")
         return {
             "y_is_1d": dataset.y_is_1d,
             "feature_names": list(names),
             "target_names": list(dataset.target_names),
+            "made_up": made_up,
             "classes": None if dataset.classes is None else list(dataset.classes),
         }
 

@@ -128,6 +128,7 @@ class WithUncertainty:
 
     def variance(self: Any, X: Any) -> FloatArray:
         """var f(z) / sigma^2 (m, t) for rows X (m, d) as :meth:`predict` takes them, in blocks."""
+        X = self.matched(X)
         rows = X if hasattr(X, "shape") else np.asarray(X)
         if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
             raise DataError(

@@ -30,6 +30,7 @@ __all__ = [
     "dense_rows",
     "fit_arrays",
     "is_dask_array",
+    "is_dask_frame",
     "is_out_of_core",
     "rows_to_predict",
 ]
@@ -114,6 +115,11 @@ def _check_weight_values(weight: NDArray[np.float64]) -> NDArray[np.float64]:
 def is_dask_array(X: Any) -> bool:
     """Whether X is a dask array; other collections of dask have no rows of known length."""
     return type(X).__module__.startswith("dask.array")
+
+
+def is_dask_frame(X: Any) -> bool:
+    """Whether X is a dask frame or one of its columns: an array once its rows are counted."""
+    return type(X).__module__.startswith("dask.dataframe") and hasattr(type(X), "to_dask_array")
 
 
 def is_out_of_core(X: Any, max_rows: int, max_bytes: int) -> bool:

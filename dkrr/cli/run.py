@@ -124,6 +124,7 @@ def fit_command(job: str, as_json: bool, **options: Any) -> None:
     help="What intervals are made of.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace what is at OUTPUT though dkrr did not write it so.")
+@click.option("--keep", multiple=True, metavar="COLUMN", help="Copy a column of DATA, e.g. an id; repeatable.")
 @text_options
 @registry_option
 def predict_command(
@@ -135,12 +136,15 @@ def predict_command(
     interval: float | None,
     method: IntervalMethod,
     overwrite: bool,
+    keep: tuple[str, ...],
     registry: str | None,
     **reading: Any,
 ) -> None:
     """Predict the rows of DATA with MODEL (a model.zarr, the directory of a run, or NAME@ALIAS of a registry).
 
-    Every row of DATA gets a prediction: one with a missing value is an error.
+    Every row of DATA gets a prediction: one with a missing value is an error. Where the model and DATA have names of
+    columns, names decide: their order is free, others are left aside. A model of classes adds the label of the largest
+    score to .csv and .parquet, the classes to the attributes of .zarr. --keep takes .csv or .parquet to either.
 
     NAME@production is looked up once. OUTPUT.json beside the output says which model made it, of which rows; earlier
     predictions are replaced when they are still what it describes, anything else only with --overwrite, MODEL and DATA
@@ -156,7 +160,7 @@ def predict_command(
     if noise and not std:
         raise ParameterError("--noise without --std", hint="it says which standard deviation is meant")
     asked = Asked(std=std, noise=noise, interval=interval, method=method)
-    given: dict[str, Any] = {"asked": asked, "reading": given_options(**reading), "overwrite": overwrite}
+    given: dict[str, Any] = {"asked": asked, "reading": given_options(**reading), "overwrite": overwrite, "keep": keep}
     reference = parse_reference(model)
     if reference is not None:
         from dkrr.jobs.scoring import predict_registered

@@ -1,4 +1,8 @@
-"""Which columns of a table are features, targets and weights."""
+"""Which columns of a table are features, targets and weights, and which of them a fit on other rows is asked about.
+
+Where both sides have names, names decide: the order does not matter, and what was not fitted is left aside. Where one
+side has none, columns are told by their place, and as many as were fitted are expected.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,27 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dkrr.dataset.sources.table import Table
 from dkrr.errors import DataError, ParameterError
 
-__all__ = ["Layout", "resolve"]
+if TYPE_CHECKING:
+    from dkrr.dataset.dataset import Dataset
+    from dkrr.dataset.sources.table import Table
+
+__all__ = [
+    "Fitted",
+    "Layout",
+    "feature_columns",
+    "find_names",
+    "kept_columns",
+    "made_up_names",
+    "match_features",
+    "match_targets",
+    "ordered_like",
+    "resolve",
+    "target_columns",
+]
 
 Column = str | int
 
@@ -36,6 +55,27 @@ class Layout:
     targets: tuple[int, ...]
     weight: int | None
     y_is_1d: bool
+
+
+class Fitted(Protocol):
+    """What is known of the columns of a fit: a model, or the data set it is made of."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the features; none where somebody gave them none."""
+
+    @property
+    def named_targets(self) -> Sequence[str]:
+        """Of the columns that the targets are read from; none where somebody gave them none."""
+
+    @property
+    def classes(self) -> Sequence[Any] | None: ...
+
+    @property
+    def num_features(self) -> int: ...
+
+    @property
+    def num_targets(self) -> int: ...
 
 
 def resolve(
@@ -128,3 +168,157 @@ def _number(table: Table, column: Any, role: str) -> int:
             hint="negative numbers count from the last column, -1",
         )
     return number % len(names)
+
+
+def made_up_names(feature_names: Sequence[str], target_names: Sequence[str]) -> tuple[str, ...]:
+    """Which names look like those that a data set gives columns without any, where that was not written down."""
+    kinds = (("feature_names", feature_names, r"x\d+"), ("target_names", target_names, r"[xy]\d*(=.*)?"))
+    return tuple(kind for kind, names, pattern in kinds if all(re.fullmatch(pattern, name) for name in names))
+
+
+def target_columns(target_names: Sequence[str], classes: Sequence[Any] | None) -> tuple[str, ...]:
+    """The columns of a table that targets are read from: of one-hot targets the one with the labels."""
+    if classes is None or not target_names:
+        return tuple(target_names)
+    return (target_names[0].removesuffix(f"={classes[0]}"),)
+
+
+def find_names(wanted: Sequence[str], names: Sequence[str], label: str, noun: str = "columns") -> tuple[int, ...]:
+    """Where in ``names`` each of ``wanted`` is.
+
+    Raises
+    ------
+    DataError
+        Some are missing, or there twice.
+    """
+    places = {name: j for j, name in enumerate(names)}
+    missing = [name for name in wanted if name not in places]
+    if missing:
+        known = set(wanted)
+        others = [name for name in names if name not in known]
+        near = difflib.get_close_matches(missing[0], others, n=1)
+        raise DataError(
+            f"{label} has no {noun} {_shown(missing)}, which the fit had; it has "
+            + (f"{_shown(others)}, which the fit had not" if others else "no others"),
+            hint=f"is {near[0]!r} meant? Rename it" if near else "rename those that mean the same; their order is free",
+        )
+    repeated = [name for name, count in Counter(names).items() if count > 1 and name in wanted]
+    if repeated:
+        raise DataError(f"{label} has {noun} of the same name: {_shown(repeated)}", hint="rename them")
+    return tuple(places[name] for name in wanted)
+
+
+def _shown(names: Sequence[Any]) -> str:
+    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def feature_columns(fitted: Fitted, table: Table) -> list[int]:
+    """The columns of a table that are the features of a fit.
+
+    Raises
+    ------
+    DataError
+        A name is missing; or, where one side has no names, another number of columns that are no targets or weights.
+    """
+    taken = {*(table.target or ()), table.weight}
+    free = [column for column in range(len(table.names)) if column not in taken]
+    if fitted.names and table.is_named:
+        return [free[j] for j in find_names(fitted.names, [table.names[j] for j in free], table.label)]
+    if len(free) != fitted.num_features:
+        raise _other_width(table.label, len(free), fitted)
+    return free
+
+
+def _other_width(label: str, width: int, fitted: Fitted) -> DataError:
+    return DataError(
+        f"{label} has {width} features, the model was fitted with {fitted.num_features}",
+        hint="give the same columns in the same order, or names on both sides",
+    )
+
+
+def ordered_like(fitted: Fitted, table: Table) -> dict[str, Any]:
+    """Columns of a table with features and targets of a fit, by name, as ``ingest`` is told; {} where places decide.
+
+    Raises
+    ------
+    DataError
+        A name is missing, or the targets had none and other columns than they are left.
+    """
+    if not (fitted.names and table.is_named):
+        return {}
+    features = feature_columns(fitted, table)
+    if table.target is not None:
+        return {"features": features, "target": None}
+    left = [j for j in range(len(table.names)) if j not in features and j != table.weight]
+    wanted = 1 if fitted.classes is not None else fitted.num_targets
+    if fitted.named_targets:
+        return {"features": features, "target": list(find_names(fitted.named_targets, table.names, table.label))}
+    if len(left) != wanted:
+        raise DataError(
+            f"{table.label} has {len(left)} columns besides the features ({_shown([table.names[j] for j in left])}); "
+            f"{wanted} expected, for the targets of the fit have no names",
+            hint="leave the others out of the file",
+        )
+    return {"features": features, "target": left}
+
+
+def match_features(fitted: Fitted, dataset: Dataset) -> tuple[int, ...] | None:
+    """Columns of X that are the features of a fit, None where those are all in order.
+
+    Raises
+    ------
+    DataError
+        As for :func:`feature_columns`.
+    """
+    if fitted.names and dataset.names:
+        found = find_names(fitted.names, dataset.names, str(dataset.path))
+        return None if found == tuple(range(dataset.num_features)) else found
+    if dataset.num_features != fitted.num_features:
+        raise _other_width(str(dataset.path), dataset.num_features, fitted)
+    return None
+
+
+def match_targets(fitted: Fitted, dataset: Dataset) -> tuple[int, ...] | None:
+    """Columns of y that are the targets of a fit, -1 for a class that no row has, None where those are all in order.
+
+    Raises
+    ------
+    DataError
+        A row has a class that the fit does not know, a name is missing, or there is another number of targets.
+    """
+    if fitted.classes is not None and dataset.classes is not None:
+        known, there = list(fitted.classes), list(dataset.classes)
+        unknown = [label for j, label in enumerate(there) if label not in known and dataset.y_mean[j] > 0]
+        if unknown:
+            raise DataError(
+                f"{dataset.path} has rows of class {_shown(unknown)}; the model knows {_shown(known)}",
+                hint="leave those rows out, or fit on rows of these classes, too",
+            )
+        found = tuple(there.index(label) if label in there else -1 for label in known)
+    elif fitted.classes is None and dataset.classes is None and fitted.named_targets and dataset.named_targets:
+        found = find_names(fitted.named_targets, dataset.named_targets, str(dataset.path), "targets")
+    elif dataset.num_targets != fitted.num_targets:
+        raise DataError(
+            f"{dataset.path} has {dataset.num_targets} targets, the model {fitted.num_targets}",
+            hint="name the columns that the model predicts as targets",
+        )
+    else:
+        return None
+    return None if found == tuple(range(dataset.num_targets)) else found
+
+
+def kept_columns(table: Table, names: Sequence[str]) -> tuple[int, ...]:
+    """Columns of a table, names or numbers, that are to be copied beside predictions.
+
+    Raises
+    ------
+    DataError
+        There is no such column, or the table cannot hand out columns as they stand.
+    """
+    try:
+        columns = tuple(dict.fromkeys(_number(table, name, "keep") for name in names))
+    except ParameterError as exc:
+        raise DataError(exc.message, hint=exc.hint) from None
+    for column in columns:
+        table.label_type(column)
+    return columns

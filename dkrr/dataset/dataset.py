@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.dataset.columns import made_up_names, target_columns
 from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, is_part
 from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
 from dkrr.dataset.generations import Counters, Generation, read_generations
@@ -61,6 +62,8 @@ class Dataset:
     x_mean, x_std : (d,)
     y_mean, y_std : (t,)
         Unweighted means and population standard deviations; the latter are 1 for a constant column.
+    made_up
+        Which of "feature_names" and "target_names" somebody did not give; such names tell no columns apart.
     origin
         What the rows were made from, where dkrr made them from another data set.
     version
@@ -87,6 +90,7 @@ class Dataset:
     x_std: Floats
     y_mean: Floats
     y_std: Floats
+    made_up: tuple[str, ...] = ()
     origin: dict[str, Any] | None = None
     version: int = 1
     counters: Counters = field(default_factory=lambda: Counters(generation=1, row=0))
@@ -109,6 +113,16 @@ class Dataset:
     @property
     def num_targets(self) -> int:
         return len(self.target_names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features that somebody gave; () where there are none."""
+        return () if "feature_names" in self.made_up else self.feature_names
+
+    @property
+    def named_targets(self) -> tuple[str, ...]:
+        """Names of the columns that the targets were read from, as far as somebody gave them; () for none."""
+        return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
     def read(self, start: int, stop: int) -> Floats:
         """Rows ``start`` to ``stop`` of X, (stop - start, d)."""
@@ -269,6 +283,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
     generations = read_generations(attributes["generations"])
     counters = attributes.get("next")
     classes = attributes["classes"]
+    made_up = attributes.get("made_up")
     return Dataset(
         path=path,
         num_rows=num_rows,
@@ -278,6 +293,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
         classes=None if classes is None else tuple(classes),
         y_is_1d=bool(attributes["y_is_1d"]),
         generations=generations,
+        made_up=made_up_names(features, targets) if made_up is None else tuple(made_up),
         origin=attributes.get("origin"),
         version=version,
         counters=Counters.after(generations) if counters is None else Counters(**counters),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dkrr.dataset import destination
 from dkrr.dataset.checks import FiniteCheck, WeightCheck
 from dkrr.dataset.classes import OneHot
-from dkrr.dataset.columns import Column, Layout, resolve
+from dkrr.dataset.columns import Column, Layout, resolve, target_columns
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.generations import Generation
 from dkrr.dataset.rows import Floats
@@ -51,6 +51,7 @@ def ingest(
     decimal: str = ".",
     missing: Missing = "error",
     one_hot: bool = False,
+    classes: Sequence[Any] | None = None,
     append: bool = False,
     label: str | None = None,
     like: Dataset | None = None,
@@ -87,6 +88,8 @@ def ingest(
         were is kept in the generation: row numbers, and so masks and what is held out, count them.
     one_hot
         The target holds classes, numbers or text; it becomes one column of 0 and 1 a class.
+    classes
+        With ``one_hot``: the classes in their order, those of a fit; another label is an error. None: what occurs.
     append
         Add the rows to the data set at ``dest`` as a generation of their own, all or none; they must match it. Without
         ``target``, ``features`` and ``weight`` its own column names are looked up in the source.
@@ -134,7 +137,7 @@ def ingest(
     if missing not in ("error", "drop"):
         raise ParameterError(f"missing is {missing!r}; 'error' or 'drop' expected", hint="leave it out for an error")
     table = open_table(source, header=header, delimiter=delimiter, decimal=decimal, y=y, sample_weight=sample_weight)
-    wanted = _Wanted(target, features, weight, one_hot, rows_per_chunk, label, like, missing == "drop")
+    wanted = _Wanted(target, features, weight, one_hot, classes, rows_per_chunk, label, like, missing == "drop")
     if not append:
         return _write(table, dest, wanted, append=False)
     destination.inspect(dest)  # what is not ours gets no lock beside it
@@ -155,6 +158,7 @@ class _Wanted:
     features: Sequence[Column] | None
     weight: Column | None
     one_hot: bool
+    classes: Sequence[Any] | None
     rows_per_chunk: int | None
     label: str | None
     like: Dataset | None
@@ -178,7 +182,7 @@ def _write(table: Table, dest: Any, wanted: _Wanted, *, append: bool) -> Dataset
             raise ParameterError(
                 f"one_hot with {len(layout.targets)} target columns; one column of classes expected", hint="set target"
             )
-        known = None if like is None else like.classes
+        known = wanted.classes if like is None else like.classes
         used = [*layout.features, *(() if layout.weight is None else (layout.weight,))] if wanted.drop else None
         encoder = OneHot.of(table, layout.targets[0], used) if known is None else OneHot(known)
     fields = _fields(table, layout, encoder)
@@ -296,7 +300,11 @@ def _fields(table: Table, layout: Layout, encoder: OneHot | None) -> dict[str, A
     classes = table.classes if encoder is None else encoder.classes
     if encoder is not None:
         names = tuple(f"{names[0]}={label}" for label in encoder.classes)
+    made_up = [] if table.is_named else ["feature_names"]
+    if not all(table.has_name(j) for j in layout.targets):
+        made_up.append("target_names")
     return {
+        "made_up": tuple(made_up),
         "feature_names": tuple(table.names[j] for j in layout.features),
         "target_names": names,
         "weight_name": None if layout.weight is None else table.names[layout.weight],
@@ -307,24 +315,28 @@ def _fields(table: Table, layout: Layout, encoder: OneHot | None) -> dict[str, A
 
 def fields_of(dataset: Dataset) -> dict[str, Any]:
     """What :class:`DatasetWriter` is told about columns, as a data set has them."""
-    names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d")
+    names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d", "made_up")
     return {name: getattr(dataset, name) for name in names}
 
 
 def _as_before(base: Dataset, table: Table, target: Any, features: Any, weight: Any) -> tuple[Any, Any, Any]:
-    """Columns of an append that are not given: those of the data set, found by name."""
+    """Columns of an append that are not given by name: those of the data set, found by name."""
     names = set(table.names)
-    if target is None and table.target is None and base.num_targets:
-        wanted = list(base.target_names)
-        if base.classes is not None:
-            wanted = [base.target_names[0].rpartition(f"={base.classes[0]}")[0]]
-        if names.issuperset(wanted):
+    if _has_no_names(target, table) and table.target is None and base.num_targets:
+        wanted = list(target_columns(base.target_names, base.classes))
+        if (target is None or table.is_named) and names.issuperset(wanted):
             target = wanted[0] if base.y_is_1d else wanted
-    if weight is None and table.weight is None and base.weight_name in names:
-        weight = base.weight_name
-    if features is None and table.is_named and names.issuperset(base.feature_names):
+    if _has_no_names(weight, table) and table.weight is None and base.weight_name in names:
+        weight = base.weight_name if weight is None or table.is_named else weight
+    if _has_no_names(features, table) and table.is_named and names.issuperset(base.feature_names):
         features = list(base.feature_names)
     return target, features, weight
+
+
+def _has_no_names(columns: Any, table: Table) -> bool:
+    """Whether columns are not given, or by numbers: those are of another file, whose columns may stand elsewhere."""
+    given = columns if isinstance(columns, Sequence) and not isinstance(columns, str) else [columns]
+    return all(not isinstance(name, str) or (name not in table.names and name.lstrip("-").isdigit()) for name in given)
 
 
 def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dict[str, Any]) -> None:
@@ -354,7 +366,7 @@ def _compare(existing: Dataset, rows: Iterator[Rows], fields: dict[str, Any]) ->
     differing = [
         f"{name}: {getattr(existing, name)!r} there, {value!r} wanted"
         for name, value in fields.items()
-        if getattr(existing, name) != value
+        if name != "made_up" and getattr(existing, name) != value
     ]
     if not differing:
         summaries = {name: RowSummary(array.num_columns, moments=False) for name, array in existing.parts().items()}

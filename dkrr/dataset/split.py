@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import destination
 from dkrr.dataset.dataset import Dataset, open_dataset
+from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.scaling import Scaling
 from dkrr.dataset.summary import RowSummary
@@ -85,11 +86,7 @@ def prepare_rows(
     }
     writer = DatasetWriter(
         dest,
-        feature_names=dataset.feature_names,
-        target_names=dataset.target_names,
-        weight_name=dataset.weight_name,
-        classes=dataset.classes,
-        y_is_1d=dataset.y_is_1d,
+        **fields_of(dataset),
         num_rows=int(np.count_nonzero(keep)),
         origin=origin,
     )

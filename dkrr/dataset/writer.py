@@ -143,7 +143,7 @@ class DatasetWriter:
     ----------
     location
         Folder, URL or Zarr store.
-    feature_names, target_names, weight_name, classes, y_is_1d
+    feature_names, target_names, weight_name, classes, y_is_1d, made_up
         As in :class:`~dkrr.dataset.Dataset`.
     rows_per_chunk
         None chooses chunks of at most 4 MiB.
@@ -173,6 +173,7 @@ class DatasetWriter:
         weight_name: str | None = None,
         classes: Sequence[Any] | None = None,
         y_is_1d: bool = False,
+        made_up: Sequence[str] = (),
         rows_per_chunk: int | None = None,
         num_rows: int | None = None,
         base: Dataset | None = None,
@@ -199,6 +200,7 @@ class DatasetWriter:
             "weight_name": weight_name,
             "classes": None if classes is None else list(classes),
             "y_is_1d": y_is_1d,
+            "made_up": list(made_up),
             "origin": origin,
         }
         self._generations = list(base.generations) if base is not None else []

@@ -7,11 +7,12 @@ somebody, and stays.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from dkrr._version import __version__
 from dkrr.address import name_of, parent_of, sibling
 from dkrr.dataset import RowArray
 from dkrr.dataset.destination import storage_errors
-from dkrr.errors import ParameterError, StoreError
+from dkrr.dataset.sources import Table
+from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.jobs.runs.events import utc_now
 from dkrr.manifest import content_digest
@@ -38,7 +40,7 @@ from dkrr.stores import (
     write_json,
 )
 
-__all__ = ["check_output", "export_predictions", "work_of"]
+__all__ = ["Beside", "check_output", "export_predictions", "work_of"]
 
 ENDINGS = (".zarr", ".npy", ".parquet", ".csv")
 _WORK = ("data.zarr", "result.zarr", "version.json")
@@ -117,6 +119,30 @@ def _foreign(location: str) -> StoreError:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What stands beside the numbers of predictions.
+
+    Parameters
+    ----------
+    source, keep
+        Columns of the rows that were predicted, copied as they stand into .csv and .parquet, in front of the numbers.
+    label, classes
+        Of scores, the first columns: the class of the largest one is a last column of this name in .csv and .parquet.
+        The attributes of a .zarr array, and every stamp, have the classes in the order of the scores.
+    """
+
+    source: Table | None = None
+    keep: tuple[int, ...] = ()
+    label: str = ""
+    classes: tuple[Any, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns that are kept."""
+        return [] if self.source is None else [self.source.names[column] for column in self.keep]
+
+
 def export_predictions(
     predictions: RowArray,
     output: str,
@@ -125,6 +151,7 @@ def export_predictions(
     y_is_1d: bool,
     stamp: dict[str, Any] | None = None,
     overwrite: bool = False,
+    beside: Beside | None = None,
 ) -> None:
     """Write predictions (m, t) to ``output``, which appears whole or not at all, and their stamp beside it.
 
@@ -132,32 +159,37 @@ def export_predictions(
     ------
     ParameterError, StoreError
         See :func:`check_output`.
+    DataError
+        The source of columns that are kept has another number of rows.
     """
+    beside = beside or Beside()
     names = names or [f"prediction_{column}" for column in range(predictions.num_columns)]
     replaced = check_output(output, overwrite=overwrite)
     writers = {".zarr": _zarr, ".npy": _npy, ".parquet": _parquet, ".csv": _csv}
     ending = Path(name_of(output)).suffix
     said = {**(stamp or {}), "dkrr": __version__, "predicted_at": utc_now(), "replaced": replaced}
+    if beside.classes:
+        said["classes"] = list(beside.classes)
     if is_url(output) and ending == ".zarr":
         # objects take the place of others one by one: until all are there the stamp holds for any of them
         _put_stamp(output, said | {"sha256": None, "unfinished": True})
-        _zarr_objects(predictions, output)
+        _zarr_objects(predictions, output, beside)
         _put_stamp(output, said | {"sha256": content_digest(output)})
         return
-    beside = None if is_url(output) else parent_of(output)
-    if beside is not None:
-        Path(beside).mkdir(parents=True, exist_ok=True)
+    parent = None if is_url(output) else parent_of(output)
+    if parent is not None:
+        Path(parent).mkdir(parents=True, exist_ok=True)
     with (
         storage_errors(output, 8 * predictions.num_rows * predictions.num_columns),
-        tempfile.TemporaryDirectory(prefix=f"{name_of(output)}.", suffix=".partial", dir=beside) as folder,
+        tempfile.TemporaryDirectory(prefix=f"{name_of(output)}.", suffix=".partial", dir=parent) as folder,
     ):
         path = os.path.join(folder, "predictions")
-        writers[ending](predictions, path, names, y_is_1d)
+        writers[ending](predictions, path, names, y_is_1d, beside)
         failpoint("predict.before_pointer")
         said["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
         # first the stamp, which holds for what is replaced, too
         _put_stamp(output, said | {"sha256": content_digest(path)})
-        if beside is None:
+        if parent is None:
             put_file(parent_of(output), name_of(output), Path(path))
         else:
             put_in_place(Path(path), Path(output))
@@ -169,26 +201,36 @@ def _put_stamp(output: str, said: dict[str, Any]) -> None:
     write_json(parent_of(stamp), name_of(stamp), said)
 
 
-def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
+def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
     root = local_root(predictions.array.store)
     if root is None:  # predicted beside an address: fetched, chunk by chunk
-        _zarr_objects(predictions, path)
+        _zarr_objects(predictions, path, beside)
         return
     for start, stop in predictions.blocks():
         predictions.read(start, stop)  # verifies every chunk before it is handed over
     shutil.copytree(root / predictions.array.path, path)
+    if beside.classes:
+        write_json(path, "zarr.json", _with_classes(read_json(path, "zarr.json"), beside))
 
 
-def _zarr_objects(predictions: RowArray, output: str) -> None:
+def _with_classes(document: Any, beside: Beside) -> Any:
+    """The metadata of an array with the classes among its attributes."""
+    if not beside.classes:
+        return document
+    return {**document, "attributes": {**document.get("attributes", {}), "classes": list(beside.classes)}}
+
+
+def _zarr_objects(predictions: RowArray, output: str, beside: Beside) -> None:
     """The array at an address: what was there goes first, the metadata comes last."""
     array, copy = predictions.array, replace(predictions.array, store=output, path="")
     remove_array(output)
     for i in range(predictions.num_chunks):
         copy.write((i, 0), array.read((i, 0)))
-    write_json(output, "zarr.json", read_json(array.store, f"{array.path}/zarr.json" if array.path else "zarr.json"))
+    document = read_json(array.store, f"{array.path}/zarr.json" if array.path else "zarr.json")
+    write_json(output, "zarr.json", _with_classes(document, beside))
 
 
-def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
+def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
     shape: tuple[int, ...] = (predictions.num_rows, predictions.num_columns)
     with open(path, "wb") as file:
         header: dict[str, Any] = {"descr": "<f8", "fortran_order": False, "shape": shape[:1] if y_is_1d else shape}
@@ -197,26 +239,53 @@ def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> N
             file.write(np.ascontiguousarray(predictions.read(start, stop)).tobytes())
 
 
-def _parquet(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
-    import pyarrow as pa
+def _parquet(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
     import pyarrow.parquet as pq
 
-    with pq.ParquetWriter(path, pa.schema([(name, pa.float64()) for name in names])) as writer:
-        for start, stop in predictions.blocks():
-            writer.write_table(_table(predictions.read(start, stop), names))
+    tables = _tables(predictions, names, beside)
+    first = next(tables)
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
 
 
-def _csv(predictions: RowArray, path: str, names: list[str], y_is_1d: bool) -> None:
+def _csv(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
     import pyarrow as pa
     from pyarrow.csv import CSVWriter
 
-    schema = pa.schema([(name, pa.float64()) for name in names])
-    with CSVWriter(path, schema) as writer:
-        for start, stop in predictions.blocks():
-            writer.write_table(_table(predictions.read(start, stop), names))
+    tables = _tables(predictions, names, beside)
+    first = next(tables)
+    try:
+        with CSVWriter(path, first.schema) as writer:
+            for table in itertools.chain([first], tables):
+                writer.write_table(table)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:  # a list or a structure that is kept
+        raise DataError(f"a column that is kept cannot be written to .csv ({exc})", hint="write .parquet") from exc
 
 
-def _table(block: Any, names: list[str]) -> Any:
+def _tables(predictions: RowArray, names: list[str], beside: Beside) -> Iterator[Any]:
+    """Blocks of rows as Arrow tables: what is kept, the numbers, the class of the largest score."""
     import pyarrow as pa
 
-    return pa.table({name: np.ascontiguousarray(block[:, column]) for column, name in enumerate(names)})
+    kept = {}
+    if beside.source is not None:
+        for name, column in zip(beside.names, beside.keep, strict=True):
+            blocks = beside.source.blocks([], column)
+            values = itertools.chain.from_iterable(labels or [] for _, labels in blocks)
+            kept[name] = values, beside.source.label_type(column)
+    classes = np.array(beside.classes)
+    for start, stop in predictions.blocks():
+        block = predictions.read(start, stop)
+        table: dict[str, Any] = {}
+        for name, (values, kind) in kept.items():
+            table[name] = pa.array(list(itertools.islice(values, stop - start)), kind)
+            is_over = stop < predictions.num_rows or next(values, table) is table
+            if len(table[name]) < stop - start or not is_over:
+                raise DataError(
+                    f"column {name!r} has another number of rows than the {predictions.num_rows:,} that were predicted",
+                    hint="the file was changed: start again",
+                )
+        table |= {name: pa.array(np.ascontiguousarray(block[:, column])) for column, name in enumerate(names)}
+        if beside.classes:
+            table[beside.label] = pa.array(classes[np.argmax(block[:, : len(classes)], axis=1)].tolist())
+        yield pa.table(table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import numpy as np
 
 from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
+from dkrr.dataset.columns import match_features, match_targets, ordered_like
+from dkrr.dataset.ingest import fields_of
+from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.parquet import is_visible, visible_files
 from dkrr.errors import DataError, StoreError
 from dkrr.jobs.frozen import Frozen, find_scaling
@@ -72,8 +75,11 @@ def _objects_state(url: str) -> Any:
     return [address.bucket, address.key, [(item.key, item.num_bytes, item.version) for item in objects]]
 
 
-def open_data(data: DataSpec, store: Any, *, path: str | None = None) -> Dataset:
-    """The data set behind ``[data]`` (or behind another ``path`` read the same way), ingested when it is not one."""
+def open_data(data: DataSpec, store: Any, *, path: str | None = None, fitted: Dataset | None = None) -> Dataset:
+    """The data set behind ``[data]`` (or behind another ``path`` read the same way), ingested when it is not one.
+
+    With ``fitted`` columns are those of that data set, by name where both have names, and classes are its classes.
+    """
     path = path or data.path
     if os.path.isdir(path) or (is_url(path) and not path.startswith(("sklearn:", "generate:"))):
         try:
@@ -82,11 +88,17 @@ def open_data(data: DataSpec, store: Any, *, path: str | None = None) -> Dataset
             if name_of(path).endswith(".zarr") and read_json(path, "zarr.json") is not None:
                 raise
     options = {**data.options(), "one_hot": data.one_hot}
-    destination = place(store, "data", _key(_source_state(path), options) + ".zarr")
+    known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes]]
+    destination = place(store, "data", _key(_source_state(path), options, *known) + ".zarr")
     try:
         return open_dataset(destination)
     except StoreError:
-        return ingest(path, destination, **options)
+        if fitted is None:
+            return ingest(path, destination, **options)
+    table = open_table(path, header=data.header, delimiter=data.delimiter, decimal=data.decimal)
+    if by_name := ordered_like(fitted, table):
+        options |= {"weight": None, **by_name}  # scores are not weighted
+    return ingest(table, destination, **options, classes=fitted.classes)
 
 
 def prepare(job: JobSpec, store: Any) -> Prepared:
@@ -98,7 +110,9 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
     mask, test = None, None
     locations: list[str] = []
     if evaluate is not None and evaluate.path is not None:
-        test = open_data(job.data, store, path=evaluate.path)
+        test = open_data(job.data, store, path=evaluate.path, fitted=dataset)
+        match_features(dataset, test)  # what does not fit is said before anything is computed
+        match_targets(dataset, test)
     elif evaluate is not None and evaluate.holds_out:
         mask = _mask(job, dataset)
     split = _key(
@@ -110,13 +124,13 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
     )
     if mask is not None:
         location = place(store, "rows", f"{split}-test.zarr")
-        test, _ = prepare_rows(dataset, location, test_mask=~mask, standardize=False)
+        test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
         locations.append(location)
     if mask is None and not job.data.standardize:
         return Prepared(dataset, test, None, tuple(locations), None, _facts(dataset), job.data.drift_limit)
     frozen = find_scaling(store, dataset, mask, job.data.drift_limit) if job.data.standardize else None
     if frozen is not None and frozen.location is not None:
-        train = open_dataset(frozen.location)
+        train = replace(open_dataset(frozen.location), **fields_of(dataset))
         return Prepared(train, test, frozen.scaling, (*locations, frozen.location), frozen, _facts(dataset))
     scaling = None if frozen is None else frozen.scaling
     if scaling is not None:
@@ -130,6 +144,7 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
         scaling=scaling,
         scaling_rows=None if frozen is None or scaling is None else frozen.num_rows,
     )
+    train = replace(train, **fields_of(dataset))  # the same rows may have been prepared under other names
     limit = None if job.data.standardize else job.data.drift_limit
     return Prepared(train, test, scaling, (*locations, location), frozen, _facts(dataset), limit)
 

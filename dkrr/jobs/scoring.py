@@ -6,6 +6,7 @@ prediction that was interrupted goes on with the version it began with, although
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ def predict_registered(
     asked: Asked | None = None,
     overwrite: bool = False,
     reading: dict[str, Any] | None = None,
+    keep: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Scored:
     """Predict the rows of ``data`` into ``output`` with a registered model, see :func:`dkrr.jobs.serve.predict_job`.
@@ -48,7 +50,7 @@ def predict_registered(
     ----------
     registry
         Root; None: ``DKRR_MODELS``, else ./models.
-    asked, reading, progress
+    asked, reading, keep, progress
         As there.
 
     Raises
@@ -74,7 +76,7 @@ def predict_registered(
             "model_digest": version.model_digest,
         }
         options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "reading": reading, "progress": progress}
-        return Scored(predict_held(version.model_path, data, output, **options, stamp=stamp), version)
+        return Scored(predict_held(version.model_path, data, output, **options, keep=keep, stamp=stamp), version)
 
     with predicting(output, [parent_of(found.location), data], overwrite=overwrite):
         try:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from dkrr.address import is_url, parent_of
+from dkrr.address import is_url, name_of, parent_of
 from dkrr.bulk import is_worth_a_cluster
 from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
+from dkrr.dataset.sources import Table, open_table
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.jobs.export import check_output, export_predictions, work_of
-from dkrr.jobs.prepare import open_data
+from dkrr.jobs.export import Beside, check_output, export_predictions, work_of
 from dkrr.jobs.registry.versions import RECORD
-from dkrr.jobs.spec import DataSpec
 from dkrr.jobs.uncertain import Asked, uncertain_columns, uncertain_table
 from dkrr.lock import hold_lock
 from dkrr.manifest import manifest_digest
 from dkrr.model import Model, load_model
-from dkrr.prediction import check_features, predict_dataset, score_dataset
+from dkrr.prediction import predict_dataset, score_dataset
 from dkrr.resources import nothing_new
 from dkrr.stores import place, read_json, remove_array
 from dkrr.temporary import TemporaryStore
@@ -40,6 +40,7 @@ def predict_job(
     asked: Asked | None = None,
     overwrite: bool = False,
     reading: dict[str, Any] | None = None,
+    keep: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> int:
     """Predict the rows of ``data`` into ``output`` (.zarr, .npy, .parquet or .csv); the number of rows.
@@ -50,6 +51,11 @@ def predict_job(
     ``reading`` says how a text file is read: header, delimiter and decimal of :func:`~dkrr.ingest`. A row with a
     missing value is an error, since it would have no prediction.
 
+    Columns of ``data`` are the model's by name where both have names: their order is free, others are left aside.
+    ``keep`` names some to be copied beside the predictions (.csv and .parquet); for one-hot targets the class of the
+    largest score is there, too, see :class:`~dkrr.jobs.export.Beside`. A column of predictions that has the name of a
+    kept one is called NAME_predicted.
+
     With ``asked`` standard deviations and ends of intervals are further columns, see
     :func:`~dkrr.jobs.uncertain.uncertain_columns`.
 
@@ -58,7 +64,8 @@ def predict_job(
     Raises
     ------
     DataError
-        The data has other features than the model, or targets that cannot be told from features.
+        The data has other features than the model, or targets that cannot be told from features; or no column that is
+        to be kept.
     ParameterError, StoreError
         The model cannot say what was asked for, or the output is something else's place.
     LockedError
@@ -70,7 +77,7 @@ def predict_job(
             "model_digest": manifest_digest(model_path),
         }
         options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "reading": reading, "progress": progress}
-        return predict_held(model_path, data, output, **options, stamp=stamp)
+        return predict_held(model_path, data, output, **options, keep=keep, stamp=stamp)
 
 
 @contextmanager
@@ -91,18 +98,23 @@ def predict_held(
     asked: Asked | None,
     overwrite: bool,
     reading: dict[str, Any] | None,
+    keep: Sequence[str],
     progress: Progress | None,
     stamp: dict[str, Any],
 ) -> int:
     """:func:`predict_job` for a caller that holds the output, with what the stamp shall say besides the rows."""
+    if keep and not name_of(output).endswith((".csv", ".parquet")):
+        raise ParameterError(
+            f"{output} holds numbers alone, columns cannot be kept there", hint="write .csv or .parquet"
+        )
     model = load_model(model_path)
     check_output(output, model.provenance.get("factors", ()), overwrite=overwrite)
     asked = asked or Asked()
     asked.check(model)
     work = work_of(output)
-    dataset = _rows_for(model, data, work, reading or {})
+    dataset, table = _rows_for(model, data, work, reading or {}, keep=keep)
     try:
-        check_features(model, dataset)
+        match_features(model, dataset)
         with _executor(model, dataset, asked) as executor:
             result = place(work, "result.zarr")
             predictions, _ = predict_dataset(model, dataset, result, executor, progress)
@@ -113,9 +125,10 @@ def predict_held(
         raise
     names = model.target_names or [f"prediction_{column}" for column in range(model.num_targets)]
     is_flat = model.y_is_1d and predictions.num_columns == 1
-    columns = uncertain_columns(names, asked)
+    beside = _beside(model, table, keep)
+    columns = [f"{name}_predicted" if name in beside.names else name for name in uncertain_columns(names, asked)]
     stamp = {**stamp, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
-    export_predictions(predictions, output, columns, y_is_1d=is_flat, stamp=stamp, overwrite=overwrite)
+    export_predictions(predictions, output, columns, y_is_1d=is_flat, stamp=stamp, overwrite=overwrite, beside=beside)
     remove_array(work)
     return dataset.num_rows
 
@@ -149,7 +162,7 @@ def evaluate_job(
     model = load_model(model_path)
     work = TemporaryStore()  # not beside the model, which may be a version that never changes
     try:
-        dataset = _rows_for(model, data, work.path, reading or {}, with_targets=True)
+        dataset, _ = _rows_for(model, data, work.path, reading or {}, with_targets=True)
         with _executor(model, dataset, Asked()) as executor:
             score, _ = score_dataset(model, dataset, executor, progress, intervals=intervals)
     finally:
@@ -166,20 +179,49 @@ def evaluate_job(
     return facts
 
 
-def _rows_for(model: Model, data: str, work: str, reading: dict[str, Any], *, with_targets: bool = False) -> Dataset:
-    """The data as rows with the model's features: a data set as it is, anything else ingested beside the output."""
+def _beside(model: Model, table: Table | None, keep: Sequence[str]) -> Beside:
+    """What the output has beside the numbers."""
+    columns = () if table is None else kept_columns(table, keep)
+    if model.classes is None:
+        return Beside(source=table, keep=columns)
+    label = (*target_columns(model.target_names, model.classes), "label")[0]
+    if table is not None and label in [table.names[column] for column in columns]:
+        label = f"{label}_predicted"
+    return Beside(source=table, keep=columns, label=label, classes=tuple(model.classes))
+
+
+def _rows_for(
+    model: Model,
+    data: str,
+    work: str,
+    reading: dict[str, Any],
+    *,
+    with_targets: bool = False,
+    keep: Sequence[str] = (),
+) -> tuple[Dataset, Table | None]:
+    """The data as rows with the model's features: a data set as it is, else a table, ingested beside the output."""
     try:
-        return open_dataset(data)
+        dataset = open_dataset(data)
     except StoreError:
-        pass
+        # missing values are no matter of how a file is read
+        table = open_table(data, **{name: value for name, value in reading.items() if name != "missing"})
+    else:
+        if keep:
+            raise DataError(
+                f"columns of {data} cannot be kept, it is a data set", hint="predict the file that it was made of"
+            )
+        return dataset, None
+    kept_columns(table, keep)  # a mistake is found before anything is made
     destination = place(work, "data.zarr")
     if not with_targets:
         # rows that an interrupted prediction left are compared with the data, which may be another by now
-        return ingest(data, destination, **reading)
-    if model.classes is not None:
-        return open_data(DataSpec(path=data, target=[-1], one_hot=True, **reading), work)
-    names = model.target_names
-    try:
-        return ingest(data, destination, target=names, **reading)
-    except (DataError, ParameterError):
-        return ingest(data, destination, target=list(range(-model.num_targets, 0)), **reading)
+        return ingest(table, destination, features=feature_columns(model, table)), table
+    options = ordered_like(model, table)
+    if not options and table.target is None:
+        labels = target_columns(model.target_names, model.classes)
+        is_there = bool(labels) and set(labels) <= set(table.names)
+        last = range(-1 if model.classes is not None else -model.num_targets, 0)
+        options = {"target": list(labels if is_there else last)}
+    one_hot = model.classes is not None and table.classes is None
+    missing = reading.get("missing", "error")
+    return ingest(table, destination, **options, one_hot=one_hot, classes=model.classes, missing=missing), table

@@ -136,6 +136,7 @@ def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: 
         y_is_1d=prepared.train.y_is_1d,
         feature_names=list(prepared.train.feature_names or []),
         target_names=list(prepared.train.target_names or []),
+        made_up=prepared.train.made_up,
         classes=None if prepared.train.classes is None else list(prepared.train.classes),
         provenance={
             "dkrr": __version__,

@@ -191,7 +191,8 @@ def test_decimal_commas_from_init_to_predict(tmp_path: Path) -> None:
     model.save(tmp_path / "model.zarr")
     result = run("predict", tmp_path / "model.zarr", new, "--decimal", ",", "-o", tmp_path / "p.npy")
     assert result.exit_code == 0, result.output
-    assert np.allclose(np.load(tmp_path / "p.npy"), model.predict(table[:, :2]), rtol=1e-12)
+    rows = pd.DataFrame(table[:, :2], columns=["a", "b"])
+    assert np.allclose(np.load(tmp_path / "p.npy"), model.predict(rows), rtol=1e-12)
 
 
 def test_jobs_of_before_are_the_same_jobs() -> None:

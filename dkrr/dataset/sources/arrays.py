@@ -76,9 +76,17 @@ def _shared_map(array: Any) -> mmap.mmap | None:
 
 
 class DaskTable(Table):
-    """A dask array, computed one row block after the other."""
+    """A dask array, computed one row block after the other; ``names`` of a frame that it was made of."""
 
-    def __init__(self, array: Any, label: str, *, prefix: str = "x", allow_1d: bool = False) -> None:
+    def __init__(
+        self,
+        array: Any,
+        label: str,
+        *,
+        prefix: str = "x",
+        allow_1d: bool = False,
+        names: Sequence[str] | None = None,
+    ) -> None:
         if any(math.isnan(length) for length in array.shape):
             raise DataError(
                 f"{label} is a dask array with unknown chunk sizes, shape {array.shape}; known sizes expected",
@@ -86,8 +94,8 @@ class DaskTable(Table):
             )
         num_rows, width = check_shape(array.shape, label, allow_1d=allow_1d)
         self.is_1d = array.ndim == 1
-        names = [prefix] if allow_1d and width == 1 else [f"{prefix}{j}" for j in range(width)]
-        super().__init__(label, names, num_rows, is_named=False)
+        generic = [prefix] if allow_1d and width == 1 else [f"{prefix}{j}" for j in range(width)]
+        super().__init__(label, generic if names is None else names, num_rows, is_named=names is not None)
         self._array = array
 
     def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:

@@ -60,6 +60,8 @@ def _open_one(
     options: dict[str, Any] = {"prefix": prefix, "allow_1d": allow_1d}
     if isinstance(source, str | os.PathLike):
         return _open_path(source, csv, **options)
+    if isinstance(source, Table):
+        return source
     if isinstance(source, Dataset):
         from dkrr.dataset.sources.zarrs import dataset_table
 
@@ -73,6 +75,13 @@ def _open_one(
         from dkrr.dataset.sources.arrays import DaskTable
 
         return DaskTable(source, label, **options)
+    if _is_a(source, "dask.dataframe", "DataFrame", "Series"):
+        from dkrr.dataset.sources.arrays import DaskTable
+
+        # one pass over the graph for the numbers of rows
+        names = [source.name] if source.ndim == 1 else source.columns
+        named = None if names[0] is None else [str(name) for name in names]
+        return DaskTable(source.to_dask_array(lengths=True), label, names=named, **options)
     if _is_a(source, "zarr", "Array", "Group"):
         from dkrr.dataset.sources.zarrs import open_zarr_object
 

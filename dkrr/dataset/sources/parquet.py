@@ -146,6 +146,15 @@ class ParquetTable(Table):
                     yield values, labels
         self._unchanged.check()
 
+    def label_type(self, column: int) -> Any:
+        import pyarrow as pa
+
+        name = self.names[column]
+        if name in self._folders:
+            return pa.string() if isinstance(self._folders[name][0], str) else pa.float64()
+        kind = self._types[name]
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
+
 
 def _folder_columns(files: Sequence[Path], root: Path, types: dict[str, Any]) -> dict[str, list[Any]]:
     """Columns that folders called ``name=value`` give, with a value for each file.

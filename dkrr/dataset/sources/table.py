@@ -116,6 +116,19 @@ class Table(ABC):
         """Whether the source named this column."""
         return self.is_named
 
+    def label_type(self, column: int) -> Any:
+        """The Arrow type of a column as it stands, which need not hold numbers, for a copy beside predictions.
+
+        Raises
+        ------
+        DataError
+            The source has no columns with names.
+        """
+        raise DataError(
+            f"columns of {self.label} cannot be kept, it is neither .csv nor .parquet",
+            hint="predict the file that it was made of",
+        )
+
     def locate(self, row: int) -> str:
         """Where in the source global row ``row`` is, when there is a better word than its number."""
         return ""

@@ -50,9 +50,10 @@ class _ZarrTable(MatrixTable):
 class _RowTable(MatrixTable):
     """Rows of a data set of dkrr: every chunk is verified."""
 
-    def __init__(self, rows: RowArray, label: str, names: Iterable[str]) -> None:
+    def __init__(self, rows: RowArray, label: str, names: Iterable[str], is_named: bool = True) -> None:
         step = rows.rows_per_chunk * max(1, BLOCK_BYTES // (8 * rows.num_columns * rows.rows_per_chunk))
         super().__init__(label, (rows.num_rows, rows.num_columns), step=step, names=list(names))
+        self.is_named = is_named
         self._rows = rows
 
     def read_rows(self, start: int, stop: int) -> NDArray[Any]:
@@ -62,7 +63,7 @@ class _RowTable(MatrixTable):
 def dataset_table(dataset: Dataset) -> Table:
     """A data set as a source, with its own names, targets and weights."""
     label = str(dataset.path)
-    x = _RowTable(dataset.X, label, dataset.feature_names)
+    x = _RowTable(dataset.X, label, dataset.feature_names, bool(dataset.names))
     y = None if dataset.y is None else _RowTable(dataset.y, f"y of {label}", dataset.target_names)
     weight = None
     if dataset.weight is not None:

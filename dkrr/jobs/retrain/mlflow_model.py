@@ -20,10 +20,7 @@ class Predictor:
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
         """Predictions for rows of features: a data frame with the model's columns, or an array."""
         if hasattr(model_input, "columns"):
-            names = self.model.feature_names
-            known = set(names) <= set(map(str, model_input.columns))
-            model_input = model_input[names] if known else model_input
-            model_input = model_input.to_numpy(dtype=np.float64)
+            model_input = self.model.matched(model_input).to_numpy(dtype=np.float64)
         return self.model.predict(model_input)
 
 

@@ -1,0 +1,475 @@
+"""Columns and classes are told by their names, wherever two sides have names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from click.testing import CliRunner, Result
+
+import dkrr
+from dkrr.cli import main
+from dkrr.jobs.prepare import prepare
+from dkrr.jobs.retrain.judge import judge
+from dkrr.jobs.retrain.spec import GateSpec
+from dkrr.jobs.spec import JobSpec
+from tests.jobs.retrain.project import Project, in_process, rows_of
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((120, 3))
+Y = X @ [1.0, -2.0, 5.0]
+FRAME = pd.DataFrame(np.column_stack([X, Y]), columns=["a", "b", "c", "y"])
+MIXED = FRAME.assign(id=[f"{k:03d}" for k in range(120)])[["y", "c", "id", "a", "b"]]  # others, in another order
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of a data set with named columns."""
+    data = dkrr.ingest(FRAME, tmp_path / "train.zarr", target="y")
+    dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(data).save(tmp_path / "model.zarr")
+    return tmp_path / "model.zarr"
+
+
+def csv(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
+    frame.to_csv(path, index=False, **options)
+    return path
+
+
+def folder_of_parquet(frame: pd.DataFrame, path: Path) -> Path:
+    path.mkdir()
+    for number in range(2):
+        frame[60 * number : 60 * number + 60].to_parquet(path / f"part.{number}.parquet")
+    return path
+
+
+def data_set(frame: pd.DataFrame, path: Path) -> Path:
+    dkrr.ingest(frame.drop(columns="id"), path, target="y")
+    return path
+
+
+SOURCES: dict[str, Callable[[pd.DataFrame, Path], Path]] = {
+    "new.csv": csv,
+    "new.csv.gz": csv,
+    "new.parquet": lambda frame, path: frame.to_parquet(path) or path,
+    "folder": folder_of_parquet,
+    "new.zarr": data_set,
+}
+
+
+# --- predict and evaluate ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_order_of_columns_does_not_matter_and_others_are_left_aside(name: str, model: Path, tmp_path: Path) -> None:
+    data = SOURCES[name](MIXED, tmp_path / name)
+    result = run("predict", model, data, "-o", tmp_path / "out.npy")
+    assert result.exit_code == 0, result.output
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+    result = run("evaluate", model, data, "--metric", "r2", "--json")
+    assert result.exit_code == 0, result.output
+    assert '"r2": 1.0' in result.stdout or '"r2": 0.9999' in result.stdout
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_missing_columns_are_named(name: str, model: Path, tmp_path: Path) -> None:
+    data = SOURCES[name](MIXED.rename(columns={"b": "bb"}), tmp_path / name)
+    for command in (["predict", model, data, "-o", tmp_path / "out.npy"], ["evaluate", model, data]):
+        result = run(*command)
+        assert result.exit_code == 4, result.output
+        assert "has no columns 'b'" in result.stderr
+        assert "'bb'" in result.stderr
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_a_missing_target_is_named(model: Path, tmp_path: Path) -> None:
+    data = csv(FRAME.rename(columns={"y": "z"}), tmp_path / "new.csv")
+    result = run("evaluate", model, data)
+    assert result.exit_code == 4
+    assert "has no columns 'y'" in result.stderr
+
+
+def test_what_has_no_names_is_told_by_its_place(model: Path, tmp_path: Path) -> None:
+    data = csv(FRAME[["a", "b", "c"]], tmp_path / "new.csv", header=False)
+    assert run("predict", model, data, "-o", tmp_path / "out.npy").exit_code == 0
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+    data = csv(FRAME, tmp_path / "four.csv", header=False)
+    result = run("predict", model, data, "-o", tmp_path / "out.npy")
+    assert result.exit_code == 4
+    assert "has 4 features, the model was fitted with 3" in result.stderr
+    assert run("evaluate", model, data, "--metric", "r2").stdout.split()[1] == "1"
+
+
+def test_a_model_without_names_takes_columns_by_their_place(tmp_path: Path) -> None:
+    train = csv(FRAME, tmp_path / "train.csv", header=False)
+    dkrr.ingest(train, tmp_path / "train.zarr", target=-1)
+    dkrr.KernelRidge(alpha=1e-8).fit(tmp_path / "train.zarr").save(tmp_path / "model.zarr")
+    for columns in (["a", "b", "c"], ["p", "q", "r"]):
+        data = tmp_path / "new.csv"
+        FRAME[["a", "b", "c"]].to_csv(data, index=False, header=columns)
+        assert run("predict", tmp_path / "model.zarr", data, "-o", tmp_path / "out.npy").exit_code == 0
+        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+    assert run("predict", tmp_path / "model.zarr", csv(FRAME, data), "-o", tmp_path / "out.npy").exit_code == 4
+
+
+def test_features_that_are_called_as_made_up_ones_are_matched_too(tmp_path: Path) -> None:
+    names = ["x0", "x1", "x2", "y"]
+    train = tmp_path / "train.csv"
+    FRAME.to_csv(train, index=False, header=names)
+    dkrr.ingest(train, tmp_path / "train.zarr", target="y")
+    dkrr.KernelRidge(alpha=1e-8).fit(tmp_path / "train.zarr").save(tmp_path / "model.zarr")
+    data = csv(FRAME.set_axis(names, axis=1)[["x2", "x0", "x1"]], tmp_path / "new.csv")
+    assert run("predict", tmp_path / "model.zarr", data, "-o", tmp_path / "out.npy").exit_code == 0
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+
+
+def test_targets_of_a_data_set_are_matched_by_name(tmp_path: Path) -> None:
+    frame = FRAME.assign(z=-3 * FRAME["a"])
+    train = dkrr.ingest(frame, tmp_path / "train.zarr", target=["y", "z"])
+    dkrr.KernelRidge(alpha=1e-8).fit(train).save(tmp_path / "model.zarr")
+    dkrr.ingest(frame, tmp_path / "test.zarr", target=["z", "y"])
+    result = run("evaluate", tmp_path / "model.zarr", tmp_path / "test.zarr", "--metric", "rmse")
+    assert float(result.stdout.split()[1]) < 1e-6
+    dkrr.ingest(frame.rename(columns={"z": "w"}), tmp_path / "other.zarr", target=["w", "y"])
+    result = run("evaluate", tmp_path / "model.zarr", tmp_path / "other.zarr")
+    assert result.exit_code == 4
+    assert "has no targets 'z'" in result.stderr
+
+
+def test_a_precomputed_matrix_has_no_names(tmp_path: Path) -> None:
+    est = dkrr.KernelRidge(kernel="precomputed", alpha=1.0).fit(pd.DataFrame(X @ X.T, columns=map(str, range(120))), Y)
+    est.save(tmp_path / "model.zarr")
+    data = csv(pd.DataFrame(X[:5] @ X.T, columns=[f"k{j}" for j in range(120)]), tmp_path / "K.csv")
+    assert run("predict", tmp_path / "model.zarr", data, "-o", tmp_path / "out.npy").exit_code == 0
+    assert len(np.load(tmp_path / "out.npy")) == 5
+
+
+# --- Python --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pandas", "dask"])
+def test_a_model_finds_the_columns_of_a_frame(kind: str, model: Path) -> None:
+    loaded = dkrr.load_model(model)
+
+    def rows(frame: pd.DataFrame) -> Any:
+        return frame if kind == "pandas" else dd.from_pandas(frame, npartitions=3)
+
+    found = loaded.predict(rows(MIXED))
+    assert isinstance(found, da.Array) == (kind == "dask")
+    np.testing.assert_allclose(np.asarray(found), Y, atol=1e-6)
+    with pytest.raises(dkrr.DkrrError, match=r"X has no columns 'b', which the fit had; it has 'y', 'id', 'bb'"):
+        loaded.predict(rows(MIXED.rename(columns={"b": "bb"})))
+    numbered = pd.DataFrame(X)  # pandas' own numbers are no names
+    np.testing.assert_allclose(np.asarray(loaded.predict(rows(numbered))), Y, atol=1e-6)
+    with pytest.raises(dkrr.DkrrError, match="columns of the same name: 'a'"):
+        loaded.predict(pd.DataFrame(np.column_stack([X, X[:, 0]]), columns=["a", "b", "c", "a"]))
+
+
+def test_standard_deviations_of_a_frame(tmp_path: Path) -> None:
+    est = dkrr.KernelRidge(kernel="rbf", alpha=0.1).fit(FRAME[["a", "b", "c"]], Y)
+    expected = est.predict(FRAME[["a", "b", "c"]], return_std=True)[1]
+    est.save(tmp_path / "model.zarr")
+    np.testing.assert_allclose(dkrr.load_model(tmp_path / "model.zarr").predict_std(MIXED), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("tile_size", ["auto", 50])
+def test_the_estimator_is_as_strict_with_frames_as_scikit_learn(tile_size: Any, tmp_path: Path) -> None:
+    est = dkrr.KernelRidge(alpha=1e-8, tile_size=tile_size)
+    sources: list[tuple[Any, Any]] = [
+        (FRAME[["a", "b", "c"]], Y),
+        (dkrr.ingest(FRAME, tmp_path / "d.zarr", target="y"), None),
+        (tmp_path / "d.zarr", None),
+        (dkrr.open_dataset(tmp_path / "d.zarr"), -Y),
+        (dd.from_pandas(FRAME[["a", "b", "c"]], npartitions=2), dd.from_pandas(FRAME["y"], npartitions=2)),
+    ]
+    for rows, targets in sources:
+        est.fit(rows, targets)
+        assert est.feature_names_in_.tolist() == ["a", "b", "c"]
+        expected = -Y if targets is not None and targets is sources[3][1] else Y
+        np.testing.assert_allclose(est.predict(FRAME[["a", "b", "c"]]), expected, atol=1e-6)
+        with pytest.raises(ValueError, match="same order"):
+            est.predict(FRAME[["c", "b", "a"]])
+        with pytest.raises(ValueError, match="same order"):
+            est.score(FRAME[["c", "b", "a"]], Y)
+        # what scikit-learn has no rule for
+        np.testing.assert_allclose(est.predict(dd.from_pandas(MIXED, npartitions=2)).compute(), expected, atol=1e-6)
+        path = csv(MIXED, tmp_path / "new.csv")
+        np.testing.assert_allclose(est.predict(path), expected, atol=1e-6)
+    est.fit(X, Y)
+    assert not hasattr(est, "feature_names_in_")
+
+
+def test_cross_validation_keeps_names(tmp_path: Path) -> None:
+    est = dkrr.KernelRidgeCV(alphas=[1e-8, 1e-6]).fit(FRAME[["a", "b", "c"]], Y)
+    est.save(tmp_path / "model.zarr")
+    np.testing.assert_allclose(dkrr.load_model(tmp_path / "model.zarr").predict(MIXED), Y, atol=1e-4)
+    with pytest.raises(ValueError, match="same order"):
+        est.predict(FRAME[["c", "b", "a"]])
+
+
+def test_the_same_rows_under_other_names_are_fitted_with_those(tmp_path: Path) -> None:
+    est = dkrr.KernelRidge(alpha=1e-8, store=tmp_path / "store")
+    for names in (["a", "b", "c"], ["c", "b", "a"]):
+        path = csv(FRAME[["a", "b", "c"]].set_axis(names, axis=1), tmp_path / "X.csv")
+        assert est.fit(path, Y).feature_names_in_.tolist() == names
+        est.save(tmp_path / "model.zarr", overwrite=True)
+        rows = FRAME[["a", "b", "c"]].set_axis(names, axis=1)[["b", "c", "a"]]
+        np.testing.assert_allclose(dkrr.load_model(tmp_path / "model.zarr").predict(rows), Y, atol=1e-6)
+
+
+# --- data sets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [[], ["--target", "-1"], ["--target", "y", "--features", "a"]])
+def test_an_append_finds_its_columns_by_name(options: list[str], tmp_path: Path) -> None:
+    data = csv(FRAME, tmp_path / "train.csv")
+    assert run("ingest", data, tmp_path / "d.zarr", "--target", "-1").exit_code == 0
+    before = dkrr.open_dataset(tmp_path / "d.zarr").num_rows
+    result = run("ingest", csv(MIXED, tmp_path / "more.csv"), tmp_path / "d.zarr", "--append", *options)
+    found = dkrr.open_dataset(tmp_path / "d.zarr")
+    if "--features" in options:  # other features are asked for, by name
+        assert (result.exit_code, found.num_rows) == (4, before)
+        return
+    assert result.exit_code == 0, result.output
+    np.testing.assert_array_equal(found.read(120, 240), X)
+    assert found.y is not None
+    np.testing.assert_array_equal(found.y.read(120, 240)[:, 0], Y)
+
+
+# --- classes -------------------------------------------------------------------------------------------------------
+
+CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+LABELS = np.repeat([0, 1, 2], 30)
+POINTS = CENTRES[LABELS] + 0.3 * RNG.standard_normal((90, 2))
+NAMES = np.array(["ash", "oak", "yew"])
+TREES = pd.DataFrame(POINTS, columns=["a", "b"]).assign(kind=NAMES[LABELS])
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Path:
+    train = dkrr.ingest(TREES, tmp_path / "trees.zarr", target="kind", one_hot=True)
+    dkrr.KernelRidge(kernel="rbf", alpha=0.1).fit(train).save(tmp_path / "trees-model.zarr")
+    return tmp_path / "trees-model.zarr"
+
+
+def accuracy(result: Result) -> float:
+    assert result.exit_code == 0, result.output
+    return float(result.stdout.split()[1])
+
+
+@pytest.mark.parametrize("kind", ["csv", "zarr"])
+def test_the_classes_of_the_model_decide(kind: str, classifier: Path, tmp_path: Path) -> None:
+    def source(frame: pd.DataFrame) -> Path:
+        path = csv(frame[["kind", "b", "a"]], tmp_path / f"{len(frame)}.csv")
+        if kind == "csv":
+            return path
+        dkrr.ingest(path, tmp_path / f"{len(frame)}.zarr", target="kind", one_hot=True)
+        return tmp_path / f"{len(frame)}.zarr"
+
+    two = TREES[TREES["kind"] != "ash"]  # its first class is another one than the model's
+    assert accuracy(run("evaluate", classifier, source(two), "--metric", "accuracy")) == 1.0
+    scores = run("evaluate", classifier, source(two)).stdout
+    assert "nan" not in scores
+    more = pd.concat([TREES, pd.DataFrame({"kind": ["elm"], "a": [0.0], "b": [0.0]})])
+    result = run("evaluate", classifier, source(more))
+    assert result.exit_code == 4
+    assert "'elm'" in result.stderr
+    assert "'ash', 'oak', 'yew'" in result.stderr
+
+
+def test_classes_that_are_numbers(tmp_path: Path) -> None:
+    frame = TREES.assign(kind=LABELS)
+    dkrr.ingest(csv(frame, tmp_path / "t.csv"), tmp_path / "t.zarr", target="kind", one_hot=True)
+    dkrr.KernelRidge(kernel="rbf", alpha=0.1).fit(tmp_path / "t.zarr").save(tmp_path / "m.zarr")
+    last = csv(frame[frame["kind"] > 0][["kind", "a", "b"]], tmp_path / "u.csv")
+    assert accuracy(run("evaluate", tmp_path / "m.zarr", last, "--metric", "accuracy")) == 1.0
+    assert run("predict", tmp_path / "m.zarr", last, "-o", tmp_path / "out.parquet").exit_code == 0
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert found["kind"].tolist() == frame["kind"][frame["kind"] > 0].tolist()
+
+
+def test_the_label_stands_beside_the_scores(classifier: Path, tmp_path: Path) -> None:
+    data = csv(TREES, tmp_path / "new.csv")
+    scores = ["kind=ash", "kind=oak", "kind=yew"]
+    for name, read in (("out.csv", pd.read_csv), ("out.parquet", pd.read_parquet)):
+        result = run("predict", classifier, data, "-o", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        found = read(tmp_path / name)
+        assert list(found.columns) == [*scores, "kind"]
+        assert found["kind"].tolist() == TREES["kind"].tolist()
+    assert run("predict", classifier, data, "-o", tmp_path / "out.zarr").exit_code == 0
+    array = zarr.open_array(tmp_path / "out.zarr", mode="r")
+    assert array.attrs["classes"] == NAMES.tolist()
+    assert np.array(array.attrs["classes"])[np.argmax(array[:], axis=1)].tolist() == TREES["kind"].tolist()
+    # the true label can be kept beside it
+    assert run("predict", classifier, data, "-o", tmp_path / "both.csv", "--keep", "kind").exit_code == 0
+    found = pd.read_csv(tmp_path / "both.csv")
+    assert list(found.columns) == ["kind", *scores, "kind_predicted"]
+    assert found["kind"].tolist() == found["kind_predicted"].tolist()
+
+
+# --- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def job(folder: Path, train: Path, test: Path, data: str = "") -> Path:
+    path = folder / "job.toml"
+    path.write_text(
+        f'[data]\npath = "{train}"\nheader = true\nstandardize = true\n{data}\n[evaluate]\npath = "{test}"\n'
+        '[model]\nkernel = "rbf"\ngamma = 0.3\nalpha = 1e-3\n[solver]\nname = "cholesky"\ntile_size = 64\n'
+        '[cluster]\nworkers = 1\nmemory_limit = "1GiB"\n[output]\ndirectory = "runs/a"\n'
+    )
+    return path
+
+
+def test_a_file_to_evaluate_is_matched_by_names_and_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    train = csv(TREES, tmp_path / "train.csv")
+    test = csv(TREES[TREES["kind"] != "ash"].assign(id=7)[["kind", "id", "b", "a"]], tmp_path / "test.csv")
+    result = run("fit", job(tmp_path, train, test, "target = [-1]\none_hot = true"), "--json")
+    assert result.exit_code == 0, result.output
+    assert '"accuracy": 1.0' in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda frame: frame.rename(columns={"a": "p"}), "has no columns 'a'"),
+        (lambda frame: frame.assign(kind="elm"), "'elm'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["csv", "zarr"])
+def test_what_does_not_fit_is_said_before_anything_is_computed(
+    change: Any, said: str, kind: str, tmp_path: Path
+) -> None:
+    train = csv(TREES, tmp_path / "train.csv")
+    test = csv(change(TREES), tmp_path / "test.csv")
+    if kind == "zarr":
+        dkrr.ingest(test, tmp_path / "test.zarr", target="kind", one_hot=True)
+        test = tmp_path / "test.zarr"
+    for command in ("plan", "fit"):
+        result = run(command, job(tmp_path, train, test, 'target = ["kind"]\none_hot = true'))
+        assert result.exit_code == 4, result.output
+        assert said in result.stderr
+    assert not (tmp_path / "runs/a/model.zarr").exists()
+
+
+def test_rows_that_were_prepared_under_other_names_are_named_anew(tmp_path: Path) -> None:
+    train = tmp_path / "train.csv"
+    for names in (["a", "b"], ["b", "a"]):
+        csv(FRAME[["a", "b", "y"]].set_axis([*names, "y"], axis=1), train)
+        spec = JobSpec.load(job(tmp_path, train, train, "target = [-1]"))
+        assert prepare(spec, str(tmp_path / "store")).train.names == tuple(names)
+
+
+# --- columns that are kept -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["new.csv", "new.csv.gz", "new.parquet", "folder"])
+@pytest.mark.parametrize("output", ["out.csv", "out.parquet"])
+def test_columns_are_kept_beside_predictions(source: str, output: str, model: Path, tmp_path: Path) -> None:
+    frame = MIXED.assign(day=pd.date_range("2024-01-01", periods=120).strftime("%Y-%m-%d"))
+    data = SOURCES[source](frame, tmp_path / source)
+    result = run("predict", model, data, "-o", tmp_path / output, "--keep", "id", "--keep", "day")
+    assert result.exit_code == 0, result.output
+    text = {"id": str, "day": str}
+    found = pd.read_csv(tmp_path / output, dtype=text) if output == "out.csv" else pd.read_parquet(tmp_path / output)
+    assert list(found.columns) == ["id", "day", "y"]
+    assert found["id"].tolist() == frame["id"].tolist()
+    assert found["day"].tolist() == frame["day"].tolist()
+    np.testing.assert_allclose(found["y"], Y, atol=1e-6)
+
+
+def test_types_of_parquet_and_values_that_are_missing_are_kept(model: Path, tmp_path: Path) -> None:
+    frame = FRAME.assign(
+        when=pd.date_range("2024-01-01", periods=120), number=np.arange(120), group=pd.Categorical(["u", "v"] * 60)
+    ).assign(note=[None, "x"] * 60)
+    frame.to_parquet(tmp_path / "new.parquet")
+    kept = [option for name in ("when", "number", "group", "note", "y") for option in ("--keep", name)]
+    for output in ("out.parquet", "out.csv"):
+        result = run("predict", model, tmp_path / "new.parquet", "-o", tmp_path / output, *kept)
+        assert result.exit_code == 0, result.output
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert list(found.columns) == ["when", "number", "group", "note", "y", "y_predicted"]
+    assert found["when"].tolist() == frame["when"].tolist()
+    assert found["number"].dtype == np.int64
+    assert found["note"].isna().tolist() == frame["note"].isna().tolist()
+    np.testing.assert_allclose(found["y"], found["y_predicted"], atol=1e-6)
+
+
+def test_columns_in_the_names_of_folders_are_kept(model: Path, tmp_path: Path) -> None:
+    for part, place in ((FRAME[:60], "Rome"), (FRAME[60:], "Oslo")):
+        (tmp_path / f"new/place={place}/year={len(place)}").mkdir(parents=True)
+        part.to_parquet(tmp_path / f"new/place={place}/year={len(place)}/part.parquet")
+    result = run("predict", model, tmp_path / "new", "-o", tmp_path / "o.csv", "--keep", "place", "--keep", "year")
+    assert result.exit_code == 0, result.output
+    found = pd.read_csv(tmp_path / "o.csv")
+    expected = np.concatenate([Y[60:], Y[:60]])
+    np.testing.assert_allclose(found["y"], expected, atol=1e-6)
+    assert found["place"].tolist() == ["Oslo"] * 60 + ["Rome"] * 60
+    assert set(found["year"]) == {4}
+
+
+def test_what_cannot_be_kept_is_said(model: Path, tmp_path: Path) -> None:
+    data = csv(MIXED, tmp_path / "new.csv")
+    result = run("predict", model, data, "-o", tmp_path / "out.csv", "--keep", "idd")
+    assert result.exit_code == 4
+    assert "'idd' is not a column of" in result.stderr
+    assert "did you mean 'id'?" in result.stderr
+    np.save(tmp_path / "X.npy", X)
+    for source in ("X.npy", "train.zarr"):
+        result = run("predict", model, tmp_path / source, "-o", tmp_path / "out.csv", "--keep", "0")
+        assert result.exit_code == 4
+        assert "cannot be kept" in result.stderr
+    for output in ("out.npy", "out.zarr"):
+        result = run("predict", model, data, "-o", tmp_path / output, "--keep", "id")
+        assert result.exit_code == 2
+        assert "write .csv or .parquet" in result.stderr
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"X.npy", "model.zarr", "new.csv", "train.zarr"}
+
+
+def test_a_registered_model_keeps_columns_too(model: Path, tmp_path: Path) -> None:
+    registry = ["--registry", tmp_path / "models"]
+    assert run("models", "add", "demo", model, "--promote", *registry).exit_code == 0
+    data = csv(MIXED, tmp_path / "new.csv")
+    result = run("predict", "demo@production", data, "-o", tmp_path / "out.csv", "--keep", "id", *registry)
+    assert result.exit_code == 0, result.output
+    found = pd.read_csv(tmp_path / "out.csv", dtype={"id": str})
+    assert found["id"].tolist() == MIXED["id"].tolist()
+
+
+# --- retraining ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["y", -1])
+def test_a_batch_in_another_order_is_appended_by_name(
+    target: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    project = Project(tmp_path / "p", data={"target": [target]})
+    project.deliver("night-1", seed=1)
+    assert project.run().outcome == "promoted"
+    frame = pd.DataFrame(rows_of(2, 120), columns=["a", "b", "c", "y"])
+    csv(frame.assign(id=3)[["id", "y", "c", "a", "b"]], project.folder / "incoming/night-2.csv")
+    assert project.run().batches[0]["outcome"] == "appended"
+    found = dkrr.open_dataset(project.folder / "rows.zarr")
+    np.testing.assert_array_equal(found.read(120, 240), frame[["a", "b", "c"]])
+
+
+def test_a_class_that_no_held_out_row_has_does_not_fail_a_model() -> None:
+    score = {"num_rows": 50, "rmse": [0.1] * 3, "r2": [0.9, 0.8, None], "accuracy": 1.0}
+    fit = {"relative_residual": [1e-12], "converged": True}
+    for r2, passed in (([0.9, 0.8, None], True), ([-0.9, 0.1, None], False), ([None, None, None], False)):
+        scores = {"num_rows": 50, "candidate": {**score, "r2": r2}, "production": None}
+        checks = {check.name: check for check in judge(GateSpec(), fit, scores, None, [])}
+        assert checks["better than the mean"].passed == passed
