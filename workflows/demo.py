@@ -129,6 +129,7 @@ def facts(summary: FitSummary) -> dict[str, str]:
         "relative residual": f"{max(summary.relative_residual):.1e}",
         "held-out rows": "none" if summary.score is None else f"{summary.score.num_rows:,}",
         "held-out score": f"[bold]{score(summary)}[/bold]",
+        "without a model": guess(summary),
     }
 
 
@@ -154,6 +155,18 @@ def score(summary: FitSummary) -> str:
     value = summary.score.value(summary.metric)
     text = f"{100 * value:.2f} %" if summary.metric == "accuracy" else f"{value:.4g}"
     return f"{summary.metric} {text}"
+
+
+def guess(summary: FitSummary) -> str:
+    """The same score of who knows no features: of the mean of each target, or of any class."""
+    if summary.score is None:
+        return "none"
+    if summary.metric == "accuracy":
+        return f"accuracy {100 / summary.plan.num_targets:.2f} %, by guessing"
+    if summary.metric == "r2":
+        return "r2 0, by the mean"
+    spread = [error / (1 - r2) ** 0.5 for error, r2 in zip(summary.score.rmse, summary.score.r2, strict=True) if r2 < 1]
+    return f"rmse {sum(spread) / max(1, len(spread)):.4g}, by the mean"
 
 
 def count(number: int, noun: str) -> str:

@@ -197,9 +197,10 @@ def fit_table(summary: FitSummary) -> Any:
     if score is not None:
         value = score.value(summary.metric)
         text = f"{100 * value:.2f} %" if summary.metric == "accuracy" else f"{value:.5g}"
-        if summary.metric == "rmse" and score.rmse_whitened is not None:
-            text += f" ({sum(score.rmse_whitened) / len(score.rmse_whitened):.4f} whitened)"
-        table.add_row(f"held-out {summary.metric}", f"[bold]{text}[/bold] on {score.num_rows:,} rows")
+        text = f"[bold]{text}[/bold] on {score.num_rows:,} rows"
+        if summary.metric == "rmse":
+            text += f"; R2 {score.value('r2'):.4f}, where the mean of the target has 0"
+        table.add_row(f"held-out {summary.metric}", text)
         if score.coverage is not None and score.intervals is not None:
             inside = ", ".join(f"{share:.1%}" for share in score.coverage)
             table.add_row(f"{100 * score.intervals:g} % intervals", f"jackknife: {inside} of these rows are inside")
