@@ -7,8 +7,10 @@ cluster that is started for the fit and closed after it, or, for few rows, in th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +64,27 @@ MAX_IN_PROCESS_ROWS = 6_000
 IN_MEMORY_BYTES = 256 * 2**20
 # One core forms the sums of a primal fit of rows in memory in about the time that their way to workers takes.
 MAX_PRIMAL_FLOPS = 2e11
+
+
+Fit = TypeVar("Fit", bound=Callable[..., Any])
+
+
+def keeps_its_fit(fit: Fit) -> Fit:
+    """``fit``, after a failure of which an estimator is as it was: the fit that it had before, whole, or none."""
+
+    @wraps(fit)
+    def guarded(self: Any, *args: Any, **options: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return fit(self, *args, **options)
+        except BaseException:
+            unfinished = vars(self).get("_unfinished")  # belongs to the fit that failed
+            before.pop("_unfinished", None)
+            vars(self).clear()
+            vars(self).update(before if unfinished is None else before | {"_unfinished": unfinished})
+            raise
+
+    return cast(Fit, guarded)
 
 
 class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -173,6 +196,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         tags.input_tags.positive_only = isinstance(self.kernel, str) and self.kernel in ("chi2", "additive_chi2")
         return tags
 
+    @keeps_its_fit
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelRidge:
         """Fit on rows X (n, d) and targets y (n,) or (n, t).
 
@@ -185,6 +209,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             Targets; None takes those of a data set.
         sample_weight : (n,), optional
             At least 0.
+
+        After an error the estimator is what it was before: a fit that it had stays whole.
 
         Raises
         ------

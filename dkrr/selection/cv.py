@@ -14,7 +14,7 @@ from dkrr.engine.cluster import find_client
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes
 from dkrr.errors import ParameterError
-from dkrr.estimator import KernelRidge
+from dkrr.estimator import KernelRidge, keeps_its_fit
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit
 from dkrr.linalg.inference.eigen import eigen_bytes
@@ -140,6 +140,7 @@ class KernelRidgeCV(KernelRidge):
         """The chosen ridge, one or one per target; before there is one the first of the grid."""
         return self.__dict__.get("alpha_", np.ravel(np.asarray(self.alphas))[0])
 
+    @keeps_its_fit
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelRidgeCV:
         """Choose alpha and fit; see :meth:`dkrr.KernelRidge.fit`.
 
