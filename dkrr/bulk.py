@@ -72,7 +72,7 @@ def on_workers(model: Model, X: Any, num_rows: int, work: Work) -> Any:
     store = TemporaryStore(8 * (num_rows + model.num_rows) * (model.num_features + model.num_targets))
     try:
         location = place(store.path, "model.zarr")
-        model.save(location)
+        model.write(location)
         dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
         with executor_for() as executor:
             saved = load_model(location, verify=False)

@@ -27,6 +27,7 @@ from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html, lines_text, named
 from dkrr.saved import ARRAYS, save_arrays, saved_attributes
+from dkrr.stores import note_user
 from dkrr.uncertainty import WithUncertainty
 
 __all__ = ["Model", "load_model"]
@@ -266,6 +267,11 @@ class Model(WithUncertainty):
         ParameterError
             The kernel is a function that has no importable name.
         """
+        self.write(path, overwrite=overwrite)
+        note_user(self.provenance.get("store"), path)
+
+    def write(self, path: Any, *, overwrite: bool = False) -> None:
+        """:meth:`save` for a short while, or for a run: the store of the model's factors is not told of it."""
         save_arrays(path, self._attributes(), self._arrays(), overwrite=overwrite)
 
     def _attributes(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkrr.address import is_below, is_url, join, parse_address
+from dkrr.address import is_below, is_url, join, parent_of, parse_address
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
 from dkrr.fence import check_fence
@@ -41,6 +42,7 @@ __all__ = [
     "list_entries",
     "list_keys",
     "local_root",
+    "note_user",
     "overlaps",
     "parse_json",
     "place",
@@ -50,6 +52,7 @@ __all__ = [
     "read_key",
     "remove_array",
     "sync_folder",
+    "users_of",
     "write_file",
     "write_json",
     "write_key",
@@ -431,3 +434,42 @@ def read_json(location: Any, key: str) -> Any | None:
     """Read a JSON document; None when it does not exist."""
     data = read_key(location, key)
     return None if data is None else parse_json(data, location, key)
+
+
+# the second folder: notes of registries, as they were before every user had one
+USERS, _REGISTRIES = "users", "registries"
+
+
+def note_user(store: Any, location: Any) -> None:
+    """Let a store know a run, a model or a registry elsewhere that needs what is in it, so that nobody removes that.
+
+    What lies in the folder beside the store, or below that, is found without; a store that is not there is not made.
+    """
+    if not all(is_url(item) or isinstance(item, str | os.PathLike) for item in (store, location)):
+        return
+    root, user = (str(item) if is_url(item) else os.path.abspath(item) for item in (store, location))
+    if is_below(user, parent_of(root)) or not (is_url(root) or os.path.isdir(root)):
+        return
+    document = {"location": user}
+    if not is_url(root) and not is_url(user):
+        document["relative"] = os.path.relpath(user, root)
+    folder, name = join(root, USERS), f"{hashlib.sha256(user.encode()).hexdigest()[:16]}.json"
+    if read_json(folder, name) != document:
+        write_json(folder, name, document)
+
+
+def users_of(store: str) -> dict[str, list[str]]:
+    """Where each user is that a store was told of, by the location of the note.
+
+    Two places where the store and its user may have been moved together: where it was, and where it is seen from here.
+    """
+    found = {}
+    for folder in (join(store, USERS), join(store, _REGISTRIES)):
+        for name in children(folder):
+            document = read_json(folder, name) if name.endswith(".json") else None
+            if document is not None:
+                places = [document.get("location") or document["registry"]]
+                if "relative" in document:
+                    places.append(os.path.normpath(join(store, document["relative"])))
+                found[join(folder, name)] = list(dict.fromkeys(map(str, places)))
+    return found

@@ -14,6 +14,7 @@ from dkrr.jobs.report.words import kernel_words, size
 
 if TYPE_CHECKING:
     from dkrr.engine.doctor import MachineReport
+    from dkrr.jobs.garbage import Garbage
 
 __all__ = ["doctor_command", "gc_command", "info_command"]
 
@@ -56,32 +57,45 @@ def info_command(path: str, whole: bool, as_json: bool) -> None:
 def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -> None:
     """List, then delete, what no run and no model needs.
 
-    PATH is a store, the folder that holds it, or a job file; the default is "runs".
+    PATH is a store, the folder that holds it, or a job file; the default is "runs". Runs, models and registries that
+    used the store from elsewhere are known to it; --runs names those that were moved since. Before it is deleted each
+    item is looked at again under its lock, and kept if it has changed.
     """
     from dkrr.jobs.garbage import delete_garbage, find_garbage
 
-    items = find_garbage(_store(path), runs, kept_seconds=older_than)
+    store, own = _store(path)
+
+    def look() -> list[Garbage]:
+        return find_garbage(store, [*own, *runs], kept_seconds=older_than)
+
+    items = look()
     for item in items:
         click.echo(f"{size(item.num_bytes):>10}  {item.location}  ({item.reason})")
     total = sum(item.num_bytes for item in items)
     if not items:
         click.echo("nothing to delete")
     elif yes or (sys.stdin.isatty() and click.confirm(f"delete {size(total)}?", err=True)):
-        click.echo(f"deleted {size(delete_garbage(items))}")
+        freed, kept = delete_garbage(items, look)
+        click.echo(f"deleted {size(freed)}")
+        for item in kept:
+            click.echo(f"      kept  {item.location}  ({item.reason})")
     else:
         click.echo(f"{size(total)} can be deleted with --yes")
 
 
-def _store(path: str) -> str:
-    """The store that a path or address means."""
+def _store(path: str) -> tuple[str, list[str]]:
+    """The store that a path or address means, and the run of a job file, if it is there."""
     from dkrr.address import join
     from dkrr.stores import children
 
     if path.endswith(".toml"):
+        from dkrr.jobs.claim import run_id
         from dkrr.jobs.spec import JobSpec
 
-        return JobSpec.load(path).output.store_directory("")
-    return join(path, "store") if "store" in children(path) else path
+        job = JobSpec.load(path)
+        run = job.output.run_directory(run_id(job))
+        return job.output.store_directory(run_id(job)), [run] if children(run) else []
+    return (join(path, "store") if "store" in children(path) else path), []
 
 
 @click.command("doctor", cls=Command)

@@ -2,50 +2,52 @@
 
 A Gram matrix, a factor or a copy of rows is needed when a JSON document of a run or a model names its key, or when a
 run that has a plan and no result may go on writing it; so are preconditioners and the state of an iteration ("solves").
+Runs and models are looked for in the folder that holds the store and below it, and wherever the store was told of some
+(:func:`~dkrr.stores.note_user`: each run, saved model and registry that uses a store elsewhere does so).
 You need this when a store has grown: factors are kept so that a fit can be extended, and nothing else removes them.
 Scratch, that of a factor too unless such a run may go on with it, and files of interrupted writes (``*.partial``) are
 garbage. What changed lately is left alone: it may
 belong to a fit that is running.
 
 Of the versions of a registered model only those count that an alias names, that lost their alias within the last day,
-or that are as young; a version that is kept for other reasons predicts without a factor. Registries whose models were
-fitted with the store are known to it (:func:`note_registry`), wherever they are.
+or that are as young; a version that is kept for other reasons predicts without a factor.
 
-Cost: one walk over the folders, or one listing; documents are read, chunks are not.
+What is deleted is locked and looked at once more before: between a list and a person's answer a fit may have begun.
+
+Cost: one walk over the folders, or one listing; documents are read, chunks are not. Again for each 64 deletions.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_below, is_url, join, name_of, parent_of
-from dkrr.errors import StoreError
+from dkrr.address import is_below, is_url, join, name_of, parent_of, sibling
+from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
 from dkrr.jobs.registry.versions import VERSIONS, list_versions
 from dkrr.linalg.factor.scratch import factor_of_scratch
+from dkrr.lock import hold_lock
 from dkrr.stores import (
+    USERS,
     Entry,
     children,
     delete_key,
     list_entries,
-    local_root,
-    read_json,
     read_key,
     remove_array,
-    write_json,
+    users_of,
 )
 
-__all__ = ["Garbage", "delete_garbage", "find_garbage", "note_registry"]
+__all__ = ["Garbage", "delete_garbage", "find_garbage"]
 
 KEPT_SECONDS = 3600.0
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
@@ -54,7 +56,7 @@ _ARRAYS = ("grams", "factors", "rows", "data", "preconditioners", "solves")
 # rows that arrays were made of, and the subsets and trials of searches
 _OTHERS = ("scratch", "breakdowns", "lineage", "tune")
 _DOCUMENTS = ("breakdowns", "lineage")
-REGISTRIES = "registries"
+_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -81,19 +83,21 @@ def find_garbage(
     store
         Folder or address with ``grams``, ``factors`` and prepared ``rows``.
     runs
-        Folders or addresses below which runs and models are looked for, besides the one that holds the store.
+        Folders or addresses below which runs and models are looked for, besides the one that holds the store and those
+        that the store was told of.
     kept_seconds
         What changed within this time is not listed.
 
     Raises
     ------
     StoreError
-        ``store`` is not a store.
+        ``store`` is not a store, or somebody that it was told of cannot be looked at.
     """
     root = _absolute(store)
     if not set(_ARRAYS) & set(children(root)):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
-    folders = (parent_of(root), *map(_absolute, runs), *_noted_registries(root))
+    users = {note: _present(note, places) for note, places in users_of(root).items()}
+    folders = (parent_of(root), *map(_absolute, runs), *(place for places in users.values() for place in places))
     trees = [_Tree.of(folder) for folder in dict.fromkeys(folders)]
     named = set().union(*(tree.named_keys(root) for tree in trees))
     unfinished = [plan for tree in trees for plan in tree.unfinished_plans()]
@@ -116,6 +120,10 @@ def find_garbage(
                 found.append(Garbage(location, size, reason))
         if is_url(root):
             found.extend(_released_locks(join(root, kind), newest))
+    for note in (note for note, places in users.items() if not places):
+        size, changed = _facts(note)
+        if changed < newest:
+            found.append(Garbage(note, size, "a note of a run or model that was removed"))
     whole = {item.location for item in found}
     for tree in trees:
         for location, size, changed in tree.partials():
@@ -125,37 +133,73 @@ def find_garbage(
     return found
 
 
-def delete_garbage(items: Iterable[Garbage]) -> int:
-    """Delete the items and return the bytes that became free."""
-    num_bytes = 0
-    for item in items:
-        if is_url(item.location):
-            remove_array(item.location)
-            delete_key(parent_of(item.location), name_of(item.location))
-        elif item.path.is_dir():
-            # unreadable at once, so that a deletion that is interrupted leaves no array with holes
-            (item.path / "zarr.json").unlink(missing_ok=True)
-            shutil.rmtree(item.path)
-        else:
-            item.path.unlink(missing_ok=True)
-        num_bytes += item.num_bytes
-    return num_bytes
+def delete_garbage(items: Sequence[Garbage], look: Callable[[], list[Garbage]]) -> tuple[int, list[Garbage]]:
+    """Delete items that are still garbage; each is locked first, and then looked at again.
+
+    Parameters
+    ----------
+    look
+        Lists the garbage that there is now: the same :func:`find_garbage` that listed the items.
+
+    Returns
+    -------
+    num_bytes : int
+        That became free.
+    kept : list of Garbage
+        What somebody holds or needs by now, or has changed, and why.
+    """
+    num_bytes, kept = 0, []
+    for start in range(0, len(items), _TOGETHER):
+        with contextlib.ExitStack() as locks:
+            ours, held = [], set()
+            for item in items[start : start + _TOGETHER]:
+                name = name_of(item.location)
+                array = join(parent_of(item.location), factor_of_scratch(name) or name)
+                try:
+                    if name.endswith(".zarr") and array not in held:
+                        locks.enter_context(hold_lock(array))
+                        held.add(array)
+                    ours.append(item)
+                except LockedError as exc:
+                    kept.append(replace(item, reason=exc.message))
+            now = set(look())
+            for item in ours:
+                if item in now:
+                    _delete(item)
+                    num_bytes += item.num_bytes
+                elif item.location not in {sibling(array, ".lock") for array in held}:  # which we hold ourselves
+                    kept.append(replace(item, reason="it has changed since it was listed, or is needed by now"))
+    return num_bytes, kept
 
 
-def note_registry(store: str, registry: str) -> None:
-    """Let a store know a registry whose models were fitted with it, so that :func:`find_garbage` looks there too."""
-    name = f"{hashlib.sha256(registry.encode()).hexdigest()[:16]}.json"
-    folder = join(store, REGISTRIES)
-    if read_json(folder, name) != {"registry": registry}:
-        write_json(folder, name, {"registry": registry})
+def _delete(item: Garbage) -> None:
+    if is_url(item.location):
+        remove_array(item.location)
+        delete_key(parent_of(item.location), name_of(item.location))
+    elif item.path.is_dir():
+        # unreadable at once, so that a deletion that is interrupted leaves no array with holes
+        (item.path / "zarr.json").unlink(missing_ok=True)
+        shutil.rmtree(item.path)
+    else:
+        item.path.unlink(missing_ok=True)
 
 
-def _noted_registries(store: str) -> list[str]:
-    """Registries that are known to a store and still there."""
-    folder = join(store, REGISTRIES)
-    found = [read_json(folder, name) for name in children(folder) if name.endswith(".json")]
-    noted = [str(note["registry"]) for note in found if isinstance(note, dict) and "registry" in note]
-    return [location for location in noted if is_url(location) or (local_root(location) or Path()).is_dir()]
+def _present(note: str, places: Sequence[str]) -> list[str]:
+    """Where a user of a store is; nowhere, when it was removed.
+
+    Raises
+    ------
+    StoreError
+        A folder that it may have been in is not there either: on a disk that is not mounted, or moved.
+    """
+    found = [place for place in places if is_url(place) or os.path.isdir(place)]
+    if found or all(os.path.isdir(parent_of(place)) for place in places):
+        return found
+    raise StoreError(
+        f"{places[0]}, which uses the store, cannot be looked at: the folder it was in is not there",
+        hint=f"mount its disk; if it was moved, name its folder with --runs and remove {note}; if it is gone for good, "
+        "remove that file",
+    )
 
 
 def _absolute(location: str | os.PathLike[str]) -> str:
@@ -177,15 +221,16 @@ class _Tree:
         return cls(location, _entries(location))
 
     def named_keys(self, store: str) -> set[str]:
-        """Every key that a document names; the store's own documents do not count, nor do the chunks of arrays."""
+        """Every key that a document names; the store's own documents do not count."""
         named: set[str] = set()
         retired = tuple(self._retired_versions())
+        own = [join(store, kind) for kind in (*_ARRAYS, *_OTHERS, USERS)]
         for entry in self.entries:
-            is_document = entry.key.endswith((".json", ".toml")) and "c" not in entry.key.split("/")[:-1]
+            is_document = entry.key.endswith((".json", ".toml"))
             if (
                 is_document
                 and not entry.key.startswith(retired)
-                and not is_below(join(self.location, entry.key), store)
+                and not any(is_below(join(self.location, entry.key), folder) for folder in own)
             ):
                 data = read_key(self.location, entry.key)
                 named.update(key.decode() for key in _KEY.findall(data or b""))

@@ -81,7 +81,7 @@ def leave_out(
     workspace.record("leave_one_out", total)
     assert job.evaluate is not None  # noqa: S101  (narrows the type)
     if job.evaluate.intervals is not None:
-        model.with_quantiles(loo_quantiles(model, found)).save(model_path, overwrite=True)
+        model.with_quantiles(loo_quantiles(model, found)).write(model_path, overwrite=True)
     return _written(found, directory) if job.evaluate.leave_one_out else found.summary()
 
 

@@ -31,6 +31,7 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.model import load_model
 from dkrr.prediction import score_dataset
 from dkrr.resources import nothing_new
+from dkrr.stores import note_user
 
 __all__ = ["FitSummary", "drive_job", "fit_job", "job_executor"]
 
@@ -112,6 +113,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     plan = make_plan(job, prepared, store, directory.read("plan.json"))
     plan.check()
     # only now: a job whose data or size is refused must not hold the directory for itself
+    note_user(store, directory.location)
     directory.write("job.json", document)
     if source is not None:
         directory.write_bytes("job.toml", source)

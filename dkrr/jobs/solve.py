@@ -67,7 +67,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     details = solver_details(settings, plan.nystrom)
     if plan.nystrom is not None:
         found = fit_nystrom(train, settings, NystromSettings(**plan.nystrom), iterative, workspace)
-        _model(prepared, found.solution, nystrom_parts(found, kernel), plan, details).save(model_path, overwrite=True)
+        _model(prepared, found.solution, nystrom_parts(found, kernel), plan, details).write(model_path, overwrite=True)
         left_out = leave_out(job, train, settings, workspace, model_path, directory)
         summary = summary_of(plan, workspace, directory, model_path, found.solution, found.intercept)
         summary.leave_one_out = left_out
@@ -75,7 +75,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     if plan.solver == "primal":
         primal = fit_primal(train, kernel, settings.alpha, workspace, fit_intercept=settings.fit_intercept)
         details = primal_details(primal)
-        _model(prepared, primal.solution, primal_parts(primal), plan, details).save(model_path, overwrite=True)
+        _model(prepared, primal.solution, primal_parts(primal), plan, details).write(model_path, overwrite=True)
         left_out = leave_out(job, train, settings, workspace, model_path, directory)
         summary = summary_of(plan, workspace, directory, model_path, primal.solution, primal.intercept)
         summary.leave_one_out = left_out
@@ -96,7 +96,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
             details["weight_digest"] = train.digest_weight
             if job.output.keep != "model":
                 details |= recorded_factors(workspace.store, result.factors)
-            _model(prepared, result.solution, parts, plan, details).save(model_path, overwrite=True)
+            _model(prepared, result.solution, parts, plan, details).write(model_path, overwrite=True)
             left_out = leave_out(
                 job, train, settings, workspace, model_path, directory, given=given, source_digest=digest
             )

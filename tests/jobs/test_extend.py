@@ -398,7 +398,9 @@ def test_what_an_extension_needs_is_no_garbage(make: Make, tmp_path: Path) -> No
     grow(tmp_path, 300, 310)
     fit_job(make())
     # now nobody names the first factor, whose tiles live on in the second
-    delete_garbage(find_garbage(tmp_path / "store", kept_seconds=-1))
+    delete_garbage(
+        find_garbage(tmp_path / "store", kept_seconds=-1), lambda: find_garbage(tmp_path / "store", kept_seconds=-1)
+    )
     assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 1
     grow(tmp_path, 310, 320)
     third = fit_job(make())
@@ -414,9 +416,12 @@ def test_garbage_is_not_what_a_running_extension_needs(make: Make, tmp_path: Pat
     grow(tmp_path, 300, 360)
     deleted: list[int] = []
 
+    def look() -> Any:
+        return find_garbage(tmp_path / "store", kept_seconds=-10)
+
     def progress(*_: Any) -> None:
         if not deleted:  # as if the run had been going on for hours
-            deleted.append(delete_garbage(find_garbage(tmp_path / "store", kept_seconds=-10)))
+            deleted.append(delete_garbage(look(), look)[0])
 
     assert fit_job(make(), progress=progress).reused["factor"]["rows"] > 200
     assert deleted

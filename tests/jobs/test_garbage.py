@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dkrr.errors import StoreError
-from dkrr.jobs.garbage import delete_garbage, find_garbage, note_registry
+from dkrr.jobs.garbage import Garbage, delete_garbage, find_garbage
+from dkrr.stores import note_user
 
 KEYS = [character * 40 for character in "abcdef"]
 
@@ -49,6 +50,10 @@ def names(store: Path, runs: tuple[Path, ...] = ()) -> set[str]:
     return {item.path.name for item in find_garbage(store, runs)}
 
 
+def delete(store: Path) -> list[Garbage]:
+    return delete_garbage(find_garbage(store), lambda: find_garbage(store))[1]
+
+
 def test_what_runs_and_models_name_is_kept(store: Path) -> None:
     run = store.parent / "demo"
     run.mkdir()
@@ -65,7 +70,7 @@ def test_the_sizes_and_the_deletion(store: Path) -> None:
     items = {item.path.name: item for item in find_garbage(store)}
     document = len((store / "factors" / f"{KEYS[1]}.zarr" / "zarr.json").read_bytes())
     assert items[f"{KEYS[1]}.zarr"].num_bytes == 5000 + document
-    assert delete_garbage([items[f"{KEYS[1]}.zarr"]]) == 5000 + document
+    assert delete_garbage([items[f"{KEYS[1]}.zarr"]], lambda: find_garbage(store)) == (5000 + document, [])
     assert not (store / "factors" / f"{KEYS[1]}.zarr").exists()
     assert (store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / "0").exists()
 
@@ -137,7 +142,7 @@ def test_partial_files_of_interrupted_writes(store: Path) -> None:
     make_old(store.parent)
     found = {item.path.name: item.num_bytes for item in find_garbage(store)}
     assert found == {"7.abc.partial": 10, "model.zarr.abc.partial": 20}
-    delete_garbage(find_garbage(store))
+    delete(store)
     assert not partial.exists()
     assert not (run / "model.zarr.abc.partial").exists()
     assert names(store) == set()
@@ -166,9 +171,8 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     assert not found & kept  # the run may go on with them
     (run / "result.json").write_text("{}")
     make_old(store.parent)
-    items = find_garbage(store)
-    assert kept <= {str(item.path.relative_to(store)) for item in items}
-    delete_garbage(items)
+    assert kept <= {str(item.path.relative_to(store)) for item in find_garbage(store)}
+    delete(store)
     assert not any((store / name).exists() for name in kept)
 
 
@@ -193,6 +197,6 @@ def test_of_registered_versions_those_count_that_may_be_needed(store: Path, tmp_
     assert names(store) == everything, "nobody said that there is a registry"
     # production needs its own, a reader may hold the second, and nobody needs the first
     assert names(store, (registry,)) == everything - {f"{KEYS[1]}.zarr", f"{KEYS[2]}.zarr"}
-    note_registry(str(store), str(registry))
-    note_registry(str(store), str(tmp_path / "a registry that is gone"))
+    note_user(store, registry)
+    note_user(store, tmp_path / "a registry that is gone")
     assert names(store) == everything - {f"{KEYS[1]}.zarr", f"{KEYS[2]}.zarr"}

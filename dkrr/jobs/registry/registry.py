@@ -19,7 +19,7 @@ from dkrr.jobs.registry.aliases import ALIASES, Aliases, change_aliases, read_al
 from dkrr.jobs.registry.names import NAMES, check_name, models_folder
 from dkrr.jobs.registry.versions import VERSIONS, Version, check_version, list_versions, open_version, publish_version
 from dkrr.manifest import manifest_digest
-from dkrr.stores import children, key_size, read_json
+from dkrr.stores import children, key_size, note_user, read_json
 
 __all__ = ["ModelRegistry", "NamedModel"]
 
@@ -144,6 +144,7 @@ class NamedModel:
             facts=facts or {},
             num_rows=_num_rows(model_path),
         )
+        note_user((attributes.get("provenance") or {}).get("store"), self.root)
         if candidate:
             change_aliases(
                 self.location,

@@ -14,7 +14,6 @@ from dkrr.address import join
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.jobs.claim import check_claim
-from dkrr.jobs.garbage import note_registry
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.records import Records, hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
@@ -23,7 +22,7 @@ from dkrr.jobs.run import drive_job
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
-from dkrr.stores import children, read_json
+from dkrr.stores import children, note_user, read_json
 
 __all__ = ["fit_job_of", "fit_key", "fit_version", "forget_runs", "given_model", "search_model"]
 
@@ -96,7 +95,7 @@ def fit_version(
     if result is None:
         drive_job(job, directory, progress=progress, source=job.to_toml().encode())
         result = directory.read("result.json") or {}
-    note_registry(spec.store, spec.retrain.registry)
+    note_user(spec.store, spec.retrain.registry)
     score = result.get("score")
     found = {
         "run": directory.location,

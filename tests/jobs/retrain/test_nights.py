@@ -132,7 +132,7 @@ def test_what_production_was_made_with_is_no_garbage(project: Project) -> None:
         patch.setattr("dkrr.jobs.garbage.GRACE_SECONDS", 0.0)
         garbage = {item.path.name for item in find_garbage(store, kept_seconds=0)}
     assert arrays & garbage == arrays - kept != set()
-    delete_garbage(find_garbage(store, kept_seconds=0))
+    delete_garbage(find_garbage(store, kept_seconds=0), lambda: find_garbage(store, kept_seconds=0))
     project.deliver("night-5", seed=5)
     reused = project.run().fit["reused"]
     assert reused["factor"]["rows"] == project.model.resolve("previous").num_rows

@@ -1,0 +1,216 @@
+"""``dkrr gc`` takes nothing that a finished run, a model, an alias or another user of the store needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import dkrr
+from dkrr.cli import main
+from dkrr.lock import hold_lock
+from tests.jobs.retrain.project import in_process, rows_of
+
+
+@pytest.fixture(autouse=True)
+def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def job(folder: Path, directory: object, store: object, alpha: float = 0.1) -> Path:
+    """A job file that fits a few rows."""
+    folder.mkdir(exist_ok=True, parents=True)
+    np.savetxt(folder / "rows.csv", rows_of(0, 150), delimiter=",", header="a,b,c,y", comments="")
+    path = folder / "job.toml"
+    path.write_text(
+        f'[data]\npath = "rows.csv"\ntarget = "y"\nstandardize = true\n'
+        f'[model]\nkernel = "rbf"\ngamma = 0.2\nalpha = {alpha}\n'
+        f'[solver]\nname = "cholesky"\ntile_size = 64\n'
+        f'[output]\ndirectory = "{directory}"\nstore = "{store}"\n'
+    )
+    return path
+
+
+def make_old(*folders: Path) -> None:
+    """As if nothing had changed for two hours."""
+    then = time.time() - 7200
+    for folder in folders:
+        for parent, names, files in os.walk(folder):
+            for name in [".", *names, *files]:
+                os.utime(Path(parent) / name, (then, then))
+
+
+def arrays(store: Path) -> set[str]:
+    return {path.name for path in [*store.glob("factors/*.zarr"), *store.glob("rows/*.zarr")]}
+
+
+@pytest.mark.parametrize("named_by", ["job file", "store"])
+def test_what_a_run_elsewhere_needs_is_kept(named_by: str, tmp_path: Path) -> None:
+    store = tmp_path / "shared/store"
+    path = job(tmp_path / "project", tmp_path / "results/{id}", store)
+    run("fit", path)
+    needed = arrays(store)
+    make_old(tmp_path)
+    if named_by == "job file":  # a run of before there were notes
+        shutil.rmtree(store / "users", ignore_errors=True)
+    run("gc", path if named_by == "job file" else store, "--yes")
+    assert arrays(store) == needed
+
+    # moved together they find each other
+    shutil.move(tmp_path / "shared", tmp_path / "moved/shared")
+    shutil.move(tmp_path / "results", tmp_path / "moved/results")
+    if named_by == "store":
+        run("gc", tmp_path / "moved/shared/store", "--yes")
+        assert arrays(tmp_path / "moved/shared/store") == needed
+
+    # of a run that was removed nothing is needed, nor is the note of it
+    run_directory = next(path for path in (tmp_path / "moved/results").iterdir() if path.is_dir())
+    shutil.rmtree(run_directory)
+    (tmp_path / "results").mkdir()
+    run("gc", tmp_path / "moved/shared/store", "--yes")
+    assert not arrays(tmp_path / "moved/shared/store")
+    assert not list(tmp_path.glob("moved/shared/store/users/*"))
+
+
+def test_a_run_that_cannot_be_looked_at_stops_it(tmp_path: Path) -> None:
+    store = tmp_path / "store/store"
+    run("fit", job(tmp_path / "project", tmp_path / "disk/runs/demo", store))
+    needed = arrays(store)
+    make_old(tmp_path)
+    (tmp_path / "disk").rename(tmp_path / "not mounted")
+    result = CliRunner().invoke(main, ["gc", str(store), "--yes"])
+    assert result.exit_code == 4
+    assert "disk/runs/demo" in result.stderr
+    assert arrays(store) == needed
+
+
+@pytest.mark.parametrize("folder", ["c", "c/deep/c", "store/runs"])
+def test_a_run_is_found_whatever_its_folder_is_called(folder: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    run("fit", job(tmp_path, tmp_path / folder / "demo", store))
+    needed = arrays(store)
+    make_old(tmp_path)
+    run("gc", store, "--yes")
+    assert arrays(store) == needed
+
+
+def test_a_saved_estimator_and_a_registered_model_keep_their_factor(tmp_path: Path) -> None:
+    rows = rows_of(0, 150)
+    store = tmp_path / "shared/store"
+    est = dkrr.KernelRidge(kernel="rbf", gamma=0.2, alpha=0.1, solver="cholesky", tile_size=64, store=store)
+    est.fit(rows[:, :3], rows[:, 3])
+    est.save(tmp_path / "elsewhere.zarr")
+    run("models", "add", "demo", tmp_path / "elsewhere.zarr", "--promote", "--registry", tmp_path / "registry/models")
+    needed = {path.name for path in store.glob("factors/*.zarr")}
+    assert needed
+    for owner in ("elsewhere.zarr", "registry/models"):
+        make_old(tmp_path)
+        run("gc", store, "--yes")
+        assert {path.name for path in store.glob("factors/*.zarr")} == needed
+        shutil.rmtree(tmp_path / owner)
+    run("gc", store, "--yes")
+    assert not list(store.glob("factors/*.zarr"))
+
+
+def change(store: Path) -> Callable[[], Any]:
+    return lambda: next(store.glob("factors/*.zarr")).joinpath("c/0/0").write_bytes(b"a fit has begun to write it")
+
+
+def need(store: Path) -> Callable[[], Any]:
+    def write() -> None:
+        (store.parent / "new").mkdir()
+        key = next(store.glob("factors/*.zarr")).name
+        (store.parent / "new/result.json").write_text(f'{{"kept": "{key}"}}')
+
+    return write
+
+
+@pytest.mark.parametrize("meanwhile", [change, need], ids=["changed", "needed"])
+def test_what_changed_after_the_question_is_kept_and_named(
+    meanwhile: Callable[[Path], Callable[[], Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "runs/store"
+    run("fit", job(tmp_path, tmp_path / "runs/demo", store))
+    shutil.rmtree(tmp_path / "runs/demo")
+    make_old(tmp_path)
+    (factor,) = store.glob("factors/*.zarr")
+
+    def answer(*_: Any, **__: Any) -> bool:
+        meanwhile(store)()
+        return True
+
+    monkeypatch.setattr("click.confirm", answer)
+    monkeypatch.setattr("dkrr.cli.inspect.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    result = run("gc", store)
+    assert f"kept  {factor}  (it has changed since it was listed, or is needed by now)" in result.stdout
+    assert (factor / "zarr.json").exists()
+    assert not list(store.glob("rows/*.zarr")), "the rest went"
+
+
+def test_what_somebody_is_at_work_on_is_kept_and_named(tmp_path: Path) -> None:
+    store = tmp_path / "runs/store"
+    run("fit", job(tmp_path, tmp_path / "runs/demo", store))
+    shutil.rmtree(tmp_path / "runs/demo")
+    make_old(tmp_path)
+    (factor,) = store.glob("factors/*.zarr")
+    with hold_lock(factor):
+        result = run("gc", store, "--yes")
+    assert f"kept  {factor}  ({factor} is being written by process {os.getpid()}" in result.stdout
+    assert (factor / "c/0/0").exists()
+    run("gc", store, "--yes")
+    assert not factor.exists()
+
+
+def test_what_an_alias_names_or_a_reader_may_hold_is_neither_pruned_nor_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, store, registry = rows_of(0, 150), tmp_path / "shared/store", tmp_path / "models"
+    factors: list[str] = []
+    for number, alpha in enumerate((0.1, 0.2, 0.3), start=1):
+        est = dkrr.KernelRidge(kernel="rbf", gamma=0.2, alpha=alpha, solver="cholesky", tile_size=64, store=store)
+        est.fit(rows[:, :3], rows[:, 3]).save(tmp_path / "m.zarr")
+        run("models", "add", "demo", tmp_path / "m.zarr", "--promote", "--registry", registry)
+        shutil.rmtree(tmp_path / "m.zarr")
+        factors += [path.name for path in store.glob("factors/*.zarr") if path.name not in factors]
+        assert len(factors) == number
+
+    def left() -> list[str]:
+        return [name for name in factors if (store / "factors" / name).exists()]
+
+    # the first version lost its last alias a moment ago: who reads it may go on for a day
+    make_old(tmp_path)
+    run("gc", store, "--yes")
+    assert left() == factors
+    assert "nothing to delete" in run("models", "prune", "demo", "--keep", "0", "--registry", registry).stdout
+
+    # a day later it is garbage, unless somebody puts it into production after the question
+    monkeypatch.setattr("dkrr.jobs.garbage.GRACE_SECONDS", 0.0)
+    listed = run("gc", store).stdout
+    assert [name for name in factors if name in listed] == factors[:1]
+
+    def answer(*_: Any, **__: Any) -> bool:
+        run("models", "promote", "demo", "1", "--registry", registry)
+        return True
+
+    monkeypatch.setattr("click.confirm", answer)
+    monkeypatch.setattr("dkrr.cli.inspect.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    assert f"kept  {store / 'factors' / factors[0]}" in run("gc", store).stdout
+    assert left() == factors
+    run("models", "prune", "demo", "--keep", "0", "--grace", "0", "--registry", registry)
+    make_old(tmp_path)
+    run("gc", store, "--yes")
+    assert left() == [factors[0], factors[2]]  # production and previous
