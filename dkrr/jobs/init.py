@@ -75,7 +75,7 @@ def init_job(
     """
     path = os.fspath(data_path)
     reading = reading or {}
-    table = open_table(path, **{key: value for key, value in reading.items() if key != "missing"})
+    table = _open(path, reading)
     named = [target] if isinstance(target, str | int) else list(target or [])
     if not named and table.target is None:
         named = [table.names[-1] if table.is_named else -1]
@@ -127,7 +127,7 @@ def write_job(
     JobFileError
         No target is named, neither here nor by the data; another file of that name is there.
     """
-    if not target and open_table(data_path).target is None:
+    if not target and _open(data_path, reading).target is None:
         raise JobFileError(
             f"{data_path} is data and names no target",
             hint=f"`dkrr {command} {data_path} --target NAME` writes its job file and uses it; -1 is the last column",
@@ -141,6 +141,10 @@ def write_job(
             hint=f"`dkrr {command} {path}` uses it as it is; rename or remove it for a new one",
         )
     return path, False
+
+
+def _open(path: str, reading: dict[str, Any]) -> Table:
+    return open_table(path, **{key: value for key, value in reading.items() if key != "missing"})
 
 
 def median_gamma(rows: NDArray[np.float64]) -> float:

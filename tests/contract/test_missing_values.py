@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
-from dkrr.dataset import drop_generations, keep_last
+from dkrr.dataset import drop_generations, keep_last, row_hash_fraction
 from dkrr.errors import DataError, ParameterError
+from tests.jobs.retrain.project import Project, in_process, rows_of
 
 ROWS = 60
 GONE = [0, 7, 8, 31, 59]
@@ -149,6 +151,43 @@ def test_row_numbers_stay_when_rows_come_and_go(tmp_path: Path) -> None:
     assert kept.read(0, kept.num_rows)[:, 0].tolist() == [i for i in KEPT if i >= 40]
     more = dkrr.ingest(frame[1:3], location, append=True, **options)
     assert more.generations[-1].first_row == 60
+
+
+@pytest.mark.parametrize("holdout", ["fraction", "mask"])
+def test_batches_lose_rows_and_held_out_rows_stay_the_same(
+    holdout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    project = Project(tmp_path / "p", data={"missing": "drop", "features": ["a", "b"]}, gate={"tolerance": 9.0})
+    if holdout == "mask":
+        project.document["holdout"] = {"mask": "c"}
+    rows = np.concatenate([rows_of(night, 120) for night in (1, 2)])
+    rows[:, 2] = np.arange(240) % 4 == 0
+    chosen = row_hash_fraction(0, 240, 0.2) if holdout == "fraction" else rows[:, 2] == 1
+    gone = np.zeros(240, dtype=bool)
+    gone[[0, 5, 6, 130, 200, 239]] = True
+
+    def change(batch: np.ndarray, night: int) -> np.ndarray:
+        part = slice(120 * night - 120, 120 * night)
+        batch[:, 2] = rows[part, 2]
+        batch[gone[part], 1] = np.nan
+        return batch
+
+    def fitted() -> list[float]:
+        model = dkrr.load_model(project.model.resolve().model_path)
+        assert model.x_fit is not None
+        assert model.scaling is not None
+        x = model.x_fit.read(0, model.num_rows) * model.scaling.x_std + model.scaling.x_mean
+        return sorted(x[:, 0])
+
+    for night in (1, 2):
+        project.deliver(f"n{night}", seed=night, change=partial(change, night=night))
+        assert project.run().outcome == "promoted"
+    assert np.allclose(fitted(), sorted(rows[~gone & ~chosen, 0]))
+    project.document["window"] = {"rows": 150}  # begins in the middle of the first batch
+    assert project.run().outcome == "promoted"
+    first = np.flatnonzero(~gone)[-150]
+    assert np.allclose(fitted(), sorted(rows[first:][~gone[first:] & ~chosen[first:], 0]))
 
 
 def test_init_predict_and_evaluate(tmp_path: Path) -> None:

@@ -50,9 +50,12 @@ def test_init_takes_no_row_for_names(tmp_path: Path) -> None:
 
 AMBIGUOUS = {
     "text among numbers": ("x,1,2\n3,4,5\n", "'x' stands above numbers, and column 1 is a number"),
-    "years after a name": ("id,2019,2020\nf,1.5,2.5\ng,2.5,3.5\n", "2019 stand above fractions"),
-    "years": ("2019,2020\n1.5,2.5\n", "2019, 2020 in order stand above fractions"),
-    "numbered columns": ("0,1,2\n0.5,0.25,1\n", "0, 1 in order"),
+    "years after a name": ("id,2019,2020\nf,1.5,2.5\ng,2.5,3.5\n", "2019 and 2020 stand above fractions"),
+    "years": ("2019,2020\n1.5,2.5\n", "2019 and 2020 stand above fractions"),
+    "numbered columns": ("0,1,2\n0.5,0.25,1\n", "0 and 1 stand above fractions"),
+    "a year": ("2019\n1.5\n2.5\n", "2019 stand above fractions"),
+    "a number above text": ("x,7\npear,q\n", "'7' stands above text"),
+    "quoted numbers and a name": ('"x","9"\n"p",1\n', "quoted"),
     "quoted numbers": ('"7","9"\n1,2\n', "quoted"),
     "names and a mark": ("a,?\n1,2\n", "'a' stands above numbers, and column 1 is a missing value"),
     "row index of pandas": (",a,b\n0,1,2\n", "column 0 is empty"),
@@ -90,6 +93,7 @@ def test_a_first_line_that_may_be_names_or_values_is_asked_about(case: str, tmp_
         ("\ufeff1,2\n3,4\n", ("x0", "x1"), 2),
         ('\ufeff"a",b\n3,4\n', ("a", "b"), 1),
         ("2019,2020\n1,2\n", ("x0", "x1"), 2),
+        ("x\n 1.5\n 2.5\n", ("x",), 2),
     ],
 )
 def test_a_first_line_that_is_plain_is_read_without_a_question(
@@ -115,6 +119,8 @@ def test_decimal_commas(tmp_path: Path) -> None:
         read(path)
     dataset = read(path, decimal=",")
     assert dataset.read(0, 2).tolist() == [[1.5, 2.0], [-0.25, 1000.0]]
+    with pytest.raises(DataError, match="remove it where it groups thousands"):
+        read(write(tmp_path, 'a,b\n"1,234",2\n', "t.csv"))
     quoted = write(tmp_path, '"1,5",2\n"3,25",4\n', "q.csv")
     assert dkrr.ingest(quoted, tmp_path / "q.zarr", decimal=",", delimiter=",").read(0, 1).tolist() == [[1.5, 2.0]]
     point = write(tmp_path, "1.5;2\n1,5;3\n", "p.csv")  # 1.5 may be fifteen

@@ -69,8 +69,9 @@ class NpyTable(MatrixTable):
             self._offset = file.tell()
             found = file.seek(0, 2)
         expected = self._offset + math.prod(shape) * self._dtype.itemsize
-        if found < expected:
-            raise DataError(f"{label} has {found:,} bytes; {expected:,} expected", hint="copy it again, it is cut")
+        if found != expected:
+            what = "it is cut" if found < expected else "or save one array alone: more is behind its first"
+            raise DataError(f"{label} has {found:,} bytes; {expected:,} expected", hint=f"copy it again, {what}")
         super().__init__(label, shape, prefix=prefix, allow_1d=allow_1d)
         self.path = path
 

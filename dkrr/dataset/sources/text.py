@@ -62,7 +62,6 @@ def _number_pattern(decimal: str) -> re.Pattern[str]:
     )
 
 
-_WHOLE = re.compile(r"[ \t]*[+-]?\d+[ \t]*", re.ASCII)
 _NUMBERS = {decimal: _number_pattern(decimal) for decimal in ".,"}
 
 
@@ -305,7 +304,10 @@ class CsvTable(Table):
     def _text_hint(self, line: int, record: list[str], column: int) -> str:
         other, word = (",", "comma") if self.decimal == "." else (".", "point")
         if is_number(record[column], other):
-            return f"use --decimal {other} (decimal={other!r}) where a {word} stands before the fraction"
+            return (
+                f"use --decimal {other} (decimal={other!r}) where a {word} stands before the fraction, "
+                "remove it where it groups thousands"
+            )
         if hint := self._other_delimiter(record) or self._other_delimiter([record[column]]):
             return hint
         if line == self._first_line and not self._has_header:
@@ -313,12 +315,13 @@ class CsvTable(Table):
         return "correct it, or leave the column out with features="
 
     def _other_delimiter(self, record: list[str]) -> str:
-        text = self.delimiter.join(record)
+        text = self.delimiter.join(record).strip(" ")
         for decimal in (self.decimal, ","):
             for delimiter, name in _DELIMITERS.items():
                 parts = text.split(delimiter)
-                is_other = delimiter not in (self.delimiter, decimal) and len(parts) > 1
-                if is_other and all(is_number(part, decimal) or is_missing(part) for part in parts):
+                if delimiter in (self.delimiter, decimal) or len(parts) < 2 or all(map(is_missing, parts)):
+                    continue
+                if all(is_number(part, decimal) or is_missing(part) for part in parts):
                     if decimal == self.decimal:
                         return f"the fields are separated by {name}, use delimiter={delimiter!r}"
                     return (
@@ -341,16 +344,17 @@ class CsvTable(Table):
             return is_number(field, self.decimal)
 
         columns = [[fields[j] for fields in below if not is_missing(fields[j])] for j in range(len(first))]
+        has_numbers = [any(map(reads, column)) for column in columns]
         text = [j for j, field in enumerate(first) if not reads(field) and not is_missing(field)]
         numbers = [j for j, field in enumerate(first) if reads(field) and not is_missing(field)]
-        above_numbers = [j for j in text if any(map(reads, columns[j]))]
-        above_text = [j for j in text if j not in above_numbers]
-        recurring = [j for j in above_text if first[j] in columns[j]]
-        whole = [first[j].strip(" \t") for j in numbers if _WHOLE.fullmatch(first[j])]
-        are_whole = len(whole) == len(numbers) > 0
-        fractions = [
-            bool(columns[j]) and all(reads(field) and self.decimal in field for field in columns[j]) for j in numbers
+        above_numbers = [j for j in text if has_numbers[j]]
+        above_words = [
+            j for j in numbers if columns[j] and not has_numbers[j] and not re.search(r"\d", "".join(columns[j]))
         ]
+        recurring = [j for j in text if not has_numbers[j] and first[j] in columns[j]]
+        fractions = [j for j in numbers if columns[j] and all(reads(x) and self.decimal in x for x in columns[j])]
+        whole = [int(first[j]) for j in numbers if re.fullmatch(r"[ \t]*\d+[ \t]*", first[j], re.ASCII)]
+        are_years = len(whole) == len(first) > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
         doubt = ""
         if len(text) == len(first):
             if above_numbers and recurring:
@@ -361,23 +365,23 @@ class CsvTable(Table):
             j, other = above_numbers[0], next(j for j in range(len(first)) if j not in text)
             beside = "a number" if other in numbers else "empty" if not first[other].strip() else "a missing value"
             doubt = f"{first[j][:40]!r} stands above numbers, and column {other} is {beside}"
-        elif text:
-            if are_whole and all(fractions) and not recurring:
-                doubt = f"whole numbers such as {whole[0]} stand above fractions"
-        elif are_whole and len(whole) == len(first) > 1 and any(fractions):
-            years = [int(number) for number in whole]
-            if years == list(range(years[0], years[0] + len(years))):
-                doubt = f"the whole numbers {whole[0]}, {whole[1]} in order stand above fractions"
-        if not text and below and '"' in _raw_line(self.path, line) and '"' not in _raw_line(self.path, head[1][0]):
+        elif above_words:
+            doubt = f"{first[above_words[0]][:40]!r} stands above text"
+        elif whole and len(whole) == len(numbers) == len(first) - len(text) and not recurring:
+            is_odd = len(fractions) == len(numbers) and bool(text or len(below) > 1)
+            if is_odd or (are_years and fractions):
+                doubt = f"{' and '.join(map(str, whole[:2]))} stand above fractions"
+        if numbers and below and _quotes_numbers(self.path, line) and not _quotes_numbers(self.path, head[1][0]):
             doubt = "its numbers are quoted, those below are not"
         if doubt:
             raise DataError(f"{self.path}, line {line}: {doubt}; it may hold names or values", hint=_HEADER_HINT)
         return len(text) == len(first)
 
 
-def _raw_line(path: Path, line: int) -> str:
+def _quotes_numbers(path: Path, line: int) -> bool:
     with _open(path) as file:
-        return next(itertools.islice(file, line - 1, None), "")
+        text = next(itertools.islice(file, line - 1, None), "")
+    return re.search(r'"[ \t]*[+-]?[\d.,]+([eE][+-]?\d+)?[ \t]*"', text) is not None
 
 
 def _to_block(batch: Any, columns: Sequence[int], label_column: int | None) -> Block:
