@@ -6,9 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
 import dkrr
 from dkrr.errors import DataError
+
+
+def test_an_array_of_a_group_that_has_no_meaning_is_not_left_out(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "g.zarr", mode="w")
+    group["X"], group["y"] = np.ones((3, 2)), np.ones(3)
+    assert dkrr.ingest(tmp_path / "g.zarr", tmp_path / "one.zarr").num_targets == 1
+    group["weights"] = np.ones(3)  # weight is meant
+    with pytest.raises(DataError, match="holds X, weights, y; X, and optionally y and weight, expected"):
+        dkrr.ingest(tmp_path / "g.zarr", tmp_path / "two.zarr")
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -119,11 +119,11 @@ def open_zarr_object(node: Any, label: str, *, prefix: str = "x", allow_1d: bool
     if isinstance(node, zarr.Array):
         return _ZarrTable(node, label, prefix=prefix, allow_1d=allow_1d)
     members = {name: node.get(name) for name in ("X", "y", "weight")}
-    if not isinstance(members["X"], zarr.Array):
+    if not isinstance(members["X"], zarr.Array) or set(node.array_keys()) - set(members):
         raise DataError(
             f"{label} is a group that holds {', '.join(sorted(node)) or 'nothing'}; X, and optionally y and weight, "
             "expected",
-            hint="name the array inside the group, or rename it to X",
+            hint="name the array inside the group, or rename it",
         )
     x = _ZarrTable(members["X"], f"X of {label}")
     y, weight = (
