@@ -30,9 +30,9 @@ __all__ = [
 def executor_for(store: Any = None) -> Iterator[Executor]:
     """An executor found by the usual Dask rules.
 
-    A client of the caller is used and left open. Inside a Dask worker or a daemonic process tasks run in this process.
-    Otherwise a local cluster of one-thread worker processes is started, and closed at the end. Workers must be able to
-    use ``store`` (a path or URL), where one is given.
+    A client of the caller is used and left open; its workers give back what they kept in memory. Inside a Dask worker
+    or a daemonic process tasks run in this process. Otherwise a local cluster of one-thread worker processes is started
+    and closed at the end. Workers must be able to use ``store`` (a path or URL), where one is given.
     """
     from dkrr.engine.cluster import find_client, runs_in_process
 
@@ -41,7 +41,8 @@ def executor_for(store: Any = None) -> Iterator[Executor]:
         return
     client = find_client()
     if client is not None:
-        yield checked_executor(client, store=store)
+        with _lent(client, store) as executor:
+            yield executor
         return
     with start_local(store=store) as executor:
         yield executor
@@ -62,6 +63,16 @@ def start_local(
     ):
         client.wait_for_workers(len(cluster.worker_spec), timeout=60)
         yield checked_executor(client, store=store)
+
+
+@contextmanager
+def _lent(client: Any, store: Any) -> Iterator[DaskExecutor]:
+    """An executor on workers that go on when this is over; they keep no memory then."""
+    executor = checked_executor(client, store=store)
+    try:
+        yield executor
+    finally:
+        executor.release()
 
 
 def checked_executor(client: Any, *, store: Any = None) -> DaskExecutor:
@@ -145,8 +156,8 @@ def connect_executor(
     """
     from dkrr.engine.cluster import connect
 
-    with connect(scheduler, workers=workers or 1, insecure=insecure) as client:
-        yield checked_executor(client, store=store)
+    with connect(scheduler, workers=workers or 1, insecure=insecure) as client, _lent(client, store) as executor:
+        yield executor
 
 
 def executor_facts(executor: Executor) -> dict[str, Any]:

@@ -8,6 +8,7 @@ graph that was interrupted is simply run again: tasks whose chunk is valid retur
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dkrr.buffers import release
 from dkrr.cancellation import cancellable, check_cancelled
 from dkrr.configuration import timeout_seconds
 from dkrr.engine.bundles import Bundle, Outbox, window_of
@@ -276,6 +278,13 @@ class DaskExecutor:
             left = stop_graph(self.client, graph, workers, STOP_SECONDS if wait else 0.0)
             if wait and left:
                 logger.warning("%d tasks of %s are still inside a product", left, graph)
+
+    def release(self) -> None:
+        """Let the workers give back the memory that they keep for tasks to come; waits for at most some seconds."""
+        with contextlib.suppress(Exception):  # a scheduler or worker that is gone keeps nothing
+            if self.client.status == "running":
+                workers = None if self.admission is None else self.admission.present
+                self.client.run(release, workers=workers, on_error="ignore", callback_timeout=STOP_SECONDS)
 
     def _check_cancelled(self) -> None:
         if self.cancelled is not None and self.cancelled():

@@ -20,11 +20,13 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
 from scipy.linalg import cython_blas, cython_lapack
 
+from dkrr.buffers import on_release
 from dkrr.chunks import FloatArray
 
 __all__ = [
@@ -45,6 +47,31 @@ BASE = 64
 POTRF_BASE = 256
 
 _buffers = threading.local()
+_all_held: list[weakref.ref[_Held]] = []
+_lock = threading.Lock()
+
+
+class _Held(dict[tuple[str, str], Any]):
+    """The buffers of one thread by name and dtype; the thread that ends takes them with it."""
+
+
+def _of_this_thread() -> _Held:
+    held: _Held | None = _buffers.__dict__.get("held")
+    if held is None:
+        held = _buffers.held = _Held()
+        with _lock:
+            _all_held[:] = [other for other in _all_held if other() is not None]
+            _all_held.append(weakref.ref(held))
+    return held
+
+
+def _release() -> None:
+    with _lock:
+        for held in _all_held:
+            (held() or {}).clear()
+
+
+on_release(_release)
 
 
 def buffer(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -54,7 +81,7 @@ def buffer(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     memory that stays mapped. The previous content of the same name is overwritten.
     """
     count = math.prod(shape)
-    held: dict[tuple[str, str], np.ndarray[Any, Any]] = _buffers.__dict__.setdefault("held", {})
+    held = _of_this_thread()
     key = (name, np.dtype(dtype).str)
     flat = held.get(key)
     if flat is None or flat.size < count:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.buffers import on_release
 from dkrr.chunks import ChunkArray
 from dkrr.errors import NumericalError
 from dkrr.linalg.lowrank.panels import Panels
@@ -145,6 +146,9 @@ class KeptPanels:
 def kept_panels(location: str, limit_bytes: int) -> KeptPanels:
     """What this process keeps of the factor at ``location``; another factor takes its place."""
     return KeptPanels(limit_bytes)
+
+
+on_release(kept_panels.cache_clear)
 
 
 def project(panels: Panels, read: ReadPanel, c: int, r: Floats) -> Floats:
