@@ -40,6 +40,7 @@ from dkrr.stores import (
     write_json,
     write_key,
 )
+from dkrr.swap import create_json
 
 __all__ = ["ChunkArray", "FloatArray"]
 
@@ -94,8 +95,12 @@ class ChunkArray:
         document = wanted._document(wanted_attributes)
         found = read_json(wanted.store, wanted._key("zarr.json"))
         if found is None:
-            write_json(wanted.store, wanted._key("zarr.json"), document)
-            return wanted
+            if local_root(wanted.store) is None:
+                write_json(wanted.store, wanted._key("zarr.json"), document)
+                return wanted
+            if create_json(wanted.store, wanted._key("zarr.json"), document) is not None:
+                return wanted
+            found = read_json(wanted.store, wanted._key("zarr.json")) or {}  # another process was first
         existing = cls.open(store, path)
         differing = [
             f"{name}: {old!r} there, {new!r} wanted"

@@ -1,8 +1,9 @@
 """Fence: who writes asks first whether the run is still his.
 
 A driver that was stopped (a laptop asleep, a process with SIGSTOP) may wake up when another driver has taken over its
-run. ``with fenced(check)`` names the question for the code inside, and whatever writes something that is not a tile
-calls :func:`check_fence` right before the write becomes visible. Tiles need none: two drivers write the same bytes.
+run, or its lock. ``with fenced(check)`` names the question for the code inside, and whatever writes something that is
+not a tile calls :func:`check_fence` right before the write becomes visible. Tiles need none: two drivers write the same
+bytes.
 
 Outside such a block, and in worker processes, nothing is asked. Cost of a check: 0.1 us, and what ``check()`` costs.
 """
@@ -29,7 +30,7 @@ _fence: ContextVar[_Fence | None] = ContextVar("dkrr_fence", default=None)
 
 @contextmanager
 def fenced(check: Callable[[], None], *, holder: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Have :func:`check_fence` call ``check()`` in this thread while the block runs.
+    """Have :func:`check_fence` call ``check()`` in this thread while the block runs, after that of the fence around it.
 
     Parameters
     ----------
@@ -38,7 +39,14 @@ def fenced(check: Callable[[], None], *, holder: Mapping[str, Any] | None = None
     holder
         ``run`` and ``epoch`` of the owner, for locks: those of an earlier epoch of the same run are void.
     """
-    token = _fence.set(_Fence(check, dict(holder or {})))
+    outer = _fence.get()
+
+    def both() -> None:
+        if outer is not None:
+            outer.check()
+        check()
+
+    token = _fence.set(_Fence(both, dict(holder or {})))
     try:
         yield
     finally:

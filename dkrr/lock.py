@@ -1,9 +1,10 @@
-"""A lock with an owner: one process at a time factors into an array.
+"""A lock with an owner: one process at a time writes a data set, an array, or whatever else has a name.
 
 The lock is a small JSON document beside the array, a file or an object, that is compared and swapped
 (:mod:`dkrr.swap`). Its owner raises a counter every few seconds. A lock is stale when its process is known to be gone
-(same host, no such process), or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of
-different machines are never compared. Taking over raises the epoch by one.
+(:mod:`dkrr.processes`), or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of
+different machines are never compared. Taking over raises the epoch by one, and who was taken over finds out before it
+writes: the block runs behind a fence (:mod:`dkrr.fence`).
 
 A file is removed in the end. An object cannot be removed under a condition, so it stays and says that it was released:
 the next owner goes on counting epochs from there, and ``dkrr gc`` removes what is old.
@@ -21,19 +22,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from dkrr.address import join, name_of, parent_of
+from dkrr.cancellation import check_cancelled
 from dkrr.errors import LockedError, StoreError
-from dkrr.fence import fence_holder
+from dkrr.fence import fence_holder, fenced
 from dkrr.processes import is_gone as _is_gone
 from dkrr.processes import is_here, is_stopped, process_record
 from dkrr.processes import stale_seconds as default_stale_seconds
 from dkrr.stores import is_url, local_root
-from dkrr.swap import Versioned, create_json, discard_json, read_versioned, swap_json
+from dkrr.swap import Versioned, check_conditions, create_json, discard_json, read_versioned, swap_json
 
 __all__ = ["hold_lock"]
 
 logger = logging.getLogger("dkrr.lock")
 
 HEARTBEAT_SECONDS = 5.0
+WAIT_SECONDS = 0.2
 
 
 def _me() -> dict[str, Any]:
@@ -48,19 +51,24 @@ def _is_void(owner: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def hold_lock(location: Any, *, stale_seconds: float | None = None) -> Iterator[None]:
+def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool = False) -> Iterator[None]:
     """Hold ``location``.lock, on a path or at an address, while the block runs; Zarr stores are not locked.
 
-    The lock of a process that is stopped, or on another host, is watched for ``stale_seconds``
+    The lock of a process that is stopped, or is not seen from here, is watched for ``stale_seconds``
     (:func:`dkrr.processes.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
     driver of the same run is void.
+
+    Parameters
+    ----------
+    wait
+        Wait for an owner that is alive: for what others make in a short time, and can then be used as it is.
 
     Raises
     ------
     LockedError
-        Another process holds it; names host and process.
+        Another process holds it; names host and process. In the block: it was taken over meanwhile, nothing is written.
     StoreError
-        An object store that does not honour conditional puts, see :func:`dkrr.swap.check_conditions`.
+        A place where nothing can be locked, see :func:`dkrr.swap.check_conditions`.
     """
     root = local_root(location)
     if root is None and not is_url(location):
@@ -68,13 +76,14 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None) -> Iterator[
         return
     where = location if root is None else str(root.absolute())
     lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)
-    lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds)
+    lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds, wait)
     stop = threading.Event()
     run = contextvars.copy_context().run  # behind the same fence as the block
     thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
     thread.start()
     try:
-        yield
+        with fenced(lock.check, holder=fence_holder()):
+            yield
     finally:
         stop.set()
         thread.join()
@@ -90,7 +99,8 @@ class _Lock:
         self.folder, self.key, self.token = folder, key, token
         self.epoch = 0
 
-    def acquire(self, stale_seconds: float) -> None:
+    def acquire(self, stale_seconds: float, wait: bool) -> None:
+        check_conditions(self.folder)  # or the heartbeat would find out
         while not self.epoch:
             if create_json(self.folder, self.key, self._record(1, 0)) is not None:
                 self.epoch = 1
@@ -98,8 +108,16 @@ class _Lock:
             found = read_versioned(self.folder, self.key)
             if found is None:
                 continue
-            if not found.value.get("released"):
-                self._refuse_if_alive(found, stale_seconds)
+            try:
+                if not found.value.get("released"):
+                    self._refuse_if_alive(found, stale_seconds)
+            except LockedError as exc:
+                if not wait:
+                    raise
+                logger.info("waiting: %s", exc.message)
+                check_cancelled()
+                time.sleep(WAIT_SECONDS)
+                continue
             # of two processes that have seen the same stale lock, one can swap it
             epoch = int(found.value["epoch"]) + 1
             if swap_json(self.folder, self.key, self._record(epoch, 0), found.version) is not None:
@@ -125,6 +143,21 @@ class _Lock:
             if now is None or now.version != seen.version:
                 return False
         return True
+
+    def check(self) -> None:
+        """Return while the lock is this holder's.
+
+        Raises
+        ------
+        LockedError
+            Another process has taken it over, or it was removed.
+        """
+        if self._held() is None:
+            where = join(self.folder, self.key.removesuffix(".lock"))
+            raise LockedError(
+                f"the lock of {where} was lost: this process stood still for too long, or {self.key} was removed",
+                hint="look who writes there now, and start again",
+            )
 
     def beat(self, stop: threading.Event) -> None:
         """Raise the counter until told to stop, or until the lock is another's."""

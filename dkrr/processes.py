@@ -1,9 +1,16 @@
-"""Which process owns something, whether it is gone, and how long a silent owner is believed to live."""
+"""Which process owns something, whether it is gone, and how long a silent owner is believed to live.
+
+A pid means something in one pid namespace of one running kernel alone: containers often share a host name, and each
+counts its own processes. So a record names the host, the boot and the namespace, and only where all three agree is the
+pid looked up. Of any other owner nothing but its heartbeat tells whether it lives.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,18 +24,28 @@ STALE_SECONDS = 60.0
 
 
 def process_record(pid: int | None = None) -> dict[str, Any]:
-    """Host, pid and start of a process of this machine (this one by default): enough to know it again."""
+    """Where a process that is seen from here runs (this one by default), its pid and start: enough to know it again."""
     process = psutil.Process(pid)
-    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
+    return {**_here(), "pid": process.pid, "started": process.create_time()}
+
+
+def _here() -> dict[str, Any]:
+    """Host name, boot of the kernel and pid namespace of this process; "" where the system has no such thing."""
+    boot, namespace = "", ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with contextlib.suppress(OSError):
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    return {"host": socket.gethostname(), "boot": boot, "pid_namespace": namespace}
 
 
 def is_here(record: dict[str, Any]) -> bool:
-    """Whether the process is, or was, one of this machine."""
-    return record.get("host") == socket.gethostname()
+    """Whether the pid of the record means a process that is, or was, seen from here; False where that is not known."""
+    return all(record.get(name) == value for name, value in _here().items())
 
 
 def is_gone(record: dict[str, Any]) -> bool:
-    """Whether the process is one of this machine and does not exist any more; False for all others."""
+    """Whether the process is one that would be seen from here and does not exist any more; False for all others."""
     if not is_here(record):
         return False
     try:
@@ -40,7 +57,7 @@ def is_gone(record: dict[str, Any]) -> bool:
 
 
 def is_stopped(record: dict[str, Any]) -> bool:
-    """Whether the process is one of this machine that stands still (SIGSTOP)."""
+    """Whether the process is one that is seen from here and stands still (SIGSTOP)."""
     if not is_here(record):
         return False
     try:

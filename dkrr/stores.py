@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 __all__ = [
+    "NO_LINKS",
     "Entry",
     "arrays_below",
     "children",
@@ -52,12 +53,16 @@ __all__ = [
     "read_key",
     "remove_array",
     "sync_folder",
+    "sync_path",
     "users_of",
     "write_file",
     "write_json",
     "write_key",
     "zarr_store",
 ]
+
+# what a file system says that has no hard links, or no more of them, or none from there to here
+NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 @dataclass(frozen=True)
@@ -136,16 +141,19 @@ def read_key(location: Any, key: str) -> bytes | None:
     return None if buffer is None else buffer.to_bytes()
 
 
-def write_key(location: Any, key: str, *parts: Any) -> None:
-    """Write what is given in one or more buffers behind a key, atomically; local folders are made."""
+def write_key(location: Any, key: str, *parts: Any, durable: bool = False) -> None:
+    """Write what is given in one or more buffers behind a key, atomically; local folders are made.
+
+    With ``durable`` it survives a power failure when this returns, as what an object store has taken always does.
+    """
     root = local_root(location)
     if root is not None:
         path = root / key
         try:
-            write_file(path, *parts)
+            write_file(path, *parts, durable=durable)
         except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, *parts)
+            write_file(path, *parts, durable=durable)
         return
     if is_url(location):
         from dkrr.objects import put_object
@@ -181,6 +189,7 @@ def key_size(location: Any, key: str) -> int | None:
 
 def delete_key(location: Any, key: str) -> None:
     """Remove a key; one that does not exist is no error."""
+    check_fence()
     root = local_root(location)
     if root is not None:
         with contextlib.suppress(FileNotFoundError):
@@ -236,8 +245,11 @@ def children(location: Any) -> list[str]:
     return list_names(location)
 
 
-def write_file(path: Path, *parts: Any) -> None:
-    """Write ``parts`` to ``path`` atomically: a reader sees the old file, the new file or none."""
+def write_file(path: Path, *parts: Any, durable: bool = False) -> None:
+    """Write ``parts`` to ``path`` atomically: a reader sees the old file, the new file or none.
+
+    With ``durable`` the file is on the disk before it has its name, and its name when this returns (fsync of both).
+    """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with open(partial, "wb", buffering=0) as file:
@@ -245,9 +257,13 @@ def write_file(path: Path, *parts: Any) -> None:
                 view = memoryview(part).cast("B")
                 while len(view):
                     view = view[file.write(view) :]
+            if durable:
+                os.fsync(file.fileno())
         failpoint("chunk.mid_write")
         check_fence()
         os.replace(partial, path)
+        if durable:
+            sync_path(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -257,14 +273,15 @@ def write_file(path: Path, *parts: Any) -> None:
 def sync_folder(folder: Path) -> None:
     """fsync a file, or every file and folder below a folder, so that what was finished survives a power failure."""
     if not folder.is_dir():
-        _sync(folder)
+        sync_path(folder)
     for parent, _, names in os.walk(folder):
         for name in [*names, "."]:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile, to be computed again
-                _sync(os.path.join(parent, name))
+                sync_path(os.path.join(parent, name))
 
 
-def _sync(path: str | os.PathLike[str]) -> None:
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """fsync one file or folder."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -297,7 +314,7 @@ def put_in_place(new: Path, path: Path) -> None:
             shutil.rmtree(earlier)
         else:
             earlier.unlink()
-    _sync(path.parent)
+    sync_path(path.parent)
 
 
 def put_back(path: Path) -> None:
@@ -345,6 +362,9 @@ def remove_array(location: Any) -> None:
     check_fence()
     root = local_root(location)
     if root is not None:
+        if not root.is_symlink():  # metadata first, so that a removal that is interrupted leaves no array with holes
+            with contextlib.suppress(OSError):
+                (root / "zarr.json").unlink()
         shutil.rmtree(root, ignore_errors=True)
         return
     if not is_url(location):
@@ -356,7 +376,6 @@ def remove_array(location: Any) -> None:
         raise StoreError(f"{location} is a whole bucket, which is never emptied", hint="give a key below it")
     from dkrr.objects import delete_objects
 
-    # metadata first, so that a removal that is interrupted leaves no array with holes
     keys = sorted(list_keys(location), key=lambda key: (not key.endswith(".json"), key))
     delete_objects(location, [key for key in keys if key.endswith(".json")])
     delete_objects(location, [key for key in keys if not key.endswith(".json")])
@@ -398,10 +417,12 @@ def link_key(source: str, key: str, target: str) -> bool | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS):
+        if exc.errno not in NO_LINKS:
             raise
-        write_file(path, (folder / key).read_bytes())
-        return False
+        data = read_key(source, key)  # it may be gone by now
+        if data is not None:
+            write_file(path, data)
+        return None if data is None else False
     return True
 
 
@@ -425,9 +446,9 @@ def parse_json(data: bytes, location: Any, key: str) -> Any:
         raise StoreError(f"{key} of {location} is not valid JSON ({exc})", hint="restore or remove it") from exc
 
 
-def write_json(location: Any, key: str, value: Any) -> None:
-    """Write a JSON document atomically below ``location`` (path, address or store)."""
-    write_key(location, key, json_bytes(value))
+def write_json(location: Any, key: str, value: Any, *, durable: bool = False) -> None:
+    """Write a JSON document atomically below ``location`` (path, address or store); ``durable`` as in a key."""
+    write_key(location, key, json_bytes(value), durable=durable)
 
 
 def read_json(location: Any, key: str) -> Any | None:

@@ -13,7 +13,7 @@ import pytest
 from dkrr.chunks import ChunkArray
 from dkrr.errors import LockedError
 from dkrr.fence import check_fence, fence_holder, fenced
-from dkrr.stores import place, read_json, remove_array, write_file, write_json
+from dkrr.stores import delete_key, place, read_json, remove_array, write_file, write_json
 
 
 def refuse() -> None:
@@ -24,6 +24,7 @@ WRITES: dict[str, Callable[[Path], Any]] = {
     "a document": lambda folder: write_json(str(folder), "a.json", {}),
     "a file": lambda folder: write_file(folder / "a", b"1"),
     "a removal": lambda folder: remove_array(folder / "kept"),
+    "a document less": lambda folder: delete_key(folder / "kept", "zarr.json"),
     "rows of the driver": lambda folder: ChunkArray.create(
         str(folder / "kept"), "", shape=(2, 2), chunks=(2, 2)
     ).write((0, 0), np.ones((2, 2))),

@@ -20,6 +20,7 @@ from dkrr import lock
 from dkrr.errors import LockedError
 from dkrr.fence import fenced
 from dkrr.lock import hold_lock
+from dkrr.processes import process_record
 from tests.faults import failing_at, stopped, wait_until
 
 
@@ -43,11 +44,7 @@ def a_process(code: str) -> subprocess.Popen[str]:
 
 
 def owner_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    import socket
-
-    return {
-        "host": socket.gethostname(), "pid": process.pid, "started": psutil.Process(process.pid).create_time()
-    }  # fmt: skip
+    return process_record(process.pid)
 
 
 def leave(path: Path, owner: dict[str, Any], epoch: int = 3, counter: int = 7) -> None:

@@ -6,8 +6,8 @@ on an object store). Whoever takes over creates the next one; so "am I still the
 document of the next epoch exists, and no answer can be overwritten by a driver that wakes up.
 
 ``driver.json`` says the same for readers, with a counter that the owner raises every few seconds. An owner is stale
-when its process is known to be gone (same host), or when an observer saw the counter unchanged for 60 s of its own
-clock; clocks of different machines are never compared.
+when its process is known to be gone (:mod:`dkrr.processes`), or when an observer saw the counter unchanged for 60 s of
+its own clock; clocks of different machines are never compared.
 
 Cost: one small write a heartbeat; a check reads one small file, 50 us (one request on an object store).
 """
@@ -151,7 +151,7 @@ def _refuse_if_alive(directory: RunDirectory, seen: dict[str, Any]) -> None:
     while time.monotonic() < deadline:
         time.sleep(min(0.5, patience / 10))
         now = current_driver(directory) or {}
-        if now.get("released") or is_gone(now):
+        if not now or now.get("released") or is_gone(now):  # it may have removed the run
             return
         if (now.get("epoch"), now.get("counter")) != (seen["epoch"], seen["counter"]):
             raise LockedError(
