@@ -303,7 +303,9 @@ def stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
     """The Gram matrix of a kernel in the store; only tiles that are not there are computed."""
     fields = gram_fields(operator, "float64")
     location = place(workspace.store, "grams", key_of(fields) + ".zarr")
-    gram = TileMatrix.create(location, operator.grid, dtype="float64", attributes=fields)
+    # two fits may compute its tiles at once, which are the same
+    with hold_lock(location, wait=True):
+        gram = workspace.matrix(location, operator.grid, "float64", fields)
     taken = continue_lineage(operator, gram, "grams", fields, workspace.store)
     summary = build_gram(operator, gram, workspace.executor, workspace.progress, taken=taken)
     workspace.record("gram", summary)

@@ -88,6 +88,8 @@ class TiledFit:
         Coefficients (m, t) of an earlier fit of the first m rows, for iterations.
     fit_intercept
         Whether f has a constant that is not penalised.
+    maker
+        See :class:`~dkrr.linalg.workspace.Workspace`.
     """
 
     kernel: Kernel
@@ -98,6 +100,7 @@ class TiledFit:
     feature_names: Sequence[str] | None = None
     start: Any = None
     fit_intercept: bool = False
+    maker: str = ""
 
     def __post_init__(self) -> None:
         self.kernel.to_dict()  # arrays are keyed by the kernel, so a function without a name is refused now
@@ -321,7 +324,7 @@ class TiledFit:
         given: TileMatrix | None = None,
         digest: str = "",
     ) -> Model:
-        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
+        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
         start = self._start(dataset)
         fit = fit_rows(dataset, settings, workspace, given=given, source_digest=digest, start=start)
         with single_blas_thread(), fit as result:

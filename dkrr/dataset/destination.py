@@ -20,6 +20,7 @@ from typing import Any, Literal
 from dkrr.address import join
 from dkrr.errors import DkrrError, StorageFullError, StoreError
 from dkrr.fence import check_fence
+from dkrr.lock import hold_lock
 from dkrr.stores import (
     children,
     delete_key,
@@ -46,6 +47,7 @@ __all__ = [
     "remove_part",
     "storage_errors",
     "write_attributes",
+    "writing",
 ]
 
 FORMAT = "dataset"
@@ -98,8 +100,39 @@ def inspect(location: Any) -> State:
     raise StoreError(f"{location} exists and is not a data set of dkrr", hint="choose another destination")
 
 
-def mark_unfinished(location: Any) -> None:
-    """Claim ``location`` for a data set that is being written."""
+@contextlib.contextmanager
+def writing(location: Any, *, wait: bool = False) -> Iterator[None]:
+    """Be the one who writes a data set while the block runs, see :func:`dkrr.lock.hold_lock`.
+
+    Raises
+    ------
+    LockedError
+        Another process writes there.
+    StoreError
+        No lock can be written beside it.
+    """
+    with contextlib.ExitStack() as stack:
+        with storage_errors(location):
+            stack.enter_context(hold_lock(location, wait=wait))
+        yield
+
+
+def mark_unfinished(location: Any, state: State) -> None:
+    """Claim ``location``, where this state was found, for a data set that is being written.
+
+    Raises
+    ------
+    StoreError
+        What was absent is there now: somebody who holds no lock has made it.
+    """
+    root = local_root(location)
+    try:
+        if state == "absent" and root is not None:
+            root.mkdir()
+        elif state == "empty" and inspect(location) != "empty":
+            raise FileExistsError
+    except FileExistsError:
+        raise StoreError(f"{location} was made by somebody else meanwhile", hint="look what is there") from None
     write_attributes(location, {"complete": False})
 
 
@@ -110,31 +143,24 @@ def write_attributes(location: Any, attributes: dict[str, Any]) -> None:
         "node_type": "group",
         "attributes": {"dkrr_format": FORMAT, "format_version": FORMAT_VERSION, **attributes},
     }
-    write_json(location, "zarr.json", document)
-    root = local_root(location)
-    if root is not None:
-        for path in (root / "zarr.json", root):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    write_json(location, "zarr.json", document, durable=True)
 
 
 def clear(location: Any, *, keep_folder: bool = False) -> None:
-    """Remove the data set at ``location``, or only what is inside the folder."""
+    """Remove the data set at ``location``, or only what is inside the folder; what is not of dkrr stays."""
     check_fence()
     root = local_root(location)
     if root is None:
         _clear_store(location)
         return
     # the marker goes last: an interrupted removal must still be recognised as ours
-    for entry in sorted(root.iterdir(), key=lambda path: path.name == "zarr.json"):
+    ours = [path for path in root.iterdir() if is_part(path.name) or _PARTIAL.fullmatch(path.name)]
+    for entry in sorted(ours, key=lambda path: path.name == "zarr.json"):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    if not keep_folder:
+    if not keep_folder and not os.listdir(root):
         root.rmdir()
 
 

@@ -28,7 +28,6 @@ from dkrr.dataset.sources.text import Header
 from dkrr.dataset.summary import RowSummary
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError
-from dkrr.lock import hold_lock
 from dkrr.stores import overlaps
 
 __all__ = ["append", "fields_of", "ingest"]
@@ -58,6 +57,7 @@ def ingest(
     y: Any = None,
     sample_weight: Any = None,
     rows_per_chunk: int | None = None,
+    wait: bool = False,
 ) -> Dataset:
     """Write rows from any source into a data set.
 
@@ -106,6 +106,8 @@ def ingest(
         Weights given apart from the source.
     rows_per_chunk
         None chooses chunks of at most 4 MiB.
+    wait
+        Wait until another process that writes to ``dest`` has ended, instead of an error.
 
     Returns
     -------
@@ -123,7 +125,7 @@ def ingest(
     StorageFullError
         The disk is too small.
     LockedError
-        Another process appends to ``dest``.
+        Another process writes to ``dest``.
     """
     if rows_per_chunk is not None and (isinstance(rows_per_chunk, bool) or rows_per_chunk < 1):
         raise ParameterError(f"rows_per_chunk is {rows_per_chunk!r}; at least 1 expected", hint="leave it out")
@@ -140,11 +142,11 @@ def ingest(
         raise ParameterError(f"missing is {missing!r}; 'error' or 'drop' expected", hint="leave it out for an error")
     table = open_table(source, header=header, delimiter=delimiter, decimal=decimal, y=y, sample_weight=sample_weight)
     wanted = _Wanted(target, features, weight, one_hot, classes, rows_per_chunk, label, like, missing == "drop")
-    if not append:
-        return _write(table, dest, wanted, append=False)
-    destination.inspect(dest)  # what is not ours gets no lock beside it
-    with hold_lock(dest):
-        return _write(table, dest, wanted, append=True)
+    state = destination.inspect(dest)  # what is not ours gets no lock beside it
+    if state == "complete" and not append:
+        return _write(table, dest, wanted, append=False)  # compares, and writes nothing
+    with destination.writing(dest, wait=wait):
+        return _write(table, dest, wanted, append=append)
 
 
 def append(source: Any, dest: Any, **options: Any) -> Dataset:

@@ -39,7 +39,8 @@ def prepare_rows(
     dataset
         All rows.
     dest
-        Folder, URL or store. What an earlier call with the same arguments wrote there is returned as it is.
+        Folder, URL or store. What an earlier call with the same arguments wrote there is returned as it is, and what
+        another process is writing there is waited for.
     test_mask : (n,) bool, optional
         True for rows to leave out.
     standardize
@@ -76,6 +77,21 @@ def prepare_rows(
     }
     if destination.inspect(dest) == "complete":
         return _reuse(dest, origin)
+    with destination.writing(dest, wait=True):
+        if destination.inspect(dest) == "complete":
+            return _reuse(dest, origin)
+        return _write(dataset, dest, keep, origin, standardize, scaling, scaling_rows)
+
+
+def _write(
+    dataset: Dataset,
+    dest: Any,
+    keep: Mask,
+    origin: dict[str, Any],
+    standardize: bool,
+    scaling: Scaling | None,
+    scaling_rows: int | None,
+) -> tuple[Dataset, Scaling | None]:
     dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
     if scaling is None and standardize:
         scaling = _training_scaling(dataset, keep)

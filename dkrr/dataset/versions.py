@@ -26,7 +26,6 @@ from dkrr.dataset.generations import Generation
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.lock import hold_lock
 
 __all__ = ["drop_generations", "keep_last"]
 
@@ -104,7 +103,7 @@ def keep_last(dest: Any, *, generations: int | None = None, rows: int | None = N
 def _new_version(dest: Any, choose: Callable[[Dataset], list[Kept]]) -> Dataset:
     if destination.inspect(dest) != "complete":
         raise StoreError(f"{dest} is not a finished data set", hint="ingest one first")
-    with hold_lock(dest):
+    with destination.writing(dest):
         dataset = open_dataset(dest)
         destination.clear_versions(dest, dataset.version)
         kept = choose(dataset)

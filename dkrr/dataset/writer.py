@@ -29,8 +29,9 @@ from dkrr.dataset.digests import DIGEST_ROWS
 from dkrr.dataset.generations import Counters, Generation, pack
 from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk
 from dkrr.dataset.summary import RowSummary
-from dkrr.errors import DataError, StoreError
+from dkrr.errors import DataError, LockedError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.fence import check_fence
 
 __all__ = ["DatasetWriter"]
 
@@ -225,7 +226,7 @@ class DatasetWriter:
                 if self._base is None and self._replaces is None:
                     if self._state == "unfinished":
                         destination.clear(self.location, keep_folder=True)
-                    destination.mark_unfinished(self.location)
+                    destination.mark_unfinished(self.location, self._state)
                 for name, width in self._widths.items():
                     base = self._base.parts()[name] if self._base is not None else None
                     record = self._base.records[name] if self._base is not None else None
@@ -327,6 +328,10 @@ class DatasetWriter:
 
     def _undo(self) -> None:
         # the first error is the one to report, also where the disk refuses the removal too: hence the suppressions
+        try:
+            check_fence()
+        except LockedError:
+            return  # what is there is another writer's by now
         if self._replaces is not None:
             with contextlib.suppress(Exception):
                 if open_dataset(self.location).version == self._replaces.version:
@@ -336,7 +341,8 @@ class DatasetWriter:
         if self._base is None:
             if self._state != "complete":
                 with contextlib.suppress(Exception):
-                    destination.clear(self.location, keep_folder=self._state == "empty")
+                    if destination.inspect(self.location) != "complete":  # nor made by somebody else meanwhile
+                        destination.clear(self.location, keep_folder=self._state == "empty")
             return
         with contextlib.suppress(Exception):
             if open_dataset(self.location).num_rows != self._base.num_rows:

@@ -94,11 +94,11 @@ def open_data(data: DataSpec, store: Any, *, path: str | None = None, fitted: Da
         return open_dataset(destination)
     except StoreError:
         if fitted is None:
-            return ingest(path, destination, **options)
+            return ingest(path, destination, wait=True, **options)
     table = open_table(path, header=data.header, delimiter=data.delimiter, decimal=data.decimal)
     if by_name := ordered_like(fitted, table):
         options |= {"weight": None, **by_name}  # scores are not weighted
-    return ingest(table, destination, **options, classes=fitted.classes)
+    return ingest(table, destination, wait=True, **options, classes=fitted.classes)
 
 
 def prepare(job: JobSpec, store: Any) -> Prepared:

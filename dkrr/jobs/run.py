@@ -132,7 +132,9 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         # workers that could not hold a task would be killed again and again
         require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))
         split = None if plan.split is None else Split(**plan.split)
-        workspace = Workspace(store, executor, monitor, blas=blas_of(executor), durable=True, split=split)
+        workspace = Workspace(
+            store, executor, monitor, blas=blas_of(executor), durable=True, split=split, maker=directory.location
+        )
         try:
             summary = solve_and_save(job, prepared, plan, workspace, directory.location)
         finally:

@@ -109,7 +109,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     summary = summary_of(plan, workspace, directory, model_path, result.solution, result.intercept)
     summary.leave_one_out = left_out
     summary.tiles_total = result.operator.grid.num_lower * len(result.factors)
-    summary.kept = _clean(job, workspace.store, result, prepared)
+    summary.kept = _clean(job, workspace, result)
     return summary
 
 
@@ -151,14 +151,14 @@ def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: 
     )
 
 
-def _clean(job: JobSpec, store: Any, result: FitResult, prepared: Prepared) -> dict[str, int]:
-    """Remove what ``keep`` does not name; sizes of what stays."""
+def _clean(job: JobSpec, workspace: Workspace, result: FitResult) -> dict[str, int]:
+    """Remove what ``keep`` does not name and this run has made for itself alone; sizes of what stays."""
     keep = job.output.keep
     if keep != "all" and result.gram is not None:
-        remove_array(result.gram)
+        workspace.discard(result.gram)
     if keep == "model":
         for location in result.factors:
-            remove_array(location)
+            workspace.discard(location)
     kept = {}
     for location in [*result.factors, *([result.gram] if result.gram else [])]:
         num_bytes = sum(entry.num_bytes for entry in list_entries(location))

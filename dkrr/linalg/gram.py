@@ -28,6 +28,7 @@ from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import gram_samples_agree
+from dkrr.linalg.workspace import keep_for_others
 from dkrr.stores import place
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, is_finite
@@ -170,7 +171,9 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
     grid = TileGrid(dataset.num_rows, tile_size)
     operator = RidgeOperator(grid=grid, alpha=0.0, kernel=resolved, rows=rows_of(dataset, resolved))
     fields = gram_fields(operator, "float64")
-    gram = TileMatrix.create(place(store, "grams", key_of(fields) + ".zarr"), grid, dtype="float64", attributes=fields)
+    location = place(store, "grams", key_of(fields) + ".zarr")
+    keep_for_others(location)
+    gram = TileMatrix.create(location, grid, dtype="float64", attributes=fields)
     chunks = tuple(grid.rows(i) for i in range(grid.num_tiles))
     lazy: da.Array = da.map_blocks(
         gram_block, GramTask(operator, gram), dtype=np.float64, chunks=(chunks, chunks), meta=np.empty((0, 0))

@@ -28,6 +28,7 @@ from dkrr.address import is_url
 from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.workspace import MAKER
 from dkrr.stores import list_keys, local_root
 from dkrr.tiles import TileMatrix
 
@@ -297,7 +298,7 @@ def _tile_problem(matrix: TileMatrix, i: int, j: int) -> str | None:
 
 
 def _unknown_keys(array: ChunkArray, indices: Iterable[Sequence[int]]) -> Iterator[str]:
-    known = {array.chunk_key(index) for index in indices} | {f"{array.path}/zarr.json".lstrip("/")}
+    known = {array.chunk_key(index) for index in indices} | {f"{array.path}/zarr.json".lstrip("/"), MAKER}
     for key in _keys(array):
         if key not in known:
             what = "left by an interrupted write" if key.endswith(".partial") else "of unknown origin"

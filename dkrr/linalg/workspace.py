@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dkrr.engine.tasks import Executor, Progress, RunSummary
+from dkrr.errors import LockedError, StoreError
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.trace import MOST_TRACES, ResidualTrace
+from dkrr.lock import hold_lock
+from dkrr.stores import delete_key, read_json, remove_array, write_json
+from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = ["Workspace"]
+__all__ = ["MAKER", "Workspace", "keep_for_others"]
+
+# Beside the metadata of a matrix: who made it, and may remove it, while nobody else has used it.
+MAKER = "maker.json"
+
+
+def keep_for_others(location: str, maker: str = "") -> None:
+    """Have a matrix stay that is going to be used here, and that another ``maker`` would remove when done with it."""
+    if (read_json(location, MAKER) or {}).get("maker", maker) != maker:
+        with contextlib.suppress(OSError, StoreError), hold_lock(location, wait=True):
+            delete_key(location, MAKER)
 
 
 @dataclass
@@ -19,7 +34,8 @@ class Workspace:
 
     ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase). ``split`` says which sums
     of a factor are split; None leaves it to :func:`~dkrr.linalg.factor.schedule.usual_split`. ``reused`` says what was
-    there already, see :meth:`record_reuse`; ``traces`` are the residuals of what iterated.
+    there already, see :meth:`record_reuse`; ``traces`` are the residuals of what iterated. ``maker`` names who removes
+    matrices at the end, see :meth:`discard`; "" is nobody.
     """
 
     store: Any
@@ -28,9 +44,26 @@ class Workspace:
     blas: str = ""
     durable: bool = False
     split: Split | None = None
+    maker: str = ""
     phases: dict[str, RunSummary] = field(default_factory=dict)
     reused: dict[str, Any] = field(default_factory=dict)
     traces: list[ResidualTrace] = field(default_factory=list)
+
+    def matrix(self, location: Any, grid: TileGrid, dtype: str, fields: dict[str, Any]) -> TileMatrix:
+        """Create a matrix that others may share, or open it; for the holder of its lock."""
+        if self.maker and read_json(location, "zarr.json") is None:
+            write_json(location, MAKER, {"maker": self.maker})
+        elif (read_json(location, MAKER) or {}).get("maker", self.maker) != self.maker:
+            delete_key(location, MAKER)
+        return TileMatrix.create(location, grid, dtype=dtype, attributes=fields)
+
+    def discard(self, location: str) -> bool:
+        """Remove a matrix that was made here, unless another has used it since, or does now; whether it is gone."""
+        with contextlib.suppress(LockedError), hold_lock(location):
+            if self.maker and (read_json(location, MAKER) or {}).get("maker") == self.maker:
+                remove_array(location)
+                return True
+        return False
 
     def record(self, phase: str, summary: RunSummary) -> RunSummary:
         """Add the figures of a phase."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -200,7 +201,7 @@ class KernelRidgeCV(KernelRidge):
             )
         shared = {item.name: getattr(tiled, item.name) for item in fields(tiled)}
         path = PathFit(
-            **(shared | {"alpha": float(self._grid.min())}),
+            **(shared | {"alpha": float(self._grid.min()), "maker": uuid.uuid4().hex}),
             grid=tuple(self._grid.tolist()),
             scoring=Scoring(scorer=self.scoring, per_target=bool(self.alpha_per_target)),
             stored=self._stored,

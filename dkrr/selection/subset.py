@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import DamagedChunkError, DataError, StoreError
+from dkrr.lock import hold_lock
 from dkrr.selection.likelihood import Explained
 from dkrr.stores import remove_array
 
@@ -47,7 +48,7 @@ class Subset:
 def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Subset:
     """Draw ``num_rows`` rows (all, if there are not so many) and write them to ``location``.
 
-    What an earlier call with the same arguments wrote there is used as it is.
+    What an earlier call with the same arguments wrote there is used as it is; one that writes it is waited for.
 
     Raises
     ------
@@ -69,13 +70,20 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Su
     )
     if _is_whole(subset):
         return subset
+    with hold_lock(location, wait=True):
+        if not _is_whole(subset):
+            _write(dataset, usable, seed, subset)
+    return subset
+
+
+def _write(dataset: Dataset, usable: NDArray[np.int64], seed: int, subset: Subset) -> None:
+    location, num_rows = subset.location, subset.num_rows
     chosen = usable[np.random.default_rng(seed).permutation(len(usable))[:num_rows]]
     rows = _gather(dataset, chosen)
     remove_array(location)
     array = RowArray.create(location, "", num_rows=num_rows, num_columns=rows.shape[1], rows_per_chunk=ROWS_PER_CHUNK)
     for number, start in enumerate(range(0, num_rows, ROWS_PER_CHUNK)):
         array.write_chunk(number, rows[start : start + ROWS_PER_CHUNK])
-    return subset
 
 
 def _usable(dataset: Dataset) -> NDArray[np.int64]:

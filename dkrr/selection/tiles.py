@@ -5,8 +5,9 @@
     primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal.choose`
 
 Factors of alphas that are not the best of any target are removed as soon as that is known, so that at most t + 1 lie on
-the disk at once; those that were in the store before stay there. The smallest alpha comes first: where it is too small
-for a factor, or for the iterations, that is known before the others are paid for.
+the disk at once; those that were in the store before, or that another fit has used meanwhile, stay there. The smallest
+alpha comes first: where it is too small for a factor, or for the iterations, that is known before the others are paid
+for.
 
 Cost
 ----
@@ -16,7 +17,6 @@ cholesky: 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit; 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -43,7 +43,6 @@ from dkrr.resources import free_bytes
 from dkrr.selection.path import Chosen, choose
 from dkrr.selection.primal import primal_search
 from dkrr.selection.scoring import Scoring, held_out
-from dkrr.stores import arrays_below, is_url, remove_array
 from dkrr.tiled import TiledFit
 from dkrr.tiles import TileMatrix
 
@@ -154,8 +153,8 @@ class PathFit(TiledFit):
         (n, t), k = y.shape, len(self.grid)
         scores = np.full((t, k) if scoring.per_target else (k,), -np.inf)
         values = None if self.stored is None else np.empty((n, t, k))
-        before, kept = _factors(root), dict[int, Model]()
-        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
+        kept = dict[int, Model]()
+        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
         for number in np.argsort(self.grid, kind="stable").tolist():
             one = replace(settings, alpha=(self.grid[number],))
             model = super()._model(dataset, one, root, executor, given, digest)
@@ -169,7 +168,9 @@ class PathFit(TiledFit):
                 values[:, :, number] = held_out(loo, y, weight, self.stored)
             kept[number] = model
             for other in set(kept) - set(np.ravel(np.argmax(scores, axis=-1)).tolist()):
-                _remove_factors(kept.pop(other), before)
+                for location in kept.pop(other).provenance.get("factors", []):
+                    if workspace.discard(location):
+                        logger.info("removed %s: its alpha is not the best", location)
         chosen = choose(scores, t, values)
         self.take(chosen)
         if len(kept) == 1:
@@ -228,16 +229,3 @@ def _targets(dataset: Dataset) -> tuple[Floats, Floats | None]:
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     n = dataset.num_rows
     return dataset.y.read(0, n), None if dataset.weight is None else dataset.weight.read(0, n)[:, 0]
-
-
-def _factors(root: Any) -> set[str]:
-    """Factors in a store, as models name them."""
-    return {item if is_url(item) else os.path.abspath(item) for item in arrays_below(root, "factors")}
-
-
-def _remove_factors(model: Model, before: set[str]) -> None:
-    """Remove what a fit left that nobody will ask for again."""
-    for location in model.provenance.get("factors", []):
-        if location not in before:
-            logger.info("removed %s: its alpha is not the best", location)
-            remove_array(location)

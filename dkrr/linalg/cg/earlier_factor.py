@@ -22,7 +22,7 @@ from dkrr.errors import StoreError
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
 from dkrr.linalg.lineage import Ancestor, ancestors
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Workspace, keep_for_others
 from dkrr.tiles import TileMatrix
 
 __all__ = ["EarlierFactor", "find_earlier_factor"]
@@ -90,6 +90,7 @@ def find_earlier_factor(operator: RidgeOperator, workspace: Workspace) -> Earlie
         usable = [item for item in candidates if _is_usable(item, operator)]
         for item in sorted(usable, key=lambda item: (-item.num_rows, _distance(item, operator.alpha))):
             try:
+                keep_for_others(item.location, workspace.maker)
                 factor = TileMatrix.open(item.location)
             except StoreError:
                 continue

@@ -21,6 +21,7 @@ problems, SIAM J. Sci. Comput. 43 (2021), for the shift.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ConvergenceError, NotPositiveDefiniteError
+from dkrr.errors import ConvergenceError, LockedError, NotPositiveDefiniteError
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_entries
 from dkrr.linalg.cg.solver import CGSolver, PreparedCG
@@ -39,6 +40,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.linalg.workspace import Workspace
+from dkrr.lock import hold_lock
 from dkrr.stores import place, read_json, remove_array, write_json
 from dkrr.tiles import TileMatrix
 
@@ -105,7 +107,9 @@ class MixedSolver:
                 # first the record, then what it makes useless
                 write_json(records, name, record)
                 tiles = factor_fields(shifted, "float32", weight_digest, workspace.blas, source_digest)
-                remove_array(factor_location(workspace.store, tiles))
+                useless = factor_location(workspace.store, tiles)
+                with contextlib.suppress(LockedError), hold_lock(useless):  # who is at it finds the same
+                    remove_array(useless)
         raise NotPositiveDefiniteError(
             f"a float32 factor of A + {shifted.alpha - operator.alpha:.2g} I breaks down, too ({error.message})",
             hint=error.hint,

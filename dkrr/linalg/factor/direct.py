@@ -56,8 +56,8 @@ class CholeskySolver:
         """
         fields = factor_fields(operator, self.precision, weight_digest, workspace.blas, source_digest)
         location = factor_location(workspace.store, fields)
-        factor = TileMatrix.create(location, operator.grid, dtype=self.precision, attributes=fields)
         with hold_lock(location):
+            factor = workspace.matrix(location, operator.grid, self.precision, fields)
             taken = continue_lineage(operator, factor, "factors", fields, workspace.store)
             summary = factorise(
                 operator, factor, workspace.executor, workspace.progress, split=workspace.split, taken=taken

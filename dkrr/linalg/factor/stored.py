@@ -15,6 +15,7 @@ from typing import Any
 
 from dkrr.errors import StoreError
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
+from dkrr.linalg.workspace import keep_for_others
 from dkrr.stores import arrays_below, read_json
 from dkrr.tiles import TileMatrix
 
@@ -70,11 +71,20 @@ def open_factor(wanted: WantedFactor, named: Sequence[str], store: str | None) -
     """
     reasons = []
     for location in named:
-        reason = wanted.reason_against(location)
+        reason = _taken(wanted, location)
         if not reason:
             return TileMatrix.open(location)
         reasons.append(f"{location} {reason}")
     for location in arrays_below(store, "factors"):
-        if location not in named and not wanted.reason_against(location):
+        if location not in named and not _taken(wanted, location):
             return TileMatrix.open(location)
     raise StoreError(f"no float64 factor of these {wanted.n:,} rows: {'; '.join(reasons) or 'the fit left none'}")
+
+
+def _taken(wanted: WantedFactor, location: str) -> str:
+    """Take a factor that is wanted into use; why it is not, "" when it is."""
+    reason = wanted.reason_against(location)
+    if not reason:
+        keep_for_others(location)
+        reason = wanted.reason_against(location)  # it may just have been removed
+    return reason

@@ -1,0 +1,356 @@
+"""Two at one place: one writes, the other is told who does, and what stands there in the end is whole."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import dkrr
+from dkrr.cli.app import main
+from dkrr.processes import process_record
+
+ROWS = np.random.default_rng(5).standard_normal((40, 4))
+OTHERS = ROWS[::-1] * 2
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def rows_that(meanwhile: Callable[[], object], rows: np.ndarray = ROWS) -> Any:
+    """Rows (n, 4) in two blocks; ``meanwhile`` is called before the second one is read."""
+    parts = np.array_split(rows, 2)
+
+    def block(number: int) -> np.ndarray:
+        if number:
+            meanwhile()
+        return parts[number]
+
+    return da.concatenate([da.from_delayed(dask.delayed(block)(k), parts[k].shape, float) for k in range(2)])
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Path:
+    """Other rows, as a file."""
+    path = tmp_path / "others.npy"
+    np.save(path, OTHERS)
+    return path
+
+
+@pytest.fixture
+def beside() -> Iterator[None]:
+    """Blocks of rows are read in the calling thread."""
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def stored(path: Path) -> np.ndarray:
+    dataset = dkrr.open_dataset(path)
+    dataset.verify()
+    return np.asarray(dataset.X.read(0, dataset.num_rows))
+
+
+# --- a data set -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("options", [(), ("--append",)], ids=["ingest", "append"])
+def test_the_second_of_two_ingests_is_told_who_writes(tmp_path: Path, others: Path, options: tuple[str, ...]) -> None:
+    dest, seen = tmp_path / "data.zarr", list[Result]()
+    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, *options))), dest)
+    assert [result.exit_code for result in seen] == [8]
+    assert f"data.zarr is being written by process {os.getpid()} on " in seen[0].stderr
+    np.testing.assert_array_equal(stored(dest), ROWS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.zarr", "others.npy"]
+
+
+@pytest.mark.usefixtures("beside")
+def test_two_appends_add_the_rows_of_one(tmp_path: Path, others: Path) -> None:
+    dest, seen = tmp_path / "data.zarr", list[Result]()
+    dkrr.ingest(ROWS, dest)
+    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest, "--append"))), dest, append=True)
+    assert [result.exit_code for result in seen] == [8]
+    np.testing.assert_array_equal(stored(dest), np.concatenate([ROWS, ROWS]))
+
+
+@pytest.mark.usefixtures("beside")
+def test_an_ingest_that_waits_finds_what_the_other_has_written(tmp_path: Path) -> None:
+    dest, found = tmp_path / "data.zarr", list[Any]()
+    second = threading.Thread(target=lambda: found.append(dkrr.ingest(ROWS, dest, wait=True)))
+    dkrr.ingest(rows_that(second.start), dest)
+    second.join()
+    assert found[0].digest == dkrr.open_dataset(dest).digest
+    np.testing.assert_array_equal(stored(dest), ROWS)
+
+
+def taken_over(lock: Path, then: Callable[[], object]) -> Callable[[], None]:
+    """Another process finds the lock stale, takes it, does something under it and releases it."""
+
+    def act() -> None:
+        owner = {"host": "elsewhere", "pid": 1, "started": 0.0}
+        if lock.exists():  # nobody had one before ingests were locked
+            lock.write_text(json.dumps({"token": "other", "epoch": 2, "counter": 0, "owner": owner}))
+        held = lock.with_name("held")
+        if lock.exists():
+            lock.rename(held)
+        other = threading.Thread(target=then)  # it does not stand behind this thread's lock
+        other.start()
+        other.join()
+        if held.exists():
+            held.rename(lock)
+
+    return act
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("append", [False, True], ids=["ingest", "append"])
+def test_an_ingest_that_slept_through_a_takeover_changes_nothing(tmp_path: Path, append: bool) -> None:
+    dest = tmp_path / "data.zarr"
+    if append:
+        dkrr.ingest(ROWS, dest, rows_per_chunk=8)
+    other = taken_over(
+        tmp_path / "data.zarr.lock", lambda: dkrr.ingest(OTHERS, dest, append=append, rows_per_chunk=None)
+    )
+    with pytest.raises(dkrr.LockedError, match=r"the lock of .*data\.zarr was lost"):
+        dkrr.ingest(rows_that(other), dest, append=append)
+    np.testing.assert_array_equal(stored(dest), np.concatenate([ROWS, OTHERS]) if append else OTHERS)
+
+
+@pytest.mark.usefixtures("beside")
+def test_what_a_person_puts_beside_unfinished_rows_stays(tmp_path: Path) -> None:
+    dest, broken = tmp_path / "data.zarr", ROWS.copy()
+    broken[-1, 0] = np.nan
+    with pytest.raises(dkrr.DataError):
+        dkrr.ingest(rows_that(lambda: (dest / "notes.txt").write_text("mine"), broken), dest)
+    assert [path.name for path in dest.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["absent", "an empty folder"])
+def test_a_place_that_somebody_fills_in_between_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: bool
+) -> None:
+    from dkrr.dataset import destination
+
+    dest = tmp_path / "data.zarr"
+    if empty:
+        dest.mkdir()
+    check_space = destination.check_space
+
+    def meanwhile(*arguments: Any) -> None:
+        dest.mkdir(exist_ok=True)
+        (dest / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {"mine": true}}')
+        check_space(*arguments)
+
+    monkeypatch.setattr(destination, "check_space", meanwhile)
+    with pytest.raises(dkrr.StoreError, match=r"exists and is not|was made by somebody else"):
+        dkrr.ingest(ROWS, dest)
+    assert json.loads((dest / "zarr.json").read_text())["attributes"] == {"mine": True}
+    assert [path.name for path in dest.iterdir()] == ["zarr.json"]
+
+
+# --- jobs that share a store ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``fit("a", alpha=...)`` fits a job in the run ``a``; all of them share a store, and run in this process."""
+    import dkrr.jobs.run as module
+    from dkrr.engine.tasks import Executor, InProcessExecutor
+    from dkrr.jobs.spec import JobSpec
+
+    @contextmanager
+    def in_process(job: JobSpec, store: str | None = None) -> Iterator[Executor]:
+        yield InProcessExecutor()
+
+    monkeypatch.setattr(module, "job_executor", in_process)
+    np.save(tmp_path / "rows.npy", np.column_stack([ROWS, np.sin(ROWS[:, 0])]))
+
+    def fitted(name: str, alpha: float = 0.1, **output: Any) -> Any:
+        document = {
+            "data": {"path": "rows.npy", "target": -1, "standardize": True},
+            "model": {"kernel": "rbf", "gamma": 0.3, "alpha": alpha},
+            "solver": {"name": "cholesky", "tile_size": 16, "gram": "stored", "precision": "float64"},
+            "evaluate": {"fraction": 0.2},
+            "output": {"directory": f"runs/{name}", "store": "store", **output},
+        }
+        return module.fit_job(JobSpec.from_dict(document, base=tmp_path))
+
+    return fitted
+
+
+@pytest.mark.parametrize("step", ["the data", "the training rows"])
+def test_two_jobs_that_begin_on_an_empty_store_both_end_well(
+    tmp_path: Path, fit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The second begins while the first writes what both need; would it clear that away, it did it when it is done."""
+    from dkrr.dataset import destination
+    from dkrr.dataset.writer import DatasetWriter
+
+    commit, clear, errors = DatasetWriter.commit, destination.clear, list[BaseException]()
+    begun, clearing, committed, cleared, ended = (threading.Event() for _ in range(5))
+
+    def second() -> None:
+        try:
+            fit("b", alpha=0.2)
+        except BaseException as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=second)
+
+    def committing(writer: DatasetWriter, *arguments: Any) -> Any:
+        kind = "the training rows" if Path(str(writer.location)).name.endswith("-train.zarr") else "the data"
+        if kind != step or begun.is_set():
+            return commit(writer, *arguments)
+        begun.set()
+        thread.start()
+        clearing.wait(0.5)  # or it waits for this one, which is not to be seen
+        found = commit(writer, *arguments)
+        committed.set()
+        if clearing.is_set():
+            cleared.wait(10)
+        return found
+
+    def clears(location: Any, **options: Any) -> None:
+        clearing.set()
+        committed.wait(10)
+        clear(location, **options)
+        cleared.set()
+        ended.wait(10)
+
+    monkeypatch.setattr(DatasetWriter, "commit", committing)
+    monkeypatch.setattr(destination, "clear", clears)
+    try:
+        assert fit("a").converged
+    finally:
+        ended.set()
+        thread.join()
+    assert errors == []
+    for name in "ab":
+        assert run("info", "--verify", tmp_path / "runs" / name / "model.zarr").exit_code == 0
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_a_job_that_keeps_no_factor_leaves_that_of_another(tmp_path: Path, fit: Callable[..., Any]) -> None:
+    fit("a", keep="all")
+    before = sorted(path.name for kind in ("grams", "factors") for path in (tmp_path / "store" / kind).iterdir())
+    assert len(before) == 2
+    fit("b", keep="model")
+    fit("c", alpha=0.3, keep="model")  # its own it removes
+    after = sorted(path.name for kind in ("grams", "factors") for path in (tmp_path / "store" / kind).iterdir())
+    assert after == before
+
+
+def test_a_choice_of_alpha_leaves_a_factor_that_another_fit_has_used_meanwhile(tmp_path: Path) -> None:
+    X, y = ROWS, np.sin(ROWS[:, 0])
+    common: dict[str, Any] = {"kernel": "rbf", "gamma": 0.3, "tile_size": 16, "store": tmp_path, "solver": "cholesky"}
+    found: list[dkrr.KernelRidge] = []
+
+    def score(*_: Any) -> float:
+        if not found:  # the first alpha has a factor; another fit asks for the same
+            found.append(dkrr.KernelRidge(alpha=0.01, **common).fit(X, y))
+            return -1.0
+        return 1.0
+
+    chosen = dkrr.KernelRidgeCV([0.01, 1.0, 100.0], scoring=score, **common).fit(X, y)
+    assert chosen.alpha_ > 0.01
+    _, deviation = found[0].predict(X[:3], return_std=True)
+    assert np.isfinite(deviation).all()
+    factors = [path for path in tmp_path.glob("factors/*.zarr") if path.is_dir()]
+    assert len(factors) == 2
+
+
+# --- who is alive -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pid_namespace", "boot", "host"])
+def test_an_owner_in_another_container_lives_while_its_heart_beats(
+    tmp_path: Path, others: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its process number means nothing here: there is no such process, or it is another one."""
+    monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
+    lock, stop = tmp_path / "data.zarr.lock", threading.Event()
+    dkrr.ingest(ROWS, tmp_path / "data.zarr")
+    owner = {**process_record(), "pid": 2**22 + 1, name: "another"}
+
+    def beat() -> None:
+        counter = 0
+        while True:
+            counter += 1
+            draft = tmp_path / "draft"
+            draft.write_text(json.dumps({"token": "other", "epoch": 1, "counter": counter, "owner": owner}))
+            draft.replace(lock)
+            if stop.wait(0.02):
+                return
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        while not lock.exists():
+            pass
+        assert run("ingest", others, tmp_path / "data.zarr", "--append").exit_code == 8
+    finally:
+        stop.set()
+        thread.join()
+    # its heart stands still: the lock is taken over
+    assert run("ingest", others, tmp_path / "data.zarr", "--append").exit_code == 0
+
+
+# --- file systems that lack something ---------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path, others: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    result = run("ingest", others, tmp_path / "data.zarr")
+    assert result.exit_code == 4
+    assert f"{tmp_path} cannot be locked (No locks available)" in result.stderr
+    assert "hint: mount it with locks" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["others.npy"]
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV])
+def test_without_hard_links_there_is_one_writer_too(
+    tmp_path: Path, others: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def link(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    dest, seen = tmp_path / "data.zarr", list[Result]()
+    dkrr.ingest(rows_that(lambda: seen.append(run("ingest", others, dest))), dest)
+    assert [result.exit_code for result in seen] == [8]
+    np.testing.assert_array_equal(stored(dest), ROWS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.zarr", "others.npy"]
+
+
+def test_a_factor_is_continued_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", link)
+    y = np.sin(ROWS[:, 0])
+    common: dict[str, Any] = {"kernel": "linear", "tile_size": 8, "store": tmp_path / "store", "solver": "cholesky"}
+    dkrr.ingest(ROWS[:24], tmp_path / "data.zarr", y=y[:24])
+    dkrr.KernelRidge(**common).fit(tmp_path / "data.zarr")
+    dataset = dkrr.ingest(ROWS[24:], tmp_path / "data.zarr", y=y[24:], append=True)
+    model = dkrr.KernelRidge(**common).fit(dataset)
+    assert model.solution_.reused["factor"]["rows"] == 24
+    np.testing.assert_allclose(
+        model.predict(ROWS), dkrr.KernelRidge(kernel="linear").fit(ROWS, y).predict(ROWS), rtol=1e-10, atol=1e-12
+    )
