@@ -156,9 +156,11 @@ def change_aliases(
         failpoint("registry.before_pointer")
         # the token is what no other writer writes: it tells whose document it is when an answer was lost
         document = after.to_dict() | {"token": uuid.uuid4().hex}
-        done = create_json(folder, ALIASES, document) if version is None else None
-        if version is not None:
-            done = swap_json(folder, ALIASES, document, version)
+        # durable: what was said to be in production is that after a power failure, too
+        if version is None:
+            done = create_json(folder, ALIASES, document, durable=True)
+        else:
+            done = swap_json(folder, ALIASES, document, version, durable=True)
         if done is not None:
             failpoint("registry.after_pointer")
             return after

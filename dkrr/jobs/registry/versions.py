@@ -3,8 +3,9 @@
     versions/0007-3fa9c1d25b0e/    model.zarr, version.json
 
 The name is a number, counted up, and the beginning of a key that says what the version was made from; publishing
-again what has this key finds the version that is there. In a folder a version appears by one rename. Objects cannot be
-renamed: ``version.json`` comes last, is created under a condition, and without it there is no version.
+again what has this key finds the version that is there. A number belongs to the model whose ``numbers/0007.json`` was
+created first, so that of two publishers each has its own. In a folder a version appears by one rename. Objects cannot
+be renamed: ``version.json`` comes last, is created under a condition, and without it there is no version.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from dkrr.stores import (
     read_key,
     remove_array,
     sync_folder,
+    sync_path,
     write_json,
     write_key,
 )
@@ -41,7 +43,7 @@ from dkrr.swap import create_json
 
 __all__ = ["VERSIONS", "Version", "check_version", "list_versions", "open_version", "publish_version", "remove_version"]
 
-VERSIONS = "versions"
+VERSIONS, NUMBERS = "versions", "numbers"
 RECORD = "version.json"
 FORMAT, FORMAT_VERSION = "dkrr-model-version", 1
 _ID = re.compile(r"(\d{4,})-([0-9a-f]{12})")
@@ -148,7 +150,7 @@ def publish_version(folder: str, model_path: str, *, key: str, facts: dict[str, 
     for version in existing:
         if version.key == key:
             return version
-    number = 1 + max((version.number for version in existing), default=0)
+    number = _take_number(folder, 1 + max((version.number for version in existing), default=0), key, digest)
     name = f"{number:04d}-{key[:12]}"
     version = Version(
         id=name,
@@ -172,6 +174,16 @@ def publish_version(folder: str, model_path: str, *, key: str, facts: dict[str, 
     return found
 
 
+def _take_number(folder: str, number: int, key: str, digest: str) -> int:
+    """The first number from ``number`` on that no other model has, and that no other will have."""
+    claim = {"key": key, "model_digest": digest}  # the same bytes may be published twice: nothing is overwritten
+    while create_json(folder, f"{NUMBERS}/{number:04d}.json", claim, durable=True) is None:
+        if read_json(folder, f"{NUMBERS}/{number:04d}.json") == claim:
+            break
+        number += 1
+    return number
+
+
 def _publish_folder(version: Version, model_path: str) -> None:
     target = Path(version.location)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
@@ -186,6 +198,8 @@ def _publish_folder(version: Version, model_path: str) -> None:
         except OSError:
             if not (target / RECORD).exists():
                 raise
+        for folder in target.parents[:3]:  # versions, the model's folder and the registry may be new
+            sync_path(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

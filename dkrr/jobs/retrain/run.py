@@ -71,8 +71,8 @@ def retrain(spec: RetrainSpec | str | Path, *, progress: Progress | None = None)
 
     if spec.mlflow is not None:
         mlflow_log.load_mlflow()  # what is missing is found before anything is done
-    directory.write_bytes("job.json", json_bytes(plain(spec.to_dict())))
-    with driving(directory, kind="retrain", progress=progress) as monitor:
+    with driving(directory, kind="retrain", progress=progress, keep=True) as monitor:
+        directory.write_bytes("job.json", json_bytes(plain(spec.to_dict())))
         summary = Tick(spec, directory, named, monitor).run()
         summary.seconds = time.perf_counter() - began
         _report(directory, summary)

@@ -21,7 +21,12 @@ __all__ = ["driving"]
 
 @contextlib.contextmanager
 def driving(
-    directory: RunDirectory, *, kind: str = "fit", progress: Progress | None = None, detached: bool = False
+    directory: RunDirectory,
+    *,
+    kind: str = "fit",
+    progress: Progress | None = None,
+    detached: bool = False,
+    keep: bool = False,
 ) -> Iterator[Monitor]:
     """Be the driver of a run while the block runs.
 
@@ -35,6 +40,8 @@ def driving(
         Somebody else prepared this attempt: a request to cancel that is there already is meant for it, and the run
         stays whatever happens. Otherwise older requests are removed, and a run that was new and came to nothing before
         it had a plan (bad data, say) is removed with its directory.
+    keep
+        The directory stays whatever happens: it holds more than this run.
 
     Raises
     ------
@@ -62,7 +69,7 @@ def driving(
         except BaseException as error:
             if monitor.lost is not None or (isinstance(error, LockedError) and not _is_ours(lease)):
                 _raise_lost(lease, monitor, error)
-            if not was_there and not detached and not directory.has("plan.json"):
+            if not was_there and not detached and not keep and not directory.has("plan.json"):
                 directory.remove_all()
                 for folder in new:
                     with contextlib.suppress(OSError):

@@ -174,10 +174,10 @@ def test_a_promotion_that_was_overtaken_is_judged_by_what_is_there(model: NamedM
 
     swap = module.swap_json
 
-    def overtaken(*arguments: Any) -> Any:
+    def overtaken(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, "swap_json", swap)
         model.promote(c)  # another process, between reading and writing
-        return swap(*arguments)
+        return swap(*arguments, **options)
 
     monkeypatch.setattr(module, "swap_json", overtaken)
     with pytest.raises(LockedError, match=f"production is {c}, and was {a}"):

@@ -1,0 +1,170 @@
+"""A registry that two write to at once, and that loses its power: what was said to be published and promoted is."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkrr
+from dkrr.cli.app import main
+from dkrr.jobs.registry import versions
+from dkrr.jobs.retrain import RetrainSpec
+from dkrr.jobs.retrain.run import retrain
+from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.lease import DriverLease
+
+ROWS = np.random.default_rng(3).standard_normal((40, 3))
+
+
+def models(*arguments: object) -> str:
+    result = CliRunner().invoke(main, ["models", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[[float], Path]:
+    """A saved model; another alpha makes another one."""
+
+    def saved(alpha: float) -> Path:
+        path = tmp_path / f"{alpha}.zarr"
+        dkrr.KernelRidge(alpha=alpha, kernel="rbf", gamma=0.3).fit(ROWS, ROWS[:, 0]).save(path)
+        return path
+
+    return saved
+
+
+def numbers(root: Path) -> list[tuple[int, float]]:
+    """Number of each version, and the alpha of its model."""
+    found = []
+    for path in sorted((root / "demo/versions").iterdir()):
+        document = json.loads((path / "version.json").read_text())
+        assert CliRunner().invoke(main, ["info", "--verify", str(path / "model.zarr")]).exit_code == 0
+        found.append((document["number"], dkrr.load_model(path / "model.zarr").provenance["alpha"]))
+    return found
+
+
+def test_of_two_publishers_each_has_its_own_number(
+    tmp_path: Path, model: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second publishes while the first copies its model."""
+    root, first, second = tmp_path / "models", model(1.0), model(2.0)
+    copy, once = versions._copy, [True]
+
+    def copies(*arguments: Any) -> None:
+        if once:
+            once.clear()
+            models("add", "demo", second, "--registry", root)
+        copy(*arguments)
+
+    monkeypatch.setattr(versions, "_copy", copies)
+    models("add", "demo", first, "--registry", root)
+    assert sorted(number for number, _ in numbers(root)) == [1, 2]
+    assert len({json.dumps(alpha) for _, alpha in numbers(root)}) == 2
+    # published again, each is found, and the next one has the next number
+    for path in (first, second, model(3.0)):
+        models("add", "demo", path, "--registry", root)
+    assert sorted(number for number, _ in numbers(root)) == [1, 2, 3]
+
+
+def test_a_promotion_is_on_the_disk_when_it_is_said(
+    tmp_path: Path, model: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes come before its name, its name before the end; the folders of a version are there, too."""
+    steps: list[tuple[str, str]] = []
+    fsync, link, replace, rename = os.fsync, os.link, os.replace, os.rename
+
+    def synced(descriptor: int) -> None:
+        steps.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def named(act: Callable[..., None]) -> Callable[..., None]:
+        def step(source: Any, target: Any) -> None:
+            act(source, target)
+            steps.append((str(source), str(target)))
+
+        return step
+
+    monkeypatch.setattr(os, "fsync", synced)
+    for name, act in (("link", link), ("replace", replace), ("rename", rename)):
+        monkeypatch.setattr(os, name, named(act))
+    root = tmp_path / "models"
+    for number, alpha in enumerate((1.0, 2.0), start=1):
+        path = model(alpha)
+        steps.clear()
+        models("add", "demo", path, "--registry", root)
+        version = next(
+            target for _, target in steps if f"/versions/{number:04d}-" in target and target[-8:] != ".partial"
+        )
+        assert ("sync", str(Path(version).parent)) in steps[[target for _, target in steps].index(version) :]
+        steps.clear()
+        models("promote", "demo", number, "--registry", root)
+        draft = next(source for source, target in steps if target == str(root / "demo/aliases.json"))
+        at = steps.index((draft, str(root / "demo/aliases.json")))
+        assert ("sync", draft) in steps[:at]
+        assert ("sync", str(root / "demo")) in steps[at:]
+
+
+def retrain_job(folder: Path) -> RetrainSpec:
+    """A job with one batch that was delivered."""
+    (folder / "incoming").mkdir()
+    np.savetxt(folder / "incoming/a.csv", ROWS, delimiter=",", header="a,b,y", comments="")
+    document = {
+        "retrain": {"name": "demo", "data": "rows.zarr", "incoming": "incoming"},
+        "holdout": {"fraction": 0.2},
+        "data": {"target": "y"},
+        "model": {"kernel": "rbf", "gamma": 0.2, "alpha": 0.05},
+    }
+    return RetrainSpec.from_dict(document, base=folder)
+
+
+def test_a_retrain_job_writes_nothing_under_the_lease_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
+    spec = retrain_job(tmp_path)
+    directory, stop = RunDirectory(spec.directory), threading.Event()
+    other = DriverLease.acquire(directory, "retrain")
+    directory.write("job.json", {"mine": True})
+
+    def beat() -> None:
+        while not stop.wait(0.05):
+            other.beat()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    try:
+        with pytest.raises(dkrr.LockedError, match="is driven by process"):
+            retrain(spec)
+    finally:
+        stop.set()
+        thread.join()
+    assert directory.read("job.json") == {"mine": True}
+    assert sorted(str(path) for path in tmp_path.rglob("*") if not path.name.endswith(".partial")) == before
+
+
+def test_a_retrain_job_that_fails_on_its_first_night_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the job's own document used to say that something was there already."""
+    from dkrr.jobs.retrain.tick import Tick
+
+    spec = retrain_job(tmp_path)
+
+    def fails(*_: Any) -> Any:
+        raise dkrr.DataError("not tonight")
+
+    monkeypatch.setattr(Tick, "_model", fails)
+    with pytest.raises(dkrr.DataError, match="not tonight"):
+        retrain(spec)
+    assert (Path(spec.directory) / "job.json").exists()
+    assert dkrr.open_dataset(tmp_path / "rows.zarr").num_rows == 40
