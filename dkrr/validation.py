@@ -60,7 +60,9 @@ def check_alpha(alpha: Any, num_targets: int | None = None) -> NDArray[np.float6
     if not np.all(np.isfinite(values)) or np.any(values < 0):
         raise ParameterError(f"alpha is {alpha!r}; finite values of at least 0 expected")
     if num_targets is not None and len(values) not in (1, num_targets):
-        raise ParameterError(f"alpha has {len(values)} values for {num_targets} targets; 1 or {num_targets} expected")
+        raise ParameterError(
+            f"alpha has {len(values)} values for {num_targets} targets; one, or one for each target, expected"
+        )
     return values
 
 
@@ -138,9 +140,10 @@ def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDA
                 estimator, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", multi_output=True,
                 y_numeric=True,
             )  # fmt: skip
+        y = np.ascontiguousarray(y, dtype=np.float64)
     except (ValueError, TypeError, OverflowError) as exc:
         raise _explained(exc, X, y) from exc
-    return dense_rows(X), np.ascontiguousarray(y, dtype=np.float64)
+    return dense_rows(X), y
 
 
 def rows_to_predict(estimator: Any, X: Any) -> Any:

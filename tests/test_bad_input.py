@@ -409,7 +409,7 @@ PARAMETERS = [
     ),
     Case("job that is no TOML", lambda p: JobSpec.load(Path(__file__)), JobFileError, "is not valid TOML"),
     Case("no job", run("fit", "{in}/none.toml"), 2, "none.toml cannot be read"),
-    Case("job alphas", job(model={"alpha": [1.0, 2.0]}), 2, "2 values for 1 targets", leaves=DATA),
+    Case("job alphas", job(model={"alpha": [1.0, 2.0]}), 2, "2 values for 1 target;", leaves=DATA),
 ]
 
 SINGULAR = np.repeat(X[:100], 2, axis=0)
@@ -573,7 +573,7 @@ FILES = [
         4,
         "../../x of",
     ),
-    Case("no model", spoiled_model(shutil.rmtree), 4, "model.zarr is not a model of dkrr"),
+    Case("no model", spoiled_model(shutil.rmtree), 4, "model.zarr does not exist"),
     Case("format 2", fit(format_2), StoreError, "two.zarr is Zarr format 2; format 3 expected"),
     Case(
         "format 2, command", lambda p: format_2(p) and run("ingest", "{in}/two.zarr", "{out}/a.zarr")(p), 4, "format 2"

@@ -25,8 +25,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def model_location(text: str, registry: str | None = None) -> str:
-    """The model that a text means: a path itself, the model inside a run's directory, or NAME@ALIAS of a registry."""
+    """The model that a text means: a path itself, that of a run (its directory or name), or NAME@ALIAS of a registry.
+
+    Raises
+    ------
+    StoreError
+        Nothing is there, or something else.
+    """
     from dkrr.address import is_url, join, name_of
+    from dkrr.errors import StoreError
     from dkrr.jobs.registry import ModelRegistry, parse_reference
     from dkrr.stores import read_json
 
@@ -38,7 +45,24 @@ def model_location(text: str, registry: str | None = None) -> str:
         if name_of(text).endswith(".zarr"):
             return text
         return inside if read_json(inside, "zarr.json") is not None else text
-    return inside if os.path.isdir(inside) else text
+    if os.path.isdir(inside):
+        return inside
+    if os.path.isfile(join(text, "zarr.json")) or (text.endswith(".zarr") and os.path.isdir(text)):
+        return text  # what may be wrong with it is said where it is read
+    from dkrr.jobs.runs.directory import find_run
+    from dkrr.jobs.runs.status import look_once
+
+    try:
+        run = find_run(text)
+    except StoreError:
+        seen = "is not a model" if os.path.lexists(text) else "does not exist"
+        raise StoreError(f"{text} {seen}", hint="give a model.zarr, a run, or NAME@ALIAS of a registry") from None
+    if run.has("model.zarr/zarr.json"):
+        return run.path("model.zarr")
+    raise StoreError(
+        f"run {text} has no model: it is {look_once(run, beat_seconds=0.0).state}",
+        hint=f"`dkrr resume {text}` goes on with it, `dkrr logs {text}` says what happened",
+    )
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:

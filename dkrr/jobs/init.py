@@ -163,7 +163,10 @@ def _position(table: Table, name: str | int) -> int:
     names = table.names
     if isinstance(name, int):
         if not -len(names) <= name < len(names):
-            raise JobFileError(f"{table.label} has {len(names)} columns; target {name} is none of them")
+            raise JobFileError(
+                f"{table.label} has {len(names)} columns; target {name} is none of them",
+                hint=f"columns count from 0 to {len(names) - 1}; -1 is the last",
+            )
         return name % len(names)
     if name not in names:
         close = nearest(name, names)

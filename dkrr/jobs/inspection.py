@@ -6,13 +6,14 @@ chunk.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dkrr.address import join, parent_of
+from dkrr.address import is_url, join, parent_of
 from dkrr.errors import DkrrError, StoreError
 from dkrr.jobs.registry import ALIASES, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
@@ -62,8 +63,11 @@ def _kind(path: str) -> str:
             return "registered model"
         if read_json(path, "job.json") is not None:
             return "run"
+        if not is_url(path) and not os.path.lexists(path):
+            raise StoreError(f"{path} does not exist", hint="check the path; `dkrr list` shows the runs that there are")
         raise StoreError(
-            f"{path} is not a data set, model, Gram matrix, factor or run (no zarr.json)", hint="check the path"
+            f"{path} is not a data set, model, Gram matrix, factor or run (no zarr.json)",
+            hint=f"name one of those; `dkrr ingest {path} DEST` makes a data set of a table",
         )
     attributes = document.get("attributes") if isinstance(document, dict) else None
     if isinstance(attributes, dict):

@@ -76,7 +76,9 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     resolved: Kernel | None = None if kernel.name == "precomputed" else kernel.resolve(d)
     alpha = [float(a) for a in np.atleast_1d(job.model.alpha)]
     if len(alpha) not in (1, t):
-        raise ParameterError(f"[model] alpha has {len(alpha)} values for {t} targets; 1 or {t} expected")
+        raise ParameterError(
+            f"[model] alpha has {len(alpha)} values for {t} target{'s' * (t > 1)}; one, or one for each, expected"
+        )
     workers = job.cluster.workers or cpu_count()
     threads = workers * job.cluster.threads_per_worker
     limit = _memory_limit(job, workers)
@@ -155,7 +157,8 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         decision.chosen, problem, left_out, machine() if left_out and (earlier is None or has_grown) else None
     )
     reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
-    notes = [] if prepared.frozen is None else [prepared.frozen.sentence()]
+    newer = prepared.frozen is not None and (prepared.frozen.scaling is None or prepared.frozen.drift.num_rows > 0)
+    notes = [prepared.frozen.sentence()] if newer and prepared.frozen is not None else []
     settings = replace(decision.settings(problem, choice), drift_limit=prepared.center_drift_limit)
     center = center_of_lineage(settings, train, store)
     if center is not None and center.sentence():

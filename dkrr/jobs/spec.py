@@ -274,7 +274,9 @@ class JobSpec(Table):
             The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
         """
         path = Path(path)
-        text, document = toml.read_toml(path, not_text="job files are TOML", unreadable="`dkrr init DATA` writes one")
+        text, document = toml.read_toml(
+            path, not_text="a job file is TOML; `dkrr init DATA` writes one", unreadable="`dkrr init DATA` writes one"
+        )
         return cls._checked(document, base=path.absolute().parent, name=path.stem, text=text, source=str(path))
 
     @classmethod

@@ -222,7 +222,7 @@ def reused_rows(reused: dict[str, Any]) -> list[tuple[str, str]]:
             rows.append(("reused", text + seconds))
     rows += [("not reused", reason) for reason in reused.get("not_continued", {}).values()]
     scaling = reused.get("scaling")
-    if scaling is not None:
+    if scaling is not None and (scaling["scaling"] != "frozen" or scaling["drift"]["rows"]):
         state = "that of earlier rows" if scaling["scaling"] == "frozen" else "of all rows, anew"
         rows.append(("scaling", f"{state}; {_drift(scaling)}"))
     center = reused.get("center")

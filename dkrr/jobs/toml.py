@@ -36,7 +36,9 @@ def read_toml(path: Path, *, not_text: str, unreadable: str) -> tuple[str, dict[
     except OSError as exc:
         raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint=unreadable) from None
     except tomllib.TOMLDecodeError as exc:
-        raise JobFileError(f"{path} is not valid TOML: {exc}", hint="strings stand in quotes") from None
+        raise JobFileError(
+            f"{path} is not valid TOML: {exc}", hint="strings stand in quotes" if path.suffix == ".toml" else not_text
+        ) from None
 
 
 def dumps(document: dict[str, dict[str, Any]]) -> str:

@@ -44,9 +44,11 @@ def choose_tile_size(
     while limit is not None and b > 128 and task_bytes(b, num_features, itemsize) > limit:
         b -= 128
     if limit is not None and task_bytes(b, num_features, itemsize) > limit:
+        needed = task_bytes(b, num_features, itemsize)
         raise ParameterError(
-            f"a worker of {memory_limit_bytes:,} bytes cannot hold a task with tiles of {b} rows and "
-            f"{num_features:,} features ({task_bytes(b, num_features, itemsize):,} bytes)",
+            f"a worker of {(memory_limit_bytes or 0) >> 20:,} MiB cannot hold a task with tiles of {b} rows and "
+            f"{num_features:,} features, which takes {needed >> 20:,} MiB, {BASELINE_BYTES >> 20} MiB of it Python and "
+            f"its libraries; {-int(-1.25 * needed // 2**20):,} MiB would do, of which a fifth is kept free",
             hint="raise memory_limit",
         )
     return b

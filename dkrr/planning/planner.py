@@ -156,6 +156,8 @@ def _why_primal(problem: Problem) -> str:
 def _why_precision(best: Candidate, priced: Sequence[Candidate], choice: SolverChoice) -> str:
     if choice.precision != "auto":
         return ASKED
+    if best.infeasible:
+        return "nothing fits"
     if best.precision == "mixed":
         less = "faster and half the disk" if best.solver == "cholesky" else "faster"
         return f"most arithmetic with 7 digits, which is {less}; the answer is corrected to 16"

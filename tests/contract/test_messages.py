@@ -48,3 +48,98 @@ def test_a_refusal_says_what_the_reserve_of_the_disk_is(tmp_path: Path, monkeypa
     assert "kept free" in said
     assert "200 MiB are free" in said
     assert "hint: free " in said
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with a small table and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    rows = np.random.default_rng(0).random((60, 3))
+    np.savetxt(tmp_path / "t.csv", rows, delimiter=",", header="a,b,y", comments="")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [("predict", "-o", "p.csv"), ("evaluate",)])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("runs/nope", "runs/nope does not exist"),
+        ("nope", "nope does not exist"),
+        ("t.csv", "t.csv is not a model"),
+        ("empty", "empty is not a model"),
+    ],
+)
+def test_what_is_no_model_is_named_for_what_it_is(
+    folder: Path, command: tuple[str, ...], model: str, said: str
+) -> None:
+    name, *options = command
+    result = run(name, model, "t.csv", *options)
+    assert result.exit_code == 4
+    assert f"error: {said}" in result.stderr
+    assert "hint: give a model.zarr, a run, or NAME@ALIAS" in result.stderr
+
+
+def test_a_run_is_a_model_by_its_name_and_says_why_it_has_none(folder: Path) -> None:
+    dkrr.KernelRidge(kernel="rbf").fit(np.eye(2), [1.0, 2.0]).save(folder / "runs" / "good" / "model.zarr")
+    (folder / "runs" / "good" / "job.json").write_text("{}")
+    np.savetxt(folder / "new.csv", np.eye(2), delimiter=",", header="x0,x1", comments="")
+    assert run("predict", "good", "new.csv", "-o", "p.csv").exit_code == 0
+    (folder / "runs" / "bad").mkdir()
+    (folder / "runs" / "bad" / "job.json").write_text("{}")
+    for text in ("bad", "runs/bad"):
+        result = run("predict", text, "new.csv", "-o", "q.csv")
+        assert result.exit_code == 4
+        assert "has no model: it is interrupted" in result.stderr
+        assert f"`dkrr resume {text}`" in result.stderr
+
+
+def test_information_about_nothing_says_so(folder: Path) -> None:
+    assert "nope does not exist" in run("info", "nope").stderr
+    table = run("info", "t.csv").stderr
+    assert "t.csv is not a data set, model" in table
+    assert "`dkrr ingest" in table
+
+
+@pytest.mark.parametrize("command", ["submit", "tune"])
+def test_data_in_the_place_of_a_job_file_is_told_how_to_get_one(folder: Path, command: str) -> None:
+    options = ["-o", "best.toml"] if command == "tune" else []
+    result = run(command, "t.csv", *options)
+    assert result.exit_code == 2
+    assert "t.csv is not valid TOML" in result.stderr
+    assert "`dkrr init DATA` writes one" in result.stderr
+
+
+def test_too_little_memory_is_told_in_sizes_and_how_much_would_do(folder: Path) -> None:
+    (folder / "job.toml").write_text(
+        '[data]\npath = "t.csv"\ntarget = ["y"]\n[model]\nkernel = "rbf"\n'
+        '[cluster]\nworkers = 1\nmemory_limit = "100MiB"\n'
+    )
+    result = run("plan", "job.toml")
+    assert result.exit_code == 3
+    said = " ".join(result.stderr.split())
+    assert "a worker of 100 MiB cannot hold a task" in said
+    assert "260 MiB of it Python and its libraries" in said
+    assert "326 MiB would do" in said
+    (folder / "job.toml").write_text((folder / "job.toml").read_text().replace("100MiB", "326MiB"))
+    assert run("plan", "job.toml").exit_code == 0
+
+
+def test_a_column_number_that_is_none_says_how_they_count(folder: Path) -> None:
+    result = run("init", "t.csv", "--target", "7")
+    assert result.exit_code == 2
+    assert "hint: columns count from 0 to 2; -1 is the last" in result.stderr
+
+
+def test_words_as_a_target_in_python_are_named() -> None:
+    with pytest.raises(dkrr.DataError, match="y has dtype <U1"):
+        dkrr.KernelRidge().fit(np.eye(2), ["a", "b"])
+
+
+def test_a_plan_before_the_first_fit_does_not_call_the_scaling_old(folder: Path) -> None:
+    (folder / "job.toml").write_text(
+        '[data]\npath = "t.csv"\ntarget = ["y"]\nstandardize = true\n[cluster]\nworkers = 1\n'
+    )
+    shown = [run("plan", "job.toml") for _ in range(2)]
+    assert [result.exit_code for result in shown] == [0, 0]
+    assert all("frozen" not in result.stdout for result in shown)
