@@ -162,10 +162,19 @@ def _number(table: Table, column: Any, role: str) -> int:
         number = operator.index(column)
     except TypeError:
         raise ParameterError(f"{role} {column!r} is neither a name nor a number", hint="use a column name") from None
+    named = [j for j, name in enumerate(names) if name == str(number)]
     if not -len(names) <= number < len(names):
+        if len(named) == 1:
+            return named[0]
         raise ParameterError(
             f"{role} {number} is not a column of {table.label}; it has columns 0 to {len(names) - 1}",
             hint="negative numbers count from the last column, -1",
+        )
+    if named and named != [number % len(names)]:
+        raise ParameterError(
+            f"{role} {number} may be column {number % len(names)} of {table.label} ({names[number]!r}) or the one that "
+            f"is called {str(number)!r}, column {named[0]}",
+            hint=f"the text {str(number)!r} means the name; rename the columns to mean a number",
         )
     return number % len(names)
 

@@ -1,15 +1,16 @@
-"""Files of arrays: what stands in them is read whole, or refused."""
+"""Arrays and frames: what stands in them is read whole and as it is meant, or refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 
 import dkrr
-from dkrr.errors import DataError
+from dkrr.errors import DataError, ParameterError
 
 
 def test_an_array_of_a_group_that_has_no_meaning_is_not_left_out(tmp_path: Path) -> None:
@@ -33,3 +34,16 @@ def test_a_second_array_behind_the_first_is_not_left_out(order: str, tmp_path: P
     with pytest.raises(DataError, match=r"rows\.npy has 448 bytes; 224 expected: .*more is behind its first"):
         dkrr.ingest(path, tmp_path / "two.zarr")
     assert not (tmp_path / "two.zarr").exists()
+
+
+def test_a_number_that_is_the_name_of_another_column_is_asked_about(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.arange(12.0).reshape(3, 4))
+    assert dkrr.ingest(frame, tmp_path / "a.zarr", target=3).target_names == ("3",)
+    rest = frame.drop(columns=0)
+    with pytest.raises(
+        ParameterError, match=r"target 2 may be column 2 of X \('3'\) or the one that is called '2', column 1"
+    ):
+        dkrr.ingest(rest, tmp_path / "b.zarr", target=2)
+    assert dkrr.ingest(rest, tmp_path / "b.zarr", target="2").target_names == ("2",)
+    years = frame.set_axis([2019, 2020, 2021, 2022], axis=1)
+    assert dkrr.ingest(years, tmp_path / "c.zarr", target=2021).target_names == ("2021",)
