@@ -16,13 +16,13 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import is_below, is_url, join, parent_of, parse_address
-from dkrr.errors import StoreError
+from dkrr.errors import DkrrError, StorageFullError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.fence import check_fence
 
@@ -36,6 +36,8 @@ __all__ = [
     "children",
     "copy_tree",
     "delete_key",
+    "free_bytes",
+    "full_disk",
     "is_url",
     "json_bytes",
     "key_size",
@@ -268,6 +270,43 @@ def write_file(path: Path, *parts: Any, durable: bool = False) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def free_bytes(path: str | os.PathLike[str]) -> int:
+    """Bytes that are free where a path is, or will be."""
+    folder = Path(path).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+@contextlib.contextmanager
+def full_disk(location: Any, needed: int | None = None) -> Iterator[None]:
+    """Say of a disk that is full how much was needed there, and how much is free; other errors are not looked at.
+
+    Raises
+    ------
+    StorageFullError
+        With ``needed``, ``free`` (None at an address) and ``path``.
+    """
+    try:
+        yield
+    except DkrrError:
+        raise
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        root = local_root(location)
+        free = None if root is None else free_bytes(root)
+        room = f"{needed:,} bytes needed, " if needed else ""
+        room += "" if free is None else f"{free:,} bytes free"
+        raise StorageFullError(
+            f"the disk of {exc.filename or location} is full ({room or exc.strerror})",
+            hint="free some space or choose another disk, and start again: what is finished is kept",
+            needed=needed,
+            free=free,
+            path=str(location),
+        ) from exc
 
 
 def sync_folder(folder: Path) -> None:

@@ -24,6 +24,8 @@ from dkrr.lock import hold_lock
 from dkrr.stores import (
     children,
     delete_key,
+    free_bytes,
+    full_disk,
     is_url,
     list_entries,
     list_keys,
@@ -254,7 +256,7 @@ def check_space(location: Any, num_bytes: int) -> None:
     root = local_root(location)
     if root is None:
         return
-    free = _free_bytes(root)
+    free = free_bytes(root)
     if num_bytes > free:
         raise StorageFullError(
             f"{root} needs {num_bytes:,} bytes and {free:,} are free",
@@ -265,32 +267,15 @@ def check_space(location: Any, num_bytes: int) -> None:
         )
 
 
-def _free_bytes(root: Path) -> int:
-    folder = root.absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
 @contextlib.contextmanager
 def storage_errors(location: Any, needed: int | None = None) -> Iterator[None]:
     """Turn what the operating system says about ``location`` into a typed error."""
     try:
-        yield
+        with full_disk(location, needed):
+            yield
     except DkrrError:
         raise
     except OSError as exc:
-        root = local_root(location)
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = _free_bytes(root) if root is not None else 0
-            wanted = f"{needed:,} bytes needed, " if needed else ""
-            raise StorageFullError(
-                f"the disk of {location} is full ({wanted}{free:,} bytes free)",
-                hint="free some space or choose another disk",
-                needed=needed,
-                free=free,
-                path=str(location),
-            ) from exc
         if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreError(
                 f"no permission to use {exc.filename or location} ({exc.strerror})",

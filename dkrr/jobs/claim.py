@@ -77,7 +77,10 @@ def _without_limits(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_run(directory: str) -> bool:
-    return any(read_json(directory, name) is not None for name in ("status.json", "driver.json"))
+    if any(read_json(directory, name) is not None for name in ("status.json", "driver.json")):
+        return True
+    # a driver that was killed, or had no room, right after it took the first epoch
+    return all(name == "drivers" or name.endswith(".partial") for name in children(directory))
 
 
 def resolve_once(plan: Plan, directory: str) -> None:

@@ -72,10 +72,7 @@ def predict_job(
         Another process predicts into the same output.
     """
     with predicting(output, [model_path, data], overwrite=overwrite):
-        stamp = {
-            "model": model_path if is_url(model_path) else os.path.abspath(model_path),
-            "model_digest": manifest_digest(model_path),
-        }
+        stamp = {"model": model_path if is_url(model_path) else os.path.abspath(model_path)}
         options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "reading": reading, "progress": progress}
         return predict_held(model_path, data, output, **options, keep=keep, stamp=stamp)
 
@@ -127,7 +124,8 @@ def predict_held(
     is_flat = model.y_is_1d and predictions.num_columns == 1
     beside = _beside(model, table, keep)
     columns = [f"{name}_predicted" if name in beside.names else name for name in uncertain_columns(names, asked)]
-    stamp = {**stamp, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
+    digest = manifest_digest(model_path)
+    stamp = {"model_digest": digest, **stamp, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
     export_predictions(predictions, output, columns, y_is_1d=is_flat, stamp=stamp, overwrite=overwrite, beside=beside)
     remove_array(work)
     return dataset.num_rows

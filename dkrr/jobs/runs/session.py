@@ -15,6 +15,7 @@ from dkrr.fence import fenced
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.monitor import CANCEL, Monitor, Progress, cancelled_error
+from dkrr.stores import full_disk
 
 __all__ = ["driving"]
 
@@ -52,19 +53,21 @@ def driving(
     """
     new = [] if detached else _new_folders(directory)
     was_there = directory.exists()
-    lease = DriverLease.acquire(directory, kind)
+    with full_disk(directory.location):
+        lease = DriverLease.acquire(directory, kind)
     ended = False
     with fenced(lease.check, holder=lease.holder):
         monitor = Monitor(directory, lease, progress)
         try:
-            if not detached:
-                directory.remove(CANCEL)
-            try:
-                monitor.start()
-                yield monitor
-            finally:
-                monitor.stop()
-            monitor.finish("finished", 0)
+            with full_disk(directory.location):
+                if not detached:
+                    directory.remove(CANCEL)
+                try:
+                    monitor.start()
+                    yield monitor
+                finally:
+                    monitor.stop()
+                monitor.finish("finished", 0)
             ended = True
         except BaseException as error:
             if monitor.lost is not None or (isinstance(error, LockedError) and not _is_ours(lease)):
