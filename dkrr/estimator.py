@@ -332,7 +332,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         resolved = None if kernel.name == "precomputed" else kernel.resolve(X.shape[1])
         if resolved is None:
             check_given(X)
-        center = X.mean(axis=0) if resolved is not None and resolved.stationary else None
+        with np.errstate(over="ignore", invalid="ignore"):  # the kernel names what it is too large for
+            center = None if resolved is None else resolved.center(X.mean(axis=0), X.std(axis=0))
         rows = X if center is None else X - center
         with single_blas_thread():
             fit = self._solve_in_memory(resolved, rows, targets, weight, precision)

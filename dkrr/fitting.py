@@ -28,6 +28,7 @@ from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.keys import gram_fields, key_of
 from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.predict import check_training_rows
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.solving import solve_targets
@@ -68,7 +69,7 @@ class FitSettings:
     fit_intercept
         Whether f has an unpenalised constant, see :mod:`dkrr.linalg.intercept`.
     center
-        Where a translation-invariant kernel is centred; None means the mean of the rows. See :func:`with_lineage`.
+        Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit
         How far newer rows may lie from the centre of an earlier fit for it to be kept, see
         :mod:`dkrr.linalg.frozen_center`. None keeps any: of whitened rows the drift was judged before.
@@ -200,8 +201,7 @@ def with_lineage(
         reused["center"] = found.to_dict()
     if found.center is None:
         logger.warning("%s", found.sentence())
-    center = found.center or tuple(float(value) for value in dataset.x_mean)
-    return replace(settings, center=center)
+    return replace(settings, center=found.center)
 
 
 def center_of_lineage(settings: FitSettings, dataset: Dataset, store: Any) -> FrozenCenter | None:
@@ -213,6 +213,7 @@ def center_of_lineage(settings: FitSettings, dataset: Dataset, store: Any) -> Fr
     return choose_center(
         ancestors(store, dataset, kernel.to_dict(), kinds=("factors", "grams")),
         dataset,
+        kernel,
         tile_size=settings.tile_size,
         dtype="float64" if settings.precision == "float64" else "float32",
         gram=settings.gram,
@@ -289,13 +290,50 @@ def _solve_all(
     )
     for i in range(operator.grid.num_tiles):
         coefficients.write_chunk(i, dual_coef_block(operator, solved.solutions, i, dataset.num_targets))
+    solution = _combined(solved.solutions, dataset.num_targets, workspace)
+    if operator.kernel is not None and operator.rows is not None:
+        _check_predictions(dataset, operator, coefficients, solution, alphas, solved.intercept)
     return FitResult(
         dual_coef=coefficients,
-        solution=_combined(solved.solutions, dataset.num_targets, workspace),
+        solution=solution,
         operator=operator,
         factors=solved.factors,
         gram=gram_location,
         intercept=solved.intercept,
+    )
+
+
+def _check_predictions(
+    dataset: Dataset,
+    operator: RidgeOperator,
+    coefficients: RowArray,
+    solution: Solution,
+    alphas: tuple[float, ...],
+    intercept: NDArray[np.float64] | None,
+) -> None:
+    """:func:`~dkrr.linalg.predict.check_training_rows` for a data set."""
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    assert operator.kernel is not None  # noqa: S101  (narrows the type)
+    assert operator.rows is not None  # noqa: S101  (narrows the type)
+    squares = np.zeros(dataset.num_targets)
+    with np.errstate(over="ignore"):  # so large a norm allows anything
+        for start, stop in dataset.y.blocks():
+            y = dataset.y.read(start, stop) - (0.0 if intercept is None else intercept)
+            root = 1.0 if dataset.weight is None else np.sqrt(dataset.weight.read(start, stop))
+            squares += np.square(root * y).sum(axis=0)
+    relative = np.asarray(solution.relative_residual)
+    norm = np.sqrt(squares)
+    center = operator.rows.center
+    check_training_rows(
+        operator.kernel,
+        dataset.X,
+        coefficients,
+        None if center is None else np.asarray(center),
+        y=dataset.y,
+        weight=dataset.weight,
+        alpha=np.asarray(alphas),
+        intercept=intercept,
+        residual_norm=np.multiply(relative, norm, out=np.zeros_like(norm), where=relative > 0),
     )
 
 

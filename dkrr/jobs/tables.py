@@ -227,7 +227,7 @@ def reused_rows(reused: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("scaling", f"{state}; {_drift(scaling)}"))
     center = reused.get("center")
     if center is not None:
-        state = "the mean of earlier rows" if center["center"] == "frozen" else "the mean of all rows, anew"
+        state = "the mean of earlier rows" if center["center"] == "frozen" else "that of all rows, anew"
         rows.append(("centre", f"{state}; {_drift(center)}"))
     start = reused.get("start")
     if start is not None:

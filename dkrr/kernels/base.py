@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dkrr.errors import ParameterError
 from dkrr.kernels.checks import as_rows, check_features, check_out, finite_guard, overflow, positive
-from dkrr.kernels.pairwise import Pairwise
+from dkrr.kernels.pairwise import MAX_EXTENT, Pairwise
 from dkrr.kernels.strips import Fill, FloatArray, fill_rectangle, fill_symmetric, strip_shape
 from dkrr.markup import telling
 
@@ -50,6 +50,24 @@ class Kernel(ABC):
         """Whether ``_fill`` proves from its operands that every value is finite, so that no strip is checked."""
         return False
 
+    def extent(self, rows: FloatArray) -> float:
+        """Largest distance of a row (m, d) from the origin in the kernel's own lengths; 0 where it does not matter.
+
+        Rows of a stationary kernel beyond ``MAX_EXTENT`` are compared by exact differences, as they are.
+        """
+        return 0.0
+
+    def center(self, mean: FloatArray, std: FloatArray) -> FloatArray | None:
+        """The point that is subtracted from rows with such means and deviations (d,) before :meth:`block`, or None.
+
+        Distances lose digits far from the origin, so it is the mean; but where typical rows are still far away from
+        that, differences are taken anyway, and subtracting would only round the rows: then it is the origin.
+        """
+        if not self.stationary:
+            return None
+        with np.errstate(all="ignore"):  # block() names what is not finite
+            return np.zeros_like(mean) if self.extent(std[None]) > MAX_EXTENT else mean
+
     @property
     def pairwise(self) -> Pairwise | None:
         """The kernel, resolved, as a function of one distance or inner product; None if it is no such function."""
@@ -66,8 +84,8 @@ class Kernel(ABC):
     def __call__(self, A: npt.ArrayLike, B: npt.ArrayLike) -> FloatArray:
         """Evaluate k(A, B) into a new array.
 
-        Unlike :meth:`block` this subtracts the mean of B from both first if the kernel is stationary, so that rows far
-        from the origin lose nothing. Passing one object twice gives an exactly symmetric result.
+        Unlike :meth:`block` this subtracts :meth:`center` of B from both first if the kernel is stationary, so that
+        rows far from the origin lose nothing. Passing one object twice gives an exactly symmetric result.
 
         Parameters
         ----------
@@ -84,9 +102,10 @@ class Kernel(ABC):
         check_features(rows_a, rows_b)
         if self.stationary and rows_b.size:
             with np.errstate(all="ignore"):  # block() names what is not finite
-                mean = rows_b.mean(axis=0)
-                rows_b = rows_b - mean
-                rows_a = rows_b if same else rows_a - mean
+                center = self.center(rows_b.mean(axis=0), rows_b.std(axis=0))
+                assert center is not None  # noqa: S101  (it is stationary)
+                rows_b = rows_b - center
+                rows_a = rows_b if same else rows_a - center
         return self.block(rows_a, rows_b, same=same)
 
     def block(
@@ -256,19 +275,25 @@ class _Composite(Kernel):
         own = 8 * (rows * columns + (m + n) * d)
         return own + sum(part.workspace_bytes(m, n, d) for part in self.parts)
 
+    def extent(self, rows: FloatArray) -> float:
+        return max(part.extent(rows) for part in self.parts)
+
     def to_dict(self) -> dict[str, Any]:
         return {"kernel": self.name, self.parts_field: [part.to_dict() for part in self.parts]}
 
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
         # Rows of a stationary kernel come centred by the caller. Those of a mixture cannot be, so that its stationary
-        # parts are centred here: |a|^2 + |b|^2 - 2 a.b cancels far from the origin.
+        # parts are centred here, where :meth:`center` would: |a|^2 + |b|^2 - 2 a.b cancels far from the origin.
         centred_a, centred_b = A, B
+        std = np.zeros(B.shape[1])
         if not self.stationary and any(part.stationary for part in self.parts):
-            mean = B.mean(axis=0)
+            mean, std = B.mean(axis=0), B.std(axis=0)
             centred_b = B - mean
             centred_a = centred_b if A is B else A - mean
         fills = [
-            part._fill(centred_a, centred_b, entries) if part.stationary else part._fill(A, B, entries)
+            part._fill(centred_a, centred_b, entries)
+            if part.stationary and part.extent(std[None]) <= MAX_EXTENT
+            else part._fill(A, B, entries)
             for part in self.parts
         ]
         constants = [part.value if isinstance(part, Constant) else None for part in self.parts]

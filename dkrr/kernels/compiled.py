@@ -66,7 +66,9 @@ class _Step:
     """The instructions of one block of rows against one panel of columns."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-        self.distance, self.profile, self.end, width, _ = signature.args[0].literal_value.split()
+        distance, self.profile, self.end, width, _ = signature.args[0].literal_value.split()
+        # the weight of each feature follows the factor
+        self.distance, self.weighted = distance.removeprefix("weighted_"), distance.startswith("weighted_")
         self.b = builder
         self.vectors = Vectors(builder, signature.args[1].dtype.bitwidth, int(width))
         self.panel = PANEL_VECTORS * self.vectors.width
@@ -120,12 +122,15 @@ class _Step:
             ]
             for r in range(ROWS):
                 left = v.broadcast(self.at(rows, (self.row_block, d, ROWS), (loop.index, ROWS), r))
+                weight = v.broadcast(self.at(8, 1, loop.index)) if self.weighted else None
                 for q in range(PANEL_VECTORS):
                     total = b.load(sums[r, q])
                     if self.distance in ("inner", "product"):
                         total = v.multiply_add(left, right[q], total)
                     else:
                         difference = b.fsub(left, right[q])
+                        if weight is not None:
+                            difference = b.fmul(difference, weight)
                         if self.distance == "squared":
                             total = v.multiply_add(difference, difference, total)
                         else:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dkrr.kernels.checks import LIMIT, overflow, rescale
 from dkrr.kernels.strips import Fill, FloatArray
 
-__all__ = ["Packed", "Pairwise", "compiled_fill", "pack", "pack_rows", "pack_sums", "worth_compiling"]
+__all__ = ["MAX_EXTENT", "Packed", "Pairwise", "compiled_fill", "pack", "pack_rows", "pack_sums", "worth_compiling"]
 
 # Columns from which compiled code is used. Below, a product takes milliseconds with NumPy, Numba's import 0.3 s. It is
 # the columns that decide (in a prediction: the training rows), so that one row is predicted like a thousand.
@@ -29,6 +29,10 @@ LIMIT_SINGLE = 1e36
 MAX_TERM_SINGLE = 6.0
 # Terms up to which 2^(2 c a.b) may be evaluated by itself: far from overflow, as exact as the whole exponent.
 MAX_TERM_SPLIT = {"float32": MAX_TERM_SINGLE, "float64": 50.0}
+# Distance from the origin, in the kernel's own lengths, up to which rows may be scaled, and squared distances may come
+# from products: x = c |a|^2 + c |b|^2 - 2 c a.b is off by about 2 eps 48^2 = 1e-12. Beyond, differences are taken
+# first, of rows as they are. The rows of one side decide: if only the others are far away, their entries are nearly 0.
+MAX_EXTENT = 48.0
 LOG2E = 1.4426950408889634
 
 
@@ -57,6 +61,30 @@ class Pairwise:
     degree: int = 1
     exact: bool = False
 
+    def extent(self, rows: FloatArray) -> float:
+        """Largest distance of a row from the origin, sqrt(x) or for 1-norms x; 0 of an inner product."""
+        if not rows.size:
+            return 0.0
+        with np.errstate(all="ignore"):  # infinity is far, too
+            scaled = rescale(rows, self.length_scale)
+            return self._extent(scaled, np.einsum("ij,ij->i", scaled, scaled))
+
+    def is_far(self, scaled: FloatArray, squares: FloatArray) -> bool:
+        """Whether some row is beyond ``MAX_EXTENT``, for rows divided by ``length_scale`` and their squares."""
+        return self._extent(scaled, squares) > MAX_EXTENT
+
+    def _extent(self, scaled: FloatArray, squares: FloatArray) -> float:
+        if self.distance == "inner":
+            return 0.0
+        if self.distance == "squared":
+            return float(np.sqrt(self.c * squares.max()))
+        return self.c * float(np.abs(scaled).sum(axis=1).max())
+
+    def weights(self, num_features: int) -> FloatArray:
+        """What the difference of each feature (d,) is multiplied with: x is the sum of squares, or of magnitudes."""
+        unit = self.c if self.distance == "manhattan" else np.sqrt(self.c)
+        return np.broadcast_to(unit / np.asarray(self.length_scale), num_features)
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -84,9 +112,9 @@ class Packed:
         return int(self.columns.shape[2])
 
 
-def worth_compiling(form: Pairwise, num_columns: int, num_features: int) -> bool:
-    """Whether compiled code is used for blocks with that many columns."""
-    return num_columns >= MIN_COLUMNS and (num_features <= MAX_FEATURES or form.distance == "manhattan")
+def worth_compiling(form: Pairwise, num_columns: int, num_features: int, *, far: bool = False) -> bool:
+    """Whether compiled code is used for blocks with that many columns; ``far`` if differences must be taken."""
+    return num_columns >= MIN_COLUMNS and (num_features <= MAX_FEATURES or form.distance == "manhattan" or far)
 
 
 def pack(
@@ -106,6 +134,9 @@ def pack(
     split
         exp(-c |a - b|^2) may become exp(-c |a|^2) exp(2 c a.b) exp(-c |b|^2) where all rows are near the origin: the
         outer factors go to whoever uses the entries, and an entry takes four instructions of 27 less (d = 10).
+    dtype
+        Of the packed rows, and of whatever is made of them; float64 in any case where B reaches beyond
+        ``MAX_EXTENT``: the differences of rows that were rounded to float32 say nothing there.
 
     Returns
     -------
@@ -119,7 +150,7 @@ def pack(
     """
     from dkrr.kernels import compiled
 
-    A, B = rescale(A, form.length_scale), rescale(B, form.length_scale)
+    given, A, B = (A, B), rescale(A, form.length_scale), rescale(B, form.length_scale)
     with np.errstate(all="ignore"):  # overflow is checked on the next lines
         squares_a = np.einsum("ij,ij->i", A, A)
         squares_b = squares_a if same else np.einsum("ij,ij->i", B, B)
@@ -128,6 +159,8 @@ def pack(
             if form.distance == "inner" and np.isfinite(A).all() and np.isfinite(B).all():
                 return None
             raise overflow(description, A, B)
+    far = form.is_far(B, squares_b)
+    dtype = np.float64 if far else dtype
     single = np.dtype(dtype) == np.float32
     limit = LIMIT_SINGLE if single else LIMIT
     if form.distance == "inner":
@@ -139,7 +172,13 @@ def pack(
     kind: str = form.distance
     scaled, factor = 1.0, form.c
     norms: float | None = None
-    if form.distance == "squared":
+    weights = np.empty(0)
+    if far:
+        A, B = given
+        kind, weights, factor = f"weighted_{form.distance}", form.weights(A.shape[1]), -1.0
+        if form.profile == "exp":
+            weights = weights * (LOG2E if form.distance == "manhattan" else np.sqrt(LOG2E))
+    elif form.distance == "squared":
         unit = form.c * (LOG2E if form.profile == "exp" else 1.0)
         term = unit * max(float(squares_a.max()), float(squares_b.max()))
         if form.exact or (single and term > MAX_TERM_SINGLE):
@@ -171,7 +210,7 @@ def pack(
         row_offsets=_padded(offset_a, compiled.ROWS, dtype),
         columns=pack_rows(right, panel, dtype),
         column_offsets=_padded(offset_b, panel, dtype),
-        factor=np.array([factor], dtype),
+        factor=np.append(factor, weights).astype(dtype),
         degree=form.degree,
         row_factors=factors[0],
         column_factors=factors[1],

@@ -1,7 +1,8 @@
 """Kernels of :mod:`sklearn.gaussian_process.kernels`, wrapped. scikit-learn is imported only when one is met.
 
 They are evaluated by scikit-learn itself, strip by strip, with its temporaries of the size of a strip. The native
-kernels of the same names are several times faster.
+kernels of the same names are several times faster, and exact for rows of 1e8 lengths, which scikit-learn rounds by 1e-8
+of one when it divides them by the length scale.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class SklearnKernel(Kernel):
     @property
     def stationary(self) -> bool:
         return bool(self.kernel.is_stationary())
+
+    def extent(self, rows: FloatArray) -> float:
+        lengths = [part.length_scale for part in _parts(self.kernel) if hasattr(part, "length_scale")]
+        return float(np.sqrt(np.square(rows).sum(axis=1).max()) / min(map(np.min, lengths))) if lengths else 0.0
 
     def resolve(self, num_features: int) -> Self:
         super().resolve(num_features)

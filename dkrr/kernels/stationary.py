@@ -1,4 +1,4 @@
-"""Kernels of the difference a - b: rbf, laplacian, matern. They may be centred, and should be.
+"""Kernels of the difference a - b: rbf, laplacian, matern. They may be centred, and mostly should be.
 
 Squared distances come from one matrix product of augmented rows,
 
@@ -6,8 +6,15 @@ Squared distances come from one matrix product of augmented rows,
 
 so that a strip is written once, already scaled, and two elementwise passes finish it. The sum cancels for rows that are
 close to each other and far from the origin: absolute error about eps c (|a|^2 + |b|^2). The caller centres the rows;
-the remaining error is clipped at 0. Kernels whose slope in |a - b|^2 is infinite at 0 (laplacian, matern with nu = 0.5)
-would turn eps into sqrt(eps) and take exact differences instead: compiled for blocks of many columns, else ``cdist``.
+the remaining error, up to 1e-12, is clipped at 0. Where the rows of B reach beyond ``MAX_EXTENT`` lengths from the
+origin it would be more, and the block is evaluated by exact differences,
+
+    c |a - b|^2 = sum_k (w_k (a_k - b_k))^2,   w_k = sqrt(c) / length_scale_k,
+
+compiled for blocks of many columns, else ``cdist``. They are differences of rows as they were given: a point that was
+subtracted, or a length that was divided by, would round coordinates of 1e8 lengths by 1e-8 of one. So rows that
+reach so far are not centred either, see :meth:`Kernel.center`. Kernels whose slope in |a - b|^2 is infinite at 0
+(laplacian, matern with nu = 0.5) would turn eps into sqrt(eps) and always take differences.
 
 Every kernel takes ``length_scale``, a number or one per feature, by which features are divided before anything else.
 """
@@ -15,8 +22,9 @@ Every kernel takes ``length_scale``, a number or one per feature, by which featu
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from scipy.spatial.distance import cdist
@@ -24,7 +32,7 @@ from scipy.spatial.distance import cdist
 from dkrr.errors import ParameterError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.checks import LIMIT, overflow, positive, positive_or_vector, rescale
-from dkrr.kernels.pairwise import Pairwise, compiled_fill, worth_compiling
+from dkrr.kernels.pairwise import MAX_EXTENT, Pairwise, compiled_fill, worth_compiling
 from dkrr.kernels.strips import Fill, FloatArray
 
 __all__ = ["RBF", "Laplacian", "Matern"]
@@ -34,6 +42,8 @@ __all__ = ["RBF", "Laplacian", "Matern"]
 class _Stationary(Kernel):
     """k(a, b) depends on (a - b) / length_scale only, is positive semi-definite, and k(a, a) = 1."""
 
+    # of x in the number that a profile is computed from: exp(-x) takes -x at once
+    sign: ClassVar[float] = 1.0
     length_scale: float | tuple[float, ...] = 1.0
 
     def __post_init__(self) -> None:
@@ -65,8 +75,44 @@ class _Stationary(Kernel):
     def _diag(self, A: FloatArray) -> FloatArray:
         return np.ones(len(A))
 
-    def _squared_distances(self, A: FloatArray, B: FloatArray, c: float) -> tuple[FloatArray, FloatArray]:
-        """Operands (m, d + 2) and (d + 2, n) with the product c |(a - b) / length_scale|^2, proved not to overflow."""
+    def extent(self, rows: FloatArray) -> float:
+        form = self.resolve(rows.shape[1]).pairwise
+        assert form is not None  # noqa: S101  (it is resolved)
+        return form.extent(rows)
+
+    @abstractmethod
+    def _profile(self, x: FloatArray, scratch: FloatArray) -> None:
+        """Turn x = c |a - b|^2, or c |a - b|_1, times ``sign``, into entries, in place."""
+
+    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
+        form = self.pairwise
+        assert form is not None  # noqa: S101  (it is resolved)
+        if not form.exact and form.distance == "squared":
+            operands = self._squared_distances(A, B, self.sign * form.c)
+            if operands is not None:
+                return self._fill_products(*operands, np.empty(entries))
+        if worth_compiling(form, len(B), A.shape[1]):
+            return compiled_fill(form, A, B, self.describe())
+        return self._fill_differences(form, A, B, np.empty(entries))
+
+    def _fill_products(self, left: FloatArray, right: FloatArray, scratch: FloatArray) -> Fill:
+        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
+            np.matmul(left[rows], right[:, columns], out=strip)
+            # a reduction costs half of a pass that writes, and few strips need the pass
+            if self.sign > 0.0:
+                if strip.min() < 0.0:
+                    np.maximum(strip, 0.0, out=strip)
+            elif strip.max() > 0.0:
+                np.minimum(strip, 0.0, out=strip)
+            self._profile(strip, scratch[: strip.size].reshape(strip.shape))
+
+        return fill
+
+    def _squared_distances(self, A: FloatArray, B: FloatArray, c: float) -> tuple[FloatArray, FloatArray] | None:
+        """Operands (m, d + 2) and (d + 2, n) with the product c |(a - b) / length_scale|^2, proved not to overflow.
+
+        None where B reaches too far for products.
+        """
         d = A.shape[1]
         left, right = np.empty((len(A), d + 2)), np.empty((d + 2, len(B)))
         left[:, d + 1] = 1.0
@@ -78,24 +124,41 @@ class _Stationary(Kernel):
             # |a.b| <= max(|a|^2, |b|^2), so nothing in the product is larger than a few of these; NaN fails, too
             if not np.abs(operand[:, norm]).max() < LIMIT:
                 raise overflow(self.describe(), A, B)
+        if np.abs(right[d + 1]).max() > MAX_EXTENT**2:
+            return None
         left[:, :d] *= -2.0 * c
         return left, right
 
-    def _distances(self, A: FloatArray, B: FloatArray, metric: str) -> Fill:
-        """Fill strips with exact distances of the scaled rows, proved to be free of overflow."""
+    def _fill_differences(self, form: Pairwise, A: FloatArray, B: FloatArray, scratch: FloatArray) -> Fill:
+        """Fill strips from exact differences, proved to be free of overflow."""
         left, right = rescale(A, self.length_scale), rescale(B, self.length_scale)
         for rows in (left, right):
-            if not np.einsum("ij,ij->i", rows, rows).max() < LIMIT:
+            squares = np.einsum("ij,ij->i", rows, rows)
+            if not squares.max() < LIMIT:
                 raise overflow(self.describe(), A, B)
+        squared = form.distance == "squared"
+        metric, c = "sqeuclidean" if squared else "cityblock", form.c
+        options: dict[str, Any] = {}
+        if form.is_far(right, squares):
+            left, right = A, B  # the scaled ones are not needed any more
+            if worth_compiling(form, len(B), A.shape[1], far=True):
+                return compiled_fill(form, A, B, self.describe())
+            # powers of two do not round; the rest of a weight is in [1/2, 1)
+            weights, powers = np.frexp(form.weights(A.shape[1]))
+            left, right = np.ldexp(left, powers), np.ldexp(right, powers)
+            options, c = {"w": weights**2 if squared else weights}, 1.0
 
         def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
-            cdist(left[rows], right[columns], metric, out=strip)
+            cdist(left[rows], right[columns], metric, out=strip, **options)
+            np.multiply(strip, self.sign * c, out=strip)
+            self._profile(strip, scratch[: strip.size].reshape(strip.shape))
 
         return fill
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _WithGamma(_Stationary):
+    sign = -1.0
     gamma: float | None = None
 
     def __post_init__(self) -> None:
@@ -106,6 +169,9 @@ class _WithGamma(_Stationary):
     def resolve(self, num_features: int) -> Self:
         super().resolve(num_features)
         return self if self.gamma is not None else dataclasses.replace(self, gamma=1.0 / num_features)
+
+    def _profile(self, x: FloatArray, scratch: FloatArray) -> None:
+        np.exp(x, out=x)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -123,18 +189,6 @@ class RBF(_WithGamma):
             return None
         return Pairwise(distance="squared", profile="exp", c=self.gamma, length_scale=self.length_scale)
 
-    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
-        left, right = self._squared_distances(A, B, -(self.gamma or 1.0 / A.shape[1]))
-
-        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
-            np.matmul(left[rows], right[:, columns], out=strip)
-            # a reduction costs half of a pass that writes, and few strips need the pass
-            if strip.max() > 0.0:
-                np.minimum(strip, 0.0, out=strip)
-            np.exp(strip, out=strip)
-
-        return fill
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Laplacian(_WithGamma):
@@ -151,20 +205,6 @@ class Laplacian(_WithGamma):
         if self.gamma is None:
             return None
         return Pairwise(distance="manhattan", profile="exp", c=self.gamma, length_scale=self.length_scale)
-
-    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
-        form = self.pairwise
-        if form is not None and worth_compiling(form, len(B), A.shape[1]):
-            return compiled_fill(form, A, B, self.describe())
-        gamma = self.gamma or 1.0 / A.shape[1]
-        distances = self._distances(A, B, "cityblock")
-
-        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
-            distances(rows, columns, strip)
-            np.multiply(strip, -gamma, out=strip)
-            np.exp(strip, out=strip)
-
-        return fill
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -203,39 +243,19 @@ class Matern(_Stationary):
             exact=self.nu == 0.5,
         )
 
-    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
+    def _profile(self, x: FloatArray, scratch: FloatArray) -> None:
         if self.nu == 0.5:
-            return self._exponential(A, B)
-        left, right = self._squared_distances(A, B, 2.0 * self.nu)
-        scratch = np.empty(entries)
-
-        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
-            np.matmul(left[rows], right[:, columns], out=strip)
-            if strip.min() < 0.0:
-                np.maximum(strip, 0.0, out=strip)
-            r = scratch[: strip.size].reshape(strip.shape)
-            np.sqrt(strip, out=r)
-            if self.nu == 1.5:
-                np.add(r, 1.0, out=strip)
-            else:
-                np.multiply(strip, 1.0 / 3.0, out=strip)
-                np.add(strip, r, out=strip)
-                np.add(strip, 1.0, out=strip)
-            np.negative(r, out=r)
-            np.exp(r, out=r)
-            np.multiply(strip, r, out=strip)
-
-        return fill
-
-    def _exponential(self, A: FloatArray, B: FloatArray) -> Fill:
-        form = self.pairwise
-        if form is not None and worth_compiling(form, len(B), A.shape[1]):
-            return compiled_fill(form, A, B, self.describe())
-        distances = self._distances(A, B, "euclidean")
-
-        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
-            distances(rows, columns, strip)
-            np.negative(strip, out=strip)
-            np.exp(strip, out=strip)
-
-        return fill
+            np.sqrt(x, out=x)
+            np.negative(x, out=x)
+            np.exp(x, out=x)
+            return
+        np.sqrt(x, out=scratch)
+        if self.nu == 1.5:
+            np.add(scratch, 1.0, out=x)
+        else:
+            np.multiply(x, 1.0 / 3.0, out=x)
+            np.add(x, scratch, out=x)
+            np.add(x, 1.0, out=x)
+        np.negative(scratch, out=scratch)
+        np.exp(scratch, out=scratch)
+        np.multiply(x, scratch, out=x)

@@ -1,9 +1,10 @@
 """The point at which a kernel is centred, frozen with its lineage for as long as newer rows stay near it.
 
-Tiles of an earlier fit can be continued only with its centre. Distances are exact to about eps |x - centre|^2, so that
-rows which came later and lie far from the rows whose mean it is lose digits that a centre of their own would keep. The
-rule is that of frozen scaling (:mod:`dkrr.dataset.drift`): beyond a limit nothing is continued, the kernel is centred
-at the mean of all rows, and that is said.
+Tiles of an earlier fit can be continued only with its centre. Rows that came later and lie far from the rows whose mean
+it is are compared by differences, which takes longer than with a centre of their own. The rule is that of frozen
+scaling (:mod:`dkrr.dataset.drift`): beyond a limit nothing is continued, the kernel is centred anew
+(:meth:`dkrr.kernels.Kernel.center`), and that is said. So it is, without a limit, where subtracting the centre rounds
+typical rows by more than 1e-12 of the kernel's length.
 
 Cost
 ----
@@ -17,10 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling
 from dkrr.dataset.drift import Drift, measure_drift
 from dkrr.dataset.summary import row_moments
+from dkrr.kernels import Kernel
+from dkrr.kernels.pairwise import MAX_EXTENT
 from dkrr.linalg.lineage import Ancestor
 
 __all__ = ["CenterJudge", "FrozenCenter", "choose_center"]
@@ -33,7 +37,7 @@ class FrozenCenter:
     Parameters
     ----------
     center
-        Where its kernel is centred; None where the newer rows have drifted too far.
+        Where its kernel is centred; None where the newer rows have drifted, or are, too far away.
     num_rows
         First rows of the data set whose mean it is.
     drift, limit
@@ -52,11 +56,13 @@ class FrozenCenter:
 
     def sentence(self) -> str:
         """What happened, in words; "" where there are no newer rows, or any are allowed."""
+        if self.center is None and (self.limit is None or self.drift.value <= self.limit):
+            return f"fitted anew, not centred: distances from the first {self.num_rows:,} rows would be rounded"
         if self.limit is None or not self.drift.num_rows:
             return ""
         far = self.drift.words(self.limit)
         if self.center is None:
-            return f"fitted anew, centred at the mean of all rows: {far}"
+            return f"fitted anew, with the centre of all rows: {far}"
         return f"centred at the mean of the first {self.num_rows:,} rows, frozen; {far}"
 
 
@@ -69,8 +75,8 @@ class CenterJudge:
         The drift up to which a centre is kept; None keeps any.
     """
 
-    def __init__(self, dataset: Dataset, limit: float | None) -> None:
-        self.dataset, self.limit = dataset, limit
+    def __init__(self, dataset: Dataset, kernel: Kernel, limit: float | None) -> None:
+        self.dataset, self.kernel, self.limit = dataset, kernel, limit
         self._found: dict[tuple[Any, ...], FrozenCenter] = {}
 
     def judge(self, ancestor: Ancestor) -> FrozenCenter:
@@ -78,8 +84,10 @@ class CenterJudge:
         center = tuple(float(value) for value in ancestor.fields["center"])
         key = (center, ancestor.center_rows)
         if key not in self._found:
-            drift = Drift() if self.limit is None else self._drift(center, ancestor.center_rows)
-            is_near = self.limit is None or drift.value <= self.limit
+            # of rows that are compared as they are, none is far from the centre
+            is_free = self.limit is None or not any(center)
+            drift = Drift() if is_free else self._drift(center, ancestor.center_rows)
+            is_near = (self.limit is None or drift.value <= self.limit) and not self._rounds(np.array(center))
             self._found[key] = FrozenCenter(
                 center=center if is_near else None, num_rows=ancestor.center_rows, drift=drift, limit=self.limit
             )
@@ -88,6 +96,11 @@ class CenterJudge:
     def allows(self, ancestor: Ancestor) -> bool:
         """Whether an earlier array may be continued, as far as its centre is concerned."""
         return ancestor.fields.get("center") is None or self.judge(ancestor).center is not None
+
+    def _rounds(self, center: NDArray[np.float64]) -> bool:
+        """Whether typical rows, less the centre, are rounded by more than 1e-12 of the kernel's length."""
+        typical = np.hypot(self.dataset.x_std, self.dataset.x_mean - center)
+        return bool(center.any()) and self.kernel.extent(typical[None]) > MAX_EXTENT**2
 
     def _drift(self, center: tuple[float, ...], num_rows: int) -> Drift:
         X = self.dataset.X
@@ -102,6 +115,7 @@ class CenterJudge:
 def choose_center(
     found: Iterable[Ancestor],
     dataset: Dataset,
+    kernel: Kernel,
     *,
     tile_size: int,
     dtype: str,
@@ -120,7 +134,7 @@ def choose_center(
     limit
         See :class:`CenterJudge`.
     """
-    judge = CenterJudge(dataset, limit)
+    judge = CenterJudge(dataset, kernel, limit)
     kept: dict[bool, FrozenCenter] = {}
     refused: dict[bool, FrozenCenter] = {}
     for ancestor in found:

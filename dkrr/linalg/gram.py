@@ -42,12 +42,11 @@ logger = logging.getLogger("dkrr.linalg")
 
 
 def rows_of(dataset: Dataset, kernel: Kernel | None, center: tuple[float, ...] | None = None) -> Rows:
-    """Reference to the rows of a data set; translation-invariant kernels are centred, at the mean unless told where."""
-    if kernel is None or not kernel.stationary:
-        center = None
-    elif center is None:
-        center = tuple(float(value) for value in dataset.x_mean)
-    return Rows.of(dataset, center)
+    """Reference to the rows of a data set; a translation-invariant kernel is centred at its own point, unless told."""
+    own = None if kernel is None else kernel.center(dataset.x_mean, dataset.x_std)
+    if own is not None and center is None:
+        center = tuple(own.tolist())
+    return Rows.of(dataset, None if own is None else center)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ __all__ = ["factor_fields", "gram_fields", "key_of"]
 
 # Raise FORMAT_VERSION when the layout of tiles changes, KERNEL_VERSION when a kernel's values change.
 FORMAT_VERSION = 1
-KERNEL_VERSION = 3
+KERNEL_VERSION = 4
 
 
 def gram_fields(operator: RidgeOperator, dtype: str, source_digest: str = "") -> dict[str, Any]:

@@ -7,18 +7,23 @@ m n kernel entries and 2 m n t flops.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.errors import ResidualError
 from dkrr.kernels import Kernel
 from dkrr.linalg.products import kernel_product
 
-__all__ = ["ArrayRows", "RowSource", "predict_block"]
+__all__ = ["ArrayRows", "RowSource", "check_training_rows", "predict_block"]
 
 TRAIN_ROWS = 2048
+CHECKED_ROWS = 16
+# Of an entry; distances are exact to a tenth of it.
+CHECK_TOLERANCE = 1e-11
 
 
 class RowSource(Protocol):
@@ -65,11 +70,87 @@ def predict_block(
     result = np.zeros((len(z), dual_coef.num_columns))
     if center is not None:
         z = z - center
+    for rows, coefficients in _training_blocks(x, dual_coef, center):
+        kernel_product(kernel, z, rows, coefficients, result)
+    return result
+
+
+def _training_blocks(
+    x: RowSource, dual_coef: RowSource, center: NDArray[np.float64] | None
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Centred rows and coefficients, in equal blocks of at most 2,048."""
     num_blocks = max(1, -(-x.num_rows // TRAIN_ROWS))
     for i in range(num_blocks):
         start, stop = i * x.num_rows // num_blocks, (i + 1) * x.num_rows // num_blocks
         rows = x.read(start, stop)
-        if center is not None:
-            rows = rows - center
-        kernel_product(kernel, z, rows, dual_coef.read(start, stop), result)
-    return result
+        yield rows if center is None else rows - center, dual_coef.read(start, stop)
+
+
+def check_training_rows(
+    kernel: Kernel,
+    x: RowSource,
+    dual_coef: RowSource,
+    center: NDArray[np.float64] | None,
+    *,
+    y: RowSource,
+    weight: RowSource | None,
+    alpha: NDArray[np.float64],
+    intercept: NDArray[np.float64] | None,
+    residual_norm: NDArray[np.float64],
+) -> None:
+    """Predict 16 training rows as any rows are predicted, and compare with what the system says of them.
+
+        f(x_p) = y_p - alpha dual_coef_p / w_p - r_p / sqrt(w_p),   |r_p| <= |R|
+
+    The residual R alone proves nothing of predictions: it knows the diagonal of K, and meets other rows in each block.
+
+    Parameters
+    ----------
+    y, dual_coef : (n, t)
+    weight : (n, 1) or None
+    alpha, residual_norm : (t,)
+        The ridge of each target, and the 2-norm of its R = S Y - S b - A u.
+    intercept : (t,) or None
+
+    Raises
+    ------
+    ResidualError
+        A prediction differs by more than |R| and 1e-11 of the terms that it is the sum of.
+
+    Cost
+    ----
+    32 n kernel entries, and one pass over the rows.
+    """
+    wanted = np.unique(np.linspace(0, x.num_rows - 1, CHECKED_ROWS).astype(int)).tolist()
+
+    def read(source: RowSource) -> NDArray[np.float64]:
+        return np.concatenate([source.read(p, p + 1) for p in wanted])
+
+    if weight is not None:
+        wanted = [p for p in wanted if weight.read(p, p + 1)[0, 0] > 0]
+        if not wanted:
+            return
+    z, c, target = read(x), read(dual_coef), read(y)
+    w = np.ones((len(z), 1)) if weight is None else read(weight)
+    if center is not None:
+        z = z - center
+    found, terms = np.zeros(c.shape), np.abs(target) + alpha * np.abs(c) / w
+    scale = np.sqrt(np.abs(kernel.diag(z)))[:, None]
+    for rows, coefficients in _training_blocks(x, dual_coef, center):
+        kernel_product(kernel, z, rows, coefficients, found)
+        # inner products may be much smaller than what they are sums of
+        entries = np.maximum(np.abs(kernel.block(z, rows)), scale * np.sqrt(np.abs(kernel.diag(rows))))
+        terms += entries @ np.abs(coefficients)
+    if intercept is not None:
+        found += intercept
+    expected = target - alpha * c / w
+    off, allowed = np.abs(found - expected), residual_norm / np.sqrt(w) + CHECK_TOLERANCE * terms
+    if not (off <= allowed).all():
+        worst, column = np.unravel_index(np.argmax(np.where(off <= allowed, -1.0, off)), off.shape)
+        raise ResidualError(
+            f"training row {wanted[worst]:,} is predicted as {found[worst, column]:.6g} for target {column}, while the "
+            f"system that was solved gives {expected[worst, column]:.6g} (off by {off[worst, column]:.1g}, "
+            f"{allowed[worst, column]:.1g} allowed)",
+            hint="the kernel has another value for the same two rows when they are predicted: a function must depend "
+            "on its two rows alone; else scale the features",
+        )

@@ -8,6 +8,8 @@ Exactness
 ---------
 float64 entries are those of ``Kernel.block`` up to rounding. float32 entries come from rows that are rounded after
 centring and scaling; where the terms of a squared distance are large, from differences instead of inner products.
+Rows that reach so far that differences of rounded rows say nothing are evaluated in float64 whatever was asked for,
+which takes two to three times as long (:mod:`dkrr.kernels.pairwise`).
 Within a strip of at most STRIP_COLUMNS columns (RUN_ROWS rows) a float32 sum is kept in float32, one for each place of
 a vector; everything beyond is float64. Entries below 2^-1000 (float32: 2^-100) count as 0. Columns of V and U are
 scaled to a largest magnitude near 1 in float32 (by powers of two), so that their size does not matter.

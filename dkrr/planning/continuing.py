@@ -136,7 +136,7 @@ def find_continued(
     distinct = dict.fromkeys(alphas)
     best: dict[float, _Found] = {}
     older: dict[float, int] = {}
-    judge = CenterJudge(dataset, drift_limit)
+    judge = CenterJudge(dataset, kernel, drift_limit)
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields = ancestor.fields
         alpha = fields.get("alpha")

@@ -19,12 +19,13 @@ def laplacian(x: np.ndarray, dtype: type, c: float = 1.0) -> np.ndarray:
     from dkrr.kernels.compiled import fill_function
 
     form = Pairwise(distance="manhattan", profile="exp", c=c)
-    packed = pack(form, np.zeros((1, 1)), x[:, None], dtype, "laplacian")
+    # the second side, which decides whether differences are weighted, is at the origin
+    packed = pack(form, x[:, None], np.zeros((1, 1)), dtype, "laplacian")
     assert packed is not None
-    out = np.full((1, len(x)), np.nan, dtype)
+    out = np.full((len(x), 1), np.nan, dtype)
     sides = packed.rows, packed.row_offsets, packed.columns, packed.column_offsets
     fill_function(packed.distance, packed.profile, packed.width)(*sides, out, packed.factor, 1, 0, 0)
-    return out[0]
+    return out[:, 0]
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 1.0), (np.float32, 1.0)])

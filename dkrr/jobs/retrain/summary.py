@@ -82,7 +82,7 @@ class RetrainSummary:
             found.append(("scaling", "of all rows, anew: the new ones drifted from those of before"))
         center = (self.fit.get("reused") or {}).get("center")
         if center is not None and center["center"] != "frozen":
-            found.append(("centre", "the mean of all rows, anew: the new ones drifted from those of before"))
+            found.append(("centre", "that of all rows, anew: the new ones drifted from those of before"))
         for check in self.checks:
             found.append((check["name"], f"{'passed' if check['passed'] else 'REFUSED'}: {check['sentence']}"))
         found.extend(("reason", reason) for reason in self.reasons)

@@ -25,6 +25,7 @@ from dkrr.linalg.intercept import (
     centre_targets,
     solve_bordered,
 )
+from dkrr.linalg.predict import ArrayRows, check_training_rows
 from dkrr.linalg.residual import block_norms, combine_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf
@@ -134,12 +135,13 @@ def judge_dense(
     Raises
     ------
     ResidualError
-        The backward error exceeds 30 n eps.
+        The backward error exceeds 30 n eps, or predictions of training rows are others than those of the system.
     """
     n = len(x)
     product, row_sums, diagonal = _product(kernel, x, root, u)
     product += alphas * u
     norms = row_sums[:, None] + np.abs(diagonal[:, None] + alphas) - np.abs(diagonal[:, None])
+    shifted = rhs
     if offset is None:
         intercept = None
         relative, backward = _norms(rhs, u, product, norms)
@@ -154,6 +156,14 @@ def judge_dense(
             f"backward error {max(backward):.2g} exceeds {bar:.2g} (30 n eps, {precision})",
             hint="raise alpha, or scale the targets",
         )
+    dual_coef = u if root is None else root[:, None] * u
+    if kernel is not None:
+        weight = None if root is None else ArrayRows(np.square(root)[:, None])
+        y = rhs if root is None else np.divide(rhs, root[:, None], out=np.zeros_like(rhs), where=root[:, None] > 0)
+        check_training_rows(
+            kernel, ArrayRows(x), ArrayRows(dual_coef), None, y=ArrayRows(y), weight=weight, alpha=alphas,
+            intercept=None if offset is None else found, residual_norm=np.linalg.norm(shifted - product, axis=0),
+        )  # fmt: skip
     solution = Solution(
         solver=solver,
         precision=precision,
@@ -164,7 +174,7 @@ def judge_dense(
         seconds={"total": time.perf_counter() - started},
         message=f"{message}, largest relative residual {max(relative):.1e}",
     )
-    return DenseFit(u if root is None else root[:, None] * u, solution, intercept)
+    return DenseFit(dual_coef, solution, intercept)
 
 
 def substitute(factor: Any, rhs: NDArray[np.float64]) -> NDArray[np.float64]:

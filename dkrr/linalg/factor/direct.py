@@ -133,12 +133,11 @@ class CholeskyFactor:
         bar = backward_error_bar(n, precision)
         worst = max(norms.backward_error)
         if not worst <= bar:
-            target, kernel = norms.backward_error.index(worst), self.operator.kernel
-            far = "; or rows lie so far apart that distances are not exact: scale the features"
+            target = norms.backward_error.index(worst)
             raise ResidualError(
                 f"backward error {worst:.2g} of target {target} exceeds {bar:.2g} (30 n eps, {precision})",
                 hint="a stored tile is not what it should be: check the store with `dkrr info --verify`, "
-                "remove the factor and start again" + (far if kernel is not None and kernel.stationary else ""),
+                "remove the factor and start again",
                 backward_error=norms.backward_error,
             )
         seconds = {phase: summary.seconds for phase, summary in self.workspace.phases.items()}
