@@ -685,7 +685,7 @@ WORKERS = [
 ]
 
 DISKS = [
-    Case("job", job(), 3, "100.00 MiB are free", full_disk(100 << 20, "dkrr.resources"), DATA),
+    Case("job", job(), 3, "100 MiB are free", full_disk(100 << 20, "dkrr.resources"), DATA),
     Case(
         "ingest",
         run("ingest", "generate:friedman?n=20&d=5", "{out}/rows.zarr"),

@@ -78,8 +78,11 @@ def job_file(text: str, command: str, target: tuple[str, ...], **reading: Any) -
         for name in ["target"] * bool(target) + list(reading):
             raise click.UsageError(f"--{name} is for data; {text} is a job file, which has [data] {name}")
         return Path(text)
+    from dkrr.errors import JobFileError
     from dkrr.jobs.init import is_data, write_job
 
+    if os.path.isfile(os.path.join(text, "job.json")):
+        raise JobFileError(f"{text} is a run, not a job file", hint=f"`dkrr resume {text}` goes on with it")
     if not target and not is_data(text):
         return Path(text)
     path, is_new = write_job(text, [column(name) for name in target], reading, command=command)

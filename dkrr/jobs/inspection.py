@@ -67,7 +67,7 @@ def _kind(path: str) -> str:
             raise StoreError(f"{path} does not exist", hint="check the path; `dkrr list` shows the runs that there are")
         raise StoreError(
             f"{path} is not a data set, model, Gram matrix, factor or run (no zarr.json)",
-            hint=f"name one of those; `dkrr ingest {path} DEST` makes a data set of a table",
+            hint="name one of those; `dkrr ingest TABLE DEST` makes a data set",
         )
     attributes = document.get("attributes") if isinstance(document, dict) else None
     if isinstance(attributes, dict):

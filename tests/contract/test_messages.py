@@ -92,6 +92,7 @@ def test_a_run_is_a_model_by_its_name_and_says_why_it_has_none(folder: Path) -> 
         assert result.exit_code == 4
         assert "has no model: it is interrupted" in result.stderr
         assert f"`dkrr resume {text}`" in result.stderr
+    assert "runs/bad is a run, not a job file" in run("fit", "runs/bad").stderr
 
 
 def test_information_about_nothing_says_so(folder: Path) -> None:
