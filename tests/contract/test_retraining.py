@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import main
 from dkrr.errors import RefusedError, StoreError
+from dkrr.jobs import toml
 from dkrr.objects import put_file
 from dkrr.stores import children
-from tests.faults import failing_at
+from tests.faults import contents, failing_at
 from tests.jobs.retrain.project import Project, in_process
 from tests.s3 import Bucket, bucket, s3_server
 
@@ -231,3 +233,49 @@ def test_a_window_is_made_again(tmp_path: Path) -> None:
     project.run()
     after = dkrr.open_dataset(project.folder / "rows.zarr")
     assert (after.digest, after.generations) == (before.digest, before.generations)
+
+
+# --- what would happen ------------------------------------------------------------------------------------------------
+
+
+def would(project: Project) -> dict[str, tuple[str, str]]:
+    """Outcome and first reason of each batch, by ``dkrr retrain --dry-run``, which must change nothing."""
+    path = project.folder / "RETRAIN.toml"
+    path.write_text(toml.dumps(project.document))
+    before = contents(project.folder)
+    result = CliRunner().invoke(main, ["retrain", str(path), "--dry-run", "--json"])
+    assert result.exit_code == 0, result.output
+    assert contents(project.folder) == before
+    assert "dry run" in CliRunner().invoke(main, ["retrain", str(path), "--dry-run"]).stdout
+    found = json.loads(result.stdout)["batches"]
+    return {batch["name"]: (batch["outcome"], " ".join(batch["reasons"])) for batch in found}
+
+
+def test_a_dry_run_says_what_would_become_of_each_batch(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    assert would(project) == {}
+    project.deliver("n1", seed=1)
+    project.deliver("n2", seed=2, change=lambda rows: rows * 100)
+    found = would(project)
+    assert found["n1.csv"] == ("appended", "")
+    assert found["n2.csv"][0] == "refused"
+    assert "feature a: its standard deviation" in found["n2.csv"][1]
+    with pytest.raises(RefusedError):
+        project.run()
+    project.deliver("n1", seed=3)
+    found = would(project)
+    assert found.keys() == {"n1.csv", "n2.csv"}
+    assert "in the data set with other bytes" in found["n1.csv"][1]
+
+
+def test_a_dry_run_says_what_a_lost_data_set_would_get_again(two_nights: Project) -> None:
+    project = two_nights
+    assert would(project) == {}
+    shutil.rmtree(project.folder / "rows.zarr")
+    first = str(project.folder / "first.csv")
+    assert would(project) == {name: ("appended", "") for name in (first, "n2.csv", "n3.csv")}
+    (project.folder / "incoming/n2.csv").unlink()
+    ((name, found),) = would(project).items()
+    assert found[0] == "missing"
+    assert "n2.csv" in name
+    assert "no file" in found[1]

@@ -7,6 +7,7 @@ appended are the staged rows, so nothing can change between the two.
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 from dkrr.dataset import Dataset, drop_generations, ingest, keep_last, open_dataset, read_mask
@@ -19,6 +20,7 @@ from dkrr.jobs.retrain.incoming import Delivery, content_hash, deliveries
 from dkrr.jobs.retrain.ledger import Batch, Ledger
 from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.retrain.summary import RetrainSummary
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.stores import remove_array
@@ -28,6 +30,7 @@ __all__ = [
     "current_dataset",
     "freeze_reference",
     "judged_by",
+    "preview",
     "read_reference",
     "restore",
     "slide",
@@ -42,6 +45,11 @@ def current_dataset(spec: RetrainSpec) -> Dataset | None:
     """The data set as it is now; None before it is made. Reads metadata only."""
     location = spec.retrain.data
     return open_dataset(location) if inspect(location) == "complete" else None
+
+
+def stage_initial(spec: RetrainSpec, location: str) -> Dataset:
+    """The first rows as a data set of their own."""
+    return ingest(spec.initial, location, **spec.job.data.options(), **_one_hot(spec))
 
 
 def make_initial(spec: RetrainSpec) -> Dataset:
@@ -67,21 +75,7 @@ def restore(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None) -> tuple
     ----
     A listing; where something is lacking, all files are read to know them by their bytes.
     """
-    lost = lost_generations(ledger.directory, dataset)
-    there = {content_hash(delivery): delivery for delivery in deliveries(spec.retrain.incoming)} if lost else {}
-    known = {batch.label: batch for batch in ledger.batches.values()}
-    found: list[tuple[Batch, Delivery] | None] = []
-    missing = []
-    for number in lost:
-        document = ledger.directory.read(document_of(number)) or {}
-        batch = known.get(str(document["label"]))
-        if batch is not None and batch.key in there:
-            found.append((batch, there[batch.key]))
-        elif document["label"] == INITIAL and _initial_is(spec, document.get("digest")):
-            found.append(None)
-        else:
-            what = f"made of {spec.initial}" if document["label"] == INITIAL else document["label"] or "no label"
-            missing.append(f"generation {number} ({what}, {document['num_rows']:,} rows)")
+    found, missing = lacking(spec, ledger.directory, ledger, dataset)
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise StoreError(
@@ -93,7 +87,7 @@ def restore(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None) -> tuple
             dataset = make_initial(spec)
             decide(spec, ledger, dataset)
         else:
-            _read(spec, *item, dataset)
+            _read(spec, ledger, *item, dataset)
             dataset = append_batch(spec, ledger, item[0])
     again = {generation.number for generation in dataset.generations} & set(ledger.dropped) if dataset else set()
     if again:
@@ -101,19 +95,93 @@ def restore(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None) -> tuple
     return dataset, [item[0] for item in found if item is not None]
 
 
-def _initial_is(spec: RetrainSpec, digest: str | None) -> bool:
+def lacking(
+    spec: RetrainSpec, directory: RunDirectory, ledger: Ledger, dataset: Dataset | None
+) -> tuple[list[tuple[Batch, Delivery] | None], list[str]]:
+    """What a data set had and has not, as the documents in ``directory`` know it.
+
+    Returns
+    -------
+    found : list
+        Batches with their files, in the order of their generations; None stands for the first rows.
+    missing : list of str
+        What has no file, or one with other bytes.
+    """
+    lost = lost_generations(directory, dataset)
+    there = {content_hash(delivery): delivery for delivery in deliveries(spec.retrain.incoming)} if lost else {}
+    known = {batch.label: batch for batch in ledger.batches.values()}
+    found: list[tuple[Batch, Delivery] | None] = []
+    missing = []
+    for number in lost:
+        document = directory.read(document_of(number)) or {}
+        batch = known.get(str(document["label"]))
+        if batch is not None and batch.key in there:
+            found.append((batch, there[batch.key]))
+        elif document["label"] == INITIAL and _initial_is(spec, ledger, document.get("digest")):
+            found.append(None)
+        else:
+            what = f"made of {spec.initial}" if document["label"] == INITIAL else document["label"] or "no label"
+            missing.append(f"generation {number} ({what}, {document['num_rows']:,} rows)")
+    return found, missing
+
+
+def _initial_is(spec: RetrainSpec, ledger: Ledger, digest: str | None) -> bool:
     """Whether the first rows are there, and still those with a digest; None where it was never written down."""
     if spec.initial is None:
         return False
-    location = RunDirectory(spec.directory).path("staged/initial.zarr")
+    location = ledger.directory.path("staged/initial.zarr")
     remove_array(location)
     try:
-        staged = ingest(spec.initial, location, **spec.job.data.options(), **_one_hot(spec))
-        return digest in (None, staged.digest)
+        return digest in (None, stage_initial(spec, location).digest)
     except (DataError, StoreError):
         return False
     finally:
         remove_array(location)
+
+
+def preview(spec: RetrainSpec, summary: RetrainSummary) -> None:
+    """Tell a summary what would become of each batch; nothing outside a temporary folder is written.
+
+    Each batch is judged as it would be if it came first; the data set is not changed by those before it.
+    """
+    directory, dataset = RunDirectory(spec.directory), current_dataset(spec)
+    ledger, reference = Ledger.read(directory), read_reference(directory)
+    with tempfile.TemporaryDirectory(prefix="dkrr-dry-run-") as folder:
+        ledger.directory = RunDirectory(folder)
+        found, missing = lacking(spec, directory, ledger, dataset)
+        for text in missing:
+            reasons = ["no file has those bytes"]
+            summary.batches.append(
+                {"name": text, "outcome": "missing", "stage": None, "num_rows": None, "reasons": reasons}
+            )
+        if missing:
+            return  # so would the run end
+        if dataset is None and spec.initial is not None:
+            dataset = stage_initial(spec, ledger.directory.path("initial.zarr"))
+            summary.batches.append(
+                {
+                    "name": spec.initial,
+                    "outcome": "appended",
+                    "stage": "append",
+                    "num_rows": dataset.num_rows,
+                    "reasons": [],
+                }
+            )
+        for item in found:
+            if item is not None:
+                summary.add_batch(item[0])
+                dataset = dataset or _read(spec, ledger, *item, None)
+        if dataset is not None:
+            reference = reference or Reference.of(dataset)
+        rules = judged_by(spec, reference)
+        for batch, delivery in ledger.stage(deliveries(spec.retrain.incoming)):
+            if batch.is_due(rules):
+                is_accepted = validate(spec, ledger, batch, delivery, dataset, reference)
+                if is_accepted and dataset is None:
+                    dataset = open_dataset(_staged(ledger, batch))
+                    reference = reference or Reference.of(dataset)
+            if batch.appended is None:
+                summary.add_batch(batch)
 
 
 def read_reference(directory: RunDirectory) -> Reference | None:
@@ -143,8 +211,8 @@ def _one_hot(spec: RetrainSpec) -> dict[str, Any]:
     return {"one_hot": spec.job.data.one_hot}
 
 
-def _staged(spec: RetrainSpec, batch: Batch) -> str:
-    return RunDirectory(spec.directory).path(f"staged/{batch.key[:32]}.zarr")
+def _staged(ledger: Ledger, batch: Batch) -> str:
+    return ledger.directory.path(f"staged/{batch.key[:32]}.zarr")
 
 
 def validate(
@@ -166,29 +234,29 @@ def validate(
             "deliver corrected rows under another name, after `dkrr ingest --drop-generation`"
         ]
     else:
-        verdict |= _examined(spec, batch, delivery, base, reference)
+        verdict |= _examined(spec, ledger, batch, delivery, base, reference)
     batch.verdict, batch.reported = verdict, False
     failpoint("retrain.validate.before_record")
     ledger.write()
     failpoint("retrain.validate.after_record")
     if not verdict["accepted"]:
-        remove_array(_staged(spec, batch))
+        remove_array(_staged(ledger, batch))
     return bool(verdict["accepted"])
 
 
 def _examined(
-    spec: RetrainSpec, batch: Batch, delivery: Delivery, base: Dataset | None, reference: Reference | None
+    spec: RetrainSpec, ledger: Ledger, batch: Batch, delivery: Delivery, base: Dataset | None, reference: Any
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"stage": "validate", "accepted": False}
     try:
-        staged = _read(spec, batch, delivery, base)
+        staged = _read(spec, ledger, batch, delivery, base)
         if spec.holdout.mask is not None and not spec.holdout.mask_is_file:
             found["held_out"] = pack(_mask_column(spec, delivery.location, len(staged.kept)))
     except (DataError, ParameterError) as exc:
         return found | {"reasons": [exc.message]}
     finally:
         if content_hash(delivery) != batch.key:
-            remove_array(_staged(spec, batch))
+            remove_array(_staged(ledger, batch))
             raise InterruptedRunError(f"{delivery.location} was changed while it was read", hint="start again")
     findings = [] if reference is None else compare_rows(reference, staged, spec.drift)
     return found | {
@@ -199,9 +267,9 @@ def _examined(
     }
 
 
-def _read(spec: RetrainSpec, batch: Batch, delivery: Delivery, base: Dataset | None) -> Dataset:
+def _read(spec: RetrainSpec, ledger: Ledger, batch: Batch, delivery: Delivery, base: Dataset | None) -> Dataset:
     """The batch as a data set of its own."""
-    location = _staged(spec, batch)
+    location = _staged(ledger, batch)
 
     def read() -> Dataset:
         given = spec.job.data.options() | ({"like": base} if base is not None else _one_hot(spec))
@@ -221,7 +289,7 @@ def _mask_column(spec: RetrainSpec, path: str, num_rows: int) -> Mask:
 def append_batch(spec: RetrainSpec, ledger: Ledger, batch: Batch) -> Dataset:
     """Add an accepted batch to the data set as one generation; done once, whatever is interrupted."""
     failpoint("retrain.append.before")
-    staged = open_dataset(_staged(spec, batch))
+    staged = open_dataset(_staged(ledger, batch))
     dataset = ingest(staged, spec.retrain.data, append=True, label=batch.label)
     generation = next(found for found in dataset.generations if found.label == batch.label)
     decide(spec, ledger, dataset)
@@ -229,7 +297,7 @@ def append_batch(spec: RetrainSpec, ledger: Ledger, batch: Batch) -> Dataset:
     failpoint("retrain.append.before_record")
     ledger.write()
     failpoint("retrain.append.after_record")
-    remove_array(_staged(spec, batch))
+    remove_array(_staged(ledger, batch))
     return dataset
 
 

@@ -22,7 +22,7 @@ from dkrr.jobs.retrain.incoming import deliveries
 from dkrr.jobs.retrain.ledger import Ledger
 from dkrr.jobs.retrain.records import Records
 from dkrr.jobs.retrain.spec import RetrainSpec
-from dkrr.jobs.retrain.summary import RetrainSummary
+from dkrr.jobs.retrain.summary import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.tick_key import tick_key
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.stores import json_bytes
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["retrain"]
 
 
-def retrain(spec: RetrainSpec | str | Path, *, progress: Progress | None = None) -> RetrainSummary:
+def retrain(
+    spec: RetrainSpec | str | Path, *, progress: Progress | None = None, dry_run: bool = False
+) -> RetrainSummary:
     """Do what is missing between the rows that were delivered and a model in production.
 
     Parameters
@@ -42,6 +44,9 @@ def retrain(spec: RetrainSpec | str | Path, *, progress: Progress | None = None)
         A retrain job, or the path of its file.
     progress
         Called for every finished task.
+    dry_run
+        Only say which batches would be appended, which refused and why, as far as that is known without a fit, and
+        which rows the data set has lost that no file holds. Nothing is changed, and nothing raised about a batch.
 
     Raises
     ------
@@ -61,6 +66,13 @@ def retrain(spec: RetrainSpec | str | Path, *, progress: Progress | None = None)
     began = time.perf_counter()
     directory = RunDirectory(spec.directory)
     named = ModelRegistry(spec.retrain.registry).open(spec.retrain.name)
+    if dry_run:
+        from dkrr.jobs.retrain.batches import preview
+
+        found = RetrainSummary(name=named.name, outcome=DRY_RUN, production=named.aliases().targets.get("production"))
+        preview(spec, found)
+        found.seconds = time.perf_counter() - began
+        return found
     if not _is_due(spec, directory):
         production = named.aliases().targets.get("production")
         return RetrainSummary(name=named.name, production=production, seconds=time.perf_counter() - began)

@@ -7,7 +7,9 @@ from typing import Any
 
 from dkrr.jobs.retrain.ledger import Batch
 
-__all__ = ["RetrainSummary"]
+__all__ = ["DRY_RUN", "RetrainSummary"]
+
+DRY_RUN = "dry run"
 
 
 @dataclass(kw_only=True)
@@ -18,13 +20,13 @@ class RetrainSummary:
     ----------
     outcome
         "promoted"; "refused" (a batch, the model, or both); "kept" (a batch was added, and the data set is what it was
-        judged as before); "nothing new".
+        judged as before); "nothing new"; "dry run" (nothing was done, and what is said of batches would be).
     production
         The version that is served now.
     version
         The one that was fitted, if one was.
     batches
-        Name, outcome ("appended" or "refused"), rows and reasons of each batch that was new.
+        Name, outcome ("appended", "refused" or, in a dry run, "missing"), rows and reasons of each batch that was new.
     checks
         What the gate found.
     reasons
@@ -70,7 +72,8 @@ class RetrainSummary:
         for batch in self.batches:
             rows = "" if batch["num_rows"] is None else f", {batch['num_rows']:,} rows"
             at = f" at {batch['stage']}" if batch["outcome"] == "refused" else ""
-            found.append(("batch", f"{batch['name']}: {batch['outcome']}{at}{rows}"))
+            would = "would be " if self.outcome == DRY_RUN and batch["outcome"] != "missing" else ""
+            found.append(("batch", f"{batch['name']}: {would}{batch['outcome']}{at}{rows}"))
         if self.version is not None:
             rows = "" if self.num_rows is None else f", {self.num_rows:,} training rows"
             found.append(("version", f"{self.version}{rows}{', hyperparameters searched' if self.searched else ''}"))
