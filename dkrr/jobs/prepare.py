@@ -98,6 +98,7 @@ def open_data(data: DataSpec, store: Any, *, path: str | None = None, fitted: Da
     table = open_table(path, header=data.header, delimiter=data.delimiter, decimal=data.decimal)
     if by_name := ordered_like(fitted, table):
         options |= {"weight": None, **by_name}  # scores are not weighted
+    options["one_hot"] = fitted.classes is not None and table.classes is None
     return ingest(table, destination, wait=True, **options, classes=fitted.classes)
 
 

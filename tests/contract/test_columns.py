@@ -133,6 +133,19 @@ def test_features_that_are_called_as_made_up_ones_are_matched_too(tmp_path: Path
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
 
 
+def test_names_may_be_numbers(tmp_path: Path) -> None:
+    numbered = FRAME.set_axis(["0", "1", "2", "y"], axis=1)
+    dkrr.ingest(numbered, tmp_path / "train.zarr", target="y")
+    for name, rows in (("named", tmp_path / "train.zarr"), ("unnamed", X)):
+        dkrr.KernelRidge(alpha=1e-8).fit(rows, None if name == "named" else Y).save(tmp_path / f"{name}.zarr")
+        shown = numbered[["2", "y", "0", "1"]] if name == "named" else FRAME[["a", "b", "c"]].set_axis(["2", "0", "1"], axis=1)
+        data = csv(shown, tmp_path / "new.csv")
+        result = run("predict", tmp_path / f"{name}.zarr", data, "-o", tmp_path / "out.npy")
+        assert result.exit_code == 0, result.output
+        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
+    assert run("evaluate", tmp_path / "named.zarr", csv(numbered[["2", "y", "0", "1"]], data)).exit_code == 0
+
+
 def test_targets_of_a_data_set_are_matched_by_name(tmp_path: Path) -> None:
     frame = FRAME.assign(z=-3 * FRAME["a"])
     train = dkrr.ingest(frame, tmp_path / "train.zarr", target=["y", "z"])
@@ -361,6 +374,15 @@ def test_what_does_not_fit_is_said_before_anything_is_computed(
         assert result.exit_code == 4, result.output
         assert said in result.stderr
     assert not (tmp_path / "runs/a/model.zarr").exists()
+
+
+def test_a_file_is_evaluated_as_the_data_set_was_made(tmp_path: Path) -> None:
+    dkrr.ingest(TREES, tmp_path / "train.zarr", target="kind", one_hot=True)
+    test = csv(TREES[TREES["kind"] != "ash"][["kind", "b", "a"]], tmp_path / "test.csv")
+    found = prepare(JobSpec.load(job(tmp_path, tmp_path / "train.zarr", test)), str(tmp_path / "store")).test
+    assert found is not None
+    assert found.classes == ("ash", "oak", "yew")
+    np.testing.assert_array_equal(found.read(0, 60), TREES[["a", "b"]][30:])
 
 
 def test_rows_that_were_prepared_under_other_names_are_named_anew(tmp_path: Path) -> None:
