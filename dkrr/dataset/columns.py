@@ -255,16 +255,17 @@ def ordered_like(fitted: Fitted, table: Table) -> dict[str, Any]:
     """
     if not (fitted.names and table.is_named):
         return {}
-    features = feature_columns(fitted, table)
+    features = [table.names[j] for j in feature_columns(fitted, table)]
     if table.target is not None:
         return {"features": features, "target": None}
-    left = [j for j in range(len(table.names)) if j not in features and j != table.weight]
-    wanted = 1 if fitted.classes is not None else fitted.num_targets
     if fitted.named_targets:
-        return {"features": features, "target": list(find_names(fitted.named_targets, table.names, table.label))}
+        find_names(fitted.named_targets, table.names, table.label)
+        return {"features": features, "target": list(fitted.named_targets)}
+    left = [name for j, name in enumerate(table.names) if name not in features and j != table.weight]
+    wanted = 1 if fitted.classes is not None else fitted.num_targets
     if len(left) != wanted:
         raise DataError(
-            f"{table.label} has {len(left)} columns besides the features ({_shown([table.names[j] for j in left])}); "
+            f"{table.label} has {len(left)} columns besides the features ({_shown(left)}); "
             f"{wanted} expected, for the targets of the fit have no names",
             hint="leave the others out of the file",
         )

@@ -213,7 +213,9 @@ def _rows_for(
     destination = place(work, "data.zarr")
     if not with_targets:
         # rows that an interrupted prediction left are compared with the data, which may be another by now
-        return ingest(table, destination, features=feature_columns(model, table)), table
+        # by name: a number may be the name of another column
+        features = [table.names[column] for column in feature_columns(model, table)]
+        return ingest(table, destination, features=features), table
     options = ordered_like(model, table)
     if not options and table.target is None:
         labels = target_columns(model.target_names, model.classes)

@@ -135,15 +135,17 @@ def test_features_that_are_called_as_made_up_ones_are_matched_too(tmp_path: Path
 
 def test_names_may_be_numbers(tmp_path: Path) -> None:
     numbered = FRAME.set_axis(["0", "1", "2", "y"], axis=1)
-    dkrr.ingest(numbered, tmp_path / "train.zarr", target="y")
-    for name, rows in (("named", tmp_path / "train.zarr"), ("unnamed", X)):
-        dkrr.KernelRidge(alpha=1e-8).fit(rows, None if name == "named" else Y).save(tmp_path / f"{name}.zarr")
-        shown = numbered[["2", "y", "0", "1"]] if name == "named" else FRAME[["a", "b", "c"]].set_axis(["2", "0", "1"], axis=1)
-        data = csv(shown, tmp_path / "new.csv")
-        result = run("predict", tmp_path / f"{name}.zarr", data, "-o", tmp_path / "out.npy")
+    mixed = numbered[["2", "y", "0", "1"]]
+    unnamed = FRAME[["a", "b", "c"]].set_axis(["2", "0", "1"], axis=1)
+    dkrr.KernelRidge(alpha=1e-8).fit(dkrr.ingest(numbered, tmp_path / "d.zarr", target="y")).save(tmp_path / "m.zarr")
+    dkrr.KernelRidge(alpha=1e-8).fit(X, Y).save(tmp_path / "n.zarr")
+    for name, frame in (("m.zarr", mixed), ("n.zarr", unnamed)):
+        frame.to_parquet(tmp_path / "new.parquet")
+        result = run("predict", tmp_path / name, tmp_path / "new.parquet", "-o", tmp_path / "out.npy")
         assert result.exit_code == 0, result.output
         np.testing.assert_allclose(np.load(tmp_path / "out.npy"), Y, atol=1e-6)
-    assert run("evaluate", tmp_path / "named.zarr", csv(numbered[["2", "y", "0", "1"]], data)).exit_code == 0
+    mixed.to_parquet(tmp_path / "new.parquet")
+    assert run("evaluate", tmp_path / "m.zarr", tmp_path / "new.parquet").exit_code == 0
 
 
 def test_targets_of_a_data_set_are_matched_by_name(tmp_path: Path) -> None:
