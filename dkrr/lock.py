@@ -28,7 +28,7 @@ from dkrr.fence import fence_holder, fenced
 from dkrr.processes import is_gone as _is_gone
 from dkrr.processes import is_here, is_stopped, process_record
 from dkrr.processes import stale_seconds as default_stale_seconds
-from dkrr.stores import is_url, local_root
+from dkrr.stores import full_disk, is_url, local_root
 from dkrr.swap import Versioned, check_conditions, create_json, discard_json, read_versioned, swap_json
 
 __all__ = ["hold_lock"]
@@ -76,7 +76,8 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
         return
     where = location if root is None else str(root.absolute())
     lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)
-    lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds, wait)
+    with full_disk(where):
+        lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds, wait)
     stop = threading.Event()
     run = contextvars.copy_context().run  # behind the same fence as the block
     thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")

@@ -53,7 +53,7 @@ from dkrr.resources import (
     source_table,
 )
 from dkrr.spread import recorded_factors
-from dkrr.stores import remove_array
+from dkrr.stores import full_disk, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.validation import check_alpha
@@ -142,7 +142,8 @@ class TiledFit:
         root
             The store.
         """
-        return self._solve_given(X, y, weight, root) if self.is_given else self._solve_rows(X, y, weight, root)
+        with full_disk(root):
+            return self._solve_given(X, y, weight, root) if self.is_given else self._solve_rows(X, y, weight, root)
 
     def _gram(self, alpha: list[float]) -> Literal["stored", "on_the_fly"]:
         return choose_gram(None if self.is_given else self.kernel, len(set(alpha)))

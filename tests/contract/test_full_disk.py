@@ -145,6 +145,8 @@ def test_a_first_job_file(place: Path) -> None:
 
 
 def test_rows_that_are_ingested(place: Path) -> None:
+    with full_from(1), pytest.raises(dkrr.StorageFullError):
+        dkrr.ingest("data.csv", "data.zarr")
     tried("ingest", "data.csv", "data.zarr", numbers=fibonacci(), tidy=lambda: shutil.rmtree("data.zarr"))
 
 
