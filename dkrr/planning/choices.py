@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
+
 from dkrr.errors import ParameterError
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 
@@ -59,6 +61,9 @@ class SolverChoice:
     centers: str = "auto"
 
     def __post_init__(self) -> None:
+        for name in ("rank", "num_centers", "seed", "max_iter"):  # NumPy counts in integers of its own
+            if isinstance(getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(getattr(self, name)))
         for name, allowed in _ALLOWED.items():
             value = getattr(self, name)
             if not isinstance(value, str) or value not in allowed:

@@ -328,8 +328,11 @@ def _worst(difference: Any, size: Any, allowed: Any) -> float:
     return float(np.nan_to_num(share, nan=np.inf, posinf=np.inf).max())
 
 
-def check(case: Case) -> dict[str, float | str]:
-    """Shares of the allowed error: predictions, dual_coef, leave-one-out, variance; or the error's name."""
+def check(case: Case, truth: Case | None = None) -> dict[str, float | str]:
+    """Shares of the allowed error: predictions, dual_coef, leave-one-out, variance; or the error's name.
+
+    ``truth`` is the problem that the reference solves, the case itself unless a test wants to see a failure.
+    """
     outcome: dict[str, float | str] = {}
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -338,7 +341,7 @@ def check(case: Case) -> dict[str, float | str]:
         except dkrr.DkrrError as error:
             allowed = solve_reference(case, case.alpha).condition.max() if case.condition_matters(error) else 0
             return {"refused": f"{type(error).__name__}: {error}", "condition": float(allowed)}
-        reference = solve_reference(case, alpha)
+        reference = solve_reference(truth or case, alpha if truth is None else truth.alpha)
         solution = est.solution_
         eps = float(np.finfo(np.float32 if case.precision == "float32" else np.float64).eps)
         unit = FACTOR * eps

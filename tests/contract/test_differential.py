@@ -1,0 +1,31 @@
+"""Random fits against dense references in extended precision: a fixed hundred of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dkrr
+from tests.contract.differential import check, draw, failures
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("first", range(0, 100, 10))
+def test_no_answer_is_wrong_without_an_error(first: int) -> None:
+    outcomes = {seed: check(draw(seed)) for seed in range(first, first + 10)}
+    wrong = {seed: failures(outcome) for seed, outcome in outcomes.items() if failures(outcome)}
+    assert not wrong, [draw(seed) for seed in wrong]
+    assert sum("refused" not in outcome for outcome in outcomes.values()) >= 5
+
+
+def test_a_wrong_answer_is_seen() -> None:
+    case = draw(10)
+    assert not failures(check(case))
+    case.alpha = np.multiply(case.alpha, 1 + 1e-6)
+    assert "prediction" in failures(check(case, truth=draw(10)))
+
+
+def test_counts_may_be_numpy_integers() -> None:
+    X = np.random.default_rng(0).standard_normal((50, 3))
+    est = dkrr.KernelRidge(kernel="rbf", solver="nystrom", solver_params={"num_centers": np.int64(20)})
+    assert "20 of 50" in est.fit(X, X[:, 0]).solution_.message
