@@ -264,7 +264,8 @@ def solve_reference(case: Case, alpha: Any) -> Reference:
             columns["residual"].append(residual)
             columns["residual_size"].append((np.sqrt((u**2).sum()) + np.abs(residual * s) / smallest) / diagonal / s)
         columns["variance"].append(kzz - (rhs[:, 1 + n :] * found[:, 1 + n :]).sum(0))
-        columns["variance_size"].append(kzz + reach**2 / smallest)
+        own = np.abs(found[n, 1 + n :]) if case.fit_intercept else 0.0
+        columns["variance_size"].append(kzz + reach**2 / smallest + own)
     return Reference(**{name: np.stack(values, axis=-1) for name, values in columns.items()})
 
 
