@@ -378,7 +378,8 @@ def check(case: Case, truth: Case | None = None) -> dict[str, float | str]:
                 outcome["leave_one_out refused"] = f"{type(error).__name__}: {error}"
         if case.seed % 3 == 1 and solution.solver != "primal":
             try:
-                _, std = est.predict(case.Z, return_std=True, sigma2=1.0)
+                Z = _frame(case.Z) if case.history == "named" else case.Z
+                _, std = est.predict(Z, return_std=True, sigma2=1.0)
                 outcome["variance"] = _worst(
                     np.reshape(std, shape) ** 2 - np.maximum(reference.variance, 0), reference.variance_size, allowed
                 )
