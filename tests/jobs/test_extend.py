@@ -85,8 +85,8 @@ def refitted(make: Make, folder: Path, scaling: Any) -> np.ndarray:
 
 
 def held_out(dataset: Dataset) -> np.ndarray:
-    spans = dataset.numbered_spans()
-    return np.concatenate([row_hash_fraction(first, first + stop - start, 0.2) for start, stop, first in spans])
+    parts = dataset.generations
+    return np.concatenate([row_hash_fraction(p.first_row, p.first_row + len(p.kept), 0.2)[p.kept] for p in parts])
 
 
 def test_a_job_on_grown_data_continues(make: Make, tmp_path: Path) -> None:

@@ -140,6 +140,6 @@ def test_candidates_of_a_larger_plan(make: Make, tmp_path: Path) -> None:
     }
     text = str(planned)
     assert "candidates" in text
-    for word in ("a worker", "on disk", "iterations", planned.reason[:7]):
+    for word in ("a worker", "on disk", "iterations", planned.reasons["solver"][:7]):
         assert word in text
     json.dumps(planned.to_dict())
