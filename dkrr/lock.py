@@ -25,8 +25,8 @@ from dkrr.address import join, name_of, parent_of
 from dkrr.cancellation import check_cancelled
 from dkrr.errors import LockedError, StoreError
 from dkrr.fence import fence_holder, fenced
+from dkrr.processes import ABANDONED, is_here, is_stopped, process_record
 from dkrr.processes import is_gone as _is_gone
-from dkrr.processes import is_here, is_stopped, process_record
 from dkrr.processes import stale_seconds as default_stale_seconds
 from dkrr.stores import full_disk, is_url, local_root
 from dkrr.swap import Versioned, check_conditions, create_json, discard_json, read_versioned, swap_json
@@ -88,9 +88,10 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
     finally:
         stop.set()
         thread.join()
-        # a lock that cannot be released is stale as soon as this process ends; its error must not hide another
-        with contextlib.suppress(OSError, StoreError, LockedError):
+        try:
             lock.release()
+        except (OSError, StoreError, LockedError):  # its error must not hide another
+            ABANDONED.add(lock.token)
 
 
 class _Lock:
@@ -127,7 +128,7 @@ class _Lock:
     def _refuse_if_alive(self, found: Versioned, stale_seconds: float) -> None:
         owner = found.value["owner"]
         may_be_dead = not is_here(owner) or is_stopped(owner)
-        free = _is_void(owner) or _is_gone(owner)
+        free = _is_void(owner) or _is_gone({**owner, "token": found.value.get("token")})
         if not free and not (may_be_dead and self._stands_still(found, stale_seconds)):
             raise LockedError(
                 f"{join(self.folder, self.key.removesuffix('.lock'))} is being written by process {owner['pid']} on "

@@ -17,10 +17,13 @@ import psutil
 
 from dkrr.errors import ParameterError
 
-__all__ = ["STALE_VARIABLE", "is_gone", "is_here", "is_stopped", "process_record", "stale_seconds"]
+__all__ = ["ABANDONED", "STALE_VARIABLE", "is_gone", "is_here", "is_stopped", "process_record", "stale_seconds"]
 
 STALE_VARIABLE = "DKRR_STALE_SECONDS"
 STALE_SECONDS = 60.0
+
+# Tokens of locks and leases that this process could not give back (a full disk): it lives, but it owns them no more.
+ABANDONED: set[str] = set()
 
 
 def process_record(pid: int | None = None) -> dict[str, Any]:
@@ -45,9 +48,14 @@ def is_here(record: dict[str, Any]) -> bool:
 
 
 def is_gone(record: dict[str, Any]) -> bool:
-    """Whether the process is one that would be seen from here and does not exist any more; False for all others."""
+    """Whether the process is one that would be seen from here and does not exist any more; False for all others.
+
+    With the "token" of a lock or lease, also whether this process is done with that and could only not say so.
+    """
     if not is_here(record):
         return False
+    if record.get("token") in ABANDONED:
+        return True
     try:
         process = psutil.Process(int(record["pid"]))
         # a pid is given to another process sooner or later

@@ -68,8 +68,6 @@ def full_from(number: int) -> Iterator[list[int]]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    # a driver that could not say that it ended lives on in this process
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "0.1")
     monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
     Path("data.csv").write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{np.sin(a)}\n" for a, b, c in X.tolist()))
     return tmp_path

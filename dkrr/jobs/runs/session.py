@@ -15,6 +15,7 @@ from dkrr.fence import fenced
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.monitor import CANCEL, Monitor, Progress, cancelled_error
+from dkrr.processes import ABANDONED
 from dkrr.stores import full_disk
 
 __all__ = ["driving"]
@@ -86,9 +87,11 @@ def driving(
                 raise cancelled_error(directory) from None
             raise
         finally:
-            with contextlib.suppress(OSError, StoreError, LockedError):
+            try:
                 if ended or directory.exists():
                     lease.release()
+            except (OSError, StoreError, LockedError):
+                ABANDONED.add(lease.record["token"])
 
 
 def _is_ours(lease: DriverLease) -> bool:
