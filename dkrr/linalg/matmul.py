@@ -187,6 +187,10 @@ class OperatorProduct:
         product = self._multiply(columns, absolute_last=absolute)
         return product[:, :-1], product[:, -1].copy()
 
+    def norm(self) -> float:
+        """|S K S|, the largest sum of a row, where a caller has kept ``row_sums``; 0 before."""
+        return 0.0 if self.row_sums is None else float(self.row_sums.max())
+
     def _multiply(self, v: FloatMatrix, *, absolute_last: bool) -> FloatMatrix:
         n = self.operator.grid.n
         if v.ndim != 2 or len(v) != n:

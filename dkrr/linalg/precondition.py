@@ -16,7 +16,13 @@ FloatMatrix = NDArray[np.float64]
 
 
 class Preconditioner(Protocol):
-    """P_alpha^-1 for any alpha, applied to many columns at once."""
+    """P_alpha^-1 for any alpha, applied to many columns at once.
+
+    ``inexact`` says that rounding in an application is far above that of float64, so that it is not quite symmetric:
+    directions are then made conjugate to the last one by its product instead of by r^T z.
+    """
+
+    inexact: bool
 
     @property
     def description(self) -> str:
@@ -31,7 +37,7 @@ class Preconditioner(Protocol):
 class Identity:
     """No preconditioner."""
 
-    description = "none"
+    description, inexact = "none", False
 
     def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
         return r.copy()

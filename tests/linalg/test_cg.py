@@ -49,6 +49,8 @@ class System:
 class Spectral:
     """The inverse of the best approximation of a given rank, plus alpha."""
 
+    inexact = False
+
     def __init__(self, matrix: np.ndarray, rank: int) -> None:
         w, v = np.linalg.eigh(matrix)
         self.w, self.v, self.description = w[-rank:, None], v[:, -rank:], f"eigenvectors, rank {rank}"
@@ -256,7 +258,7 @@ def test_right_hand_sides_beyond_the_range_are_refused(value: float) -> None:
 
 def test_an_indefinite_preconditioner_has_an_error_of_its_own() -> None:
     class Negative:
-        description = "minus one"
+        description, inexact = "minus one", False
 
         def apply(self, r: np.ndarray, alpha: np.ndarray) -> np.ndarray:
             return -r

@@ -266,7 +266,7 @@ def test_constants_are_recognised_and_become_zero() -> None:
 class Dense:
     """M_alpha^-1 of a dense M."""
 
-    description = "dense"
+    description, inexact = "dense", False
 
     def __init__(self, matrix: np.ndarray) -> None:
         self.matrix, self.num_applications = matrix, 0

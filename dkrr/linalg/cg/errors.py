@@ -14,9 +14,9 @@ FLOAT64 = ', or set precision = "float64"'
 
 
 def indefinite_matrix(
-    state: CGState, target: int, *, curvature: float, length: float, alpha: float, approximate: bool
+    state: CGState, target: int, *, curvature: float, square: float, floor: float, alpha: float, approximate: bool
 ) -> NotPositiveDefiniteError:
-    """p^T A p <= 0, or not a number. Its quotient by p^T p is a bound on how much alpha lacks at least."""
+    """p^T A p <= ``floor`` p^T p, or not a number. The quotient is a bound on how much alpha lacks at least."""
     number = state.iteration + 1
     where = f"at iteration {number:,} of target {target}"
     if not np.isfinite(curvature):
@@ -28,10 +28,11 @@ def indefinite_matrix(
             curvature=curvature,
             alpha=alpha,
         )
-    least = alpha - curvature / length**2
+    least = alpha + max(-curvature / square, 10 * floor)
+    rounding = "0" if curvature <= 0 else f"{floor * square:.3g}, its rounding,"
     hint = f"raise alpha to more than {least:.1e}, or use a positive semi-definite kernel"
     return NotPositiveDefiniteError(
-        f"CG: p^T A p = {curvature:.3g} <= 0 {where}: the matrix is not positive definite (alpha {alpha:.3g})",
+        f"CG: p^T A p = {curvature:.3g} <= {rounding} {where}: the matrix is not positive definite (alpha {alpha:.3g})",
         hint=hint + FLOAT64 * approximate,
         iteration=number,
         target=target,

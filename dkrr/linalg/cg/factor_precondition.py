@@ -78,6 +78,7 @@ class FactorPreconditioner:
         self.diagonal = diagonal_entries(system, m) if system is not None and beyond else np.empty(0)
         self.num_threads = workspace.executor.num_threads
         self.num_applications = 0
+        self.inexact = factor.dtype == np.float32
         # an earlier run that was killed may have workers that still write for it
         self.folder = f"precondition-{uuid.uuid4().hex}"
 

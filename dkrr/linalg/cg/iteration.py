@@ -50,6 +50,8 @@ RELIABLE_DROP = 1e-3
 MAX_DEVIATION = 0.1
 # a column has reached what floating point allows when so many contradictions in a row did not halve its true residual
 MAX_STALLS = 3
+# of |A| p^T p: p^T A p below it is rounding, and A has no float64 Cholesky factor, either
+ROUNDING = 4 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def conjugate_gradients(
     settings: IterativeSettings,
     *,
     start: FloatMatrix | None = None,
+    norm: Callable[[], float] | None = None,
     true_multiply: Multiply | None = None,
     checkpoint: Checkpoint | None = None,
     on_iteration: Callable[[int, FloatVector], None] | None = None,
@@ -110,6 +113,9 @@ def conjugate_gradients(
         ``tol``, ``max_iter``, ``allow_unconverged``.
     start : (n, t), optional
         Where to begin; costs one product. It is scaled to the minimum of the energy, so it is never worse than zero.
+    norm
+        |K_s|, or 0 while it is not known, by which p^T A p that is nothing but rounding is told; None where the product
+        is not a float64 one.
     true_multiply
         The float64 product, where ``multiply`` is an approximation.
     checkpoint
@@ -120,7 +126,7 @@ def conjugate_gradients(
     Raises
     ------
     NotPositiveDefiniteError
-        p^T A p <= 0 for a direction p.
+        p^T A p <= 0 for a direction p, or no more than its rounding.
     DataError
         The norm of a right-hand side is not finite.
     PreconditionerError
@@ -129,7 +135,7 @@ def conjugate_gradients(
         A column did not reach ``tol``, unless ``settings.allow_unconverged``.
     """
     alpha = np.broadcast_to(np.asarray(alpha, np.float64), (rhs.shape[1],))
-    system = _System(multiply, rhs, alpha, precondition, settings, true_multiply, checkpoint)
+    system = _System(multiply, rhs, alpha, precondition, settings, norm, true_multiply, checkpoint)
     state = system.begin(start)
     while len(state.live) and state.iteration < settings.iterations:
         system.iterate(state)
@@ -156,6 +162,27 @@ def conjugate_gradients(
     )
 
 
+@dataclass(frozen=True)
+class _Last:
+    """A P (n, c) and p^T A p (c,) of the last iteration, for the ``targets`` (c,) that took part in it."""
+
+    targets: NDArray[np.int64]
+    product: FloatMatrix
+    curvature: FloatVector
+
+    def conjugate(self, z: FloatMatrix, targets: NDArray[np.int64], beta: FloatVector) -> FloatVector:
+        """max(0, -z^T A p / p^T A p) for columns that took part and go on, which makes z + beta p conjugate to p."""
+        where = np.searchsorted(self.targets, targets)
+        where = np.minimum(where, len(self.targets) - 1)
+        known = (self.targets[where] == targets) & (beta != 0)
+        found = beta.copy()
+        if known.any():
+            columns = np.flatnonzero(known)
+            conjugate = -dots(take(z, columns), take(self.product, where[columns])) / self.curvature[where[columns]]
+            found[columns] = np.maximum(conjugate, 0.0)
+        return found
+
+
 @dataclass
 class _System:
     """The matrix, the right-hand sides and the rules; every method moves a state on."""
@@ -165,8 +192,10 @@ class _System:
     alpha: FloatVector
     precondition: Preconditioner
     settings: IterativeSettings
+    norm: Callable[[], float] | None
     true_multiply: Multiply | None
     checkpoint: Checkpoint | None
+    last: _Last | None = None
 
     def __post_init__(self) -> None:
         with np.errstate(over="ignore"):
@@ -262,18 +291,23 @@ class _System:
         targets = state.live[active]
         p = take(state.p, active)
         product = self._product(p, self.alpha[targets], exact=False)
-        curvature = dots(p, product)
-        if not (curvature > 0).all():
-            worst = int(np.argmin(np.where(np.isnan(curvature), -np.inf, curvature)))
+        curvature, square = dots(p, product), dots(p, p)
+        floor = ROUNDING * (self.norm() + self.alpha[targets]) if self.norm is not None else np.zeros_like(curvature)
+        if not (curvature > floor * square).all():
+            worst = int(np.argmin(np.where(np.isnan(curvature), -np.inf, curvature - floor * square)))
             raise indefinite_matrix(
                 state,
                 int(targets[worst]),
                 curvature=float(curvature[worst]),
-                length=float(norms(p)[worst]),
+                square=float(square[worst]),
+                floor=float(floor[worst]),
                 alpha=float(self.alpha[targets[worst]]),
                 approximate=self.true_multiply is not None,
             )
-        step = state.rz[active] / curvature
+        slope = state.rz[active]
+        if self.precondition.inexact:
+            slope, self.last = dots(p, take(state.r, active)), _Last(targets, product, curvature)
+        step = slope / curvature
         add_scaled(state.x, step, p, targets)
         add_scaled(state.r, -step, product, active)
         state.iteration += 1
@@ -293,6 +327,8 @@ class _System:
         if not (rz > 0).all():
             raise indefinite_preconditioner(state, rz, state.live[active], self.precondition.description)
         beta = rz / state.rz[active]
+        if self.last is not None:
+            beta = self.last.conjugate(z, state.live[active], beta)
         for rows in row_blocks(len(z)):
             if whole:
                 state.p[rows] *= beta
@@ -328,7 +364,8 @@ class _System:
         good = relative <= self.settings.tol
         deviates = deviation > MAX_DEVIATION * size
         claimed = state.frozen & ~good
-        again = claimed | (deviates & ~good)
+        # a factor as preconditioner leaves few iterations: without progress from check to check it is none
+        again = claimed | (deviates & ~good) | (self.precondition.inexact & ~good)
         helped = relative <= 0.5 * state.failed
         state.stalls[again] = np.where(helped[again], 0, state.stalls[again] + 1)
         state.failed[again] = np.minimum(relative, state.failed)[again]

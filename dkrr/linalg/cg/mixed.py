@@ -32,10 +32,13 @@ from numpy.typing import NDArray
 from dkrr.errors import ConvergenceError, LockedError, NotPositiveDefiniteError
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_entries
-from dkrr.linalg.cg.solver import CGSolver, PreparedCG
+from dkrr.linalg.cg.iteration import conjugate_gradients
+from dkrr.linalg.cg.solver import CGSolver, ExactProduct, PreparedCG
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
+from dkrr.linalg.inference.probes import rademacher
 from dkrr.linalg.keys import factor_fields, key_of
 from dkrr.linalg.lineage import ancestors
+from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution, backward_error_bar
@@ -57,6 +60,10 @@ SHIFT_GROWTH = 10.0
 MAX_SHIFTS = 4
 # A pivot further below zero than this says that the matrix is indefinite, which no precision mends.
 NOT_ROUNDING = 10.0
+# Iterations that look for a direction without curvature: duplicated rows and matrices of low rank showed one within 10.
+NUM_CURVATURES = 16
+# A backward error that says "as good as it gets": it moves the answer by 100 times what rounding A does.
+LIMIT = 100 * float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
 
@@ -82,12 +89,14 @@ class MixedSolver:
     ) -> MixedFactor:
         """Factorise A in float32, continuing a factor with the same key where it was left. n^3 / 3 flops.
 
-        Where the float32 factor breaks down, A + shift I is factorised, the shift ten times as large each time.
+        Where the float32 factor breaks down, A + shift I is factorised, the shift ten times as large each time, and
+        sixteen iterations look for a direction along which float64 would break down, too.
 
         Raises
         ------
         NotPositiveDefiniteError
-            Four shifts were not enough, or a pivot is further below zero than rounding explains.
+            Four shifts were not enough, or a pivot is further below zero than rounding explains; or A is not positive
+            definite beyond the rounding of float64.
         """
         digests: Any = {"weight_digest": weight_digest, "source_digest": source_digest}
         fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest)
@@ -98,9 +107,7 @@ class MixedSolver:
             try:
                 factor = CholeskySolver(precision="float32").prepare(shifted, workspace, **digests)
                 factor.make_durable()
-                return MixedFactor(
-                    solver=self, operator=operator, factored=factor, breakdown=record, fields=fields | {"mixed": record}
-                )
+                break
             except NotPositiveDefiniteError as exc:
                 error = exc
                 record = _next_shift(operator, shifted, error, record)
@@ -110,11 +117,18 @@ class MixedSolver:
                 useless = factor_location(workspace.store, tiles)
                 with contextlib.suppress(LockedError), hold_lock(useless):  # who is at it finds the same
                     remove_array(useless)
-        raise NotPositiveDefiniteError(
-            f"a float32 factor of A + {shifted.alpha - operator.alpha:.2g} I breaks down, too ({error.message})",
-            hint=error.hint,
-            **error.details,
-        ) from error
+        else:
+            raise NotPositiveDefiniteError(
+                f"a float32 factor of A + {shifted.alpha - operator.alpha:.2g} I breaks down, too ({error.message})",
+                hint=error.hint,
+                **error.details,
+            ) from error
+        prepared = MixedFactor(
+            solver=self, operator=operator, factored=factor, breakdown=record, fields=fields | {"mixed": record}
+        )
+        if record is not None:
+            prepared.check_curvature(record["row"])
+        return prepared
 
 
 def _earlier_breakdown(operator: RidgeOperator, fields: dict[str, Any], store: Any) -> dict[str, Any] | None:
@@ -191,7 +205,8 @@ class MixedFactor:
         """Solve A u = rhs for all columns to a true relative residual of ``tol``, or to what float64 allows.
 
         A column whose true residual no restart halves any more has reached the limit of float64. It is accepted when
-        its backward error is below 30 n eps, the bar of a float64 Cholesky solve, and the message says so.
+        its backward error is below 100 eps, and below 30 n eps, the bar of a float64 Cholesky solve; the message says
+        so.
 
         Parameters
         ----------
@@ -212,13 +227,7 @@ class MixedFactor:
         """
         settings = self.solver.settings
         alpha = np.full(rhs.num_columns, self.operator.alpha)
-        with FactorPreconditioner(
-            self.factor,
-            self.workspace,
-            rhs.array.store,
-            operator=self.factored.operator,
-            description=self._description(),
-        ) as preconditioner:
+        with self._preconditioner(rhs.array.store) as preconditioner:
             prepared = PreparedCG(
                 solver=CGSolver(settings=replace(settings, allow_unconverged=True)),
                 operator=self.operator,
@@ -228,6 +237,47 @@ class MixedFactor:
             )
             u, found = prepared.solve(rhs, alpha, start, in_plane=in_plane)
         return u, self._judged(found, rhs.grid.n)
+
+    def check_curvature(self, row: int) -> None:
+        """Whether a float64 factor would exist where float32 breaks down at ``row``: a few iterations for random signs.
+
+        P^-1 with P = A + shift I makes the directions along which A has no curvature the largest ones.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            A has none beyond the rounding of float64.
+        """
+        operator, scratch = self.operator, place(self.workspace.store, "scratch")
+        with (
+            self._preconditioner(scratch) as preconditioner,
+            OperatorProduct(operator, self.workspace, scratch, phase="precondition", progress=None) as product,
+        ):
+            try:
+                conjugate_gradients(
+                    ExactProduct(product, always=False),
+                    rademacher(operator.grid.n, 0, 0)[:, None],
+                    np.array([operator.alpha]),
+                    preconditioner,
+                    replace(self.solver.settings, max_iter=NUM_CURVATURES, allow_unconverged=True),
+                    norm=product.norm,
+                )
+            except NotPositiveDefiniteError as exc:
+                raise NotPositiveDefiniteError(
+                    f"the float32 factor breaks down at row {row:,}, and beyond rounding A is singular in float64, too "
+                    f"(random signs in the place of a target: {exc.message})",
+                    hint=exc.hint,
+                    **exc.details | {"row": row},
+                ) from exc
+
+    def _preconditioner(self, scratch: Any) -> FactorPreconditioner:
+        return FactorPreconditioner(
+            self.factor,
+            self.workspace,
+            scratch,
+            operator=self.factored.operator,
+            description=self._description(),
+        )
 
     def _description(self) -> str:
         text = f"float32 Cholesky factor of {self.factor.grid.n:,} rows in {self.factor.grid.num_lower:,} tiles"
@@ -240,7 +290,7 @@ class MixedFactor:
 
     def _judged(self, found: Solution, n: int) -> Solution:
         """The solution under the mixed solver's name; raises when it is not good enough."""
-        settings, bar = self.solver.settings, backward_error_bar(n, "float64")
+        settings, bar = self.solver.settings, min(LIMIT, backward_error_bar(n, "float64"))
         residual, backward = np.array(found.relative_residual), np.array(found.backward_error)
         missing = np.flatnonzero(~(residual <= settings.tol))
         stagnated = found.num_iterations < settings.iterations
@@ -259,8 +309,9 @@ class MixedFactor:
             message += f"; NOT CONVERGED to {settings.tol:.1e} in {len(missing)} of {len(residual)} targets"
             if not settings.allow_unconverged:
                 raise ConvergenceError(
-                    f"{message} (target {worst}: residual {residual[worst]:.2g}, backward error {backward[worst]:.2g})",
-                    hint="raise alpha or tol"
+                    f"{message} (target {worst}: residual {residual[worst]:.2g}, backward error {backward[worst]:.2g})"
+                    + (": float32 is no preconditioner at this condition" if stagnated else ""),
+                    hint='set precision = "float64", whose factor needs no iterations, or raise alpha'
                     if stagnated
                     else 'raise max_iter (the fit goes on) or alpha, or set precision = "float64"',
                     history=[residual],

@@ -89,7 +89,7 @@ class PlanePreconditioner:
     """A preconditioner of A, made one of P A P."""
 
     def __init__(self, plane: Plane, inner: Preconditioner) -> None:
-        self.plane, self.inner = plane, inner
+        self.plane, self.inner, self.inexact = plane, inner, inner.inexact
         self.columns: dict[float, FloatMatrix] = {}
 
     @property

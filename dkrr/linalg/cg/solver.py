@@ -215,6 +215,7 @@ class PreparedCG:
                 preconditioner if plane is None else PlanePreconditioner(plane, preconditioner),
                 solver.settings,
                 start=start,
+                norm=None if mixed else product.norm,
                 true_multiply=exact if inexact else None,
                 checkpoint=checkpoint,
                 on_iteration=self._report(rhs.num_columns, trace),
@@ -325,5 +326,4 @@ def backward_errors(product: OperatorProduct, alpha: FloatVector, rhs: FloatMatr
 
     |A| is the largest sum of |k_pq| over a row, plus alpha.
     """
-    norm = 0.0 if product.row_sums is None else float(product.row_sums.max())
-    return ratio(result.largest_residual, (norm + alpha) * largest(result.x) + largest(rhs))
+    return ratio(result.largest_residual, (product.norm() + alpha) * largest(result.x) + largest(rhs))

@@ -158,6 +158,8 @@ class LowRank:
         Row numbers, in the order in which they were chosen.
     """
 
+    inexact = False
+
     def __init__(self, build: PanelBuild, gram: Floats) -> None:
         self._build = build
         self.trace = build.trace
