@@ -28,6 +28,7 @@ __all__ = [
     "name_of",
     "parent_of",
     "parse_address",
+    "relative_to",
     "sibling",
     "with_settings",
     "without_settings",
@@ -178,6 +179,12 @@ def is_below(location: str, other: str) -> bool:
     """Whether a location is another one, or lies in it."""
     path, folder = _base(location)[0], _base(other)[0]
     return path == folder or path.startswith(f"{folder}/")
+
+
+def relative_to(location: str, other: str) -> str:
+    """What stands behind ``other`` in the location of something in it; "" where it does not lie in it."""
+    path, folder = _base(location)[0], _base(other)[0]
+    return path[len(folder) + 1 :] if path.startswith(f"{folder}/") else ""
 
 
 def sibling(location: str | os.PathLike[str], ending: str) -> str:

@@ -526,7 +526,8 @@ def users_of(store: str) -> dict[str, list[str]]:
     found = {}
     for folder in (join(store, USERS), join(store, _REGISTRIES)):
         for name in children(folder):
-            document = read_json(folder, name) if name.endswith(".json") else None
+            # a store may be a folder with other things in it
+            document = read_json(folder, name) if re.fullmatch(r"[0-9a-f]{16}\.json", name) else None
             if document is not None:
                 places = [document.get("location") or document["registry"]]
                 if "relative" in document:

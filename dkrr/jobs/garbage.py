@@ -5,9 +5,12 @@ run that has a plan and no result may go on writing it; so are preconditioners a
 Runs and models are looked for in the folder that holds the store and below it, and wherever the store was told of some
 (:func:`~dkrr.stores.note_user`: each run, saved model and registry that uses a store elsewhere does so).
 You need this when a store has grown: factors are kept so that a fit can be extended, and nothing else removes them.
-Scratch, that of a factor too unless such a run may go on with it, and files of interrupted writes (``*.partial``) are
-garbage. What changed lately is left alone: it may
-belong to a fit that is running.
+Scratch, that of a factor too unless such a run may go on with it, and what interrupted writes left are garbage. What
+changed lately is left alone: it may belong to a fit that is running.
+
+A store may be a folder with other things in it, and so may the one that holds it. Only names that dkrr gives are looked
+at: in the store those made of keys, elsewhere those of drafts (``NAME.<32 hexadecimal digits>.partial``) of a run, a
+model or a data set, or in one.
 
 Of the versions of a registered model only those count that an alias names, that lost their alias within the last day,
 or that are as young; a version that is kept for other reasons predicts without a factor.
@@ -20,6 +23,7 @@ Cost: one walk over the folders, or one listing; documents are read, chunks are 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -30,8 +34,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_below, is_url, join, name_of, parent_of, sibling
+from dkrr.address import is_below, is_url, join, name_of, parent_of, relative_to, sibling
 from dkrr.errors import LockedError, StoreError
+from dkrr.jobs.inspection import kind_of
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
 from dkrr.jobs.registry.versions import VERSIONS, list_versions
 from dkrr.linalg.factor.scratch import factor_of_scratch
@@ -51,11 +56,24 @@ __all__ = ["Garbage", "delete_garbage", "find_garbage"]
 
 KEPT_SECONDS = 3600.0
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
-_ARRAYS = ("grams", "factors", "rows", "data", "preconditioners", "solves")
-# what is there besides: vectors of a pass that was killed, notes about float32 factors that broke down, records of the
-# rows that arrays were made of, and the subsets and trials of searches
-_OTHERS = ("scratch", "breakdowns", "lineage", "tune")
-_DOCUMENTS = ("breakdowns", "lineage")
+_HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"
+# what a store holds, by folder: besides arrays, vectors of a pass that was killed, notes about float32 factors that
+# broke down, records of the rows that arrays were made of, and the subsets and trials of searches
+_NAMES = {
+    "grams": rf"(?:{_HASH}|given-{_DRAWN})\.zarr",
+    "factors": rf"{_HASH}(?:-sums|-strips)?\.zarr",
+    "rows": rf"(?:{_DRAWN}|{_HASH}-(?:train|test)|{_HASH}(?:-{_HASH}){{0,2}}(?:-1d)?)\.zarr",
+    "data": rf"{_HASH}\.zarr",
+    "preconditioners": rf"{_HASH}\.zarr",
+    "solves": rf"{_HASH}\.zarr",
+    "scratch": rf"{_DRAWN}\.zarr",
+    "breakdowns": rf"{_HASH}\.json",
+    "lineage": rf"[0-9a-f]{{16}}-(?:{_HASH}|[0-9a-f]{{64}})\.json",
+    "tune": rf"{_HASH}\.zarr",
+}
+_ITEM = re.compile("|".join(f"{kind}/{name}" for kind, name in _NAMES.items()))
+_IN_ITEM = re.compile(rf"(?:{_ITEM.pattern}|{USERS}/[0-9a-f]{{16}}\.json)(?:\.lock)?(?:/.*)?")
+_LEFT = re.compile(rf"(?:\.dkrr-probe-|(?P<whole>.+)\.){_DRAWN}\.(?P<what>partial|replaced)")
 _TOGETHER = 64
 
 
@@ -94,7 +112,10 @@ def find_garbage(
         ``store`` is not a store, or somebody that it was told of cannot be looked at.
     """
     root = _absolute(store)
-    if not set(_ARRAYS) & set(children(root)):
+    there = {
+        kind: [name for name in children(join(root, kind)) if re.fullmatch(ours, name)] for kind, ours in _NAMES.items()
+    }
+    if not any(there.values()) and not {"grams", "factors"} & set(children(root)):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
     users = {note: _present(note, places) for note, places in users_of(root).items()}
     folders = (parent_of(root), *map(_absolute, runs), *(place for places in users.values() for place in places))
@@ -103,9 +124,8 @@ def find_garbage(
     unfinished = [plan for tree in trees for plan in tree.unfinished_plans()]
     newest = time.time() - kept_seconds
     found = []
-    for kind in (*_ARRAYS, *_OTHERS):
-        ending = ".json" if kind in _DOCUMENTS else ".zarr"
-        for name in children(join(root, kind)):
+    for kind, names in there.items():
+        for name in names:
             location = join(root, kind, name)
             keys = {key.decode() for key in _KEY.findall(name.encode())}
             factor = factor_of_scratch(name) if kind == "factors" else None
@@ -113,20 +133,21 @@ def find_garbage(
                 keys, reason = set(), "scratch of a factor that no run goes on with"
             else:
                 factor, reason = name, "no run or model refers to it"
-            if not name.endswith(ending) or keys & named or _may_resume(join(root, kind, factor), kind, unfinished):
+            if keys & named or _may_resume(join(root, kind, factor), kind, unfinished):
                 continue
             size, changed = _facts(location)
             if changed < newest:
                 found.append(Garbage(location, size, reason))
         if is_url(root):
-            found.extend(_released_locks(join(root, kind), newest))
+            found.extend(_released_locks(root, kind, newest))
     for note in (note for note, places in users.items() if not places):
         size, changed = _facts(note)
         if changed < newest:
             found.append(Garbage(note, size, "a note of a run or model that was removed"))
     whole = {item.location for item in found}
+    is_ours = functools.cache(_is_ours)
     for tree in trees:
-        for location, size, changed in tree.partials():
+        for location, size, changed in tree.partials(root, is_ours):
             if changed < newest and not any(is_below(location, other) for other in whole):
                 found.append(Garbage(location, size, "left by an interrupted write"))
                 whole.add(location)
@@ -224,13 +245,12 @@ class _Tree:
         """Every key that a document names; the store's own documents do not count."""
         named: set[str] = set()
         retired = tuple(self._retired_versions())
-        own = [join(store, kind) for kind in (*_ARRAYS, *_OTHERS, USERS)]
         for entry in self.entries:
             is_document = entry.key.endswith((".json", ".toml"))
             if (
                 is_document
                 and not entry.key.startswith(retired)
-                and not any(is_below(join(self.location, entry.key), folder) for folder in own)
+                and not _IN_ITEM.fullmatch(relative_to(join(self.location, entry.key), store))
             ):
                 data = read_key(self.location, entry.key)
                 named.update(key.decode() for key in _KEY.findall(data or b""))
@@ -262,20 +282,40 @@ class _Tree:
                 if data is not None:
                     yield json.loads(data)
 
-    def partials(self) -> Iterable[tuple[str, int, float]]:
+    def partials(self, store: str, is_ours: Callable[[str], bool]) -> Iterable[tuple[str, int, float]]:
         """What interrupted writes left, files and folders: location, bytes, last change."""
         found: dict[str, list[Entry]] = {}
         keys = {entry.key.rstrip("/") for entry in self.entries}
         for entry in self.entries:
             parts = entry.key.rstrip("/").split("/")
             for depth, part in enumerate(parts, start=1):
+                left = _LEFT.fullmatch(part)
+                if left is None:
+                    continue
+                key, whole = "/".join(parts[:depth]), "/".join([*parts[: depth - 1], left["whole"] or part])
                 # what was replaced is all that there is, until the other one is in its place
-                whole = "/".join([*parts[: depth - 1], part.rsplit(".", 2)[0]])
-                if part.endswith(".partial") or (part.endswith(".replaced") and whole in keys):
-                    found.setdefault("/".join(parts[:depth]), []).append(entry)
-                    break
+                if (left["what"] == "partial" or whole in keys) and (
+                    left["whole"] is None
+                    or _IN_ITEM.fullmatch(relative_to(join(self.location, whole), store))
+                    or any(is_ours(join(self.location, *name)) for name in ([key], [whole], *_above(parts[:depth])))
+                ):
+                    found.setdefault(key, []).append(entry)
+                break
         for key, entries in sorted(found.items()):
             yield join(self.location, key), sum(e.num_bytes for e in entries), max(e.modified for e in entries)
+
+
+def _above(parts: list[str]) -> Iterable[list[str]]:
+    """Every folder that something lies in, from the tree on."""
+    return (parts[:depth] for depth in range(len(parts)))
+
+
+def _is_ours(location: str) -> bool:
+    """Whether a folder is a run, a registered model, or an array or a group of dkrr."""
+    try:
+        return bool(kind_of(location))
+    except StoreError:
+        return False
 
 
 def _entries(location: str) -> list[Entry]:
@@ -306,10 +346,12 @@ def _facts(location: str) -> tuple[int, float]:
     return sum(entry.num_bytes for entry in entries), max([own, *(entry.modified for entry in entries)])
 
 
-def _released_locks(folder: str, newest: float) -> Iterable[Garbage]:
+def _released_locks(root: str, kind: str, newest: float) -> Iterable[Garbage]:
     """Locks that nobody holds: an object cannot be removed under a condition, so their holders leave them."""
+    folder = join(root, kind)
     for entry in list_entries(folder):
-        if "/" not in entry.key and entry.key.endswith(".lock") and entry.modified < newest:
+        of = entry.key.removesuffix(".lock")
+        if of != entry.key and _ITEM.fullmatch(f"{kind}/{of}") and entry.modified < newest:
             data = read_key(folder, entry.key)
             if data is not None and b'"released": true' in data:
                 yield Garbage(join(folder, entry.key), entry.num_bytes, "a lock that was released")

@@ -21,7 +21,7 @@ from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import read_status
 from dkrr.stores import arrays_below, list_keys, read_json
 
-__all__ = ["Description", "describe", "verify"]
+__all__ = ["Description", "describe", "kind_of", "verify"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def describe(path: str) -> Description:
     StoreError
         Nothing of dkrr is there.
     """
-    kind = _kind(path)
+    kind = kind_of(path)
     return Description(kind, path, _KINDS[kind][0](path))
 
 
@@ -53,10 +53,17 @@ def verify(path: str) -> list[str]:
     StoreError
         Nothing of dkrr is there, or its metadata cannot be read.
     """
-    return list(_KINDS[_kind(path)][1](path))
+    return list(_KINDS[kind_of(path)][1](path))
 
 
-def _kind(path: str) -> str:
+def kind_of(path: str) -> str:
+    """What is at ``path``, in one or two words.
+
+    Raises
+    ------
+    StoreError
+        Nothing of dkrr is there.
+    """
     document = read_json(path, "zarr.json")
     if document is None:
         if read_json(path, ALIASES) is not None:

@@ -214,3 +214,79 @@ def test_what_an_alias_names_or_a_reader_may_hold_is_neither_pruned_nor_garbage(
     make_old(tmp_path)
     run("gc", store, "--yes")
     assert left() == [factors[0], factors[2]]  # production and previous
+
+
+def contents(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_data_sets_in_folders_called_like_those_of_a_store_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    path = job(place, "runs/demo", ".")
+    monkeypatch.chdir(place)
+    names = ("data/train.zarr", "data/0cc175b9c0f1b6a831c399e269772661.zarr", "rows/other.zarr")
+    for name in names:
+        (place / name).parent.mkdir(exist_ok=True)
+        run("ingest", "rows.csv", name, "--target", "y")
+    make_old(place)
+    before = contents(place)
+    result = CliRunner().invoke(main, ["gc", ".", "--yes"])
+    assert result.exit_code == 4
+    assert "is not a store" in result.stderr
+
+    # where the folder is a store, too, only what dkrr gave a name is looked at, and a run may be anywhere in it
+    path.write_text(path.read_text().replace('"rows.csv"\ntarget = "y"', '"data/train.zarr"').replace("runs/", "data/"))
+    run("fit", path)
+    for theirs, text in (("users/alice.json", '{"location": "/nowhere"}'), ("factors/mine.zarr/zarr.json", "{}")):
+        (place / theirs).parent.mkdir(exist_ok=True)
+        (place / theirs).write_text(text)
+        before.add(theirs)
+    make_old(place)
+    whole = contents(place)
+    run("gc", path, "--yes")
+    assert contents(place) == whole
+    shutil.rmtree("data/demo")
+    run("gc", ".", "--yes")
+    assert {path.split("/")[0] for path in contents(place) - before} <= {"job.toml"}
+
+
+def test_of_interrupted_writes_only_those_of_dkrr_are_garbage(tmp_path: Path) -> None:
+    run("fit", job(tmp_path, tmp_path / "runs/demo", tmp_path / "runs/store"))
+    run("ingest", tmp_path / "rows.csv", tmp_path / "runs/data.zarr", "--target", "y")
+    shutil.copytree(tmp_path / "runs/demo/model.zarr", tmp_path / "runs/model.zarr")
+    (factor,) = (tmp_path / "runs/store/factors").glob("*.zarr")
+    shutil.rmtree(tmp_path / "runs/store/data")
+    drawn = "0f" * 16
+    ours = {
+        f"demo/result.json.{drawn}.partial",
+        f"demo/model.zarr.{drawn}.partial/X_fit/c/0/0",
+        f"model.zarr.{drawn}.partial/X_fit/c/0/0",
+        f"model.zarr.{drawn}.replaced/zarr.json",
+        f"data.zarr/X/c/0/0.{drawn}.partial",
+        f"store/factors/{factor.name}/c/0/0.{drawn}.partial",
+        f"store/factors/{factor.name}.lock.{drawn}.partial",
+    }
+    theirs = {
+        "movie.mkv.partial",
+        "movie.mkv.1a2b3c4d.partial",
+        "draft.partial/thesis.tex",
+        "notes/today.txt",
+        "notes.old.replaced",
+        f"notes.{drawn}.replaced",
+        f"report.pdf.{drawn}.partial",
+        f"theirs.zarr/c/0/0.{drawn}.partial",  # as other programs write Zarr arrays, too
+        "demo/movie.mkv.partial",
+        "store/movie.mkv.partial",
+        "store/factors/movie.partial/one.mkv",
+        f"store/{drawn}.partial",
+    }
+    for name in [*ours, *theirs]:
+        (tmp_path / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / name).write_text("something")
+    (tmp_path / "runs/theirs.zarr/zarr.json").write_text('{"zarr_format": 3, "node_type": "array", "attributes": {}}')
+    make_old(tmp_path)
+    before = contents(tmp_path / "runs")
+    run("gc", tmp_path / "runs", "--yes")
+    assert before - contents(tmp_path / "runs") == ours

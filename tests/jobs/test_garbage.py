@@ -14,6 +14,7 @@ from dkrr.jobs.garbage import Garbage, delete_garbage, find_garbage
 from dkrr.stores import note_user
 
 KEYS = [character * 40 for character in "abcdef"]
+DRAWN = "0f" * 16
 
 
 def make_array(store: Path, kind: str, key: str, size: int = 100) -> Path:
@@ -133,18 +134,18 @@ def test_scratch_of_a_factor_is_kept_for_who_goes_on_with_it(store: Path) -> Non
 def test_partial_files_of_interrupted_writes(store: Path) -> None:
     run = store.parent / "demo"
     run.mkdir()
-    (run / "status.json").write_text(json.dumps(KEYS))
-    partial = store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / "7.abc.partial"
+    (run / "job.json").write_text(json.dumps(KEYS))
+    partial = store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / f"7.{DRAWN}.partial"
     partial.write_bytes(bytes(10))
-    (run / "model.zarr.abc.partial").mkdir()
-    (run / "model.zarr.abc.partial" / "zarr.json").write_bytes(bytes(20))
+    (run / f"model.zarr.{DRAWN}.partial").mkdir()
+    (run / f"model.zarr.{DRAWN}.partial" / "zarr.json").write_bytes(bytes(20))
     assert names(store) == set()
     make_old(store.parent)
     found = {item.path.name: item.num_bytes for item in find_garbage(store)}
-    assert found == {"7.abc.partial": 10, "model.zarr.abc.partial": 20}
+    assert found == {f"7.{DRAWN}.partial": 10, f"model.zarr.{DRAWN}.partial": 20}
     delete(store)
     assert not partial.exists()
-    assert not (run / "model.zarr.abc.partial").exists()
+    assert not (run / f"model.zarr.{DRAWN}.partial").exists()
     assert names(store) == set()
 
 
@@ -158,7 +159,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path, store: Path) -> None:
 def test_what_iterations_leave_behind(store: Path) -> None:
     make_array(store, "preconditioners", KEYS[0])
     make_array(store, "solves", KEYS[4])
-    make_array(store, "scratch", "0123abcd")
+    make_array(store, "scratch", DRAWN)
     (store / "breakdowns").mkdir()
     (store / "breakdowns" / f"{KEYS[2]}.json").write_text("{}")
     run = store.parent / "demo"
@@ -167,7 +168,7 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     make_old(store.parent)
     found = {str(item.path.relative_to(store)) for item in find_garbage(store)}
     kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr", f"breakdowns/{KEYS[2]}.json"}
-    assert "scratch/0123abcd.zarr" in found
+    assert f"scratch/{DRAWN}.zarr" in found
     assert not found & kept  # the run may go on with them
     (run / "result.json").write_text("{}")
     make_old(store.parent)
