@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -43,7 +44,10 @@ from dkrr.stores import (
 __all__ = ["Beside", "check_output", "export_predictions", "work_of"]
 
 ENDINGS = (".zarr", ".npy", ".parquet", ".csv")
-_WORK = ("data.zarr", "result.zarr", "version.json")
+_WORK = re.compile(
+    r"(?:data\.zarr|result\.zarr|version\.json)(?:\.lock)?(?:\.[0-9a-f]{32}\.partial)?"
+    r"|\.dkrr-probe-[0-9a-f]{32}\.partial|export-[a-z0-9_]{8}"
+)
 
 
 def work_of(output: str) -> str:
@@ -85,7 +89,7 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
                     hint="give the predictions a name and a folder of their own",
                 )
     is_foreign = not is_url(work) and os.path.lexists(work) and not os.path.isdir(work)
-    if is_foreign or any(name not in _WORK and not name.endswith(".partial") for name in children(work)):
+    if is_foreign or any(not _WORK.fullmatch(name) for name in children(work)):
         raise StoreError(
             f"{work}, where predictions are kept until they are complete, holds something else",
             hint="move it away, or choose another output",
@@ -176,12 +180,12 @@ def export_predictions(
         _zarr_objects(predictions, output, beside)
         _put_stamp(output, said | {"sha256": content_digest(output)})
         return
-    parent = None if is_url(output) else parent_of(output)
-    if parent is not None:
-        Path(parent).mkdir(parents=True, exist_ok=True)
+    work = None if is_url(output) else work_of(output)
+    if work is not None:
+        Path(work).mkdir(parents=True, exist_ok=True)
     with (
         storage_errors(output, 8 * predictions.num_rows * predictions.num_columns),
-        tempfile.TemporaryDirectory(prefix=f"{name_of(output)}.", suffix=".partial", dir=parent) as folder,
+        tempfile.TemporaryDirectory(prefix="export-", dir=work) as folder,
     ):
         path = os.path.join(folder, "predictions")
         writers[ending](predictions, path, names, y_is_1d, beside)
@@ -189,7 +193,7 @@ def export_predictions(
         said["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
         # first the stamp, which holds for what is replaced, too
         _put_stamp(output, said | {"sha256": content_digest(path)})
-        if parent is None:
+        if work is None:
             put_file(parent_of(output), name_of(output), Path(path))
         else:
             put_in_place(Path(path), Path(output))

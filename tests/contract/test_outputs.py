@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +155,20 @@ def test_a_folder_of_the_users_is_not_taken_for_half_made_predictions(place: Pat
         result = run("predict", "model.zarr", "data.zarr", "-o", "out.csv", *option)
         assert result.exit_code == 4, result.output
         assert contents(place) == before
+
+
+def test_a_prediction_that_was_killed_can_be_started_again_and_another_at_work_is_named(place: Path) -> None:
+    command = [str(Path(sys.executable).with_name("dkrr")), "predict", "model.zarr", "rows.csv", "-o", "out.csv"]
+    killed = subprocess.run(command, env={**os.environ, "DKRR_FAILPOINTS": "chunk.mid_write:1:sigkill"}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert Path("out.csv.work/data.zarr.lock").exists()
+    with hold_lock("out.csv.work"):
+        assert run(*command[1:]).exit_code == 8
+    Path("out.csv.work/mine.partial").write_text("mine")
+    assert run(*command[1:]).exit_code == 4
+    Path("out.csv.work/mine.partial").unlink()
+    assert run(*command[1:]).exit_code == 0
+    assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
