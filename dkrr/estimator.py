@@ -470,18 +470,21 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         Raises
         ------
         ParameterError
-            Too few rows for this coverage; what :meth:`leave_one_out` and :meth:`predict` raise.
+            Too few rows for this coverage; more than 6,000 rows after cg, whose estimated residuals are not known well
+            enough; what :meth:`leave_one_out` and :meth:`predict` raise.
 
         Cost
         ----
-        :meth:`leave_one_out` once, whose quantiles stay with the estimator and are saved with it; then that of
-        :meth:`predict`, with standard deviations unless ``method`` is "jackknife".
+        :meth:`leave_one_out` once, "exact" up to 6,000 rows, whose quantiles stay with the estimator and are saved with
+        it; then that of :meth:`predict`, with standard deviations unless ``method`` is "jackknife".
         """
         check_is_fitted(self)
         check_method(method)
         check_coverage(coverage)
         if method != "gaussian" and self._model.quantiles is None:
-            self._model = self._model.with_quantiles(loo_quantiles(self._model, self.leave_one_out()))
+            few = self._model.num_rows <= MAX_IN_PROCESS_ROWS
+            found = self.leave_one_out("exact" if few else "auto")  # estimates after cg would be wider or narrower
+            self._model = self._model.with_quantiles(loo_quantiles(self._model, found))
         variance = None if method == "jackknife" else self._variance(X)
         return interval(self._model, self._predict(X), coverage, method, variance)
 

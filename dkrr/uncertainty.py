@@ -9,6 +9,7 @@ those of constant width need no factor at all.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -29,6 +30,10 @@ __all__ = ["WithUncertainty", "half_widths", "interval", "loo_quantiles", "stand
 FloatArray = NDArray[np.float64]
 
 BLOCK_ROWS = 4096
+# what estimated residuals may move a quantile by
+MAX_OFF = 0.1
+
+logger = logging.getLogger("dkrr.uncertainty")
 
 
 def standard_deviation(
@@ -94,7 +99,15 @@ def loo_quantiles(model: Uncertain, found: LeaveOneOut) -> Quantiles:
 
     Rows of weight 0 do not count. What is no Gaussian process, because its coefficients are not those of the rows, has
     no deviations to divide by.
+
+    Raises
+    ------
+    ParameterError
+        The residuals are estimates, and their standard errors would move the quantiles by more than a tenth.
     """
+    if found.standard_error is not None:
+        _check_estimates(np.abs(found.residuals), found.standard_error)
+    logger.info("intervals from %s leave-one-out residuals", "exact" if found.method == "exact" else "estimated")
     if model.provenance.get("solver") in OTHER_SOLVERS:
         fitted = found.inverse_diagonal[:, 0] * alpha_of(model)[0] != 1.0  # no leverage: weight 0
         scale = 1.0 if model.scaling is None else model.scaling.y_std
@@ -106,6 +119,21 @@ def loo_quantiles(model: Uncertain, found: LeaveOneOut) -> Quantiles:
     scale = 1.0 if model.scaling is None else model.scaling.y_std
     seen = weight[:, 0] > 0
     return Quantiles.of(found.residuals[seen] / scale, (weight * diagonal)[seen])
+
+
+def _check_estimates(size: FloatArray, error: FloatArray) -> None:
+    """Refuse what moves a quantile, were every residual larger or smaller by its standard error."""
+    levels = np.linspace(0.5, 0.95, 10)
+    least, most = np.quantile(np.maximum(size - error, 0.0), levels, axis=0), np.quantile(size + error, levels, axis=0)
+    middle = np.quantile(size, levels, axis=0)
+    off = float(np.max(np.maximum(most - middle, middle - least) / np.where(middle > 0, middle, 1.0)))
+    if not off <= MAX_OFF:
+        raise ParameterError(
+            f"the leave-one-out residuals after cg are estimates, and their quantiles are known to {off:.0%} only; "
+            f"intervals need {MAX_OFF:.0%}",
+            hint="fit with solver='cholesky', whose residuals are exact; in a job leave_one_out = 'exact' makes a "
+            "factor for them",
+        )
 
 
 def interval(

@@ -35,7 +35,8 @@ def method_of(job: JobSpec, solver: str) -> str | None:
     if evaluate is None or not (evaluate.leave_one_out or evaluate.intervals is not None):
         return None
     asked = evaluate.leave_one_out
-    return resolve_method(asked if isinstance(asked, str) else "auto", solver)
+    by_default = "auto" if evaluate.intervals is None else "exact"  # estimates are seldom good enough for intervals
+    return resolve_method(asked if isinstance(asked, str) else by_default, solver)
 
 
 def leave_out(

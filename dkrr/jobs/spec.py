@@ -95,8 +95,8 @@ class EvaluateSpec(Table):
     ``mask`` is a column of the data (name or number) or a file, of which ``mask_column`` is used; true means held out.
     ``metric`` None means accuracy for one-hot targets and rmse otherwise. ``intervals`` is the coverage of prediction
     intervals: the model gets quantiles of its leave-one-out residuals, and held-out rows are counted. With
-    ``leave_one_out`` every training row is predicted as by a fit without it (true: "stochastic" after cg, "exact"
-    otherwise). Both may stand alone.
+    ``leave_one_out`` every training row is predicted as by a fit without it (true: "stochastic" after cg without
+    ``intervals``, "exact" otherwise). Both may stand alone.
     """
 
     path: Location | None = None

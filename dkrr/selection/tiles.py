@@ -17,7 +17,7 @@ cholesky: 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset
 from dkrr.engine.session import blas_of
 from dkrr.engine.tasks import Executor
-from dkrr.errors import ParameterError
+from dkrr.errors import DataError, ParameterError
 from dkrr.fitting import FitSettings, ridge_operator, stored_gram
 from dkrr.left_out import leave_one_out_rows
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.inference.cg_path import cg_path
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.primal.choose import stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
@@ -51,6 +52,9 @@ __all__ = ["PathFit"]
 logger = logging.getLogger("dkrr.selection")
 
 Floats = NDArray[np.float64]
+
+# mean squared errors (t,) and their standard errors
+Errors = tuple[Floats, Floats]
 
 NUM_PROBES = 32
 
@@ -153,7 +157,7 @@ class PathFit(TiledFit):
         (n, t), k = y.shape, len(self.grid)
         scores = np.full((t, k) if scoring.per_target else (k,), -np.inf)
         values = None if self.stored is None else np.empty((n, t, k))
-        kept = dict[int, Model]()
+        kept, found = dict[int, Model](), dict[int, Errors]()
         workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
         for number in np.argsort(self.grid, kind="stable").tolist():
             one = replace(settings, alpha=(self.grid[number],))
@@ -162,6 +166,7 @@ class PathFit(TiledFit):
                 dataset, one, workspace, model, method="exact" if is_exact else "stochastic", num_probes=NUM_PROBES,
                 seed=self.choice.seed, given=given, source_digest=digest,
             )  # fmt: skip
+            found[number] = _errors(loo)
             scores[..., number] = scoring.of_left_out(loo, y, weight)
             logger.info("alpha %.3g: score %s", self.grid[number], scores[..., number])
             if values is not None:
@@ -172,6 +177,7 @@ class PathFit(TiledFit):
                     if workspace.discard(location):
                         logger.info("removed %s: its alpha is not the best", location)
         chosen = choose(scores, t, values)
+        self._check_known(chosen, found)
         self.take(chosen)
         if len(kept) == 1:
             return next(iter(kept.values()))
@@ -200,19 +206,38 @@ class PathFit(TiledFit):
             operator, workspace, y, self.grid, solver, fit_intercept=settings.fit_intercept, num_probes=NUM_PROBES,
             seed=self.choice.seed, weight_digest=dataset.digest_weight, source_digest=digest,
         )  # fmt: skip
+        found: list[Errors] = []
         scores, best, start = [], np.full(y.shape[1], -np.inf), np.zeros(y.shape)
         scale = 1.0 if weight is None else np.sqrt(weight)[:, None]
         for point in path:
             score = scoring.of_left_out(point.leave_one_out, y, weight)
             logger.info("alpha %.3g: score %s", point.alpha, score)
             scores.append(score)
+            found.append(_errors(point.leave_one_out))
             better = np.broadcast_to(score, best.shape) > best
             start[:, better] = (scale * point.u)[:, better]
             best = np.maximum(best, score)
         chosen = choose(np.stack(scores, axis=-1), y.shape[1])
+        self._check_known(chosen, found)
         self.take(chosen)
         settings = replace(settings, alpha=self._chosen_alphas(chosen))
         return super(PathFit, replace(self, start=start))._model(dataset, settings, root, executor, given, digest)
+
+    def _check_known(self, chosen: Chosen, found: Mapping[int, Errors] | Sequence[Errors]) -> None:
+        """Refuse an alpha whose error is an estimate of which nothing is known.
+
+        Raises
+        ------
+        DataError
+        """
+        for target, number in enumerate(chosen.index.tolist()):
+            mean, error = (values[target] for values in found[number])
+            if not error <= mean:
+                raise DataError(
+                    f"the alpha of target {target} would be {self.grid[number]:.3g}, whose leave-one-out error is "
+                    f"estimated as {mean:.3g} +- {error:.2g}: nothing is known of it",
+                    hint="leave out the smallest alphas, or take solver='cholesky', whose leave-one-out is exact",
+                )
 
     def _scoring(self, dataset: Dataset) -> Scoring:
         t = dataset.num_targets
@@ -222,6 +247,11 @@ class PathFit(TiledFit):
         """One alpha, or one for each target."""
         numbers = chosen.index[:1] if chosen.scores.ndim == 1 else chosen.index
         return tuple(self.grid[number] for number in numbers)
+
+
+def _errors(loo: LeaveOneOut) -> Errors:
+    exact = np.zeros_like(loo.mean_squared_error)
+    return loo.mean_squared_error, exact if loo.mean_squared_error_se is None else loo.mean_squared_error_se
 
 
 def _targets(dataset: Dataset) -> tuple[Floats, Floats | None]:

@@ -8,6 +8,10 @@
 too large by 3 tau^2 / D^2 on average, and a mean over many rows has a standard error far below that. D_i is bounded
 from below only: moved down to its upper bound it would be biased.
 
+Both rest on tau_i well below D_i. Where it is above a third of it, as at rows of large weight among rows of small
+weight, whose D_i is far below the noise that all others make, D_i may be three tau_i less, but never below its lower
+bound: e_i with that D_i is the standard error of such a row, and u_i^2 / D_i^2 with one tau_i less that of its term.
+
 The standard error of the mean is that of the sum of the influences of a probe, -u_i^2 M_2 (D_qi - D_i): one probe is in
 all rows, so rows are not independent. Where the correction itself is large (leverages near 1 and few probes) the
 estimate rests on the noise being normal, and a quarter of the correction counts as error, too.
@@ -36,11 +40,16 @@ __all__ = ["stochastic_leave_one_out"]
 
 logger = logging.getLogger("dkrr.linalg")
 
+FloatArray = NDArray[np.float64]
 FloatMatrix = NDArray[np.float64]
 FloatVector = NDArray[np.float64]
 
 # the part of the correction for noise that is not trusted
 DOUBT = 0.25
+# tau_i / D_i up to which an expansion in it is one
+MAX_NOISE = 1 / 3
+# how many tau_i less a D_i may have: of one row among many, and of the sum over them
+BELOW_ROW, BELOW_MEAN = 3.0, 1.0
 
 
 def stochastic_leave_one_out(
@@ -70,6 +79,10 @@ def stochastic_leave_one_out(
     number = np.array([which[value] for value in alpha.tolist()])
     inverse = np.column_stack([diagonal.inverse_diagonal for diagonal in diagonals])[:, number]
     error = np.column_stack([diagonal.standard_error for diagonal in diagonals])[:, number]
+    lower = np.column_stack([diagonal.lower for diagonal in diagonals])[:, number]
+    error = np.where(
+        error > MAX_NOISE * inverse, np.maximum(error, inverse * (_span(inverse, error, lower, BELOW_ROW) - 1)), error
+    )
     loo = loo_from_diagonal(y=y, u=u, inverse_diagonal=inverse, alpha=alpha, root=root, predictions=predictions)
     seen = np.ones(len(y), np.bool_) if root is None else root > 0
     trace = np.array([diagonal.trace for diagonal in diagonals])[number]
@@ -109,5 +122,13 @@ def _mean_squares(
         sampled = np.square(influence).sum(axis=1) / (m * (m - 1))
         left = (squares * third) @ diagonal.solver_error
         doubted = DOUBT * (squares @ (1 / value**2) - mean[targets])
-        error[targets] = np.sqrt(sampled + left**2 + doubted**2)
+        noisy = diagonal.standard_error > MAX_NOISE * value
+        largest = _span(value, diagonal.standard_error, diagonal.lower, BELOW_MEAN)[noisy] / value[noisy]
+        spans = np.linalg.norm(squares[:, noisy] * np.square(largest), axis=1)
+        error[targets] = np.sqrt(sampled + left**2 + doubted**2 + spans**2)
     return mean, error
+
+
+def _span(value: FloatArray, error: FloatArray, lower: FloatArray, below: float) -> FloatArray:
+    """How many times as large as D says a residual may be: D over the least D that is expected."""
+    return np.asarray(value / np.maximum(value - below * error, lower))
