@@ -30,9 +30,11 @@ MAX_TERM_SINGLE = 6.0
 # Terms up to which 2^(2 c a.b) may be evaluated by itself: far from overflow, as exact as the whole exponent.
 MAX_TERM_SPLIT = {"float32": MAX_TERM_SINGLE, "float64": 50.0}
 # Distance from the origin, in the kernel's own lengths, up to which rows may be scaled, and squared distances may come
-# from products: x = c |a|^2 + c |b|^2 - 2 c a.b is off by about 2 eps 48^2 = 1e-12. Beyond, differences are taken
-# first, of rows as they are. The rows of one side decide: if only the others are far away, their entries are nearly 0.
-MAX_EXTENT = 48.0
+# from products: x = c |a|^2 + c |b|^2 - 2 c a.b is off by at most 2 eps 24^2 = 3e-13, and was by 100 eps at 48 lengths.
+# Beyond, differences are taken first, of rows as they are. The rows of one side decide: if only the others are far,
+# their entries are nearly 0. In float32 every entry is rounded more than that, and the limit is where it says nothing.
+MAX_EXTENT = 24.0
+MAX_EXTENT_SINGLE = 48.0
 LOG2E = 1.4426950408889634
 
 
@@ -69,9 +71,9 @@ class Pairwise:
             scaled = rescale(rows, self.length_scale)
             return self._extent(scaled, np.einsum("ij,ij->i", scaled, scaled))
 
-    def is_far(self, scaled: FloatArray, squares: FloatArray) -> bool:
-        """Whether some row is beyond ``MAX_EXTENT``, for rows divided by ``length_scale`` and their squares."""
-        return self._extent(scaled, squares) > MAX_EXTENT
+    def is_far(self, scaled: FloatArray, squares: FloatArray, limit: float = MAX_EXTENT) -> bool:
+        """Whether some row is beyond ``limit``, for rows divided by ``length_scale`` and their squares."""
+        return self._extent(scaled, squares) > limit
 
     def _extent(self, scaled: FloatArray, squares: FloatArray) -> float:
         if self.distance == "inner":
@@ -136,7 +138,7 @@ def pack(
         outer factors go to whoever uses the entries, and an entry takes four instructions of 27 less (d = 10).
     dtype
         Of the packed rows, and of whatever is made of them; float64 in any case where B reaches beyond
-        ``MAX_EXTENT``: the differences of rows that were rounded to float32 say nothing there.
+        ``MAX_EXTENT_SINGLE``: the differences of rows that were rounded to float32 say nothing there.
 
     Returns
     -------
@@ -159,7 +161,7 @@ def pack(
             if form.distance == "inner" and np.isfinite(A).all() and np.isfinite(B).all():
                 return None
             raise overflow(description, A, B)
-    far = form.is_far(B, squares_b)
+    far = form.is_far(B, squares_b, MAX_EXTENT_SINGLE if np.dtype(dtype) == np.float32 else MAX_EXTENT)
     dtype = np.float64 if far else dtype
     single = np.dtype(dtype) == np.float32
     limit = LIMIT_SINGLE if single else LIMIT

@@ -4,7 +4,7 @@ Tiles of an earlier fit can be continued only with its centre. Rows that came la
 it is are compared by differences, which takes longer than with a centre of their own. The rule is that of frozen
 scaling (:mod:`dkrr.dataset.drift`): beyond a limit nothing is continued, the kernel is centred anew
 (:meth:`dkrr.kernels.Kernel.center`), and that is said. So it is, without a limit, where subtracting the centre rounds
-typical rows by more than 1e-12 of the kernel's length.
+typical rows by more than 1e-13 of the kernel's length.
 
 Cost
 ----
@@ -98,7 +98,7 @@ class CenterJudge:
         return ancestor.fields.get("center") is None or self.judge(ancestor).center is not None
 
     def _rounds(self, center: NDArray[np.float64]) -> bool:
-        """Whether typical rows, less the centre, are rounded by more than 1e-12 of the kernel's length."""
+        """Whether typical rows, less the centre, are rounded by more than 1e-13 of the kernel's length."""
         typical = np.hypot(self.dataset.x_std, self.dataset.x_mean - center)
         return bool(center.any()) and self.kernel.extent(typical[None]) > MAX_EXTENT**2
 

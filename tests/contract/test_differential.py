@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 import dkrr
 from tests.contract.differential import check, draw, failures
 
+# near rows among far ones, centred or scaled; differences of 24 to 48 lengths; float32 that overflows
+ONCE_WRONG = (98, 494, 1241, 2085, 11166, 11174, 11828, 12390)
+
 
 @pytest.mark.whole
-@pytest.mark.parametrize("first", range(0, 100, 10))
-def test_no_answer_is_wrong_without_an_error(first: int) -> None:
-    outcomes = {seed: check(draw(seed)) for seed in range(first, first + 10)}
+@pytest.mark.parametrize("seeds", [*(range(first, first + 10) for first in range(0, 100, 10)), ONCE_WRONG], ids=str)
+def test_no_answer_is_wrong_without_an_error(seeds: Sequence[int]) -> None:
+    outcomes = {seed: check(draw(seed)) for seed in seeds}
     wrong = {seed: failures(outcome) for seed, outcome in outcomes.items() if failures(outcome)}
     assert not wrong, [draw(seed) for seed in wrong]
     assert sum("refused" not in outcome for outcome in outcomes.values()) >= 5

@@ -215,9 +215,10 @@ def dense_diagonals(
 
 def dense_factor(kernel: Kernel | None, x: Any, root: Any, alpha: float, precision: str) -> NDArray[Any]:
     """L (n, n) of S K S + alpha I."""
-    a = _system(kernel, x, root, alpha).astype(precision, copy=False)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is named on the next lines
+        a = _system(kernel, x, root, alpha).astype(precision, copy=False)
     if not is_finite(a):
-        raise DataError("the Gram matrix is not finite", hint="scale the features")
+        raise DataError(f"the Gram matrix is not finite in {precision}", hint="scale the features")
     info = potrf(a)
     if info:
         raise _not_positive_definite(_system(kernel, x, root, alpha).astype(precision, copy=False), info, alpha)
