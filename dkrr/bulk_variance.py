@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dkrr.bulk import on_workers
 from dkrr.dataset.columns import feature_columns
 from dkrr.dataset.sources import open_table
-from dkrr.diagnose import Training
+from dkrr.diagnose import Training, check_unchanged
 from dkrr.engine.cluster import runs_in_process
 from dkrr.engine.session import blas_of, memory_limit_of
 from dkrr.errors import ParameterError
@@ -84,6 +84,7 @@ def ensure_factor(model: Model, training: Training, store: Any) -> None:
         rows_on_disk(training.X, training.y, training.weight, store) as dataset,
         find_executor(dataset.num_rows, training.max_in_process_rows) as executor,
     ):
+        check_unchanged(model, dataset)
         n, d = dataset.num_rows, dataset.num_features
         b = resolve_tile_size(training.tile_size, n, d, "float64", memory_limit_of(executor))
         needed = cholesky_disk(n, b, d, 1, precision="float64", gram="on_the_fly", num_alphas=len(set(alphas)))

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from crc32c import crc32c
 
 from dkrr.dataset import Dataset
 from dkrr.engine.session import blas_of
+from dkrr.errors import DataError
 from dkrr.fitting import FitSettings
 from dkrr.given import given_rows, store_given_matrix
 from dkrr.left_out import factor_settings, leave_one_out_rows, resolve_method, solver_of
@@ -30,7 +32,7 @@ from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 
-__all__ = ["Training", "leave_one_out"]
+__all__ = ["Training", "check_unchanged", "leave_one_out"]
 
 # where a fit in memory goes through tiles after all, for a stochastic estimate
 IN_MEMORY_TILE = 512
@@ -38,12 +40,14 @@ IN_MEMORY_TILE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What an estimator was fitted on, as it was given.
+    """What an estimator was fitted on: copies of arrays, and all else as it was given.
 
     Parameters
     ----------
     X, y, weight
         As ``fit`` took them; y and weight None where a data set has its own.
+    checksum
+        crc32c of an X that is the caller's, which may have changed since; None for a copy, and for what is on disk.
     tile_size
         As it was asked for; None for "auto".
     tiled
@@ -58,6 +62,7 @@ class Training:
     tiled: bool
     tile_size: int | None = None
     max_in_process_rows: int = 0
+    checksum: int | None = None
 
 
 def leave_one_out(
@@ -73,8 +78,15 @@ def leave_one_out(
         Where the fit left its factors; None for a temporary store.
     method, num_probes, seed
         See :meth:`dkrr.KernelRidge.leave_one_out`.
+
+    Raises
+    ------
+    DataError
+        The rows, targets or weights are not those of the fit any more.
     """
     method = resolve_method(method, solver_of(model))
+    if training.checksum is not None and crc32c(training.X) != training.checksum:
+        raise _changed("X")
     if solver_of(model) == "primal":
         return _in_feature_space(model, training, store, method)
     if method == "exact" and not training.tiled:
@@ -100,6 +112,29 @@ def leave_one_out(
     finally:
         if holder is not None:
             holder.close()
+
+
+def check_unchanged(model: Model, dataset: Dataset, digest: str = "") -> None:
+    """Compare rows that were read once more with those of the fit, as far as it has digests: one in memory has none.
+
+    Parameters
+    ----------
+    digest
+        Of a given matrix, which is no rows.
+
+    Raises
+    ------
+    DataError
+        X, y or weight has changed.
+    """
+    found = {"rows": digest or dataset.digest, "targets": dataset.digest_y, "weight": dataset.digest_weight}
+    for part, (name, value) in zip(("X", "y", "weight"), found.items(), strict=True):
+        if model.provenance.get(f"{name}_digest", value) != value:
+            raise _changed(part)
+
+
+def _changed(part: str) -> DataError:
+    return DataError(f"{part} has changed since the fit", hint="fit again, or bring back what was there")
 
 
 def _in_feature_space(model: Model, training: Training, store: Any, method: str) -> LeaveOneOut:
@@ -164,6 +199,7 @@ def _fitted_rows(
             rows_on_disk(training.X, training.y, training.weight, root) as dataset,
             find_executor(dataset.num_rows, training.max_in_process_rows) as executor,
         ):
+            check_unchanged(model, dataset)
             yield dataset, None, "", Workspace(store=root, executor=executor, blas=blas_of(executor))
         return
     n = given_rows(training.X)
@@ -172,6 +208,7 @@ def _fitted_rows(
         with nothing_new(root):
             dataset, given, digest = store_given_matrix(training.X, training.y, training.weight, root, tile_size)
         try:
+            check_unchanged(model, dataset, digest)
             yield dataset, given, digest, Workspace(store=root, executor=executor, blas=blas_of(executor))
         finally:
             remove_array(dataset.path)

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
@@ -53,6 +54,7 @@ from dkrr.validation import (
     is_dask_array,
     is_dask_frame,
     is_out_of_core,
+    owned,
     rows_to_predict,
 )
 
@@ -240,7 +242,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         is_tiled = self.store is not None or tile_size is not None or choice.is_iterative
         # a small memory map is read at once, unless the tiled path was asked for
         in_memory = not is_out_of_core(X, 0 if is_tiled else MAX_IN_PROCESS_ROWS, IN_MEMORY_BYTES)
-        weight, names = sample_weight, None
+        weight, names, given = sample_weight, None, X
         if in_memory:
             X, y = fit_arrays(self, np.array(X) if isinstance(X, np.memmap) else X, y)
             weight = check_weight(sample_weight, X)
@@ -248,8 +250,15 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             if self.__sklearn_tags__().input_tags.positive_only:
                 check_nonnegative(X, kernel.name)
             names = list(getattr(self, "feature_names_in_", []))
-            if not is_tiled and self._is_for_features(kernel, choice, X, y):
-                self._training = Training(X=X, y=y, weight=weight, tiled=False, max_in_process_rows=MAX_IN_PROCESS_ROWS)
+            is_for_features = not is_tiled and self._is_for_features(kernel, choice, X, y)
+            # what the fit says later rests on these rows, unless it is primal
+            is_kept = not is_for_features or X.nbytes <= IN_MEMORY_BYTES
+            X = owned(X, given) if is_kept else X
+            if is_for_features:
+                self._training = Training(
+                    X=X, y=y, weight=weight, tiled=False, max_in_process_rows=MAX_IN_PROCESS_ROWS,
+                    checksum=None if is_kept else crc32c(X),
+                )  # fmt: skip
                 return self._fit_primal(X, y, weight, kernel, names)
             if not is_tiled and self._is_for_memory(len(X)):
                 precision = "float64" if choice.precision == "auto" else choice.precision
@@ -257,6 +266,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
                 return self._fit_dense(X, y, weight, kernel, precision, names)
         else:
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on named columns
+            y, weight = (np.array(part) if type(part) is np.ndarray else part for part in (y, weight))
         X = find_dataset(X)
         if isinstance(X, Dataset):
             names = list(X.names) or None

@@ -8,6 +8,7 @@ How it lies on disk, and how it gets there whole, is in :mod:`dkrr.saved`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ class Model(WithUncertainty):
         X
             NumPy array or anything array-like; a dask array or frame gives a lazy dask array. Columns of a frame are
             found by the names of the fit, where it had names: their order does not matter, others are left aside.
-        out : ndarray (m, t), optional
+        out : ndarray (m, t) of floats, optional
             Written to, also a memory map, so that predictions need not fit into memory.
 
         Returns
@@ -164,7 +165,7 @@ class Model(WithUncertainty):
         DataError
             A name that is missing, or the wrong number of features; a value that is not finite.
         ParameterError
-            ``out`` has another shape, or is where X or the model's own rows are.
+            ``out`` is no writable array of floats, has another shape, or is where X or the model's own rows are.
 
         Cost
         ----
@@ -184,8 +185,8 @@ class Model(WithUncertainty):
                 hint="give the features the model was fitted with",
             )
         shape = (rows.shape[0], self.num_targets)
-        if out is not None and out.shape not in (shape, shape[:1] if self.num_targets == 1 else shape):
-            raise ParameterError(f"out has shape {out.shape}; {shape} expected")
+        if out is not None:
+            _check_out(out, (shape, shape[:1]) if self.num_targets == 1 else (shape,))
         own = [getattr(rows, "array", None) for rows in self._arrays().values()]
         if any(_share(out, given) for given in (X, *own)):
             raise ParameterError(
@@ -318,6 +319,24 @@ class Model(WithUncertainty):
 
         held = {name.lower(): ArrayRows(rows.read(0, rows.num_rows)) for name, rows in arrays.items()}
         return replace(self, **held)  # type: ignore[arg-type]
+
+
+def _check_out(out: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse what would not take every prediction as it is, up to the rounding of its floats."""
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise ParameterError(f"out is of type {type(out).__name__}; a NumPy array expected")
+    if out.dtype.kind != "f":
+        raise ParameterError(f"out has dtype {out.dtype}, which changes predictions; float64 or float32 expected")
+    if out.shape not in shapes:
+        raise ParameterError(f"out has shape {out.shape}; {shapes[0]} expected")
+    if not out.flags.writeable:
+        raise ParameterError("out is read-only; a writable array expected", hint='open a map with mode "r+" or "w+"')
+    spread = sum((length - 1) * abs(stride) for length, stride in zip(out.shape, out.strides, strict=True))
+    if out.size > 1 and spread + out.itemsize < out.nbytes:
+        raise ParameterError(
+            f"out has {out.size} entries and uses memory more than once, strides {out.strides}; "
+            "a place for each prediction expected"
+        )
 
 
 def _share(out: Any, given: Any) -> bool:

@@ -53,7 +53,8 @@ def _sigma2(model: Uncertain, given: Any) -> FloatArray:
         if model.sigma2 is None:
             raise ParameterError("this model does not know sigma2", hint="give sigma2=, or fit again")
         return model.sigma2
-    values = np.asarray(given, dtype=np.float64)
+    raw = np.asanyarray(given)
+    values = to_floats(raw, "sigma2") if raw.dtype.kind in "iuf" else np.full(1, np.nan)
     if not np.isfinite(values).all() or (values < 0).any() or values.shape not in ((), (model.num_targets,)):
         raise ParameterError(
             f"sigma2 is {given!r}; a number of at least 0 expected, or one for each of {model.num_targets} targets"

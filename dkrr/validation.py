@@ -32,6 +32,7 @@ __all__ = [
     "is_dask_array",
     "is_dask_frame",
     "is_out_of_core",
+    "owned",
     "rows_to_predict",
 ]
 
@@ -53,10 +54,10 @@ def check_tile_size(value: Any) -> int | None:
 
 def check_alpha(alpha: Any, num_targets: int | None = None) -> NDArray[np.float64]:
     """alpha as an array of 1 or t values, each finite and at least 0; ``num_targets`` None leaves their number open."""
-    raw = np.asarray(alpha) if not isinstance(alpha, str) else np.asarray("")
+    raw = np.asanyarray(alpha) if not isinstance(alpha, str) else np.asarray("")
     if raw.dtype.kind not in "iuf" or raw.ndim > 1 or raw.size == 0:
         raise ParameterError(f"alpha is {alpha!r}; a number >= 0, or one per target, expected")
-    values = np.atleast_1d(raw.astype(np.float64))
+    values = np.atleast_1d(to_floats(raw, "alpha"))
     if not np.all(np.isfinite(values)) or np.any(values < 0):
         raise ParameterError(f"alpha is {alpha!r}; finite values of at least 0 expected")
     if num_targets is not None and len(values) not in (1, num_targets):
@@ -90,17 +91,18 @@ def check_weight(sample_weight: Any, X: Any) -> NDArray[np.float64] | None:
     """Weights (n,), each finite and at least 0, not all 0; None for None."""
     if sample_weight is None:
         return None
-    given = np.asarray(sample_weight)
-    if given.ndim == 1 and given.dtype.kind in "biufO":
-        _check_weight_values(to_floats(given, "sample_weight"))
     try:
-        weight: NDArray[np.float64] = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        given = to_floats(np.asanyarray(sample_weight), "sample_weight")
+        _check_weight_values(given.reshape(-1))
+        weight: NDArray[np.float64] = _check_sample_weight(given if given.ndim else float(given), X, dtype=np.float64)
+    except DataError:
+        raise
     except (ValueError, TypeError) as exc:
         raise DataError(_one_line(exc)) from exc
-    return _check_weight_values(weight)
+    return owned(weight, sample_weight)
 
 
-def _check_weight_values(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+def _check_weight_values(weight: NDArray[np.float64]) -> None:
     bad = ~(np.isfinite(weight) & (weight >= 0))
     if bad.any():
         row = int(np.argmax(bad))
@@ -111,7 +113,12 @@ def _check_weight_values(weight: NDArray[np.float64]) -> NDArray[np.float64]:
         )
     if len(weight) and not np.any(weight > 0):
         raise DataError("all sample weights are zero", hint="give at least one row a positive weight")
-    return weight
+
+
+def owned(values: NDArray[np.float64], given: Any) -> NDArray[np.float64]:
+    """``values``, copied where they may be memory of ``given``, which its owner may change."""
+    is_new = hasattr(given, "toarray") or (isinstance(given, np.ndarray) and not np.may_share_memory(values, given))
+    return values if is_new else values.copy()
 
 
 def is_dask_array(X: Any) -> bool:
@@ -132,7 +139,10 @@ def is_out_of_core(X: Any, max_rows: int, max_bytes: int) -> bool:
 
 
 def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """X (n, d) and y (n,) or (n, t) in memory, as float64 in C order; sets ``n_features_in_`` and feature names."""
+    """X (n, d) and y (n,) or (n, t) in memory, as float64 in C order; sets ``n_features_in_`` and feature names.
+
+    X may be memory of the caller's; y is not.
+    """
     X, y = _refused(X, "X"), _refused(y, "y")
     try:
         with np.errstate(invalid="ignore"):  # infinities of both signs, summed to see whether there is one
@@ -140,7 +150,7 @@ def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDA
                 estimator, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", multi_output=True,
                 y_numeric=True,
             )  # fmt: skip
-        y = np.ascontiguousarray(y, dtype=np.float64)
+        y = np.array(y, dtype=np.float64, order="C")
     except (ValueError, TypeError, OverflowError) as exc:
         raise _explained(exc, X, y) from exc
     return dense_rows(X), y

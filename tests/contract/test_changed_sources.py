@@ -1,0 +1,100 @@
+"""Files that are others than at the fit: what is said about a fit is about its rows, or is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dkrr
+from dkrr.errors import DkrrError
+
+N = 40
+
+Parts = tuple[Any, Any, Any]
+
+
+@pytest.fixture
+def parts() -> Parts:
+    """X (n, 3), y (n,) and weights (n,)."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((N, 3)), rng.standard_normal(N), rng.uniform(0.5, 2.0, N)
+
+
+def _file(path: Path, values: Any) -> str:
+    np.save(path, values)
+    return str(path)
+
+
+@pytest.mark.parametrize("changed", ["X", "y", "weight"])
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ({"kernel": "rbf"}, "exact"),
+        ({"kernel": "rbf", "solver": "cg"}, "stochastic"),
+        ({"kernel": "rbf", "solver": "nystrom", "solver_params": {"num_centers": 10}}, "exact"),
+        ({"kernel": "linear", "solver": "primal"}, "exact"),
+        ({"kernel": "precomputed"}, "exact"),
+        ({"kernel": "precomputed", "solver": "cg"}, "stochastic"),
+    ],
+    ids=str,
+)
+def test_leave_one_out_is_of_the_rows_of_the_fit(
+    options: dict[str, Any], method: str, changed: str, parts: Parts, tmp_path: Path
+) -> None:
+    X, y, w = parts
+    values = {"X": X @ X.T + np.eye(N) if options["kernel"] == "precomputed" else X, "y": y, "weight": w}
+    paths = [_file(tmp_path / f"{name}.npy", part) for name, part in values.items()]
+    estimator = dkrr.KernelRidge(tile_size=16, **options).fit(*paths)
+    wanted = estimator.leave_one_out(method=method).residuals
+    other = values[changed] + (np.eye(N) if values[changed].shape == (N, N) else 1.0)
+    np.save(tmp_path / f"{changed}.npy", other)
+    with pytest.raises(DkrrError, match=f"^{changed} has changed since the fit"):
+        estimator.leave_one_out(method=method)
+    np.save(tmp_path / f"{changed}.npy", values[changed])
+    np.testing.assert_allclose(estimator.leave_one_out(method=method).residuals, wanted, rtol=1e-9)
+
+
+def test_targets_and_weights_beside_a_file_are_copied(parts: Parts, tmp_path: Path) -> None:
+    X, y, w = parts
+    path = _file(tmp_path / "X.npy", X)
+    wanted = dkrr.KernelRidge(kernel="rbf", tile_size=16).fit(path, y.copy(), w.copy()).leave_one_out()
+    estimator = dkrr.KernelRidge(kernel="rbf", tile_size=16).fit(path, y, w)
+    y += 1.0
+    w *= 3.0
+    np.testing.assert_allclose(estimator.leave_one_out().residuals, wanted.residuals, rtol=1e-9)
+
+
+def test_standard_deviations_after_mixed_precision_are_of_the_rows_of_the_fit(parts: Parts, tmp_path: Path) -> None:
+    X, y, _ = parts
+    options = {"kernel": "rbf", "tile_size": 16, "precision": "mixed", "solver": "cholesky", "store": tmp_path / "s"}
+    path = _file(tmp_path / "X.npy", X)
+    estimator = dkrr.KernelRidge(**options).fit(path, y)  # type: ignore[arg-type]
+    wanted = dkrr.KernelRidge(kernel="rbf").fit(X, y).predict(X, return_std=True)[1]
+    np.save(path, X + 1.0)
+    np.testing.assert_allclose(estimator.predict(X, return_std=True)[1], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_data_set_is_still_the_one_that_was_opened(grown: bool, parts: Parts, tmp_path: Path) -> None:
+    X, y, _ = parts
+    path, options = tmp_path / "data.zarr", {"kernel": "rbf", "tile_size": 16, "store": tmp_path / "store"}
+    dataset = dkrr.ingest(X, path, y=y)
+    estimator = dkrr.KernelRidge(**options).fit(dataset)  # type: ignore[arg-type]
+    wanted = estimator.predict(X), estimator.leave_one_out().residuals
+    if grown:
+        dkrr.ingest(X[:5], path, y=y[:5], append=True)
+        found = estimator.predict(X), estimator.leave_one_out().residuals
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12)
+        np.testing.assert_allclose(found[1], wanted[1], rtol=1e-9)
+        return
+    shutil.rmtree(path)
+    dkrr.ingest(X + 1.0, path, y=2.0 * y)
+    message = r"data\.zarr holds other rows than when it was opened"
+    with pytest.raises(DkrrError, match=message):
+        estimator.leave_one_out()
+    with pytest.raises(DkrrError, match=message):
+        dkrr.KernelRidge(**options).fit(dataset)  # type: ignore[arg-type]

@@ -1,0 +1,150 @@
+"""Arrays that callers hand over: read as they are meant or refused, never changed, and theirs to change afterwards."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dkrr
+from dkrr.errors import DataError, ParameterError
+
+N = 40
+
+
+@pytest.fixture
+def rows() -> tuple[Any, Any, Any]:
+    """X (n, 3), y (n,) and weights (n,), in the form that needs no conversion."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((N, 3)), rng.standard_normal(N), rng.uniform(0.5, 2.0, N)
+
+
+@pytest.mark.parametrize("options", [{}, {"tile_size": 16}])
+def test_weights_are_numbers_and_all_there(options: dict[str, Any], rows: tuple[Any, Any, Any]) -> None:
+    X, y, w = rows
+    estimator = dkrr.KernelRidge(kernel="rbf", **options)
+    with pytest.raises(DataError, match="sample_weight is nan in row 2"):
+        estimator.fit(X, y, np.ma.masked_array(w, mask=np.arange(N) == 2))
+    for wrong in (np.arange(N).astype("M8[D]"), np.arange(N).astype("m8[s]"), w.astype(str), w.astype(complex)):
+        with pytest.raises(DataError, match="sample_weight has dtype"):
+            estimator.fit(X, y, wrong)
+    whole = estimator.fit(X, y, np.ma.masked_array(w)).predict(X)
+    assert np.array_equal(whole, estimator.fit(X, y, pd.Series(w)).predict(X))
+
+
+def test_parameters_are_not_uncovered(rows: tuple[Any, Any, Any]) -> None:
+    X, y, _ = rows
+    hidden = np.ma.masked_array([0.1], mask=[True])
+    with pytest.raises(ParameterError, match=r"(?s)alpha is .*finite values"):
+        dkrr.KernelRidge(alpha=hidden).fit(X, y)
+    with pytest.raises(ParameterError, match=r"(?s)alpha.* is .*finite values"):
+        dkrr.KernelRidgeCV(alphas=hidden).fit(X, y)
+    fitted = dkrr.KernelRidge(kernel="rbf").fit(X, y)
+    for wrong in (hidden, "a", np.array(["0.1"])):
+        with pytest.raises(ParameterError, match="sigma2 is"):
+            fitted.predict(X, return_std=True, sigma2=wrong)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("make", "seen"),
+    [
+        (lambda: np.empty(N, np.uint8), "uint8"),
+        (lambda: np.empty(N, bool), "bool"),
+        (lambda: np.empty(N, object), "object"),
+        (lambda: np.empty(N, complex), "complex128"),
+        (lambda: np.ma.masked_array(np.empty(N), mask=True), "MaskedArray"),
+        (lambda: [0.0] * N, "list"),
+        (lambda: np.broadcast_to(0.0, N), "read-only"),
+        (lambda: np.lib.stride_tricks.as_strided(np.zeros(1), (N,), (0,)), "more than once"),
+    ],
+)
+def test_predictions_go_only_where_each_has_a_place(
+    make: Callable[[], Any], seen: str, rows: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    X, y, _ = rows
+    dkrr.KernelRidge(kernel="rbf").fit(X, y).save(tmp_path / "m.zarr")
+    model = dkrr.load_model(tmp_path / "m.zarr")
+    with pytest.raises(ParameterError, match=f"out .*{seen}.* expected"):
+        model.predict(X, out=make())
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("dtype", ["f4", ">f8"])
+@pytest.mark.parametrize("step", [1, 2, -1])
+def test_predictions_in_any_array_of_floats(dtype: str, step: int, rows: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    X, y, _ = rows
+    dkrr.KernelRidge(kernel="rbf").fit(X, y).save(tmp_path / "m.zarr")
+    model = dkrr.load_model(tmp_path / "m.zarr")
+    out = np.empty(N * abs(step), dtype)[::step]
+    assert model.predict(X, out=out) is out
+    assert np.allclose(out, model.predict(X), rtol=1e-6)
+
+
+def _answers(estimator: Any, Z: Any, folder: Path) -> list[Any]:
+    """All that a fitted estimator says, also as a copy and once it is saved."""
+    estimator.save(folder, overwrite=True)
+    found = [estimator.predict(Z), dkrr.load_model(folder).predict(Z), pickle.loads(pickle.dumps(estimator)).predict(Z)]
+    if estimator.solver != "nystrom":
+        found.append(estimator.leave_one_out(method="exact").residuals)
+    if estimator.solver == "auto" and estimator.kernel != "precomputed":
+        found += estimator.predict(Z, return_std=True)
+    return found
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": "rbf"},
+        {"kernel": "rbf", "tile_size": 16},
+        {"kernel": "rbf", "solver": "cg"},
+        {"kernel": "rbf", "solver": "nystrom", "solver_params": {"num_centers": 10}},
+        {"kernel": "linear", "solver": "primal"},
+        {"kernel": "precomputed"},
+        {"kernel": "precomputed", "tile_size": 16},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["array", "frame", "fortran"])
+def test_arrays_that_change_after_a_fit_do_not_change_it(
+    options: dict[str, Any], form: str, rows: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    X, y, w = rows
+    Z = X + 0.1
+    if options["kernel"] == "precomputed":
+        X = X @ X.T + np.eye(N)
+        Z = X
+    Z = Z.copy()
+    given = {"array": X, "frame": pd.DataFrame(X, copy=False), "fortran": np.asfortranarray(X)}[form]
+    targets, weights = (pd.Series(y, copy=False), pd.Series(w, copy=False)) if form == "frame" else (y, w)
+    wanted = _answers(dkrr.KernelRidge(**options).fit(X.copy(), y.copy(), w.copy()), Z, tmp_path / "wanted.zarr")
+    estimator = dkrr.KernelRidge(**options).fit(given, targets, weights)
+    for array in (X, y, w) if form != "fortran" else (given, y, w):
+        array *= 3.0
+        array += 1.0
+    found = _answers(estimator, Z, tmp_path / "found.zarr")
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_many_rows_of_a_primal_fit_are_not_copied_and_not_taken_for_others(
+    rows: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkrr.estimator.IN_MEMORY_BYTES", 8 * N)
+    X, y, _ = rows
+    estimator = dkrr.KernelRidge(kernel="linear", solver="primal").fit(X, y)
+    assert np.shares_memory(estimator.X_fit_, X)
+    before, residuals = estimator.predict(X), estimator.leave_one_out().residuals
+    kept = X.copy()
+    X[3, 1] += 1.0
+    assert np.array_equal(estimator.predict(kept), before)
+    with pytest.raises(DataError, match=r"X .*changed since the fit"):
+        estimator.leave_one_out()
+    X[...] = kept
+    assert np.array_equal(estimator.leave_one_out().residuals, residuals)
