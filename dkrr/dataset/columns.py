@@ -69,6 +69,10 @@ class Fitted(Protocol):
         """Of the columns that the targets are read from; none where somebody gave them none."""
 
     @property
+    def target_names(self) -> Sequence[str]:
+        """Of the targets, one by one; of classes ``label=class``."""
+
+    @property
     def classes(self) -> Sequence[Any] | None: ...
 
     @property
@@ -305,8 +309,8 @@ def match_targets(fitted: Fitted, dataset: Dataset) -> tuple[int, ...] | None:
                 hint="leave those rows out, or fit on rows of these classes, too",
             )
         found = tuple(there.index(label) if label in there else -1 for label in known)
-    elif fitted.classes is None and dataset.classes is None and fitted.named_targets and dataset.named_targets:
-        found = find_names(fitted.named_targets, dataset.named_targets, str(dataset.path), "targets")
+    elif fitted.named_targets and dataset.named_targets:  # of classes on one side: their columns have names, too
+        found = find_names(fitted.target_names, dataset.target_names, str(dataset.path), "targets")
     elif dataset.num_targets != fitted.num_targets:
         raise DataError(
             f"{dataset.path} has {dataset.num_targets} targets, the model {fitted.num_targets}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,28 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
     assert run("predict", tmp_path / "m.zarr", last, "-o", tmp_path / "out.parquet").exit_code == 0
     found = pd.read_parquet(tmp_path / "out.parquet")
     assert found["kind"].tolist() == frame["kind"][frame["kind"] > 0].tolist()
+
+
+@pytest.mark.parametrize("fitted", ["classes", "columns"])
+def test_columns_of_classes_are_found_by_name_where_one_side_has_labels(fitted: str, tmp_path: Path) -> None:
+    labels = np.digitize(X[:, 0], [-0.5, 0.5])
+    names = ["label=1", "label=10", "label=2"]
+    frame = FRAME[["a", "b", "c"]].assign(label=np.array([1, 2, 10])[labels])
+    columns = frame.drop(columns="label").assign(**dict(zip(names, np.eye(3)[:, [0, 2, 1]][labels].T, strict=True)))
+    sets = {
+        "classes": dkrr.ingest(frame, tmp_path / "classes.zarr", target="label", one_hot=True),
+        "columns": dkrr.ingest(columns, tmp_path / "columns.zarr", target=names),
+    }
+    dkrr.KernelRidge(kernel="linear", alpha=1e-8).fit(sets.pop(fitted)).save(tmp_path / "m.zarr")
+    same = run("evaluate", tmp_path / "m.zarr", tmp_path / f"{fitted}.zarr", "--metric", "r2", "--json")
+    other = run("evaluate", tmp_path / "m.zarr", next(iter(sets.values())).path, "--metric", "r2", "--json")
+    assert other.exit_code == 0, other.output
+    assert json.loads(other.stdout)["r2"] == pytest.approx(json.loads(same.stdout)["r2"], rel=1e-12)
+    renamed = columns.rename(columns=dict(zip(names, ["is1", "is10", "is2"], strict=True)))
+    dkrr.ingest(renamed, tmp_path / "renamed.zarr", target=["is1", "is10", "is2"])
+    result = run("evaluate", tmp_path / "m.zarr", tmp_path / "renamed.zarr")
+    assert result.exit_code == 4, result.output
+    assert "has no targets 'label=1'" in result.stderr
 
 
 def test_the_label_stands_beside_the_scores(classifier: Path, tmp_path: Path) -> None:
