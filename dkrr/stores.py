@@ -503,11 +503,12 @@ USERS, _REGISTRIES = "users", "registries"
 def note_user(store: Any, location: Any) -> None:
     """Let a store know a run, a model or a registry elsewhere that needs what is in it, so that nobody removes that.
 
-    What lies in the folder beside the store, or below that, is found without; a store that is not there is not made.
+    What lies in the folder beside the store, or below that, not behind a link, is found without; a store that is not
+    there is not made.
     """
     if not all(is_url(item) or isinstance(item, str | os.PathLike) for item in (store, location)):
         return
-    root, user = (str(item) if is_url(item) else os.path.abspath(item) for item in (store, location))
+    root, user = (str(item) if is_url(item) else os.path.realpath(item) for item in (store, location))
     if is_below(user, parent_of(root)) or not (is_url(root) or os.path.isdir(root)):
         return
     document = {"location": user}

@@ -118,8 +118,20 @@ def find_garbage(
     if not any(there.values()) and not {"grams", "factors"} & set(children(root)):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
     users = {note: _present(note, places) for note, places in users_of(root).items()}
-    folders = (parent_of(root), *map(_absolute, runs), *(place for places in users.values() for place in places))
+    given = os.fspath(store) if is_url(root) else os.path.abspath(store)  # a link has runs beside it, too
+    folders = (
+        parent_of(root),
+        _absolute(parent_of(given)),
+        *map(_absolute, runs),
+        *(place for places in users.values() for place in places),
+    )
     trees = [_Tree.of(folder) for folder in dict.fromkeys(folders)]
+    for tree in trees:  # which grow: a run may lie behind a link, on another disk
+        for link in _links(tree.location):
+            behind = _present(link, [os.path.realpath(link)])
+            trees += [
+                _Tree.of(place) for place in behind if not any(is_below(place, other.location) for other in trees)
+            ]
     named = set().union(*(tree.named_keys(root) for tree in trees))
     unfinished = [plan for tree in trees for plan in tree.unfinished_plans()]
     newest = time.time() - kept_seconds
@@ -225,7 +237,7 @@ def _present(note: str, places: Sequence[str]) -> list[str]:
 
 def _absolute(location: str | os.PathLike[str]) -> str:
     text = os.fspath(location)
-    return text if is_url(text) else os.path.abspath(text)
+    return text if is_url(text) else os.path.realpath(text)
 
 
 @dataclass(frozen=True)
@@ -329,6 +341,15 @@ def _entries(location: str) -> list[Entry]:
             with contextlib.suppress(FileNotFoundError):
                 folders.append(Entry(f"{os.path.relpath(path, location)}/", 0, os.lstat(path).st_mtime))
     return [*list_entries(location), *folders]
+
+
+def _links(location: str) -> Iterable[str]:
+    """Symbolic links below a folder; there are none in arrays."""
+    for parent, folders, names in os.walk(location) if not is_url(location) else ():
+        if "zarr.json" in names:
+            folders.clear()
+        else:
+            yield from (path for name in [*folders, *names] if os.path.islink(path := os.path.join(parent, name)))
 
 
 def _facts(location: str) -> tuple[int, float]:

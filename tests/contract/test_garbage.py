@@ -86,6 +86,37 @@ def test_what_a_run_elsewhere_needs_is_kept(named_by: str, tmp_path: Path) -> No
     assert not list(tmp_path.glob("moved/shared/store/users/*"))
 
 
+@pytest.mark.parametrize("linked", ["run", "run, moved later", "store"])
+def test_what_a_run_needs_behind_a_link_is_kept(linked: str, tmp_path: Path) -> None:
+    place, disk = tmp_path / "place", tmp_path / "disk/deep"
+    disk.mkdir(parents=True)
+    path = job(place, "runs/demo", "runs/store")
+    link = place / ("runs/store" if linked == "store" else "runs/demo")
+    link.parent.mkdir()
+    if linked != "run, moved later":
+        link.symlink_to(disk)
+    run("fit", path)
+    if linked == "run, moved later":
+        disk.rmdir()
+        shutil.move(link, disk)
+        link.symlink_to(disk)
+    store = disk if linked == "store" else place / "runs/store"
+    needed = arrays(store)
+    make_old(tmp_path)
+    for name in {store, place / "runs", path}:
+        run("gc", name, "--yes")
+        assert arrays(store) == needed
+    if linked != "store":
+        (tmp_path / "disk").rename(tmp_path / "not mounted")
+        result = CliRunner().invoke(main, ["gc", str(store), "--yes"])
+        assert result.exit_code == 4
+        assert "cannot be looked at" in result.stderr
+        (tmp_path / "not mounted").rename(tmp_path / "disk")
+    shutil.rmtree(disk if linked != "store" else place / "runs/demo")
+    run("gc", place / "runs", "--yes")
+    assert not arrays(store)
+
+
 def test_a_run_that_cannot_be_looked_at_stops_it(tmp_path: Path) -> None:
     store = tmp_path / "store/store"
     run("fit", job(tmp_path / "project", tmp_path / "disk/runs/demo", store))
