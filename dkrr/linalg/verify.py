@@ -28,8 +28,8 @@ from dkrr.address import is_url
 from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.workspace import MAKER
-from dkrr.stores import list_keys, local_root
+from dkrr.linalg.workspace import INVERSE_DIAGONAL, MAKER
+from dkrr.stores import list_keys, local_root, read_json
 from dkrr.tiles import TileMatrix
 
 __all__ = ["factor_sample_agrees", "gram_samples_agree", "verify_array", "verify_factor", "verify_gram"]
@@ -231,13 +231,17 @@ def verify_array(array: ChunkArray, indices: Iterable[Sequence[int]] | None = No
     One pass over the bytes; memory for one chunk.
     """
     wanted = [tuple(index) for index in (np.ndindex(*array.num_chunks) if indices is None else indices)]
-    problems = []
-    for index in wanted:
+    problems = [f"chunk {index} is damaged ({reason})" for index, reason in _damages(array, wanted)]
+    return problems + list(_unknown_keys(array, wanted))
+
+
+def _damages(array: ChunkArray, indices: Iterable[Sequence[int]]) -> Iterator[tuple[str, str]]:
+    """Chunks that are missing or damaged, and why."""
+    for index in indices:
         try:
             array.read(index)
         except DamagedChunkError as exc:
-            problems.append(f"chunk ({', '.join(map(str, index))}) is damaged ({exc.reason})")
-    return problems + list(_unknown_keys(array, wanted))
+            yield f"({', '.join(map(str, index))})", exc.reason
 
 
 def verify_gram(gram: TileMatrix, operator: RidgeOperator | None = None) -> list[str]:
@@ -262,7 +266,8 @@ def verify_factor(factor: TileMatrix, operator: RidgeOperator | None = None) -> 
     """Problems of a factor: every lower tile's checksum and finiteness, sampled entries of L L^T, unknown keys.
 
     Of tiles that stand to the right of a wrong tile, in its row block or against it, no entries are compared: they
-    would disagree whether they are right or not.
+    would disagree whether they are right or not. Of the diagonal of the inverse, which may lie below the factor, the
+    chunks that are there are read; the others are computed when they are needed.
 
     Parameters
     ----------
@@ -280,7 +285,13 @@ def verify_factor(factor: TileMatrix, operator: RidgeOperator | None = None) -> 
         if problem is not None:
             wrong.add(i)
             problems.append(f"tile ({i}, {j}) {problem}")
-    return problems + list(_unknown_keys(factor.array, factor.grid.lower()))
+    below = None
+    if read_json(factor.array.store, f"{INVERSE_DIAGONAL}/zarr.json") is not None:
+        below = ChunkArray.open(factor.array.store, INVERSE_DIAGONAL)
+        for index, reason in _damages(below, np.ndindex(*below.num_chunks)):
+            if reason != "missing":
+                problems.append(f"chunk {index} of {INVERSE_DIAGONAL} is damaged ({reason})")
+    return problems + list(_unknown_keys(factor.array, factor.grid.lower(), below))
 
 
 def _tile_problem(matrix: TileMatrix, i: int, j: int) -> str | None:
@@ -297,8 +308,12 @@ def _tile_problem(matrix: TileMatrix, i: int, j: int) -> str | None:
     return f"holds a value that is not finite, at row {row:,}, column {column:,}"
 
 
-def _unknown_keys(array: ChunkArray, indices: Iterable[Sequence[int]]) -> Iterator[str]:
+def _unknown_keys(
+    array: ChunkArray, indices: Iterable[Sequence[int]], below: ChunkArray | None = None
+) -> Iterator[str]:
     known = {array.chunk_key(index) for index in indices} | {f"{array.path}/zarr.json".lstrip("/"), MAKER}
+    if below is not None:
+        known |= {below.chunk_key(index) for index in np.ndindex(*below.num_chunks)} | {f"{below.path}/zarr.json"}
     for key in _keys(array):
         if key not in known:
             what = "left by an interrupted write" if key.endswith(".partial") else "of unknown origin"

@@ -15,10 +15,12 @@ from dkrr.lock import hold_lock
 from dkrr.stores import delete_key, read_json, remove_array, write_json
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = ["MAKER", "Workspace", "keep_for_others"]
+__all__ = ["INVERSE_DIAGONAL", "MAKER", "Workspace", "keep_for_others"]
 
 # Beside the metadata of a matrix: who made it, and may remove it, while nobody else has used it.
 MAKER = "maker.json"
+# Below a factor, and removed with it: the diagonal of the inverse, see dkrr.linalg.inference.inverse_diagonal.
+INVERSE_DIAGONAL = "inverse_diagonal"
 
 
 def keep_for_others(location: str, maker: str = "") -> None:

@@ -39,6 +39,7 @@ from dkrr.failpoints import failpoint
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.direct import CholeskyFactor
 from dkrr.linalg.repairs import Repairs, check_finite
+from dkrr.linalg.workspace import INVERSE_DIAGONAL
 from dkrr.stores import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, trsm_right
@@ -53,8 +54,6 @@ MAX_WIDTH = 1024
 PANELS_PER_THREAD = 8
 STRIP_COLUMNS = 128
 CHUNK_ENTRIES = 64
-# Of the result, below the factor.
-NAME = "inverse_diagonal"
 # Two operands that are mapped, and the accumulator and the padded tile that a worker keeps from a factorisation.
 TILES_IN_MEMORY = 4
 
@@ -223,7 +222,7 @@ def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = Non
     grid, chunk = factor.grid, min(CHUNK_ENTRIES, factor.grid.tile_size)
     width = panel_width(grid, factor.dtype.itemsize, work.executor.num_threads, memory_bytes)
     shape = (grid.num_tiles, grid.tile_size)
-    result = ChunkArray.create(factor.array.store, NAME, shape=shape, chunks=(1, chunk))
+    result = ChunkArray.create(factor.array.store, INVERSE_DIAGONAL, shape=shape, chunks=(1, chunk))
     task = PanelTask(factor, result, width)
     repairs = Repairs()
     while True:
@@ -243,7 +242,7 @@ def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = Non
 
 def forget_inverse_diagonal(factored: CholeskyFactor) -> None:
     """Remove a result, so that the next call computes it again."""
-    remove_array(place(factored.factor.array.store, NAME))
+    remove_array(place(factored.factor.array.store, INVERSE_DIAGONAL))
 
 
 def _factorise_again(factored: CholeskyFactor) -> RunSummary:

@@ -1,0 +1,50 @@
+"""What `dkrr info --verify` says of what dkrr wrote: nothing while it is whole, and every byte of it that changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkrr
+from dkrr.cli import main
+from tests.faults import flip
+
+X = np.random.default_rng(0).standard_normal((150, 3))
+
+
+@pytest.fixture
+def factor(tmp_path: Path) -> Path:
+    """A factor that leave-one-out has left the diagonal of its inverse in; its last row block is ragged."""
+    est = dkrr.KernelRidge(
+        alpha=0.1, kernel="rbf", gamma=0.5, solver="cholesky", tile_size=64, store=tmp_path / "store"
+    )
+    est.fit(X, np.sin(X[:, 0])).leave_one_out()
+    (found,) = (tmp_path / "store" / "factors").glob("*.zarr")
+    assert (found / "inverse_diagonal" / "c" / "1" / "0").exists()
+    return found
+
+
+def verified(path: Path) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["info", str(path), "--verify"])
+    return result.exit_code, result.output
+
+
+def test_what_leave_one_out_keeps_in_a_factor_is_known(factor: Path) -> None:
+    assert verified(factor)[0] == 0
+    (factor / "inverse_diagonal" / "c" / "2" / "0").unlink()  # as an interrupted computation leaves it
+    assert verified(factor)[0] == 0
+
+
+def test_what_is_wrong_in_it_is_named(factor: Path) -> None:
+    flip(factor / "inverse_diagonal" / "c" / "1" / "0")
+    (factor / "inverse_diagonal" / "notes.txt").write_text("mine")
+    (factor / "other.txt").write_text("mine")
+    code, output = verified(factor)
+    assert code == 4
+    assert "chunk (1, 0) of inverse_diagonal is damaged" in output
+    assert "inverse_diagonal/notes.txt is of unknown origin" in output
+    assert "other.txt is of unknown origin" in output
+    assert "3 problems" in output
