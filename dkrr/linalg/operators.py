@@ -213,6 +213,18 @@ class RidgeOperator:
             out *= left[start : start + len(out), None]
             out *= right[None, : out.shape[1]]
 
+    def diagonal(self, i: int) -> FloatArray:
+        """Entries a_pp - alpha of row block i, the diagonal of S K S."""
+        span = self.grid.span(i)
+        if self.kernel is not None and self.rows is not None:
+            values = self.kernel.diag(self.rows.read(span.start, span.stop))
+        elif self.gram is not None:
+            values = np.diagonal(self.gram.read(i, i)).astype(np.float64)
+        else:
+            raise StoreError("a precomputed matrix has no kernel to evaluate", hint="give the matrix again")
+        root = self.root_weight(i)
+        return values if root is None else root * root * values
+
     def root_weight(self, i: int) -> FloatMatrix | None:
         """Square roots of the weights of row block i, None when the operator is not weighted."""
         if not self.weighted or self.rows is None:

@@ -129,7 +129,7 @@ def product_norms(
     """What :func:`true_residual` returns, for a known S K S u from :func:`exact_product`."""
     alpha = np.broadcast_to(np.asarray(alpha, dtype=np.float64), solution.shape[1:])
     assert product.row_sums is not None  # noqa: S101  (narrows the type)
-    diagonal = _diagonal(product.operator, product.root)
+    diagonal = _diagonal(product.operator)
     parts = []
     for i in range(product.blocks.num_tiles):
         rows = product.blocks.span(i)
@@ -142,20 +142,11 @@ def product_norms(
     return ResidualNorms(*combine_norms(parts))
 
 
-def _diagonal(operator: RidgeOperator, root: FloatMatrix | None) -> FloatMatrix | None:
+def _diagonal(operator: RidgeOperator) -> FloatMatrix | None:
     """The diagonal of S K S (n,); None when no entry of it is negative because K is positive semi-definite."""
-    kernel, grid = operator.kernel, operator.grid
-    if kernel is not None and kernel.positive_semidefinite:
+    if operator.kernel is not None and operator.kernel.positive_semidefinite:
         return None
-    parts = []
-    for i in range(grid.num_tiles):
-        if kernel is not None and operator.rows is not None:
-            span = grid.span(i)
-            parts.append(kernel.diag(operator.rows.read(span.start, span.stop)))
-        elif operator.gram is not None:
-            parts.append(np.diagonal(operator.gram.read(i, i)).astype(np.float64))
-    diagonal = np.concatenate(parts)
-    return diagonal if root is None else root * root * diagonal
+    return np.concatenate([operator.diagonal(i) for i in range(operator.grid.num_tiles)])
 
 
 def residual_norms(

@@ -36,6 +36,7 @@ __all__ = [
     "is_finite",
     "leading_minor_pivot",
     "potrf",
+    "rounded_pivot",
     "syrk",
     "syrk_tn",
     "trsm_left",
@@ -290,6 +291,30 @@ def leading_minor_pivot(a: FloatArray, k: int) -> tuple[int, float]:
             return k, min(0.0, float(a[k - 1, k - 1]) - float(np.sum(np.square(row))))
         k = earlier
     return 1, float(a[0, 0])
+
+
+# in eps: squared distances from products, of rows up to 24 lengths from the origin
+ENTRY_ROUNDING = 2 * 24**2
+
+
+def rounded_pivot(lower: FloatArray, diagonal: FloatArray, alpha: float, n: int) -> int:
+    """The order of the first pivot l_kk^2 of A that rounding alone may have made positive; 0 if there is none.
+
+    Rounding moves a pivot by up to (n + m) eps a_kk, if entries of K are right to m eps. It is looked for where alpha
+    is lost in the rounding of the diagonal: a larger one bounds all pivots of a positive semi-definite K from below.
+
+    Parameters
+    ----------
+    lower, diagonal
+        L (m, m) and a_kk (m,), of a diagonal tile or of all of A.
+    n
+        Rows of A.
+    """
+    eps = float(np.finfo(lower.dtype).eps)
+    if not diagonal.size or alpha > eps * float(diagonal.max()):
+        return 0
+    lost = np.square(lower.diagonal().astype(np.float64)) <= (n + ENTRY_ROUNDING) * eps * diagonal
+    return int(np.argmax(lost)) + 1 if lost.any() else 0
 
 
 def is_finite(array: FloatArray) -> bool:

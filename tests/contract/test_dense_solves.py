@@ -72,3 +72,19 @@ def test_the_pivot_of_an_indefinite_matrix_is_the_one_that_stops(options: dict[s
         dkrr.KernelRidge(0.0, kernel="precomputed", **options).fit(matrix, np.ones(100))
     assert caught.value.row == 70
     assert caught.value.pivot == pytest.approx(schur, rel=1e-6)
+
+
+@pytest.mark.parametrize("tiles", [{}, {"tile_size": 16}], ids=["in memory", "tiles"])
+@pytest.mark.parametrize("gamma", [0.5, 3.0, 30.0])
+def test_a_row_that_stands_twice_has_no_answer_without_alpha(gamma: float, tiles: dict[str, int]) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((40, 2)), rng.standard_normal(40)
+    X[5] = X[3]
+    est = dkrr.KernelRidge(alpha=0.0, kernel="rbf", gamma=gamma, **tiles)
+    with pytest.raises(dkrr.NotPositiveDefiniteError, match="raise alpha to at least") as caught:
+        est.fit(X, y)
+    assert caught.value.details["row"] <= 5
+    est.set_params(alpha=caught.value.details["suggested_alpha"]).fit(X, y)
+    alone = np.arange(40) != 5
+    est.set_params(alpha=0.0).fit(X[alone][:12], y[alone][:12])
+    np.testing.assert_allclose(est.predict(X[:3]), y[:3], rtol=1e-3)

@@ -44,7 +44,7 @@ from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.stores import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, syrk, trsm_right
+from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
 
 __all__ = ["CholeskyTask", "Split", "factorise"]
 
@@ -100,9 +100,10 @@ def factor_tile(
     failpoint("cholesky.tile.before_read")
     # a tile that was wrong may be so because the rows that it kept are
     c, info = assemble(task, i, j) if task.is_extended(i) and not suspect else _whole(task, i, j)
-    if info:
+    rounded = 0 if info or i != j else rounded_pivot(c, task.operator.diagonal(j), task.operator.alpha, task.grid.n)
+    if info or rounded:
         _check_operands(task, i, j)
-        raise _not_positive_definite(task, j, info)
+        raise _not_positive_definite(task, j, info, (rounded, float(c[rounded - 1, rounded - 1]) ** 2))
     failpoint("cholesky.tile.after_compute", c)
     if not is_finite(c):
         _check_operands(task, i, j)
@@ -232,16 +233,23 @@ def _subtract(task: CholeskyTask, i: int, j: int, c: Any, columns: range) -> Non
         del left
 
 
-def _not_positive_definite(task: CholeskyTask, j: int, info: int) -> NotPositiveDefiniteError:
-    """Name the row, the pivot and an alpha that would do. The tile is formed once more: potrf destroyed it."""
+def _not_positive_definite(
+    task: CholeskyTask, j: int, info: int, rounded: tuple[int, float]
+) -> NotPositiveDefiniteError:
+    """Name the row, the pivot and an alpha that would do; the order and the pivot are ``rounded`` if potrf went on.
+
+    Where it stopped, the tile is formed once more: potrf destroyed it.
+    """
     grid, alpha = task.factor.grid, task.operator.alpha
-    c = _update(task, j, j)
-    symmetric = np.tril(c) + np.tril(c, -1).T
-    order, pivot = leading_minor_pivot(symmetric, info)
+    order, pivot = rounded
+    if info:
+        c = _update(task, j, j)
+        order, pivot = leading_minor_pivot(np.tril(c) + np.tril(c, -1).T, info)
     row = grid.span(j).start + order - 1
     eps = float(np.finfo(factor_dtype(task)).eps)
-    task.operator.tile(j, j, c)  # rounding is that of the matrix, not of what the update left of it
-    suggested = alpha + (10 * max(abs(pivot), grid.n * eps * float(np.max(np.abs(np.diag(c))))) or eps)
+    # rounding is that of the matrix, not of what the update left of it
+    scale = float(np.abs(task.operator.diagonal(j)).max())
+    suggested = alpha + (10 * max(abs(pivot), grid.n * eps * scale) or eps)
     return NotPositiveDefiniteError(
         f"tile ({j}, {j}) of {task.factor.location} is not positive definite at row {row:,} "
         f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {task.factor.array.dtype})",

@@ -28,7 +28,7 @@ from dkrr.linalg.intercept import (
 from dkrr.linalg.predict import ArrayRows, check_training_rows
 from dkrr.linalg.residual import block_norms, combine_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
-from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf
+from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf, rounded_pivot
 
 __all__ = ["DenseFit", "dense_diagonals", "dense_factor", "fit_dense", "judge_dense", "solve_dense", "substitute"]
 
@@ -219,9 +219,13 @@ def dense_factor(kernel: Kernel | None, x: Any, root: Any, alpha: float, precisi
         a = _system(kernel, x, root, alpha).astype(precision, copy=False)
     if not is_finite(a):
         raise DataError(f"the Gram matrix is not finite in {precision}", hint="scale the features")
+    diagonal = a.diagonal().astype(np.float64)
     info = potrf(a)
     if info:
-        raise _not_positive_definite(_system(kernel, x, root, alpha).astype(precision, copy=False), info, alpha)
+        order, pivot = leading_minor_pivot(_system(kernel, x, root, alpha).astype(precision, copy=False), info)
+        raise _not_positive_definite(precision, diagonal, order, pivot, alpha)
+    if order := rounded_pivot(a, diagonal, alpha, len(a)):
+        raise _not_positive_definite(precision, diagonal, order, float(a[order - 1, order - 1]) ** 2, alpha)
     return a
 
 
@@ -267,14 +271,14 @@ def _norms(
     return np.array(relative), np.array(backward)
 
 
-def _not_positive_definite(a: Any, info: int, alpha: float) -> NotPositiveDefiniteError:
-    order, pivot = leading_minor_pivot(a, info)
-    scale = float(np.max(np.abs(np.diag(a))))
-    eps = float(np.finfo(a.dtype).eps)
-    suggested = alpha + (10 * max(abs(pivot), len(a) * eps * scale) or eps)
+def _not_positive_definite(
+    precision: str, diagonal: NDArray[np.float64], order: int, pivot: float, alpha: float
+) -> NotPositiveDefiniteError:
+    eps = float(np.finfo(precision).eps)
+    suggested = alpha + (10 * max(abs(pivot), len(diagonal) * eps * float(np.abs(diagonal).max())) or eps)
     return NotPositiveDefiniteError(
-        f"the matrix of {len(a):,} rows is not positive definite at row {order - 1:,} "
-        f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {a.dtype})",
+        f"the matrix of {len(diagonal):,} rows is not positive definite at row {order - 1:,} "
+        f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {precision})",
         hint=f"raise alpha to at least {suggested:.1g}, or remove duplicated rows; an indefinite kernel has no "
         "Cholesky factor at small alpha",
         row=order - 1,
