@@ -1,14 +1,16 @@
 """What the variance of a model's predictions rests on: one system for each alpha, its factor found or made.
 
-A factor that the fit left in its store is found again. Where there is none, at most 6,000 rows are factorised in memory
-(8 n^2 bytes, n^3 / 3 flops) when a variance is first asked for.
+A factor that the fit left in its store is found again, and compared with the kernel before it is used. Where there is
+none, at most 6,000 rows are factorised in memory (8 n^2 bytes, n^3 / 3 flops) when a variance is first asked for.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +22,10 @@ from dkrr.errors import ParameterError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.stored import WantedFactor, open_factor
 from dkrr.linalg.inference.calibration import Quantiles
-from dkrr.linalg.inference.variance import DenseFactor, VarianceSystem, maximum_likelihood_scale
+from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
 from dkrr.stores import is_url
+from dkrr.tiles import TileMatrix
 
 __all__ = [
     "OTHER_SOLVERS",
@@ -133,7 +136,9 @@ def variance_spread(model: Uncertain, store: Any = None) -> Spread:
 
     Cost
     ----
-    One look at every tile; n^3 / 3 flops and 8 n^2 bytes where a factor is made (at most 6,000 rows).
+    For each factor that is found n^2 / 2 kernel entries and two readings, see
+    :meth:`~dkrr.linalg.inference.variance.VarianceSystem.misfit`; n^3 / 3 flops and 8 n^2 bytes where one is made (at
+    most 6,000 rows).
     """
     kernel, x = model.kernel, model.x_fit
     solver = model.provenance.get("solver", "cholesky")
@@ -150,13 +155,9 @@ def variance_spread(model: Uncertain, store: Any = None) -> Spread:
     distinct = list(dict.fromkeys(alphas))
     weight = model.sample_weight
     root = None if weight is None else np.sqrt(weight.read(0, weight.num_rows)[:, 0])
-    factors = _find_factors(model, distinct, store)
-    if factors is None:
-        rows = x.read(0, model.num_rows)
-        rows = rows if model.center is None else rows - model.center
-        factors = [DenseFactor.of(kernel, rows, root, alpha) for alpha in distinct]
-    systems = [
-        VarianceSystem(
+
+    def system(alpha: float, factor: LowerTiles) -> VarianceSystem:
+        return VarianceSystem(
             factor=factor,
             kernel=kernel,
             x=x,
@@ -165,8 +166,13 @@ def variance_spread(model: Uncertain, store: Any = None) -> Spread:
             root=root,
             intercept=model.intercept is not None,
         )
-        for factor, alpha in zip(factors, distinct, strict=True)
-    ]
+
+    factors = _find_factors(model, distinct, store, lambda alpha, factor: system(alpha, factor).misfit())
+    if factors is None:
+        rows = x.read(0, model.num_rows)
+        rows = rows if model.center is None else rows - model.center
+        factors = [DenseFactor.of(kernel, rows, root, alpha) for alpha in distinct]
+    systems = [system(alpha, factor) for alpha, factor in zip(distinct, factors, strict=True)]
     return Spread(tuple(systems), tuple(distinct.index(alpha) for alpha in alphas))
 
 
@@ -178,7 +184,9 @@ def has_spread(model: Any) -> bool:
         return False
 
 
-def _find_factors(model: Uncertain, alphas: list[float], store: Any) -> list[Any] | None:
+def _find_factors(
+    model: Uncertain, alphas: list[float], store: Any, misfit: Callable[[float, TileMatrix], str]
+) -> list[Any] | None:
     """The stored factors, None where factors are made in memory instead.
 
     Raises
@@ -201,6 +209,7 @@ def _find_factors(model: Uncertain, alphas: list[float], store: Any) -> list[Any
                 ),
                 facts.get("factors", []) if store is None else [],
                 facts.get("store") if store is None else str(store),
+                partial(misfit, alpha),
             )
             for alpha in alphas
         ]

@@ -188,7 +188,8 @@ class WithUncertainty:
 
         Cost
         ----
-        n^2 flops and n kernel entries a row; the factor is read once every 1,024 rows (fewer beyond n = 32,768).
+        n^2 flops and n kernel entries a row; the factor is read once every 1,024 rows (fewer beyond n = 32,768). Before
+        it is first used, a stored factor is compared with the kernel: n^2 / 2 entries and two readings.
         """
         with single_blas_thread():
             return standard_deviation(self, self.variance(X), noise=noise, sigma2=sigma2)

@@ -149,7 +149,7 @@ class TestStoredFactors:
     def fitted(self, folder: Path, **options: Any) -> tuple[dkrr.KernelRidge, np.ndarray]:
         x, y, z = data()
         defaults = {"solver": "cholesky", "precision": "float64", "tile_size": 64, "store": folder / "store"}
-        model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5, **(defaults | options))
+        model = dkrr.KernelRidge(**({"alpha": ALPHA, "kernel": "rbf", "gamma": 0.5} | defaults | options))
         return model.fit(x, y), z
 
     def expected(self) -> np.ndarray:
@@ -177,6 +177,18 @@ class TestStoredFactors:
         next((tmp_path / "store" / "factors").glob("*.zarr/c/2/0")).unlink()
         with pytest.raises(StoreError, match="is not whole: 1 of 6 tiles are missing"):
             model.predict(z, return_std=True)
+
+    def test_a_tile_of_another_factor_is_refused_until_a_fit_makes_it_again(self, tmp_path: Path) -> None:
+        model, z = self.fitted(tmp_path)
+        (factor,) = (tmp_path / "store" / "factors").glob("*.zarr")
+        self.fitted(tmp_path / "other", gamma=0.6)
+        shutil.copyfile(next((tmp_path / "other").glob("store/factors/*.zarr/c/2/1")), factor / "c/2/1")
+        with pytest.raises(StoreError, match=r"does not give back the matrix at row 1\d\d \(off by") as error:
+            model.predict(z, return_std=True)
+        assert str(factor) in error.value.message
+        assert error.value.hint.startswith("fit with solver='cholesky'")
+        model, _ = self.fitted(tmp_path)
+        np.testing.assert_allclose(model.predict(z, return_std=True, sigma2=1.0)[1], self.expected(), atol=1e-10)
 
     @pytest.mark.parametrize(("name", "value"), [("alpha", 0.03), ("rows_digest", "0" * 64), ("n", 149)])
     def test_a_factor_of_something_else_is_refused(self, tmp_path: Path, name: str, value: Any) -> None:

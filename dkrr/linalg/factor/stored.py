@@ -4,22 +4,29 @@ A factor's fields say which matrix it factorises; a model knows the same of its 
 Gram tiles came from and the BLAS kernel decide its bytes but not what it is a factor of, so any float64 factor of the
 matrix will do.
 
-Cost: one small JSON document for each factor of the store, and one look at every tile of the one that is taken.
+The fields say nothing of what a tile holds, and of a kernel function only its name, so that what is found is compared
+with the matrix before it is used.
+
+Cost: one small JSON document for each factor of the store; one look at every tile of the one that is taken, and what
+comparing it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dkrr.errors import StoreError
+from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.workspace import keep_for_others
 from dkrr.stores import arrays_below, read_json
 from dkrr.tiles import TileMatrix
 
 __all__ = ["WantedFactor", "open_factor"]
+
+logger = logging.getLogger("dkrr.linalg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +61,9 @@ class WantedFactor:
         return ""
 
 
-def open_factor(wanted: WantedFactor, named: Sequence[str], store: str | None) -> TileMatrix:
+def open_factor(
+    wanted: WantedFactor, named: Sequence[str], store: str | None, misfit: Callable[[TileMatrix], str]
+) -> TileMatrix:
     """The factor at one of the named locations, else any in the store that is the one.
 
     Parameters
@@ -63,21 +72,29 @@ def open_factor(wanted: WantedFactor, named: Sequence[str], store: str | None) -
         Where it was when the system was solved.
     store
         A store that is searched, or None.
+    misfit
+        Says why a factor is not that of the matrix, "" when it is.
 
     Raises
     ------
     StoreError
-        There is none; the message says why not for each that was named.
+        There is none; the message says why not for each that was named, or that is not what its fields say.
     """
     reasons = []
-    for location in named:
+    for location in (*named, *(other for other in arrays_below(store, "factors") if other not in named)):
         reason = _taken(wanted, location)
+        if reason:
+            reasons += [f"{location} {reason}"] if location in named else []
+            continue
+        factor = TileMatrix.open(location)
+        try:
+            reason = misfit(factor)
+        except DamagedChunkError as damage:
+            reason = f"is damaged ({damage.message})"
         if not reason:
-            return TileMatrix.open(location)
+            return factor
+        logger.warning("%s %s", location, reason)
         reasons.append(f"{location} {reason}")
-    for location in arrays_below(store, "factors"):
-        if location not in named and not _taken(wanted, location):
-            return TileMatrix.open(location)
     raise StoreError(f"no float64 factor of these {wanted.n:,} rows: {'; '.join(reasons) or 'the fit left none'}")
 
 

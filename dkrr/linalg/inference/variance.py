@@ -37,7 +37,8 @@ from numpy.typing import NDArray
 from dkrr.chunks import FloatArray
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
 from dkrr.kernels import Kernel
-from dkrr.linalg.predict import RowSource
+from dkrr.linalg.predict import CHECK_TOLERANCE, RowSource
+from dkrr.linalg.products import kernel_product
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import gemm_nt, is_finite, potrf, trsm_right
 
@@ -52,6 +53,8 @@ BLOCK_BYTES = 256 * 2**20
 PASS_ROWS = 65_536
 # how many units of n eps cond(L) k(z, z) rounding may be blamed for, as in LAPACK's tests
 ROUNDING_FACTOR = 30.0
+# of alpha: an error E of A changes no variance by more than |E| / alpha of k(z, z)
+HARMLESS_ERROR = 1e-6
 
 
 class LowerTiles(Protocol):
@@ -155,6 +158,49 @@ class VarianceSystem:
             result[start : start + step] = self._block(np.ascontiguousarray(z[start : start + step]))
         return result
 
+    def misfit(self) -> str:
+        """Why the factor is not that of A, "" when it is: A v is compared with L (L^T v) for random signs v.
+
+        A is evaluated from the kernel and the rows, so that it shows whatever became of a stored tile, and a kernel
+        function that was another when the factor was made. The entries of A - L L^T are at most
+        (100 n^1/2 eps + 1e-11) (A_pp A_qq)^1/2, see :mod:`dkrr.linalg.verify`; signs add up their squares.
+
+        Cost
+        ----
+        n^2 / 2 kernel entries and 4 n^2 flops; every tile is read twice.
+        """
+        grid = self.factor.grid
+        n, spans = grid.n, [grid.span(i) for i in range(grid.num_tiles)]
+        v = np.random.default_rng(0).choice((-1.0, 1.0), size=(n, 1))
+        root = np.ones((n, 1)) if self.root is None else self.root[:, None]
+        found, product, diagonal, scaled = np.zeros((n, 1)), np.zeros((n, 1)), np.empty((n, 1)), root * v
+        for j, columns in enumerate(spans):
+            half = sum(self.factor.read(i, j).T @ v[spans[i]] for i in range(j, len(spans)))
+            b = self._rows(columns)
+            diagonal[columns] = np.abs(self.kernel.diag(b))[:, None]
+            kernel_product(self.kernel, b, b, scaled[columns], product[columns], same=True)
+            for i, rows in enumerate(spans[j:], j):
+                found[rows] += self.factor.read(i, j) @ half
+                if i > j:
+                    halves = {"u": scaled[rows], "out_t": product[columns]}
+                    kernel_product(self.kernel, self._rows(rows), b, scaled[columns], product[rows], **halves)
+        error = np.abs(root * product + self.alpha * v - found)
+        scale = np.sqrt(diagonal * root**2 + self.alpha)
+        rounding = (100 * np.sqrt(n) * np.finfo(np.float64).eps + CHECK_TOLERANCE) * scale * np.linalg.norm(scale)
+        allowed = rounding + HARMLESS_ERROR * self.alpha
+        if (error <= allowed).all():
+            return ""
+        worst = int(np.argmax(np.where(error <= allowed, -1.0, error)))
+        return (
+            f"does not give back the matrix at row {worst:,} (off by {error[worst, 0]:.1e}, {allowed[worst, 0]:.1e} "
+            "allowed): a tile is not its own, or the kernel function was another when it was made"
+        )
+
+    def _rows(self, span: slice) -> NDArray[np.float64]:
+        """Training rows as the kernel sees them."""
+        x = self.x.read(span.start, span.stop)
+        return x if self.center is None else x - self.center
+
     def _block(self, z: NDArray[np.float64]) -> FloatVector:
         if self.center is not None:
             z = z - self.center
@@ -174,8 +220,7 @@ class VarianceSystem:
         for i in range(grid.num_tiles):
             span = grid.span(i)
             block = half[:, span]
-            x = self.x.read(span.start, span.stop)
-            self.kernel.block(z, x if self.center is None else x - self.center, block[: len(z)])
+            self.kernel.block(z, self._rows(span), block[: len(z)])
             if self.intercept:
                 block[-1] = 1.0
             if self.root is not None:
