@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Fitted",
     "Layout",
+    "column_number",
     "feature_columns",
     "find_names",
     "kept_columns",
@@ -105,7 +106,7 @@ def resolve(
     if target is not None:
         is_single = isinstance(target, str) or not isinstance(target, Sequence)
         wanted: Sequence[Any] = [target] if is_single else target  # type: ignore[assignment]
-        chosen = tuple(_number(table, column, "target") for column in wanted)
+        chosen = tuple(column_number(table, column, "target") for column in wanted)
         if not chosen:
             raise ParameterError("target is an empty list", hint="leave it out if there is no target")
         if table.target is not None and chosen != table.target:
@@ -117,7 +118,7 @@ def resolve(
             targets, y_is_1d = chosen, is_single
     weights = table.weight
     if weight is not None:
-        number = _number(table, weight, "weight")
+        number = column_number(table, weight, "weight")
         if weights is not None and number != weights:
             raise ParameterError(f"weight {weight!r} of {table.label}, which has weights of its own", hint="drop it")
         weights = number
@@ -127,7 +128,7 @@ def resolve(
     else:
         if isinstance(features, str):
             raise ParameterError(f"features is {features!r}; a list of names or numbers expected", hint="use a list")
-        inputs = tuple(_number(table, column, "features") for column in features)
+        inputs = tuple(column_number(table, column, "features") for column in features)
     if not inputs:
         raise DataError(
             f"{table.label} has no feature columns left ({len(table.names)} in all)",
@@ -142,7 +143,14 @@ def resolve(
     return Layout(features=inputs, targets=targets, weight=weights, y_is_1d=y_is_1d)
 
 
-def _number(table: Table, column: Any, role: str) -> int:
+def column_number(table: Table, column: Any, role: str) -> int:
+    """The number of a column that is named, or given by its number, as the ``role`` of the table.
+
+    Raises
+    ------
+    ParameterError
+        It does not exist, or may be either of two.
+    """
     names = table.names
     if isinstance(column, str):
         found = [j for j, name in enumerate(names) if name == column]
@@ -330,7 +338,7 @@ def kept_columns(table: Table, names: Sequence[str]) -> tuple[int, ...]:
         There is no such column, or the table cannot hand out columns as they stand.
     """
     try:
-        columns = tuple(dict.fromkeys(_number(table, name, "keep") for name in names))
+        columns = tuple(dict.fromkeys(column_number(table, name, "keep") for name in names))
     except ParameterError as exc:
         raise DataError(exc.message, hint=exc.hint) from None
     for column in columns:

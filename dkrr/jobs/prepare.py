@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import numpy as np
 
 from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
-from dkrr.dataset.columns import match_features, match_targets, ordered_like
+from dkrr.dataset.columns import column_number, match_features, match_targets, ordered_like, resolve
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.parquet import is_visible, visible_files
-from dkrr.errors import DataError, StoreError
+from dkrr.errors import DataError, JobFileError, StoreError
+from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.objects import find_object, list_objects
@@ -75,18 +77,25 @@ def _objects_state(url: str) -> Any:
     return [address.bucket, address.key, [(item.key, item.num_bytes, item.version) for item in objects]]
 
 
-def open_data(data: DataSpec, store: Any, *, path: str | None = None, fitted: Dataset | None = None) -> Dataset:
+def open_data(
+    data: DataSpec, store: Any, *, path: str | None = None, fitted: Dataset | None = None, has_numbers: bool = True
+) -> Dataset:
     """The data set behind ``[data]`` (or behind another ``path`` read the same way), ingested when it is not one.
 
     With ``fitted`` columns are those of that data set, by name where both have names, and classes are its classes.
+    ``has_numbers`` says whether numbers of columns are those of a data set, where there is one.
     """
     path = path or data.path
     if os.path.isdir(path) or (is_url(path) and not path.startswith(("sklearn:", "generate:"))):
         try:
-            return open_dataset(path)
+            dataset = open_dataset(path)
         except StoreError:
             if name_of(path).endswith(".zarr") and read_json(path, "zarr.json") is not None:
                 raise
+        else:
+            if fitted is None:
+                _check_columns(data, dataset, has_numbers)
+            return dataset
     options = {**data.options(), "one_hot": data.one_hot}
     known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes]]
     destination = place(store, "data", _key(_source_state(path), options, *known) + ".zarr")
@@ -104,10 +113,12 @@ def open_data(data: DataSpec, store: Any, *, path: str | None = None, fitted: Da
 
 def prepare(job: JobSpec, store: Any) -> Prepared:
     """Split and whiten: training rows with the training rows' statistics, or frozen ones; held-out rows untouched."""
-    dataset = open_data(job.data, store)
+    evaluate = job.evaluate
+    # where other rows are evaluated, numbers are those of columns of their file
+    has_numbers = evaluate is None or evaluate.path is None
+    dataset = open_data(_without_mask(job), store, has_numbers=has_numbers)
     if dataset.y is None:
         raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
-    evaluate = job.evaluate
     mask, test = None, None
     locations: list[str] = []
     if evaluate is not None and evaluate.path is not None:
@@ -148,6 +159,57 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
     train = replace(train, **fields_of(dataset))  # the same rows may have been prepared under other names
     limit = None if job.data.standardize else job.data.drift_limit
     return Prepared(train, test, scaling, (*locations, location), frozen, _facts(dataset), limit)
+
+
+def _without_mask(job: JobSpec) -> DataSpec:
+    """``[data]`` with the features named, without the column that is the mask, where they were not and there is one.
+
+    Raises
+    ------
+    JobFileError
+        The column is a feature of a data set.
+    """
+    data, mask = job.data, None if job.evaluate is None else job.evaluate.mask
+    if mask is None or is_data_file(mask) or data.features is not None:
+        return data
+    table = open_table(data.path, header=data.header, delimiter=data.delimiter, decimal=data.decimal)
+    column = column_number(table, mask, "[evaluate] mask")
+    if table.target is None:
+        features = resolve(table, target=data.target, features=None, weight=data.weight).features
+        return data.model_copy(update={"features": [table.names[j] for j in features if j != column]})
+    if column not in (*table.target, table.weight):
+        raise JobFileError(
+            f"[evaluate] mask is {table.names[column]!r}, which is a feature of {data.path}",
+            hint="ingest that without the column, with --features, and give the mask as a file",
+        )
+    return data
+
+
+def _check_columns(data: DataSpec, dataset: Dataset, has_numbers: bool) -> None:
+    """Refuse a ``[data]`` that asks for other columns than its data set has."""
+    names = open_table(dataset).names
+    columns: dict[str, list[Sequence[str]]] = {
+        "features": [dataset.feature_names],
+        "target": [dataset.target_names, dataset.named_targets],
+        "weight": [names[-1:] if dataset.weight is not None else ()],
+    }
+    for key, there in columns.items():
+        given = getattr(data, key)
+        wanted = given if isinstance(given, list) else [] if given is None else [given]
+        if not wanted or not (has_numbers or all(isinstance(column, str) for column in wanted)):
+            continue
+        found = tuple(names[j] if isinstance(j, int) and -len(names) <= j < len(names) else j for j in wanted)
+        if found not in map(tuple, there):
+            raise JobFileError(
+                f"[data] {key}: {', '.join(map(str, wanted))} given, {data.path} is a data set with "
+                f"{', '.join(there[0]) or 'none'}",
+                hint=f"leave {key} out; `dkrr ingest` makes a data set of other columns",
+            )
+    if data.one_hot and dataset.classes is None:
+        raise JobFileError(
+            f"[data] one_hot is true, and the targets of the data set {data.path} are no classes",
+            hint="leave it out; `dkrr ingest --one-hot` makes a data set of classes",
+        )
 
 
 def has_changed(job: JobSpec, result: dict[str, Any]) -> bool:

@@ -401,6 +401,56 @@ def test_what_does_not_fit_is_said_before_anything_is_computed(
     assert not (tmp_path / "runs/a/model.zarr").exists()
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('features = ["a", "b"]', "features: a, b given"),
+        ('target = "a"', "target: a given"),
+        ("target = 0", "target: 0 given"),
+        ('target = "nosuch"', "target: nosuch given"),
+        ('weight = "b"', "weight: b given"),
+        ("one_hot = true", "one_hot"),
+    ],
+)
+def test_other_columns_than_a_data_set_has_are_refused(data: str, said: str, model: Path, tmp_path: Path) -> None:
+    path = job(tmp_path, tmp_path / "train.zarr", tmp_path, data)
+    path.write_text(path.read_text().replace(f'[evaluate]\npath = "{tmp_path}"\n', ""))
+    for command in ("plan", "fit"):
+        result = run(command, path)
+        assert result.exit_code == 2, result.output
+        assert said in result.stderr
+    assert not list(tmp_path.glob("runs/**/*.zarr"))
+
+
+@pytest.mark.parametrize(
+    "data", ['target = "y"', 'target = [-1]\nfeatures = ["a", "b", "c"]', 'features = [0, "b", 2]\nmissing = "drop"']
+)
+def test_the_columns_that_a_data_set_has_may_be_named(data: str, model: Path, tmp_path: Path) -> None:
+    path = job(tmp_path, tmp_path / "train.zarr", tmp_path, data)
+    path.write_text(path.read_text().replace(f'[evaluate]\npath = "{tmp_path}"\n', ""))
+    assert run("plan", path).exit_code == 0
+
+
+@pytest.mark.parametrize("mask", ["m", 0])
+def test_the_column_of_a_mask_is_no_feature(mask: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    frame = FRAME.assign(m=[int(k % 4 == 0) for k in range(120)])[["m", "y", "a", "b", "c"]]
+    path = job(tmp_path, csv(frame, tmp_path / "rows.csv"), tmp_path, 'target = "y"')
+    path.write_text(path.read_text().replace(f'path = "{tmp_path}"\n', f"mask = {mask!r}\n"))
+    result = run("fit", path, "--json")
+    assert result.exit_code == 0, result.output
+    assert dkrr.load_model(tmp_path / "runs/a/model.zarr").feature_names == ["a", "b", "c"]
+    without = csv(frame.drop(columns="m"), tmp_path / "without.csv")
+    assert run("evaluate", tmp_path / "runs/a/model.zarr", without).exit_code == 0
+
+    # a data set has its features already
+    dkrr.ingest(frame, tmp_path / "rows.zarr", target="y")
+    path.write_text(path.read_text().replace("rows.csv", "rows.zarr").replace("runs/a", "runs/b"))
+    result = run("fit", path)
+    assert result.exit_code == 2, result.output
+    assert "[evaluate] mask" in result.stderr
+
+
 def test_a_file_is_evaluated_as_the_data_set_was_made(tmp_path: Path) -> None:
     dkrr.ingest(TREES, tmp_path / "train.zarr", target="kind", one_hot=True)
     test = csv(TREES[TREES["kind"] != "ash"][["kind", "b", "a"]], tmp_path / "test.csv")
