@@ -395,7 +395,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         if in_memory and not tiled.is_given:
             model = replace(model, x_fit=ArrayRows(X))
         elif on_disk is not None:
-            kept = on_disk if holder is None else HeldRows(on_disk, holder)
+            held = X if isinstance(X, Dataset) and on_disk == X.X else holder
+            kept = on_disk if held is None else HeldRows(on_disk, held)
             model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         self.n_features_in_ = model.num_features
         return self._finish(model, rows, holder)

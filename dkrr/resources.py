@@ -15,7 +15,6 @@ import numpy as np
 
 from dkrr.address import join, parent_of
 from dkrr.dataset import Dataset, ingest, open_dataset
-from dkrr.dataset.dataset import Part
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import Table, open_table
@@ -23,7 +22,7 @@ from dkrr.engine.cluster import find_client
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError
-from dkrr.lazy import lazy_rows
+from dkrr.lazy import check_still_there, lazy_rows
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from dkrr.stores import arrays_below, copy_tree, is_url, local_root, place, read_json, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
@@ -159,7 +158,7 @@ def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Data
         At the path of a data set are other rows than when it was opened.
     """
     if isinstance(X, Dataset):
-        _check_still_there(X)
+        check_still_there(X)
         if y is None and sample_weight is None:
             yield X
             return
@@ -174,16 +173,6 @@ def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Data
         yield dataset
     finally:
         remove_array(dataset.path)
-
-
-def _check_still_there(dataset: Dataset) -> None:
-    """Rows of a data set are known by the digests that were read when it was opened; later appends do not matter."""
-    now, n = open_dataset(dataset.path, version=dataset.version), dataset.num_rows
-    digests: dict[Part, str | None] = {"X": dataset.digest, "y": dataset.digest_y, "weight": dataset.digest_weight}
-    for part, digest in digests.items():
-        there = now.prefix_digest(n, part) if now.num_rows >= n and part in now.parts() else None
-        if digest not in (None, there):
-            raise DataError(f"{dataset.path} holds other rows than when it was opened", hint="open it again")
 
 
 def _parts(dataset: Dataset, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:

@@ -56,7 +56,7 @@ from dkrr.spread import recorded_factors
 from dkrr.stores import full_disk, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.validation import check_alpha
+from dkrr.validation import check_alpha, check_target_sizes
 
 __all__ = ["TiledFit"]
 
@@ -151,6 +151,7 @@ class TiledFit:
     def _solve_rows(self, X: Any, y: Any, weight: Any, root: Any) -> tuple[Model, RowArray]:
         source_table(X, y)
         with rows_on_disk(X, y, weight, root) as dataset:
+            check_target_sizes(dataset)
             n, d = dataset.num_rows, dataset.num_features
             alpha = check_alpha(self.alpha, dataset.num_targets).tolist()
             kernel = self.kernel.resolve(d)
@@ -307,6 +308,7 @@ class TiledFit:
             with nothing_new(root):
                 dataset, given, digest = store_given_matrix(K, y, weight, root, b)
             try:
+                check_target_sizes(dataset)
                 alpha = check_alpha(self.alpha, dataset.num_targets).tolist()
                 problem = replace(problem, alpha=tuple(alpha))
                 settings = replace(decision.settings(problem, choice), gram="stored")

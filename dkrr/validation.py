@@ -16,6 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from dkrr.dataset import Dataset
 from dkrr.dataset.sources.table import check_shape, to_floats
+from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DataError, ParameterError
 from dkrr.tiles import MAX_TILE_SIZE
 
@@ -24,6 +25,7 @@ __all__ = [
     "check_alpha",
     "check_flag",
     "check_nonnegative",
+    "check_target_sizes",
     "check_tile_size",
     "check_weight",
     "compared_targets",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 MAX_SPARSE_ENTRIES = 20_000_000
+TARGET_SIZES = (1e-140, 1e140)
 
 
 class DataTypeError(DataError, TypeError):
@@ -151,9 +154,34 @@ def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDA
                 y_numeric=True,
             )  # fmt: skip
         y = np.array(y, dtype=np.float64, order="C")
+        if not np.isfinite(y).all():  # of objects, which scikit-learn converts after its own check
+            raise ValueError("targets are finite numbers")
     except (ValueError, TypeError, OverflowError) as exc:
         raise _explained(exc, X, y) from exc
+    check_target_sizes(y)
     return dense_rows(X), y
+
+
+def check_target_sizes(targets: Dataset | NDArray[np.float64]) -> None:
+    """Refuse targets whose squares, which residuals, scores and variances are made of, over- or underflow.
+
+    Raises
+    ------
+    DataError
+        Names the first one; a target of zeros is none of them.
+    """
+    if isinstance(targets, Dataset):
+        sizes = np.hypot(targets.y_mean, decode_floats(targets.records["y"]["std"])) if targets.y else np.empty(0)
+    else:
+        sizes = np.abs(targets.reshape(len(targets), -1)).max(axis=0)
+    wrong = (sizes != 0) & ~((sizes > TARGET_SIZES[0]) & (sizes < TARGET_SIZES[1]))
+    if wrong.any():
+        target = int(np.argmax(wrong))
+        raise DataError(
+            f"target {target} is of size {sizes[target]:.2g}, whose squares are too small or too large for float64; "
+            f"{TARGET_SIZES[0]:.0e} to {TARGET_SIZES[1]:.0e} expected",
+            hint="measure it in another unit",
+        )
 
 
 def rows_to_predict(estimator: Any, X: Any) -> Any:

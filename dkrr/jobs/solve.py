@@ -28,6 +28,7 @@ from dkrr.planning.choices import SolverChoice
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
 from dkrr.spread import recorded_factors
 from dkrr.stores import list_entries, place, remove_array
+from dkrr.validation import check_target_sizes
 
 __all__ = ["solve_and_save"]
 
@@ -41,6 +42,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         See :func:`dkrr.fitting.fit_rows`.
     """
     train, given, digest = prepared.train, None, ""
+    check_target_sizes(train)
     kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)
     if kernel is None:
         assert train.y is not None  # noqa: S101  (narrows the type)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from dkrr.errors import ParameterError
 from dkrr.kernels.base import Constant, Kernel, Product, Sum
 from dkrr.kernels.checks import check_names, nearest
@@ -52,7 +54,7 @@ def make_kernel(
     ParameterError
         An unknown name, parameter or value.
     """
-    extra = dict(kernel_params or {})
+    extra = _copied(dict(kernel_params or {}))
     if isinstance(kernel, str):
         if kernel not in NAMED:
             raise ParameterError(f"kernel = {kernel!r}", hint=nearest(kernel, NAMED))
@@ -73,6 +75,15 @@ def make_kernel(
     if is_sklearn_kernel(kernel):
         return SklearnKernel(kernel=kernel)
     raise ParameterError(f"kernel = {kernel!r}", hint="a name, a callable, a kernel object or a dictionary is expected")
+
+
+def _copied(value: Any) -> Any:
+    """Arrays and what they are in, copied: a kernel is what it was when it was made."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item) for item in value)
+    return {name: _copied(item) for name, item in value.items()} if type(value) is dict else value
 
 
 def kernel_from_dict(values: Mapping[str, Any]) -> Kernel:

@@ -161,7 +161,8 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
 
     Cost
     ----
-    Nothing until computed; then d b^2 flops and 8 b^2 bytes a tile.
+    Nothing until computed; then d b^2 flops and 8 b^2 bytes a tile. Of a tile that is stored six entries are evaluated:
+    where they differ, because a kernel function was changed or a file was, the tile is computed again.
     """
     import dask.array as da
 
@@ -193,10 +194,9 @@ def _ingest_rows(X: Any, store: Any) -> Dataset:
 
 
 def gram_block(task: GramTask, block_id: tuple[int, int] | None = None) -> FloatArray:
-    """Block (i, j) of the symmetric K: the stored tile or its transpose, computed when it is not there."""
+    """Block (i, j) of the symmetric K: the stored tile or its transpose, computed unless it is there and agrees."""
     i, j = block_id or (0, 0)
     row, column = max(i, j), min(i, j)
-    if not task.gram.is_valid(row, column):
-        gram_tile(task, row, column)
+    gram_tile(task, row, column)
     tile = task.gram.read(row, column)
     return np.array(tile if i >= j else tile.T, order="C")

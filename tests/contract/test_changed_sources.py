@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,34 @@ def test_a_data_set_is_still_the_one_that_was_opened(grown: bool, parts: Parts, 
         return
     shutil.rmtree(path)
     dkrr.ingest(X + 1.0, path, y=2.0 * y)
-    message = r"data\.zarr holds other rows than when it was opened"
-    with pytest.raises(DkrrError, match=message):
-        estimator.leave_one_out()
-    with pytest.raises(DkrrError, match=message):
-        dkrr.KernelRidge(**options).fit(dataset)  # type: ignore[arg-type]
+    for use in (
+        estimator.leave_one_out,
+        lambda: estimator.predict(X),
+        lambda: estimator.predict(X, return_std=True),
+        lambda: estimator.predict_interval(X),
+        lambda: estimator.save(tmp_path / "model.zarr"),
+        estimator.X_fit_.compute,
+        lambda: pickle.loads(pickle.dumps(estimator)).predict(X),
+        lambda: dkrr.KernelRidge(**options).fit(dataset),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(DkrrError, match=r"data\.zarr holds other rows than when it was opened"):
+            use()
+    assert not (tmp_path / "model.zarr").exists()
+
+
+_length = 1.0
+
+
+def of_a_length(A: Any, B: Any) -> Any:
+    """A kernel whose values are others when the module is."""
+    return np.exp(-np.square(A[:, None] - B[None]).sum(axis=-1) / _length)
+
+
+def test_stored_tiles_of_a_function_that_changed_are_computed_again(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = parts[0]
+    for length in (1.0, 3.0):
+        monkeypatch.setattr(f"{__name__}._length", length)
+        K = dkrr.gram_matrix(X, of_a_length, store=tmp_path, tile_size=16).compute(scheduler="synchronous")
+        np.testing.assert_allclose(K, of_a_length(X, X), rtol=1e-12)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 
 import dkrr
 from dkrr.errors import DataError, ParameterError
@@ -148,3 +149,70 @@ def test_many_rows_of_a_primal_fit_are_not_copied_and_not_taken_for_others(
         estimator.leave_one_out()
     X[...] = kept
     assert np.array_equal(estimator.leave_one_out().residuals, residuals)
+
+
+def scaled(A: Any, B: Any, scale: Any) -> Any:
+    """A kernel with an array as its parameter."""
+    return (A * scale) @ B.T + 1.0
+
+
+@pytest.mark.parametrize("solver", ["auto", "nystrom"])
+def test_parameters_of_a_kernel_function_are_those_of_the_fit(solver: str, rows: tuple[Any, Any, Any]) -> None:
+    X, y, _ = rows
+    scale = [1.0, 2.0, 3.0] if solver == "nystrom" else np.array([1.0, 2.0, 3.0])
+    estimator = dkrr.KernelRidge(kernel=scaled, kernel_params={"scale": scale}, solver=solver).fit(X, y)
+    wanted = estimator.predict(X)
+    scale[0] = 5.0
+    assert np.array_equal(estimator.predict(X), wanted)
+
+
+ESTIMATORS = {
+    "in memory": dkrr.KernelRidge(kernel="rbf"),
+    "tiles": dkrr.KernelRidge(kernel="rbf", tile_size=16),
+    "cg": dkrr.KernelRidge(kernel="rbf", solver="cg"),
+    "nystrom": dkrr.KernelRidge(kernel="rbf", solver="nystrom", solver_params={"num_centers": 10}),
+    "primal": dkrr.KernelRidge(solver="primal"),
+    "folds": dkrr.KernelRidgeCV(kernel="rbf", cv=3),
+    "score": dkrr.KernelRidgeCV(kernel="rbf", scoring="r2"),
+    "path": dkrr.KernelRidgeCV(kernel="rbf", tile_size=16),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_target_that_is_missing_is_named(name: str, rows: tuple[Any, Any, Any]) -> None:
+    X, y, _ = rows
+    for missing in (None, np.nan, np.inf):
+        targets = y.astype(object)
+        targets[3] = missing
+        with pytest.raises(DataError, match=r"input y has 1 value that is NaN or infinity; .* at row 3"):
+            clone(ESTIMATORS[name]).fit(X, targets)
+    clone(ESTIMATORS[name]).fit(X, y.astype(object))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", [*ESTIMATORS, "on disk", "on disk, precomputed"])
+def test_targets_whose_squares_are_no_numbers_are_refused(
+    name: str, rows: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    X, y, _ = rows
+    given: Any = X
+    estimator = ESTIMATORS["tiles"] if name.startswith("on disk") else ESTIMATORS[name]
+    if name.startswith("on disk"):
+        np.save(tmp_path / "X.npy", X @ X.T + np.eye(N) if "precomputed" in name else X)
+        given = str(tmp_path / "X.npy")
+    estimator = clone(estimator).set_params(kernel="precomputed" if "precomputed" in name else estimator.kernel)
+    for factor in (1e-170, 1e160):
+        targets = np.column_stack([y, np.zeros(N), factor * y])
+        with pytest.raises(DataError, match=r"target 2 is of size .*, whose squares"):
+            estimator.fit(given, targets)
+    estimator.fit(given, 1e-100 * y)
+
+
+def test_sizes_of_targets_do_not_matter(rows: tuple[Any, Any, Any]) -> None:
+    X, y, _ = rows
+    for size in (1e-130, 1e130):
+        small, wanted = (dkrr.KernelRidgeCV([100, 1, 0.01, 0.1], kernel="rbf").fit(X, s * y) for s in (size, 1.0))
+        assert small.alpha_ == wanted.alpha_
+        for one, other in zip(small.predict(X, return_std=True), wanted.predict(X, return_std=True), strict=True):
+            np.testing.assert_allclose(one, other * size, rtol=1e-10)
