@@ -26,6 +26,7 @@ from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.sources import Table
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.fence import check_fence
 from dkrr.jobs.runs.events import utc_now
 from dkrr.manifest import content_digest
 from dkrr.objects import put_file
@@ -46,7 +47,7 @@ __all__ = ["Beside", "check_output", "export_predictions", "work_of"]
 ENDINGS = (".zarr", ".npy", ".parquet", ".csv")
 _WORK = re.compile(
     r"(?:data\.zarr|result\.zarr|version\.json)(?:\.lock)?(?:\.[0-9a-f]{32}\.partial)?"
-    r"|\.dkrr-probe-[0-9a-f]{32}\.partial|export-[a-z0-9_]{8}"
+    r"|\.dkrr-probe-[0-9a-f]{32}(?:\.partial)?|export-[a-z0-9_]{8}"
 )
 
 
@@ -192,10 +193,14 @@ def export_predictions(
         failpoint("predict.before_pointer")
         said["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
         # first the stamp, which holds for what is replaced, too
-        _put_stamp(output, said | {"sha256": content_digest(path)})
+        said["sha256"] = content_digest(path)
         if work is None:
+            _put_stamp(output, said)
             put_file(parent_of(output), name_of(output), Path(path))
         else:
+            write_json(folder, "stamp.json", said, durable=True)
+            check_fence()
+            os.replace(os.path.join(folder, "stamp.json"), sibling(output, ".json"))
             put_in_place(Path(path), Path(output))
         failpoint("predict.after_pointer")
 

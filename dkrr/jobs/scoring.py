@@ -12,10 +12,10 @@ from typing import Any
 
 from dkrr.address import parent_of
 from dkrr.engine.tasks import Progress
-from dkrr.errors import StoreError, StoreMismatchError
+from dkrr.errors import StoreError
 from dkrr.jobs.export import check_output, work_of
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, Version
-from dkrr.jobs.serve import predict_held, predicting
+from dkrr.jobs.serve import holding, predict_held
 from dkrr.jobs.uncertain import Asked
 from dkrr.stores import read_json, remove_array, write_json
 
@@ -78,13 +78,7 @@ def predict_registered(
         options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "reading": reading, "progress": progress}
         return Scored(predict_held(version.model_path, data, output, **options, keep=keep, stamp=stamp), version)
 
-    with predicting(output, [parent_of(found.location), data], overwrite=overwrite):
-        try:
-            return predicted()
-        except StoreMismatchError:
-            # what an interrupted prediction left is of other rows: nobody wants it any more
-            remove_array(work)
-            return predicted()
+    return holding(output, [parent_of(found.location), data], predicted, overwrite=overwrite)
 
 
 def _version_for(model: NamedModel, reference: Reference, work: str) -> Version:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dkrr.address import is_url, name_of, parent_of
+from dkrr.address import is_below, is_url, name_of, parent_of
 from dkrr.bulk import is_worth_a_cluster
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
-from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.export import Beside, check_output, export_predictions, work_of
 from dkrr.jobs.registry.versions import RECORD
 from dkrr.jobs.uncertain import Asked, uncertain_columns, uncertain_table
@@ -29,7 +30,10 @@ from dkrr.stores import place, read_json, remove_array
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 
-__all__ = ["evaluate_job", "predict_held", "predict_job", "predicting"]
+__all__ = ["evaluate_job", "holding", "predict_held", "predict_job"]
+
+logger = logging.getLogger("dkrr.jobs.serve")
+Result = TypeVar("Result")
 
 
 def predict_job(
@@ -71,20 +75,34 @@ def predict_job(
     LockedError
         Another process predicts into the same output.
     """
-    with predicting(output, [model_path, data], overwrite=overwrite):
-        stamp = {"model": model_path if is_url(model_path) else os.path.abspath(model_path)}
-        options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "reading": reading, "progress": progress}
+    stamp = {"model": model_path if is_url(model_path) else os.path.abspath(model_path)}
+    options: dict[str, Any] = {"asked": asked, "overwrite": overwrite, "reading": reading, "progress": progress}
+
+    def predict() -> int:
         return predict_held(model_path, data, output, **options, keep=keep, stamp=stamp)
 
+    return holding(output, [model_path, data], predict, overwrite=overwrite)
 
-@contextmanager
-def predicting(output: str, inputs: list[str], *, overwrite: bool) -> Iterator[None]:
-    """Hold an output that may be written while the block runs; an input that is part of a version is all of it."""
+
+def holding(output: str, inputs: list[str], predict: Callable[[], Result], *, overwrite: bool) -> Result:
+    """Predict while an output that may be written is held; an input that is part of a version is all of it.
+
+    What an interrupted prediction left is of use to nobody where it is damaged, or of other rows or another model than
+    this one: it is removed, and made anew.
+    """
     folders = [parent_of(item) for item in inputs]
     versions = [folder for folder in folders if read_json(folder, RECORD) is not None]
     check_output(output, [*inputs, *versions], overwrite=overwrite)
-    with nothing_new(work_of(output)), hold_lock(work_of(output)):
-        yield
+    work = work_of(output)
+    with nothing_new(work), hold_lock(work):
+        try:
+            return predict()
+        except (StoreMismatchError, DamagedChunkError) as exc:
+            if isinstance(exc, DamagedChunkError) and not is_below(exc.path, work):
+                raise
+            logger.info("what an interrupted prediction left in %s is made anew: %s", work, exc.message)
+            remove_array(work)
+            return predict()
 
 
 def predict_held(

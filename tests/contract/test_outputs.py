@@ -20,7 +20,7 @@ import dkrr
 from dkrr.cli import main
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.lock import hold_lock
-from tests.faults import failing_at
+from tests.faults import failing_at, flip
 
 ROWS = np.random.default_rng(5).standard_normal((40, 3))
 ENDINGS = [".npy", ".csv", ".parquet", ".zarr"]
@@ -169,6 +169,73 @@ def test_a_prediction_that_was_killed_can_be_started_again_and_another_at_work_i
     Path("out.csv.work/mine.partial").unlink()
     assert run(*command[1:]).exit_code == 0
     assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
+
+
+def test_a_prediction_that_was_killed_as_it_wrote_its_stamp_leaves_nothing_behind(place: Path) -> None:
+    command = ["predict", "model.zarr", "rows.csv", "-o", "out.csv"]
+    killing = "\n".join([
+        "import os, signal",
+        "from dkrr.cli import main",
+        "replace = os.replace",
+        "def killed(draft, path):",
+        "    if str(path).endswith('out.csv.json'):",
+        "        os.kill(os.getpid(), signal.SIGKILL)",
+        "    return replace(draft, path)",
+        "os.replace = killed",
+        f"main({command!r})",
+    ])  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", killing], check=False).returncode == -signal.SIGKILL
+    assert run(*command).exit_code == 0
+    assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
+
+
+def other_model(place: Path) -> None:
+    shutil.rmtree(place / "model.zarr")
+    make_model(place / "model.zarr", alpha=10.0)
+
+
+def other_rows(place: Path) -> None:
+    lines = (place / "rows.csv").read_text().splitlines()
+    (place / "rows.csv").write_text("\n".join([lines[0], *lines[30:5:-1]]) + "\n")
+
+
+def damaged_rows(place: Path) -> None:
+    flip(place / "out.csv.work/data.zarr/X/c/0/0")
+
+
+def damaged_predictions(place: Path) -> None:
+    flip(place / "out.csv.work/result.zarr/predictions/c/0/0")
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "change", [other_model, other_rows, damaged_rows, damaged_predictions], ids=lambda change: change.__name__
+)
+def test_what_an_interrupted_prediction_left_is_made_anew_where_it_does_not_fit(
+    place: Path, change: Callable[[Path], None]
+) -> None:
+    command = ["predict", "model.zarr", "rows.csv", "-o", "out.csv"]
+    with failing_at("predict.before_pointer:1:eio"):
+        assert run(*command).exit_code == 4
+    assert Path("out.csv.work/result.zarr/predictions/c/0/0").exists()
+    change(place)
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    rows = np.loadtxt("rows.csv", delimiter=",", skiprows=1)
+    predicted = np.loadtxt("out.csv", skiprows=1)
+    np.testing.assert_allclose(predicted, dkrr.load_model("model.zarr").predict(rows), rtol=1e-12)
+    assert {path.name for path in place.glob("out.csv*")} == {"out.csv", "out.csv.json"}
+
+
+def test_data_that_are_damaged_do_not_cost_what_was_predicted(place: Path) -> None:
+    command = ["predict", "model.zarr", "data.zarr", "-o", "out.csv"]
+    with failing_at("predict.before_pointer:1:eio"):
+        assert run(*command).exit_code == 4
+    flip(place / "data.zarr/X/c/0/0")
+    before = contents(place / "out.csv.work")
+    assert run(*command).exit_code == 4
+    assert before
+    assert contents(place / "out.csv.work") == before
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
