@@ -26,6 +26,7 @@ __all__ = [
     "overflow",
     "positive",
     "positive_or_vector",
+    "real_values",
     "require_nonnegative",
     "rescale",
 ]
@@ -100,6 +101,18 @@ def as_rows(rows: Any, side: str) -> FloatArray:
     if array.dtype.kind not in "fiub":
         raise DataError(f"{side} has dtype {array.dtype}; real numbers expected", hint="convert it to float64")
     return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def real_values(what: str, values: Any) -> FloatArray:
+    """What foreign code returned as float64; ParameterError for complex numbers, dates, text and masked values."""
+    array = np.asarray(values)
+    is_masked = np.ma.is_masked(values)  # asarray uncovers what is under the mask
+    if is_masked or array.dtype.kind not in "biufO":
+        raise ParameterError(
+            f"{what} returned {'masked values' if is_masked else f'values of dtype {array.dtype}'}",
+            hint="real numbers are expected",
+        )
+    return array.astype(np.float64, copy=False)
 
 
 def check_features(A: FloatArray, B: FloatArray) -> None:

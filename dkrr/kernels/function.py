@@ -19,6 +19,7 @@ import numpy as np
 
 from dkrr.errors import ParameterError
 from dkrr.kernels.base import Kernel
+from dkrr.kernels.checks import real_values
 from dkrr.kernels.strips import Fill, FloatArray
 
 __all__ = ["FunctionKernel", "import_function"]
@@ -33,7 +34,8 @@ class FunctionKernel(Kernel):
     Parameters
     ----------
     function
-        Symmetric and entry-wise: a block kernel is called on pieces of A and B.
+        Symmetric and entry-wise: a block kernel is called on copies of pieces of A and B, which it may change. Returns
+        real numbers.
     kernel_params
         Keyword arguments for the function.
     kind
@@ -81,9 +83,9 @@ class FunctionKernel(Kernel):
         cause: Exception | None = None
         with np.errstate(all="ignore"):
             try:
-                block = np.asarray(self._call(A, B), dtype=np.float64)
+                block = self._values(A, B)
                 # with d = 3, np.dot of two rows also makes (2, 3) of the blocks, but then fails here
-                last = np.asarray(self._call(A[1:], B[2:]), dtype=np.float64)
+                last = self._values(A[1:], B[2:])
                 if block.shape == (2, 3) and last.shape == (1, 1):
                     if not np.allclose(last[0, 0], block[1, 2], equal_nan=True):
                         raise ParameterError(
@@ -91,16 +93,16 @@ class FunctionKernel(Kernel):
                             f"and {last[0, 0]:g} of the same rows alone",
                             hint="an entry may depend on its two rows only",
                         )
-                    self._require_symmetric(block, np.asarray(self._call(B, A), dtype=np.float64).T)
+                    self._require_symmetric(block, self._values(B, A).T)
                     return "block"
             except ParameterError:
                 raise
             except Exception as error:  # whatever a foreign function raises on blocks, it may still take pairs
                 cause = error
             try:
-                forward = np.asarray(self._call(A[0], B[0]), dtype=np.float64)
+                forward = self._values(A[0], B[0])
                 if forward.shape == ():
-                    self._require_symmetric(forward, np.asarray(self._call(B[0], A[0]), dtype=np.float64))
+                    self._require_symmetric(forward, self._values(B[0], A[0]))
                     return "pair"
             except ParameterError:
                 raise
@@ -119,19 +121,26 @@ class FunctionKernel(Kernel):
             )
 
     def _call(self, left: FloatArray, right: FloatArray) -> Any:
-        return self.function(left, right, **self.kernel_params)
+        # copies: a function may work in its rows, and these may be the caller's, and come again
+        return self.function(left.copy(), right.copy(), **self.kernel_params)
+
+    def _values(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        return real_values(f"kernel function {_label(self.function)}", self._call(left, right))
 
     def _pair(self, a: FloatArray, b: FloatArray) -> float:
         value = self._call(a, b)
-        if np.ndim(value) != 0:
+        if isinstance(value, float):  # usually; the checks take as long as a short function
+            return value
+        value = real_values(f"kernel function {_label(self.function)}", value)
+        if value.shape != ():
             raise ParameterError(
-                f"kernel function {_label(self.function)} returned shape {np.shape(value)} for two rows",
+                f"kernel function {_label(self.function)} returned shape {value.shape} for two rows",
                 hint="a number is expected",
             )
         return float(value)
 
     def _block(self, A: FloatArray, B: FloatArray) -> FloatArray:
-        values = np.asarray(self._call(A, B), dtype=np.float64)
+        values = self._values(A, B)
         if values.shape != (len(A), len(B)):
             raise ParameterError(
                 f"kernel function {_label(self.function)} returned shape {values.shape} for blocks of "

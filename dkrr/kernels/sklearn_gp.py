@@ -8,6 +8,7 @@ of one when it divides them by the length scale.
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from dkrr.kernels.strips import Fill, FloatArray
 __all__ = ["SklearnKernel", "is_sklearn_kernel", "sklearn_kernel_from_dict"]
 
 MODULE = "sklearn.gaussian_process.kernels"
+INFINITE = "float"  # the only key of a dictionary that stands for an infinite number
 
 
 def is_sklearn_kernel(value: Any) -> bool:
@@ -116,7 +118,9 @@ def _plain(kernel: str, name: str, value: Any) -> Any:
         return [_plain(kernel, name, item) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _plain(kernel, name, item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, float) and math.isinf(value):
+        return {INFINITE: str(value)}  # JSON has no such number
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and not math.isnan(value)):
         return value
     raise ParameterError(f"{name} = {value!r} of {kernel} cannot be stored", hint="numbers, strings and lists can")
 
@@ -146,6 +150,10 @@ def _build(node: dict[str, Any]) -> Any:
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, dict) and "class" in value:
-        return _build(value)
-    return np.asarray(value) if isinstance(value, list) else value
+    if isinstance(value, dict):
+        if "class" in value:
+            return _build(value)
+        if set(value) == {INFINITE}:
+            return float(value[INFINITE])
+        return {key: _value(item) if isinstance(item, dict) else item for key, item in value.items()}
+    return np.asarray([_value(item) for item in value]) if isinstance(value, list) else value

@@ -1,0 +1,111 @@
+"""What a kernel function does with its rows and returns of them, and kernels of scikit-learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process import kernels as theirs
+
+import dkrr
+from dkrr.kernels import FunctionKernel, make_kernel
+
+RNG = np.random.default_rng(0)
+X, Z = 2 * RNG.standard_normal((40, 3)), 2 * RNG.standard_normal((7, 3))
+Y = np.sin(X[:, 0])
+WAYS: dict[str, dict[str, Any]] = {"in memory": {}, "tiles": {"tile_size": 16}, "cg": {"tile_size": 16, "solver": "cg"}}
+
+
+def clipped(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    return np.asarray(np.clip(A, -1, 1) @ np.clip(B, -1, 1).T)
+
+
+def clips(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    np.clip(A, -1, 1, out=A)
+    np.clip(B, -1, 1, out=B)
+    return np.asarray(A @ B.T)
+
+
+def clips_pairs(a: np.ndarray, b: np.ndarray) -> float:
+    a -= b
+    return float(np.exp(-a @ a))
+
+
+def pairs(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.exp(-(a - b) @ (a - b)))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("changing", "pure", "kind"), [(clips, clipped, "block"), (clips_pairs, pairs, "pair")])
+def test_a_function_that_works_in_its_rows_changes_nobody_elses(changing: Any, pure: Any, kind: str, way: str) -> None:
+    x, z = X.copy(), Z.copy()
+    kernels = [FunctionKernel(function=function, kind=kind) for function in (changing, pure)]
+    found, expected = (dkrr.KernelRidge(0.1, kernel=kernel, **WAYS[way]).fit(x, Y) for kernel in kernels)
+    np.testing.assert_allclose(found.predict(z), expected.predict(Z), rtol=1e-12)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(z, Z)
+
+
+def with_imaginary_part(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    return np.asarray(A @ B.T + 1j)
+
+
+def masked(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    return np.ma.masked_less(A @ B.T, 0.5)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def dates(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    return np.zeros((len(A), len(B)), "M8[s]")
+
+
+def imaginary_pairs(a: np.ndarray, b: np.ndarray) -> Any:
+    return complex(a @ b, 1.0)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("function", "kind", "what"),
+    [
+        (with_imaginary_part, None, "complex128"),  # seen by the probe
+        (with_imaginary_part, "block", "complex128"),
+        (masked, "block", "masked"),
+        (dates, "block", "datetime64"),
+        (imaginary_pairs, "pair", "complex128"),
+    ],
+)
+def test_what_is_no_real_number_is_no_value_of_a_kernel(function: Any, kind: Any, what: str) -> None:
+    kernel = FunctionKernel(function=function, kind=kind)
+    with pytest.raises(dkrr.ParameterError, match=rf"kernel function {function.__name__} returned .*{what}"):
+        dkrr.KernelRidge(0.1, kernel=kernel).fit(X, Y)
+
+
+def test_a_masked_array_without_masked_values_is_an_array() -> None:
+    def whole(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        return np.ma.masked_array(clipped(A, B))  # type: ignore[no-any-return, no-untyped-call]
+
+    found, expected = (dkrr.KernelRidge(0.1, kernel=kernel).fit(X, Y).predict(Z) for kernel in (whole, clipped))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [theirs.Matern(nu=np.inf), 2.0 * theirs.Matern(0.7, nu=np.inf) + theirs.RBF([np.inf, 1.0, 2.0])],
+    ids=["matern", "sum"],
+)
+def test_parameters_that_are_infinite_are_stored(tmp_path: Path, kernel: Any) -> None:
+    expected = dkrr.KernelRidge(0.1, kernel=kernel).fit(X, Y).predict(Z)
+    tiled = dkrr.KernelRidge(0.1, kernel=kernel, tile_size=16, store=str(tmp_path / "store")).fit(X, Y)
+    np.testing.assert_allclose(tiled.predict(Z), expected, rtol=1e-9)
+    tiled.save(tmp_path / "model.zarr")
+    model = dkrr.load_model(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(model.predict(Z), tiled.predict(Z))
+    assert model.kernel is not None
+    assert model.kernel.to_dict() == make_kernel(kernel).to_dict()
+
+
+def test_a_parameter_that_is_no_number_is_refused() -> None:
+    with pytest.raises(dkrr.ParameterError, match="length_scale = nan of RBF"):
+        make_kernel(theirs.RBF(np.nan)).to_dict()
