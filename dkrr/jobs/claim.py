@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
-from dkrr.address import name_of
+from dkrr.address import join, name_of
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.directory import RunDirectory
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["check_claim", "resolve_once", "run_id"]
 
 NOT_CLAIMED = ("cluster", "storage", "tune")
+# by which a run is known: files of these names may be somebody else's
+_DOCUMENTS = {
+    "status.json": {"state", "epoch", "heartbeat"},
+    "driver.json": {"epoch", "counter", "token"},
+    "job.json": {"data", "model", "solver", "output"},
+}
 LIMITS = ("max_iter", "allow_unconverged")
 
 
@@ -46,6 +53,8 @@ def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
     StoreError
         It holds something else.
     """
+    if children(directory) and not _is_run(directory):
+        raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
     document = job.to_dict()
     found = RunDirectory(directory).read("job.json")
     if found is not None and read_json(directory, "plan.json") is not None:
@@ -62,8 +71,6 @@ def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
                 hint="give another [output] directory, or remove it",
                 fields=differing,
             )
-    if found is None and children(directory) and not _is_run(directory):
-        raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
     return document
 
 
@@ -77,10 +84,13 @@ def _without_limits(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_run(directory: str) -> bool:
-    if any(read_json(directory, name) is not None for name in ("status.json", "driver.json")):
-        return True
+    for name, keys in _DOCUMENTS.items():
+        found = read_json(directory, name)
+        if isinstance(found, dict) and found.keys() >= keys:
+            return True
     # a driver that was killed, or had no room, right after it took the first epoch
-    return all(name == "drivers" or name.endswith(".partial") for name in children(directory))
+    names = [name for name in children(directory) if name != "drivers"] + children(join(directory, "drivers"))
+    return all(re.fullmatch(r"\d{6}\.json|.*[.-][0-9a-f]{32}\.partial", name) for name in names)
 
 
 def resolve_once(plan: Plan, directory: str) -> None:

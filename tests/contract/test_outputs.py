@@ -447,6 +447,23 @@ def test_an_unfinished_data_set_is_not_cleared_for_rows_that_lie_in_it(place: Pa
     assert contents(place) == before
 
 
+@pytest.mark.parametrize(
+    "theirs", ["status.json", "driver.json", "job.json", "drivers/ford.txt", "draft.partial", "report.html"]
+)
+def test_a_folder_of_the_users_is_not_taken_for_a_run(place: Path, theirs: str) -> None:
+    (place / "web/drivers").mkdir(parents=True)
+    (place / "web" / theirs).write_text('{"my": "service status"}')
+    (place / "job.toml").write_text(
+        '[data]\npath = "rows.csv"\ntarget = "c"\n[model]\nkernel = "rbf"\n[output]\ndirectory = "web"\n'
+    )
+    before = contents(place)
+    for command in ("fit", "submit"):
+        result = run(command, "job.toml")
+        assert result.exit_code == 4, result.output
+        assert "web exists and is not a run of dkrr" in result.output
+        assert contents(place) == before
+
+
 def test_a_job_file_is_never_replaced(place: Path) -> None:
     users_file("job.toml")
     os.symlink("nowhere.toml", "link.toml")
