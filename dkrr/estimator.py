@@ -332,10 +332,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         return self
 
     def _solve_in_memory(
-        self, kernel: Kernel | None, x: Any, y: NDArray[np.float64], weight: Any, precision: str
+        self, kernel: Kernel | None, X: Any, center: Any, y: NDArray[np.float64], weight: Any, precision: str
     ) -> DenseFit:
-        alpha = check_alpha(self.alpha, y.shape[1])
-        return fit_dense(kernel, x, y, alpha, weight, precision, fit_intercept=bool(self.fit_intercept))
+        alpha, rows = check_alpha(self.alpha, y.shape[1]), X if center is None else X - center
+        return fit_dense(kernel, rows, y, alpha, weight, precision, fit_intercept=bool(self.fit_intercept))
 
     def _fit_dense(self, X: Any, y: Any, weight: Any, kernel: Kernel, precision: str, names: list[str]) -> KernelRidge:
         targets = y.reshape(len(y), -1)
@@ -344,9 +344,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             check_given(X)
         with np.errstate(over="ignore", invalid="ignore"):  # the kernel names what it is too large for
             center = None if resolved is None else resolved.center(X.mean(axis=0), X.std(axis=0))
-        rows = X if center is None else X - center
         with single_blas_thread():
-            fit = self._solve_in_memory(resolved, rows, targets, weight, precision)
+            fit = self._solve_in_memory(resolved, X, center, targets, weight, precision)
         model = Model(
             kernel=resolved,
             x_fit=None if resolved is None else ArrayRows(X),

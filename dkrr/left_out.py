@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.engine.session import memory_limit_of
-from dkrr.errors import ParameterError, ResidualError
+from dkrr.errors import ConvergenceError, ParameterError, ResidualError
 from dkrr.fitting import FitSettings, ridge_operator, stored_gram
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg.solver import CGSolver
@@ -55,6 +55,8 @@ PREDICT_ROWS = 4096
 # Entries of an inverse diagonal that are compared with a solve, and how far they may be off: sums that belong to
 # another factor are off by whole digits, rounding only where alpha is lost beside the kernel.
 NUM_CHECKED = 3
+# |R| of a fit, as a share of its leave-one-out residuals
+MAX_RESIDUAL_SHARE = 0.01
 CHECK_BAR = {"float64": 1e-3, "float32": 3e-2}
 
 
@@ -130,6 +132,8 @@ def leave_one_out_rows(
     ------
     ParameterError
         A Nystrom regression, or a primal fit, has no stochastic estimate.
+    ConvergenceError
+        The fit's own residual is not small beside those of the rows that are left out.
     """
     if solver_of(model) == "nystrom":
         if method != "exact":
@@ -142,8 +146,32 @@ def leave_one_out_rows(
         with stored_source(dataset, model.kernel, workspace, fit_intercept=fit_intercept) as rows:
             return primal_leave_one_out(rows, model.provenance["alpha"], fit_intercept=fit_intercept)
     if method == "stochastic":
-        return _stochastic(dataset, settings, workspace, model, num_probes, seed, given, source_digest)
-    return exact_leave_one_out(dataset, settings, workspace, model, given=given, source_digest=source_digest)
+        found = _stochastic(dataset, settings, workspace, model, num_probes, seed, given, source_digest)
+    else:
+        found = exact_leave_one_out(dataset, settings, workspace, model, given=given, source_digest=source_digest)
+    _check_solved(found, dataset, model)
+    return found
+
+
+def _check_solved(found: LeaveOneOut, dataset: Dataset, model: Model) -> None:
+    """u_i / (A^-1)_ii is a row's residual without it only where A u = S y: |R| may be 1 % of them, in the 2-norm."""
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    n = dataset.num_rows
+    weight = np.ones((n, 1)) if dataset.weight is None else dataset.weight.read(0, n)
+    y = dataset.y.read(0, n)
+    if model.intercept is not None:
+        y = y - np.average(y, axis=0, weights=weight[:, 0])
+    relative = np.asarray(model.solution.relative_residual)
+    residual = relative * np.sqrt((weight * y**2).sum(axis=0))
+    left_out = np.sqrt((weight * found.residuals**2).sum(axis=0))
+    if (residual > MAX_RESIDUAL_SHARE * left_out).any():
+        target = int(np.argmax(residual - MAX_RESIDUAL_SHARE * left_out))
+        raise ConvergenceError(
+            f"leave-one-out of target {target}: the relative residual of the fit, {relative[target]:.2g}, is not small "
+            f"beside the residuals of rows that are left out, {left_out[target]:.2g} in the 2-norm",
+            hint="fit again with a smaller tol, without allow_unconverged, or by cholesky",
+            relative_residual=relative,
+        )
 
 
 def exact_leave_one_out(

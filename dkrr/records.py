@@ -43,11 +43,16 @@ def usable_rows(dataset: Dataset) -> int:
     return n if dataset.weight is None else int(np.count_nonzero(dataset.weight.read(0, n)))
 
 
-def uncertainty_parts(dataset: Dataset, dual_coef: RowSource, *, intercept: bool) -> dict[str, Any]:
-    """Weights and sigma^2 of an exact fit, for :class:`dkrr.model.Model`: what standard deviations need."""
+def uncertainty_parts(
+    dataset: Dataset, dual_coef: RowSource, *, intercept: bool, converged: bool = True
+) -> dict[str, Any]:
+    """Weights and sigma^2 of an exact fit, for :class:`dkrr.model.Model`: what standard deviations need.
+
+    sigma^2 = y^T dual_coef / n holds of a solution alone: a fit that did not converge has none.
+    """
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     weight = None if dataset.weight is None else ArrayRows(dataset.weight.read(0, dataset.num_rows))
-    sigma2 = target_scale(dataset.y, dual_coef, weight, intercept=intercept)
+    sigma2 = target_scale(dataset.y, dual_coef, weight, intercept=intercept) if converged else None
     return {"sample_weight": weight, "sigma2": sigma2}
 
 

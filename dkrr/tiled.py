@@ -342,7 +342,12 @@ class TiledFit:
             center=None if center is None else np.asarray(center),
             intercept=result.intercept,
             **self._names(dataset),
-            **uncertainty_parts(dataset, ArrayRows(coefficients), intercept=settings.fit_intercept),
+            **uncertainty_parts(
+                dataset,
+                ArrayRows(coefficients),
+                intercept=settings.fit_intercept,
+                converged=result.solution.converged,
+            ),
             provenance=_provenance(dataset, settings, None, digest) | recorded_factors(root, result.factors),
         )
 

@@ -93,7 +93,12 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
                 "dual_coef": result.dual_coef,
                 "center": None if center is None else np.asarray(center),
                 "intercept": result.intercept,
-                **uncertainty_parts(train, result.dual_coef, intercept=settings.fit_intercept),
+                **uncertainty_parts(
+                    train,
+                    result.dual_coef,
+                    intercept=settings.fit_intercept,
+                    converged=result.solution.converged,
+                ),
             }
             details["weight_digest"] = train.digest_weight
             if job.output.keep != "model":

@@ -216,13 +216,16 @@ class KernelRidgeCV(KernelRidge):
             return None
         return "errors" if self.scoring is None else "predictions"
 
-    def _solve_in_memory(self, kernel: Kernel | None, x: Any, y: Floats, weight: Any, precision: str) -> DenseFit:
+    def _solve_in_memory(
+        self, kernel: Kernel | None, X: Any, center: Any, y: Floats, weight: Any, precision: str
+    ) -> DenseFit:
         if precision != "float64":
             raise ParameterError(
                 f"precision {precision!r} with an eigendecomposition", hint='it is made in float64; leave it "auto"'
             )
         started = time.perf_counter()
-        folds = None if self.cv is None else make_folds(self.cv, x, y)
+        folds = None if self.cv is None else make_folds(self.cv, X, y[:, 0] if y.shape[1] == 1 else y)
+        x = X if center is None else X - center
         is_eigen = folds is not None or len(self._grid) > ALPHAS_A_CORE
         path = AlphaPath(
             kernel=kernel, x=x, y=y, weight=weight, fit_intercept=bool(self.fit_intercept), folds=folds,

@@ -1,0 +1,60 @@
+"""What rests on a solution is not said of coefficients that solve nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.model_selection import BaseCrossValidator
+
+import dkrr
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((300, 4))
+Y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.3 * RNG.standard_normal(300)
+KERNEL: dict[str, Any] = {"kernel": "rbf", "gamma": 0.5, "alpha": 1e-3, "solver": "cg"}
+
+
+def unconverged(max_iter: int | None, tol: float) -> dkrr.KernelRidge:
+    params = {"allow_unconverged": True, "preconditioner": "none"}
+    return dkrr.KernelRidge(max_iter=max_iter, tol=tol, solver_params=params, **KERNEL).fit(X, Y)
+
+
+@pytest.mark.parametrize(("max_iter", "tol"), [(3, 1e-8), (1, 1e-8), (None, 0.2)])
+@pytest.mark.parametrize("method", ["exact", "stochastic"])
+def test_rows_are_left_out_of_solutions_alone(max_iter: int | None, tol: float, method: str) -> None:
+    est = unconverged(max_iter, tol)
+    with pytest.raises(dkrr.ConvergenceError, match="relative residual of the fit"):
+        est.leave_one_out(method)
+    with pytest.raises(dkrr.ConvergenceError):
+        est.predict_interval(X[:3])
+
+
+def test_no_scale_is_known_without_a_solution() -> None:
+    est = unconverged(3, 1e-8)
+    with pytest.raises(dkrr.ParameterError, match="sigma2"):
+        est.predict(X[:3], return_std=True)
+    deviations = est.predict(X[:3], return_std=True, sigma2=1.0)[1]
+    whole = dkrr.KernelRidge(**KERNEL | {"solver": "cholesky"}).fit(X, Y)
+    np.testing.assert_allclose(deviations, whole.predict(X[:3], return_std=True, sigma2=1.0)[1], rtol=1e-6)
+
+
+def test_a_splitter_sees_the_rows_as_they_were_given() -> None:
+    class ByThreshold(BaseCrossValidator):  # type: ignore[misc]
+        def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+            return 2
+
+        def _iter_test_masks(self, X: Any = None, y: Any = None, groups: Any = None) -> Any:
+            assert y.shape == (300,)
+            yield X[:, 0] > 7.5
+            yield X[:, 0] <= 7.5
+
+    far = X + 7
+    late = far[:, 0] > 7.5
+    pairs = [(np.flatnonzero(~late), np.flatnonzero(late)), (np.flatnonzero(late), np.flatnonzero(~late))]
+    scores = [
+        dkrr.KernelRidgeCV(alphas=[0.1, 1.0], kernel="rbf", gamma=0.5, cv=cv).fit(far, Y).scores_
+        for cv in (ByThreshold(), pairs)
+    ]
+    np.testing.assert_allclose(*scores, rtol=1e-12)
