@@ -24,6 +24,7 @@ from dkrr.linalg.factor.stored import WantedFactor, open_factor
 from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
+from dkrr.linalg.solution import Solution
 from dkrr.stores import is_url
 from dkrr.tiles import TileMatrix
 
@@ -61,6 +62,8 @@ class Uncertain(Protocol):
     def x_fit(self) -> RowSource | None: ...
     @property
     def sample_weight(self) -> RowSource | None: ...
+    @property
+    def solution(self) -> Solution: ...
     @property
     def center(self) -> FloatArray | None: ...
     @property

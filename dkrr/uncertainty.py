@@ -51,7 +51,8 @@ def standard_deviation(
 def _sigma2(model: Uncertain, given: Any) -> FloatArray:
     if given is None:
         if model.sigma2 is None:
-            raise ParameterError("this model does not know sigma2", hint="give sigma2=, or fit again")
+            why = "" if model.solution.converged else ", its fit did not converge"
+            raise ParameterError(f"this model does not know sigma2{why}", hint="give sigma2=, or fit again")
         return model.sigma2
     raw = np.asanyarray(given)
     values = to_floats(raw, "sigma2") if raw.dtype.kind in "iuf" else np.full(1, np.nan)

@@ -125,3 +125,12 @@ def test_stored_tiles_of_a_function_that_changed_are_computed_again(
         monkeypatch.setattr(f"{__name__}._length", length)
         K = dkrr.gram_matrix(X, of_a_length, store=tmp_path, tile_size=16).compute(scheduler="synchronous")
         np.testing.assert_allclose(K, of_a_length(X, X), rtol=1e-12)
+
+
+def test_exchanged_tiles_of_a_gram_matrix_are_computed_again(parts: Parts, tmp_path: Path) -> None:
+    X = parts[0]
+    wanted = dkrr.gram_matrix(X, gamma=0.5, store=tmp_path, tile_size=16).compute(scheduler="synchronous")
+    (one,), (other,) = (list(tmp_path.glob(f"grams/*.zarr/c/{i}/0")) for i in (1, 2))
+    one.write_bytes(other.read_bytes())
+    found = dkrr.gram_matrix(X, gamma=0.5, store=tmp_path, tile_size=16).compute(scheduler="synchronous")
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)

@@ -40,6 +40,13 @@ def test_no_scale_is_known_without_a_solution() -> None:
     np.testing.assert_allclose(deviations, whole.predict(X[:3], return_std=True, sigma2=1.0)[1], rtol=1e-6)
 
 
+def test_probes_converge_whatever_a_fit_allows() -> None:
+    params = {"allow_unconverged": True, "preconditioner": "none"}
+    search = dkrr.KernelRidgeCV([1e-3, 1e-2], kernel="rbf", gamma=0.5, solver="cg", max_iter=3, solver_params=params)
+    with pytest.raises(dkrr.ConvergenceError):
+        search.fit(X, Y)
+
+
 def test_a_splitter_sees_the_rows_as_they_were_given() -> None:
     class ByThreshold(BaseCrossValidator):  # type: ignore[misc]
         def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:

@@ -197,7 +197,11 @@ def _columns(
     seed: int,
     digests: tuple[str | None, str],
 ) -> Iterator[ColumnSolves]:
-    """Preconditioner and columns in a folder of their own; it stays for the next attempt after an interruption."""
+    """Preconditioner and columns in a folder of their own; it stays for the next attempt after an interruption.
+
+    Columns converge or are an error, whatever a fit allows: errors that are made of others would be wrong.
+    """
+    solver = replace(solver, settings=replace(solver.settings, allow_unconverged=False))
     every = [column for own in columns.values() for column in own]
     fields = gram_fields(operator, "float64", digests[1]) | {
         "columns": [[column.alpha, column.kind, column.index] for column in every],
