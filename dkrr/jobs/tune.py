@@ -24,10 +24,12 @@ from dkrr.jobs.prepare import prepare
 from dkrr.jobs.run import job_executor
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune_spec import TuneSpec
+from dkrr.lock import hold_lock
 from dkrr.resources import nothing_new
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
 from dkrr.stores import is_url, read_json, write_file
+from dkrr.swap import create_bytes
 
 __all__ = ["TuneSummary", "tune_job"]
 
@@ -94,8 +96,10 @@ def tune_job(
     Raises
     ------
     JobFileError
-        ``output`` exists, or beside it what a search would write and no search wrote; or the job is of a kind that has
-        no such choice.
+        ``output`` exists, or appeared while the search ran, or beside it what a search would write and no search wrote;
+        or the job is of a kind that has no such choice.
+    LockedError
+        Another search writes the same file.
     ParameterError
         A picture is asked for, and matplotlib is not installed.
     """
@@ -104,35 +108,38 @@ def tune_job(
     path = Path(output).absolute()
     settings = _settings(job, rows=rows, budget_seconds=budget_seconds, seed=seed)
     _refuse(job, path, picture)
-    store = job.output.store_directory(run_id(job))
-    with nothing_new(store):
-        prepared = prepare(job, store)
-    with job_executor(job) as executor:
-        if isinstance(executor, DaskExecutor):
-            executor.stall_seconds = max(LEAST_STALL_SECONDS, settings.budget_seconds)
-        result = tune(
-            prepared.train,
-            settings=settings,
-            store=store,
-            executor=executor,
-            fit_intercept=job.model.fit_intercept,
-            progress=progress,
-        )
-    names = list(prepared.train.feature_names)
-    num_rows = prepared.train.num_rows
-    lines = [json.dumps(record, sort_keys=True) for record in result.records]
-    trials_path, search_path = path.with_suffix(".trials.jsonl"), path.with_suffix(".search.json")
-    document = {"format": 1, "num_rows": num_rows, "feature_names": names, **result.to_dict()}
-    write_file(search_path, json.dumps(document, indent=1, sort_keys=True).encode())
-    write_file(trials_path, "".join(f"{line}\n" for line in lines).encode())
-    picture_path = None
-    if _wants_picture(picture):
-        from dkrr.jobs.picture import draw_search
+    with hold_lock(str(path)):
+        store = job.output.store_directory(run_id(job))
+        with nothing_new(store):
+            prepared = prepare(job, store)
+        with job_executor(job) as executor:
+            if isinstance(executor, DaskExecutor):
+                executor.stall_seconds = max(LEAST_STALL_SECONDS, settings.budget_seconds)
+            result = tune(
+                prepared.train,
+                settings=settings,
+                store=store,
+                executor=executor,
+                fit_intercept=job.model.fit_intercept,
+                progress=progress,
+            )
+        _refuse(job, path, picture)  # the first time was a while ago
+        names = list(prepared.train.feature_names)
+        num_rows = prepared.train.num_rows
+        lines = [json.dumps(record, sort_keys=True) for record in result.records]
+        trials_path, search_path = path.with_suffix(".trials.jsonl"), path.with_suffix(".search.json")
+        document = {"format": 1, "num_rows": num_rows, "feature_names": names, **result.to_dict()}
+        write_file(search_path, json.dumps(document, indent=1, sort_keys=True).encode())
+        write_file(trials_path, "".join(f"{line}\n" for line in lines).encode())
+        picture_path = None
+        if _wants_picture(picture):
+            from dkrr.jobs.picture import draw_search
 
-        picture_path = str(path.with_suffix(".search.png"))
-        draw_search(document, picture_path)
-    # last: when the job file is there, so is all that it came from
-    write_file(path, _job_text(job, path, result, num_rows, settings).encode())
+            picture_path = str(path.with_suffix(".search.png"))
+            draw_search(document, picture_path)
+        # last: when the job file is there, so is all that it came from
+        if create_bytes(path.parent, path.name, _job_text(job, path, result, num_rows, settings).encode()) is None:
+            raise _exists(path)
     return TuneSummary(
         path=str(path),
         trials_path=str(trials_path),
@@ -160,13 +167,17 @@ def _refuse(job: JobSpec, path: Path, picture: bool | None) -> None:
     earlier = _search_at(beside[0])
     for found in [path, *([] if earlier else beside)]:
         if os.path.lexists(found):
-            raise JobFileError(f"{found} exists", hint="choose another name or remove it")
+            raise _exists(found)
     if job.model.kernel == "precomputed":
         raise JobFileError("[model] kernel = 'precomputed' has no width", hint="give the rows")
     if picture and find_spec("matplotlib") is None:
         raise ParameterError("a picture needs matplotlib", hint="install dkrr[report], or leave out --picture")
     _document(job, path, {"kernel": "rbf", "gamma": 1.0, "alpha": 1.0})  # raises what the solver does not allow
     path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _exists(path: Path) -> JobFileError:
+    return JobFileError(f"{path} exists", hint="choose another name or remove it")
 
 
 def _search_at(path: Path) -> bool:

@@ -21,6 +21,7 @@ from dkrr.cli import main
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.lock import hold_lock
 from tests.faults import failing_at, flip
+from tests.jobs.retrain.project import in_process
 
 ROWS = np.random.default_rng(5).standard_normal((40, 3))
 ENDINGS = [".npy", ".csv", ".parquet", ".zarr"]
@@ -445,6 +446,28 @@ def test_an_unfinished_data_set_is_not_cleared_for_rows_that_lie_in_it(place: Pa
     before = contents(place)
     assert run("ingest", "half.zarr/X", "half.zarr").exit_code == 4
     assert contents(place) == before
+
+
+def test_what_appears_while_a_search_runs_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    (place / "job.toml").write_text(
+        '[data]\npath = "rows.csv"\ntarget = "c"\n[model]\nkernel = "rbf"\n[tune]\nrows = 30\nsearch_rows = [30]\n'
+    )
+    with hold_lock("best.toml"):
+        result = run("tune", "job.toml", "-o", "best.toml", "--no-picture")
+    assert result.exit_code == 8, result.output
+    search = dkrr.jobs.tune.tune
+
+    def searched(*arguments: Any, **options: Any) -> Any:
+        found = search(*arguments, **options)
+        Path("best.toml").write_text("mine")
+        return found
+
+    monkeypatch.setattr("dkrr.jobs.tune.tune", searched)
+    result = run("tune", "job.toml", "-o", "best.toml", "--no-picture")
+    assert result.exit_code == 2, result.output
+    assert "best.toml exists" in result.output
+    assert Path("best.toml").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
