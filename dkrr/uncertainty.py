@@ -110,16 +110,14 @@ def loo_quantiles(model: Uncertain, found: LeaveOneOut) -> Quantiles:
     if found.standard_error is not None:
         _check_estimates(np.abs(found.residuals), found.standard_error)
     logger.info("intervals from %s leave-one-out residuals", "exact" if found.method == "exact" else "estimated")
+    seen = slice(None) if found.seen is None else found.seen
+    scale = 1.0 if model.scaling is None else model.scaling.y_std
     if model.provenance.get("solver") in OTHER_SOLVERS:
-        fitted = found.inverse_diagonal[:, 0] * alpha_of(model)[0] != 1.0  # no leverage: weight 0
-        scale = 1.0 if model.scaling is None else model.scaling.y_std
-        return Quantiles.of(found.residuals[fitted] / scale, None)
+        return Quantiles.of(found.residuals[seen] / scale, None)
     n, alphas = model.num_rows, alpha_of(model).tolist()
     distinct = list(dict.fromkeys(alphas))
     diagonal = found.inverse_diagonal[:, [distinct.index(alpha) for alpha in alphas]]
     weight = np.ones((n, 1)) if model.sample_weight is None else model.sample_weight.read(0, n)
-    scale = 1.0 if model.scaling is None else model.scaling.y_std
-    seen = weight[:, 0] > 0
     return Quantiles.of(found.residuals[seen] / scale, (weight * diagonal)[seen])
 
 

@@ -64,6 +64,8 @@ class LeaveOneOut:
     mean_squared_error_se : (t,), optional
     num_projected
         How many estimates of D were outside the bounds that hold for every matrix, and moved onto them.
+    seen : (n,), optional
+        The rows of positive weight; None if that is all of them.
     """
 
     residuals: FloatMatrix
@@ -75,6 +77,7 @@ class LeaveOneOut:
     standard_error: FloatMatrix | None = None
     mean_squared_error_se: FloatVector | None = None
     num_projected: int = 0
+    seen: NDArray[np.bool_] | None = None
 
     def __repr__(self) -> str:
         n, t = self.residuals.shape
@@ -158,6 +161,7 @@ def loo_from_diagonal(
         gcv=gcv,
         mean_squared_error=_mean_square(residuals, root),
         inverse_diagonal=_distinct(np.broadcast_to(diagonal, (n, t)), alphas),
+        seen=seen,
     )
 
 
@@ -197,6 +201,7 @@ def loo_from_leverages(
         gcv=len(wide) * squares / np.square(wide.sum(axis=0)),
         mean_squared_error=_mean_square(found, root),
         inverse_diagonal=_distinct(diagonal, alphas),
+        seen=seen,
     )
 
 

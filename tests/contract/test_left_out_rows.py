@@ -1,4 +1,4 @@
-"""What rests on a solution is not said of coefficients that solve nothing."""
+"""Leave-one-out and what rests on it: of which rows, of which coefficients, seen by whom."""
 
 from __future__ import annotations
 
@@ -65,3 +65,15 @@ def test_a_splitter_sees_the_rows_as_they_were_given() -> None:
         for cv in (ByThreshold(), pairs)
     ]
     np.testing.assert_allclose(*scores, rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 49.0])  # 49 (1 / 49) is not 1
+def test_intervals_count_rows_by_their_weight_and_not_by_their_leverage(alpha: float) -> None:
+    features, y, weight = X.copy(), X[:, 0] + 0.1 * Y, np.ones(300)
+    features[:100], y[:100] = 0.0, 5 * Y[:100]  # no leverage, and seen all the same
+    weight[100:150], y[100:150] = 0.0, 100.0
+    ends = [
+        dkrr.KernelRidge(alpha=alpha, solver=solver).fit(features, y, weight).predict_interval(X[:5])
+        for solver in ("primal", "cholesky")
+    ]
+    np.testing.assert_allclose(*ends, rtol=1e-9)
