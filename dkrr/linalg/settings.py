@@ -5,6 +5,7 @@ Frozen, keyword-only, checked on construction; they travel into the keys and the
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -44,10 +45,12 @@ class IterativeSettings:
     allow_unconverged: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.tol < 1:
-            raise ParameterError(f"tol = {self.tol!r}", hint="give a number between 0 and 1")
-        if self.max_iter is not None and self.max_iter < 1:
-            raise ParameterError(f"max_iter = {self.max_iter!r}", hint="give at least 1, or None")
+        tol: Any = self.tol
+        limit: Any = self.max_iter
+        if not isinstance(tol, numbers.Real) or not 0 < float(tol) < 1:
+            raise ParameterError(f"tol = {tol!r}", hint="give a number between 0 and 1")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, numbers.Integral) or limit < 1):
+            raise ParameterError(f"max_iter = {limit!r}", hint="give a whole number of at least 1, or None")
         if self.preconditioner not in ("rpcholesky", "nystrom", "factor", "none"):
             raise ParameterError(
                 f"preconditioner = {self.preconditioner!r}", hint='"rpcholesky", "nystrom", "factor" or "none" expected'

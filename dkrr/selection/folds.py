@@ -76,6 +76,13 @@ def _labels(cv: Any, n: int) -> NDArray[Any] | None:
     labels = np.asarray(cv)
     if len(labels) != n:
         raise DataError(f"cv has {len(labels):,} labels for {n:,} rows", hint="give the fold of every row")
+    try:
+        is_whole = not np.ma.is_masked(cv) and bool((labels == labels).all())  # NaN is not itself
+        np.sort(labels)
+    except TypeError:
+        is_whole = False
+    if not is_whole:
+        raise DataError("cv has labels that are missing, or of several kinds", hint="give the fold of every row")
     return labels
 
 

@@ -216,3 +216,39 @@ def test_sizes_of_targets_do_not_matter(rows: tuple[Any, Any, Any]) -> None:
         assert small.alpha_ == wanted.alpha_
         for one, other in zip(small.predict(X, return_std=True), wanted.predict(X, return_std=True), strict=True):
             np.testing.assert_allclose(one, other * size, rtol=1e-10)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tol": "x"}, "tol = 'x'"),
+        ({"tol": None}, "tol = None"),
+        ({"tol": np.array([1e-3])}, "tol = "),
+        ({"max_iter": "x"}, "max_iter = 'x'"),
+        ({"max_iter": 2.5}, "max_iter = 2.5"),
+        ({"max_iter": True}, "max_iter = True"),
+    ],
+    ids=str,
+)
+def test_limits_of_iterations_are_numbers(wrong: dict[str, Any], message: str, rows: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(ParameterError, match=message):
+        dkrr.KernelRidge(**wrong).fit(*rows[:2])
+
+
+def test_other_parameters_are_numbers_and_labels(rows: tuple[Any, Any, Any]) -> None:
+    X, y, _ = rows
+    fitted = dkrr.KernelRidge(kernel="rbf").fit(X, y)
+    for wrong in ("x", None, [0.9], True, np.nan):
+        with pytest.raises(ParameterError, match="coverage is"):
+            fitted.predict_interval(X, coverage=wrong)  # type: ignore[arg-type]
+    labels = np.array(["a", "b"] * (N // 2), dtype=object)
+    dkrr.KernelRidgeCV(kernel="rbf", cv=labels).fit(X, y)
+    for missing in (None, np.nan):
+        labels[3] = missing
+        with pytest.raises(DataError, match="cv has labels"):
+            dkrr.KernelRidgeCV(kernel="rbf", cv=labels).fit(X, y)
+    with pytest.raises(DataError, match="cv has labels"):
+        dkrr.KernelRidgeCV(kernel="rbf", cv=np.ma.masked_array(np.arange(N) % 4, mask=np.arange(N) == 3)).fit(X, y)
+    with pytest.raises(DataError, match="cv has labels"):
+        dkrr.KernelRidgeCV(kernel="rbf", cv=np.where(np.arange(N) == 3, np.nan, np.arange(N) % 4)).fit(X, y)

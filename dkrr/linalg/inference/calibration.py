@@ -23,6 +23,7 @@ and Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.2 (leav
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal, Self, get_args
@@ -133,15 +134,15 @@ def _quantiles(size: FloatArray) -> FloatArray:
     return chosen
 
 
-def check_coverage(coverage: float) -> None:
+def check_coverage(coverage: Any) -> None:
     """Refuse what is not between 0 and 1.
 
     Raises
     ------
     ParameterError
     """
-    if not 0 < coverage < 1:
-        raise ParameterError(f"coverage is {coverage:g}; between 0 and 1 expected", hint="0.9 means 90 %")
+    if not isinstance(coverage, numbers.Real) or not 0 < float(coverage) < 1:
+        raise ParameterError(f"coverage is {coverage!r}; between 0 and 1 expected", hint="0.9 means 90 %")
 
 
 def check_method(method: str) -> None:
