@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -130,6 +131,8 @@ def predict_held(
     dataset, table = _rows_for(model, data, work, reading or {}, keep=keep)
     try:
         match_features(model, dataset)
+        beside = _beside(model, table, keep)
+        columns = _columns(model, asked, beside, output)
         with _executor(model, dataset, asked) as executor:
             result = place(work, "result.zarr")
             predictions, _ = predict_dataset(model, dataset, result, executor, progress)
@@ -138,10 +141,7 @@ def predict_held(
     except DataError:  # these rows stay as bad as they are, there is nothing to continue
         remove_array(work)
         raise
-    names = model.target_names or [f"prediction_{column}" for column in range(model.num_targets)]
     is_flat = model.y_is_1d and predictions.num_columns == 1
-    beside = _beside(model, table, keep)
-    columns = [f"{name}_predicted" if name in beside.names else name for name in uncertain_columns(names, asked)]
     digest = manifest_digest(model_path)
     stamp = {"model_digest": digest, **stamp, "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
     export_predictions(predictions, output, columns, y_is_1d=is_flat, stamp=stamp, overwrite=overwrite, beside=beside)
@@ -204,6 +204,28 @@ def _beside(model: Model, table: Table | None, keep: Sequence[str]) -> Beside:
     if table is not None and label in [table.names[column] for column in columns]:
         label = f"{label}_predicted"
     return Beside(source=table, keep=columns, label=label, classes=tuple(model.classes))
+
+
+def _columns(model: Model, asked: Asked, beside: Beside, output: str) -> list[str]:
+    """What the columns of numbers are called.
+
+    Raises
+    ------
+    DataError
+        Two columns of an output that has names would have the same one.
+    """
+    names = uncertain_columns(
+        list(model.target_names) or [f"prediction_{column}" for column in range(model.num_targets)], asked
+    )
+    names = [f"{name}_predicted" if name in beside.names else name for name in names]
+    counts = Counter([*beside.names, *names, *([beside.label] if beside.classes else [])])
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice and name_of(output).endswith((".csv", ".parquet")):
+        raise DataError(
+            f"{output} would have two columns {twice[0]!r}",
+            hint="write .npy or .zarr, which have no names, keep other columns, or rename the targets and fit again",
+        )
+    return names
 
 
 def _rows_for(

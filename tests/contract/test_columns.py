@@ -356,6 +356,22 @@ def test_the_label_stands_beside_the_scores(classifier: Path, tmp_path: Path) ->
     assert found["kind"].tolist() == found["kind_predicted"].tolist()
 
 
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_no_column_of_predictions_is_written_over_another(name: str, tmp_path: Path) -> None:
+    frame = FRAME.assign(y_std=-Y, y_predicted=2 * Y)
+    dkrr.ingest(frame, tmp_path / "train.zarr", target=["y", "y_std", "y_predicted"])
+    dkrr.KernelRidge(kernel="linear", alpha=1e-3, solver="cholesky").fit(tmp_path / "train.zarr").save(
+        tmp_path / "m.zarr"
+    )
+    data = csv(frame, tmp_path / "new.csv")
+    for options, column in ((["--std"], "y_std"), (["--keep", "y"], "y_predicted")):
+        result = run("predict", tmp_path / "m.zarr", data, "-o", tmp_path / name, *options)
+        assert result.exit_code == 4, result.output
+        assert f"two columns {column!r}" in result.stderr
+        assert not list(tmp_path.glob("out*"))
+    assert run("predict", tmp_path / "m.zarr", data, "-o", tmp_path / name).exit_code == 0
+
+
 # --- jobs ----------------------------------------------------------------------------------------------------------
 
 
