@@ -138,6 +138,13 @@ def leave_one_out_rows(
     if solver_of(model) == "nystrom":
         if method != "exact":
             raise ParameterError(f"method {method!r} of a Nystrom regression", hint='take "exact", two passes')
+        relative = max(model.solution.relative_residual)
+        if relative > MAX_RESIDUAL_SHARE:  # leverages are those of a solution
+            raise ConvergenceError(
+                f"leave-one-out: the relative residual of the fit, {relative:.2g}, exceeds {MAX_RESIDUAL_SHARE}",
+                hint="fit again with a smaller tol, without allow_unconverged",
+                relative_residual=np.asarray(model.solution.relative_residual),
+            )
         return nystrom_leave_one_out(dataset, _centres(model), settings.alpha, workspace)
     if solver_of(model) == "primal":
         if method != "exact":

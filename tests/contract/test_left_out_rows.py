@@ -40,6 +40,14 @@ def test_no_scale_is_known_without_a_solution() -> None:
     np.testing.assert_allclose(deviations, whole.predict(X[:3], return_std=True, sigma2=1.0)[1], rtol=1e-6)
 
 
+def test_centres_that_did_not_converge_have_no_leave_one_out() -> None:
+    params = {"allow_unconverged": True, "num_centers": 40}
+    options = KERNEL | {"solver": "nystrom", "solver_params": params}
+    assert dkrr.KernelRidge(tol=1e-6, **options).fit(X, Y).leave_one_out().method == "exact"
+    with pytest.raises(dkrr.ConvergenceError, match="relative residual of the fit"):
+        dkrr.KernelRidge(max_iter=1, **options).fit(X, Y).leave_one_out()
+
+
 def test_probes_converge_whatever_a_fit_allows() -> None:
     params = {"allow_unconverged": True, "preconditioner": "none"}
     search = dkrr.KernelRidgeCV([1e-3, 1e-2], kernel="rbf", gamma=0.5, solver="cg", max_iter=3, solver_params=params)
