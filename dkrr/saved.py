@@ -16,7 +16,7 @@ from typing import Any
 
 from dkrr.address import is_below
 from dkrr.dataset import RowArray
-from dkrr.dataset.destination import storage_errors
+from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
 from dkrr.linalg.predict import RowSource
@@ -48,9 +48,11 @@ def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowS
     Raises
     ------
     StoreError
-        Something is there already, or, with ``overwrite``, something that is no model.
+        Something is there already, or, with ``overwrite``, something that is no model; or the path lies inside of
+        something that dkrr wrote.
     """
     root = local_root(path)
+    check_outside(path)
     attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | attributes
     if root is not None:
         put_back(root)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from dkrr.address import join
+from dkrr.address import join, parent_of
 from dkrr.errors import DkrrError, StorageFullError, StoreError
 from dkrr.fence import check_fence
 from dkrr.lock import hold_lock
@@ -39,6 +39,7 @@ __all__ = [
     "FORMAT_VERSION",
     "State",
     "array_name",
+    "check_outside",
     "check_space",
     "clear",
     "clear_versions",
@@ -79,8 +80,53 @@ def inspect(location: Any) -> State:
     Raises
     ------
     StoreError
-        Something that is not a data set of dkrr, a missing parent folder, or no permission.
+        Something that is not a data set of dkrr, a place inside of something of dkrr, a missing parent folder, or no
+        permission.
     """
+    state = _state(location)
+    if state in ("absent", "empty"):
+        check_outside(location)
+    return state
+
+
+def check_outside(location: Any) -> None:
+    """Refuse to write inside a model, a version of one, a data set or an array of a store, which hold nothing else.
+
+    Raises
+    ------
+    StoreError
+        Names what ``location`` lies in.
+    """
+    for folder in _above(location):
+        try:
+            documents = [read_json(folder, name) for name in ("zarr.json", "version.json")]
+        except (OSError, StoreError):  # of somebody else, or not ours to look at
+            if is_url(folder):
+                return
+            continue
+        group, version = (found if isinstance(found, dict) else {} for found in documents)
+        attributes = group.get("attributes")
+        attributes = attributes if isinstance(attributes, dict) else {}
+        is_ours = bool({"dkrr_format", "rows_digest"} & attributes.keys()) or attributes.get("format") == "dkrr-model"
+        if is_ours or version.get("format") == "dkrr-model-version":
+            raise StoreError(
+                f"{location} lies in {folder}, which dkrr wrote and which must hold nothing else",
+                hint="choose a place outside of it",
+            )
+
+
+def _above(location: Any) -> Iterator[str]:
+    """The folders that something lies in, the innermost first; none of a Zarr store."""
+    if is_url(location):
+        while (folder := parent_of(location)) != location:
+            yield folder
+            location = folder
+    elif (root := local_root(location)) is not None:
+        inner = Path(os.path.realpath(root / os.pardir))
+        yield from map(str, (inner, *inner.parents))
+
+
+def _state(location: Any) -> State:
     root = local_root(location)
     with storage_errors(location):
         if root is not None:

@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import join, name_of
+from dkrr.dataset.destination import check_outside
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.directory import RunDirectory
@@ -51,8 +52,9 @@ def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
     StoreMismatchError
         The directory belongs to another job; the differing keys are listed.
     StoreError
-        It holds something else.
+        It holds something else, or lies in a model, a version or a data set.
     """
+    check_outside(directory)
     if children(directory) and not _is_run(directory):
         raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
     document = job.to_dict()

@@ -22,7 +22,7 @@ import numpy as np
 from dkrr._version import __version__
 from dkrr.address import name_of, parent_of, sibling
 from dkrr.dataset import RowArray
-from dkrr.dataset.destination import storage_errors
+from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources import Table
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
@@ -76,11 +76,12 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
     ParameterError
         An ending that is none of .zarr, .npy, .parquet, .csv.
     StoreError
-        The output is an input, or something that dkrr did not write as predictions.
+        The output is an input, something that dkrr did not write as predictions, or inside of something that it wrote.
     """
     ending = Path(name_of(output)).suffix
     if ending not in ENDINGS:
         raise ParameterError(f"{output} ends in {ending!r}; one of {', '.join(ENDINGS)} expected", hint="rename it")
+    check_outside(output)
     stamp, work = sibling(output, ".json"), work_of(output)
     for source in inputs:
         for place in (output, stamp, work):

@@ -529,3 +529,43 @@ def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
         assert contents(place) == before
     for _ in range(2):
         assert run("report", "runs/a", "-o", "report.html").exit_code == 0
+
+
+@pytest.mark.parametrize("inside", ["other.zarr", "other.zarr/X_fit", "data.zarr", "version", "by_link"])
+def test_nothing_is_written_into_a_model_a_version_or_a_data_set(place: Path, inside: str) -> None:
+    make_model(place / "other.zarr", alpha=10.0)
+    named = ModelRegistry("models").open("demo")
+    named.add("model.zarr")
+    named.promote()
+    folder = place / inside
+    if inside == "version":
+        folder = Path(named.resolve().model_path).parent
+    elif inside == "by_link":
+        os.symlink("other.zarr", folder)
+    (place / "job.toml").write_text(
+        f'[data]\npath = "rows.csv"\ntarget = "c"\n[model]\nkernel = "rbf"\n[output]\ndirectory = "{folder}/run"\n'
+    )
+    before = contents(place)
+    for command in (
+        ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv"),
+        ("predict", "model.zarr", "rows.csv", "-o", folder / "p.csv", "--overwrite"),
+        ("ingest", "rows.csv", folder / "in.zarr"),
+        ("ingest", "rows.csv", folder / "X-3"),
+        ("fit", "job.toml"),
+        ("submit", "job.toml"),
+    ):
+        result = run(*command)
+        assert result.exit_code == 4, (command, result.output)
+        assert contents(place) == before, command
+    with pytest.raises(dkrr.StoreError):
+        dkrr.load_model("model.zarr").save(folder / "new.zarr")
+    assert contents(place) == before
+
+
+def test_from_inside_a_model_one_writes_outside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "rows.zarr").mkdir()
+    monkeypatch.chdir("model.zarr")
+    assert run("predict", "../model.zarr", "../rows.csv", "-o", "../p.csv").exit_code == 0
+    assert run("ingest", "../rows.csv", "../rows.zarr").exit_code == 0
+    assert run("predict", "../model.zarr", "../rows.csv", "-o", "p.csv").exit_code == 4
+    dkrr.load_model(".").save(place / "model.zarr", overwrite=True)
