@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from dkrr.errors import DkrrError
+from dkrr.errors import DkrrError, StoreError
 from dkrr.interrupts import resumable
 
 __all__ = ["Command", "CommandGroup", "resumable"]
@@ -79,8 +79,10 @@ class CommandGroup(click.Group):
             if isinstance(exc, OSError) and exc.errno == errno.EPIPE:
                 raise  # the reader of our output left; click ends quietly
             if isinstance(exc, OSError) and exc.strerror:
-                place = f" ({exc.filename})" if exc.filename else ""
-                _end(ctx, exc, f"{exc.strerror}{place}", "", 1)
+                if not exc.filename:
+                    _end(ctx, exc, exc.strerror, "", 1)
+                hint = "check the path, and who may read and write there"
+                _end(ctx, exc, f"{exc.strerror} ({exc.filename})", hint, StoreError.exit_code)
             lines = str(exc).splitlines() or [""]
             hint = "this is a defect of dkrr; --verbose shows the traceback"
             _end(ctx, exc, f"{type(exc).__name__}: {lines[0]}", hint, 1)

@@ -335,12 +335,28 @@ def _entries(location: str) -> list[Entry]:
     if is_url(location):
         return list_entries(location)
     folders = []
-    for parent, names, _ in os.walk(location):
+    for parent, names, _ in os.walk(location, onerror=_refuse):
         for name in names:
             path = os.path.join(parent, name)
             with contextlib.suppress(FileNotFoundError):
                 folders.append(Entry(f"{os.path.relpath(path, location)}/", 0, os.lstat(path).st_mtime))
     return [*list_entries(location), *folders]
+
+
+def _refuse(error: OSError) -> None:
+    """A run may lie in a folder that cannot be read; not in one that is gone, or is the file system's own.
+
+    Raises
+    ------
+    StoreError
+        It may.
+    """
+    folder = str(error.filename)
+    if not isinstance(error, FileNotFoundError) and name_of(folder) != "lost+found":
+        raise StoreError(
+            f"{folder} cannot be looked at ({error.strerror}), and a run in it may use the store",
+            hint="start it as somebody who can read that folder, or move that elsewhere",
+        )
 
 
 def _links(location: str) -> Iterable[str]:

@@ -91,8 +91,14 @@ def test_a_defect_is_called_one_and_ends_with_1() -> None:
 
 def test_an_operating_system_error_names_the_file() -> None:
     result = CliRunner().invoke(group_that_raises(PermissionError(13, "Permission denied", "/x")), ["go"])
+    assert result.exit_code == 4
+    assert result.stderr.startswith("error: Permission denied (/x)\nhint: ")
+
+
+def test_an_operating_system_error_without_a_file_is_unforeseen() -> None:
+    result = CliRunner().invoke(group_that_raises(OSError(12, "Cannot allocate memory")), ["go"])
     assert result.exit_code == 1
-    assert result.stderr == "error: Permission denied (/x)\n"
+    assert result.stderr == "error: Cannot allocate memory\n"
 
 
 def test_wrong_usage_ends_with_2() -> None:

@@ -59,7 +59,7 @@ def test_no_such_run(run: RunDirectory) -> None:
 def test_a_place_that_cannot_be_written(run: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = dkrr("report", "job", "-o", "file/page.html")
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert "file" in result.stderr
 
 

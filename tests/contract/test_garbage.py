@@ -129,6 +129,25 @@ def test_a_run_that_cannot_be_looked_at_stops_it(tmp_path: Path) -> None:
     assert arrays(store) == needed
 
 
+def test_a_folder_that_cannot_be_read_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("fit", job(tmp_path, "runs/demo", "runs/store"))
+    needed = arrays(tmp_path / "runs/store")
+    make_old(tmp_path)
+    (tmp_path / "runs/lost+found").mkdir()  # of the file system: not even its owner keeps a run there
+    scandir = os.scandir
+
+    def refused(path: Any = ".") -> Any:
+        if str(path).endswith(("runs/demo", "lost+found")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refused)
+    result = CliRunner().invoke(main, ["gc", str(tmp_path / "runs"), "--yes"])
+    assert result.exit_code == 4, result.output
+    assert "runs/demo cannot be looked at (Permission denied)" in result.stderr
+    assert arrays(tmp_path / "runs/store") == needed
+
+
 @pytest.mark.parametrize("folder", ["c", "c/deep/c", "store/runs"])
 def test_a_run_is_found_whatever_its_folder_is_called(folder: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
