@@ -276,6 +276,13 @@ def test_an_output_is_whole_after_any_fault(place: Path, ending: str, site: str)
     assert {path.name for path in place.glob("p.*")} == {output.name, f"{output.name}.json"}
 
 
+def test_json_has_null_for_what_is_no_number(place: Path) -> None:
+    np.savez("same.npz", X=ROWS, y=np.ones(40))
+    result = run("evaluate", "model.zarr", "same.npz", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout, parse_constant=pytest.fail)["r2"] is None
+
+
 def test_one_prediction_an_output(place: Path) -> None:
     with hold_lock("out.csv.work"):
         result = run("predict", "model.zarr", "data.zarr", "-o", "out.csv")
