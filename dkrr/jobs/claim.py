@@ -33,6 +33,7 @@ _DOCUMENTS = {
     "driver.json": {"epoch", "counter", "token"},
     "job.json": {"data", "model", "solver", "output"},
 }
+_BEGUN = r"(?:driver|status|job|\d{6})\.json(?:\.[0-9a-f]{32}\.partial)?|\.dkrr-probe-[0-9a-f]{32}(?:\.partial)?"
 LIMITS = ("max_iter", "allow_unconverged")
 
 
@@ -86,13 +87,16 @@ def _without_limits(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_run(directory: str) -> bool:
-    for name, keys in _DOCUMENTS.items():
-        found = read_json(directory, name)
-        if isinstance(found, dict) and found.keys() >= keys:
-            return True
-    # a driver that was killed, or had no room, right after it took the first epoch
+    found = {name: read_json(directory, name) for name in _DOCUMENTS}
+    for name, document in found.items():
+        if document is not None and not (isinstance(document, dict) and document.keys() >= _DOCUMENTS[name]):
+            return False
+    if found["status.json"] is not None or found["job.json"] is not None:
+        return True
+    # a driver that was killed, or had no room, right after it took the first epoch; nothing else may be there, for a
+    # run that comes to nothing then is removed with its directory
     names = [name for name in children(directory) if name != "drivers"] + children(join(directory, "drivers"))
-    return all(re.fullmatch(r"\d{6}\.json|.*[.-][0-9a-f]{32}\.partial", name) for name in names)
+    return all(re.fullmatch(_BEGUN, name) for name in names)
 
 
 def resolve_once(plan: Plan, directory: str) -> None:

@@ -494,6 +494,24 @@ def test_a_folder_of_the_users_is_not_taken_for_a_run(place: Path, theirs: str) 
         assert contents(place) == before
 
 
+@pytest.mark.parametrize("theirs", ["thesis.txt", "drivers/ford.txt"])
+def test_a_run_that_comes_to_nothing_takes_nothing_of_the_users_with_it(place: Path, theirs: str) -> None:
+    record = '{"host": "elsewhere", "pid": 1, "epoch": 1, "token": "0", "counter": 0, "released": true}'
+    (place / "web/drivers").mkdir(parents=True)
+    for name in ("driver.json", "drivers/000001.json"):  # all that a driver wrote that was killed as it began
+        (place / "web" / name).write_text(record)
+    (place / f"web/status.json.{'0' * 32}.partial").write_text("{")
+    (place / "job.toml").write_text('[data]\npath = "nowhere.csv"\n[output]\ndirectory = "web"\n')
+    (place / "web" / theirs).write_text("years of work")
+    before = contents(place)
+    result = run("fit", "job.toml")
+    assert contents(place) == before
+    assert result.exit_code == 4, result.output
+    (place / "web" / theirs).unlink()
+    assert "nowhere.csv" in run("fit", "job.toml").output
+    assert not (place / "web").exists()
+
+
 def test_a_job_file_is_never_replaced(place: Path) -> None:
     users_file("job.toml")
     os.symlink("nowhere.toml", "link.toml")
