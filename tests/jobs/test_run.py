@@ -329,15 +329,17 @@ def test_an_interrupted_prediction_continues_with_the_same_rows_only(
         predict_job(model, rows, output)
     assert Path(f"{output}.work").is_dir()
     monkeypatch.undo()
-    finished = {path: path.stat().st_mtime_ns for path in Path(f"{output}.work").rglob("c/0/0")}
-    # rows, or a model, that were exchanged meanwhile must not be continued
+    # rows, or a model, that were exchanged meanwhile are not continued: what was left is made anew
     np.save(tmp_path / "other.npy", X - 3)
-    with pytest.raises(StoreMismatchError, match="exists with other rows"):
-        predict_job(model, str(tmp_path / "other.npy"), output)
-    KernelRidge(kernel="rbf", gamma=0.2, alpha=5.0).fit(X, np.column_stack([Y, -Y])).save(tmp_path / "other.zarr")
-    with pytest.raises(StoreMismatchError, match="model: "):
-        predict_job(str(tmp_path / "other.zarr"), rows, output)
-    assert {path: path.stat().st_mtime_ns for path in Path(f"{output}.work").rglob("c/0/0")} == finished
+    other = str(tmp_path / "other.zarr")
+    KernelRidge(kernel="rbf", gamma=0.2, alpha=5.0).fit(X, np.column_stack([Y, -Y])).save(other)
+    work = tmp_path / "left"
+    shutil.copytree(f"{output}.work", work)
+    for predictor, source, inputs in ((model, str(tmp_path / "other.npy"), X - 3), (other, rows, X + 0.5)):
+        predict_job(predictor, source, output)
+        np.testing.assert_allclose(np.load(output), load_model(predictor).predict(inputs), rtol=1e-10)
+        assert not Path(f"{output}.work").exists()
+        shutil.copytree(work, f"{output}.work")
     predict_job(model, rows, output)
     np.testing.assert_allclose(np.load(output), load_model(model).predict(X + 0.5), rtol=1e-10)
     assert not Path(f"{output}.work").exists()
