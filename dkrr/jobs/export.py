@@ -115,7 +115,11 @@ def _stamp_at(location: str) -> dict[str, Any] | None:
         said = read_json(parent_of(location), name_of(location))
     except (StoreError, OSError):
         return {}
-    return said if said is None or (isinstance(said, dict) and {"dkrr", "sha256", "replaced"} <= said.keys()) else {}
+    if said is None or (isinstance(said, dict) and {"dkrr", "sha256", "replaced"} <= said.keys()):
+        return said
+    # before there was one for every output, that of a registered model said less
+    known = isinstance(said, dict) and {"model", "version", "rows_digest", "sha256"} <= said.keys()
+    return {**said, "replaced": None} if known else {}
 
 
 def _foreign(location: str) -> StoreError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -147,6 +148,17 @@ def test_only_predictions_of_dkrr_are_replaced_unless_told_so(
     if make is users_link:
         assert Path("elsewhere").read_text() == "mine"
     assert run("predict", "model.zarr", "data.zarr", "-o", name).exit_code == 0
+
+
+def test_predictions_of_a_registered_model_with_an_earlier_stamp_are_replaced(place: Path) -> None:
+    earlier = b"y\n1.0\n"
+    Path("out.csv").write_bytes(earlier)
+    said = {"model": "demo", "version": "7", "rows_digest": "0", "sha256": hashlib.sha256(earlier).hexdigest()}
+    Path("out.csv.json").write_text(json.dumps(said))
+    assert run("predict", "model.zarr", "data.zarr", "-o", "out.csv").exit_code == 0
+    Path("out.csv").write_bytes(b"y\n2.0\n")  # the user's by now
+    Path("out.csv.json").write_text(json.dumps(said))
+    assert run("predict", "model.zarr", "data.zarr", "-o", "out.csv").exit_code == 4
 
 
 def test_a_folder_of_the_users_is_not_taken_for_half_made_predictions(place: Path) -> None:
