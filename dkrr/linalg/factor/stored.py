@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dkrr.errors import DamagedChunkError, StoreError
-from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
+from dkrr.linalg.keys import FORMAT_VERSION, key_of
 from dkrr.linalg.workspace import keep_for_others
 from dkrr.stores import arrays_below, read_json
 from dkrr.tiles import TileMatrix
@@ -48,7 +48,9 @@ class WantedFactor:
         fields = document.get("attributes") if isinstance(document, dict) else None
         if not isinstance(fields, dict) or key_of(fields) not in location:
             return "is not a factor of dkrr, or not the one its name says"
-        wanted = {**vars(self), "format_version": FORMAT_VERSION, "kernel_version": KERNEL_VERSION}
+        # not the version of the kernels' code, which says that entries may be rounded otherwise: what is found is
+        # compared with the kernel itself
+        wanted = {**vars(self), "format_version": FORMAT_VERSION}
         differing = [name for name, value in wanted.items() if fields.get(name) != value]
         if differing:
             return f"is a factor of something else ({', '.join(sorted(differing))})"
