@@ -166,15 +166,16 @@ class RidgeOperator:
 
     def tile(self, i: int, j: int, out: FloatArray) -> FloatArray:
         """Tile (i, j) of A, i >= j, written to ``out`` (rows of i, rows of j)."""
-        if self.gram is None:
-            self.gram_tile(i, j, out)
-        else:
-            out[...] = self.gram.read(i, j)
-        if self.weighted:
-            self._scale(i, j, out)
-        if i == j:
-            diagonal = np.arange(len(out))
-            out[diagonal, diagonal] += self.alpha
+        with np.errstate(over="ignore"):  # what float32 cannot hold is named before a tile is written
+            if self.gram is None:
+                self.gram_tile(i, j, out)
+            else:
+                out[...] = self.gram.read(i, j)
+            if self.weighted:
+                self._scale(i, j, out)
+            if i == j:
+                diagonal = np.arange(len(out))
+                out[diagonal, diagonal] += self.alpha
         return out
 
     def gram_rows(self, i: int, j: int, start: int, stop: int, out: FloatArray) -> FloatArray:
