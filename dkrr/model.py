@@ -17,18 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.address import is_url
-from dkrr.dataset import RowArray, Scaling
+from dkrr.dataset import Scaling
 from dkrr.dataset.columns import find_names, made_up_names, target_columns
 from dkrr.dataset.sources.table import to_floats
-from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
+from dkrr.manifest import MANIFEST, manifest_digest
 from dkrr.markup import facts_html, lines_text, named
-from dkrr.saved import ARRAYS, save_arrays, saved_attributes
-from dkrr.stores import note_user
+from dkrr.saved import ARRAYS, SavedRows, save_arrays, saved_attributes
+from dkrr.stores import note_user, read_key
 from dkrr.uncertainty import WithUncertainty
 
 __all__ = ["Model", "load_model"]
@@ -67,6 +68,8 @@ class Model(WithUncertainty):
         The maximum likelihood scale of the Gaussian process, in the scale of the whitened targets (t,).
     quantiles
         Of leave-one-out residuals, for prediction intervals; None until they were computed.
+    location, digest
+        Where it was opened, and the SHA-256 of its manifest; None of a model that was not.
     """
 
     kernel: Kernel | None
@@ -84,6 +87,7 @@ class Model(WithUncertainty):
     classes: list[Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     location: str | None = None
+    digest: str | None = None
     sample_weight: RowSource | None = None
     sigma2: NDArray[np.float64] | None = None
     quantiles: Quantiles | None = None
@@ -259,12 +263,15 @@ class Model(WithUncertainty):
         """Write the model to ``path`` (a folder, or an address).
 
         In a folder it appears whole or not at all. Objects cannot be renamed: at an address the manifest comes last,
-        and while a model is replaced there is none for the moment; a reader never sees parts of two.
+        and while a model is replaced there is none for the moment. A reader never sees parts of two: a large model,
+        which is read when it predicts, raises when it was replaced since it was opened.
 
         Raises
         ------
         StoreError
             Something is there already (``overwrite=True`` replaces a model).
+        LockedError
+            Another process writes there.
         ParameterError
             The kernel is a function that has no importable name.
         """
@@ -375,9 +382,24 @@ def load_model(path: Any, *, verify: bool = True) -> Model:
         Not a model, another format version, or a key that is missing, extra, or not what the manifest says.
     """
     path = str(path) if isinstance(path, Path) else path
+    while True:
+        manifest = read_key(path, MANIFEST)
+        try:
+            model = _opened(path, verify)
+        except (DkrrError, OSError):
+            if read_key(path, MANIFEST) == manifest:
+                raise
+        else:
+            if read_key(path, MANIFEST) == manifest:
+                return model
+        # another model took its place meanwhile, and perhaps the place of a part of what was read
+
+
+def _opened(path: Any, verify: bool) -> Model:
     attributes = saved_attributes(path, verify=verify)
+    digest = manifest_digest(path)
     try:
-        model = _from_attributes(path, attributes)
+        model = _from_attributes(path, attributes, digest)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StoreError(f"{path} has unreadable metadata ({exc})", hint="restore it, or fit again") from exc
     return model.in_memory()
@@ -395,7 +417,7 @@ def _at_present(provenance: dict[str, Any], location: str) -> dict[str, Any]:
     return provenance | {"store": beside, "factors": factors}
 
 
-def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
+def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Model:
     """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
     kernel_dict = attributes["kernel"]
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
@@ -404,8 +426,8 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
     names, made_up = (attributes["feature_names"], attributes["target_names"]), attributes.get("made_up")
     model = Model(
         kernel=kernel,
-        x_fit=None if kernel is None or inputs is not None else RowArray.open(path, "X_fit"),
-        dual_coef=RowArray.open(path, "dual_coef"),
+        x_fit=None if kernel is None or inputs is not None else SavedRows.open(path, "X_fit", digest),
+        dual_coef=SavedRows.open(path, "dual_coef", digest),
         solution=Solution.from_dict(attributes["solution"]),
         center=None if center is None else np.asarray(center, dtype=np.float64),
         features=None if inputs is None else feature_map(kernel, inputs),
@@ -418,7 +440,8 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Model:
         classes=attributes["classes"],
         provenance=_at_present(attributes["provenance"], str(path)),
         location=str(path),
-        sample_weight=RowArray.open(path, "sample_weight") if attributes.get("weighted") else None,
+        digest=digest,
+        sample_weight=SavedRows.open(path, "sample_weight", digest) if attributes.get("weighted") else None,
         sigma2=None if sigma2 is None else np.asarray(sigma2, dtype=np.float64),
         quantiles=None if quantiles is None else Quantiles.from_dict(quantiles),
     )

@@ -23,7 +23,6 @@ from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.linalg.operators import Rows
-from dkrr.manifest import manifest_digest
 from dkrr.model import BLOCK_ROWS, Model, load_model
 from dkrr.uncertainty import half_widths
 
@@ -112,16 +111,10 @@ def taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
 def saved_model(path: str, digest: str) -> Model:
     """The model at a path, kept open per process; ``digest`` is that of its manifest."""
     # the caller has verified the manifest; chunks carry their own checksum
-    return load_model(path, verify=False)
-
-
-def _predicted(task: PredictTask, rows: Floats, first_row: int) -> Floats:
-    """Predictions from the model that was meant, although a model of that name may be replaced at any time."""
-    values = saved_model(task.model, task.model_digest).predict_rows(rows, first_row=first_row)
-    # a model is replaced whole: when it is there now, it was there when its rows were read
-    if manifest_digest(task.model) != task.model_digest:
-        raise StoreError(f"{task.model} was replaced by another model during a prediction", hint="start again")
-    return values
+    model = load_model(path, verify=False)
+    if model.digest != digest:
+        raise StoreError(f"{path} was replaced by another model during a prediction", hint="start again")
+    return model
 
 
 def predict_block_task(task: PredictTask, i: int) -> bool:
@@ -132,7 +125,8 @@ def predict_block_task(task: PredictTask, i: int) -> bool:
     failpoint("predict.block.before_read")
     dataset = task.rows.open()
     start, stop = task.span(i, dataset.num_rows)
-    values = _predicted(task, taken(dataset.X.read(start, stop), task.columns), start)
+    rows = taken(dataset.X.read(start, stop), task.columns)
+    values = saved_model(task.model, task.model_digest).predict_rows(rows, first_row=start)
     failpoint("predict.block.after_compute", values)
     if not np.isfinite(values).all():
         raise DataError(f"predictions of rows {start:,} to {stop:,} are not finite", hint="scale the features")
@@ -156,7 +150,8 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     """Sums of squared errors over row block i."""
     dataset = task.rows.open()
     start, stop = task.span(i, dataset.num_rows)
-    values = _predicted(task, taken(dataset.X.read(start, stop), task.columns), start)
+    rows = taken(dataset.X.read(start, stop), task.columns)
+    values = saved_model(task.model, task.model_digest).predict_rows(rows, first_row=start)
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     truth = taken(dataset.y.read(start, stop), task.targets)
     hits = int(np.sum(np.argmax(values, axis=1) == np.argmax(truth, axis=1)))
@@ -199,18 +194,18 @@ def predict_dataset(
     """
     columns = match_features(model, dataset)
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
-    digest = manifest_digest(model.location)
+    assert model.digest is not None  # noqa: S101  (narrows the type)
     result = RowArray.create(
         store,
         "predictions",
         num_rows=dataset.num_rows,
         num_columns=model.num_targets,
         rows_per_chunk=min(BLOCK_ROWS, dataset.num_rows),
-        attributes={"model": digest, "rows_digest": dataset.digest} | column_facts(columns),
+        attributes={"model": model.digest, "rows_digest": dataset.digest} | column_facts(columns),
     )
     task = PredictTask(
         str(model.location),
-        digest,
+        model.digest,
         Rows.of(dataset),
         result.rows_per_chunk,
         result,
@@ -255,12 +250,13 @@ def score_dataset(
     threads = max(1, executor.num_threads)
     block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
     rows = Rows.of(dataset)
+    assert model.digest is not None  # noqa: S101  (narrows the type)
     if intervals is None and model.quantiles is not None and model.quantiles.knows(DEFAULT_INTERVALS):
         intervals = DEFAULT_INTERVALS
     width = None if intervals is None else tuple(half_widths(model, intervals, "jackknife", None).tolist())
     task = PredictTask(
         str(model.location),
-        manifest_digest(model.location),
+        model.digest,
         rows,
         block_rows,
         half_width=width,

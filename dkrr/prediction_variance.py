@@ -19,11 +19,10 @@ from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.columns import match_features
 from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, DataError, StoreError
+from dkrr.errors import DamagedChunkError, DataError
 from dkrr.failpoints import failpoint
 from dkrr.linalg.inference.variance import MIN_BLOCK_ROWS, block_rows
 from dkrr.linalg.operators import Rows
-from dkrr.manifest import manifest_digest
 from dkrr.model import Model
 from dkrr.prediction import column_facts, is_whole, saved_model, taken
 
@@ -54,8 +53,6 @@ def variance_block_task(task: VarianceTask, i: int) -> bool:
     start, stop = task.result.span(i)
     rows = taken(task.rows.open().X.read(start, stop), task.columns)
     values = model.spread.variance(model.prepared_rows(rows, start))
-    if manifest_digest(task.model) != task.model_digest:
-        raise StoreError(f"{task.model} was replaced by another model during a prediction", hint="start again")
     failpoint("variance.block.after_compute", values)
     if not np.isfinite(values).all():
         raise DataError(f"variances of rows {start:,} to {stop:,} are not finite", hint="scale the features")
@@ -86,8 +83,8 @@ def predict_variance(
     width = block_rows(model.num_rows, None if limit is None else int(SHARE_OF_LIMIT * limit))
     wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
     width = min(width, max(MIN_BLOCK_ROWS, wanted))
-    digest = manifest_digest(model.location)
-    attributes = {"model": digest, "rows_digest": dataset.digest} | column_facts(columns)
+    assert model.digest is not None  # noqa: S101  (narrows the type)
+    attributes = {"model": model.digest, "rows_digest": dataset.digest} | column_facts(columns)
     result = RowArray.create(
         store,
         f"variances-{width}",  # another number of workers, another width: blocks of the same are found again
@@ -96,7 +93,7 @@ def predict_variance(
         rows_per_chunk=width,
         attributes=attributes,
     )
-    task = VarianceTask(str(model.location), digest, Rows.of(dataset), result, columns)
+    task = VarianceTask(str(model.location), model.digest, Rows.of(dataset), result, columns)
     flops = float(model.num_rows) ** 2 * width * len(spread.systems)
     nodes = [Node((i,), (), flops) for i in range(result.num_chunks)]
     for _ in range(3):

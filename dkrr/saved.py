@@ -12,7 +12,11 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.address import is_below
 from dkrr.dataset import RowArray
@@ -20,7 +24,8 @@ from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
 from dkrr.linalg.predict import RowSource
-from dkrr.manifest import MANIFEST, check_manifest, refuse_links, write_manifest
+from dkrr.lock import hold_lock
+from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
 from dkrr.stores import (
     children,
     is_url,
@@ -29,17 +34,57 @@ from dkrr.stores import (
     put_back,
     put_in_place,
     read_json,
+    read_key,
     remove_array,
     write_json,
 )
 
-__all__ = ["ARRAYS", "save_arrays", "saved_attributes"]
+__all__ = ["ARRAYS", "SavedRows", "save_arrays", "saved_attributes"]
 
 FORMAT = "dkrr-model"
 FORMAT_VERSION = 1
 ROWS_PER_CHUNK = 4096
 ARRAYS = ("X_fit", "dual_coef", "sample_weight")
 _KNOWN = {"zarr.json", MANIFEST, *ARRAYS}
+
+
+@dataclass(frozen=True)
+class SavedRows:
+    """Rows of the model at ``path`` whose manifest had this digest; they are read from disk, and never from another's.
+
+    A model is replaced whole: while its manifest is there, so are its rows.
+    """
+
+    rows: RowArray
+    path: Any
+    digest: str
+
+    @classmethod
+    def open(cls, path: Any, name: str, digest: str) -> SavedRows:
+        """Open one of the arrays of a model."""
+        return cls(RowArray.open(path, name), path, digest)
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.num_rows
+
+    @property
+    def num_columns(self) -> int:
+        return self.rows.num_columns
+
+    def read(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Rows ``start`` to ``stop``.
+
+        Raises
+        ------
+        StoreError
+            Another model is there now, or none.
+        """
+        try:
+            return self.rows.read(start, stop)
+        finally:
+            if read_key(self.path, MANIFEST) is None or manifest_digest(self.path) != self.digest:
+                raise StoreError(f"{self.path} was replaced by another model, or removed", hint="load it again")
 
 
 def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource], *, overwrite: bool) -> None:
@@ -50,23 +95,20 @@ def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowS
     StoreError
         Something is there already, or, with ``overwrite``, something that is no model; or the path lies inside of
         something that dkrr wrote.
+    LockedError
+        Another process writes there.
     """
     root = local_root(path)
     check_outside(path)
     attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | attributes
-    if root is not None:
-        put_back(root)
-    if read_json(path, "zarr.json") is not None or (root is not None and os.path.lexists(root)):
-        if not overwrite:
-            raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
-        _require_nothing_else(path)
-    if root is None:
-        _save_objects(path, attributes, arrays)
-        return
-    partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
+    _refuse_what_is_there(path, overwrite=overwrite)
     num_bytes = sum(8 * rows.num_rows * rows.num_columns for rows in arrays.values())
-    with storage_errors(root, num_bytes):
-        root.parent.mkdir(parents=True, exist_ok=True)
+    with storage_errors(path, num_bytes), hold_lock(path):
+        _refuse_what_is_there(path, overwrite=overwrite)  # by now
+        if root is None:
+            _save_objects(path, attributes, arrays)
+            return
+        partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
         try:
             _write(str(partial), attributes, arrays)
             failpoint("model.before_pointer")
@@ -74,6 +116,17 @@ def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowS
             failpoint("model.after_pointer")
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_what_is_there(path: Any, *, overwrite: bool) -> None:
+    """Refuse to write where something is, unless it is a model that may be replaced."""
+    root = local_root(path)
+    if root is not None:
+        put_back(root)
+    if read_json(path, "zarr.json") is not None or (root is not None and os.path.lexists(root)):
+        if not overwrite:
+            raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
+        _require_nothing_else(path)
 
 
 def saved_attributes(path: Any, *, verify: bool) -> dict[str, Any]:
@@ -114,7 +167,7 @@ def _require_nothing_else(path: Any) -> None:
 
 def _save_objects(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
     if is_url(path):
-        if any(isinstance(rows, RowArray) and is_below(rows.array.location, path) for rows in arrays.values()):
+        if any(isinstance(rows, SavedRows) and is_below(rows.path, path) for rows in arrays.values()):
             raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
         foreign = [name for name in children(path) if name not in _KNOWN]
         if foreign:

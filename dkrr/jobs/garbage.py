@@ -309,7 +309,10 @@ class _Tree:
                 if (left["what"] == "partial" or whole in keys) and (
                     left["whole"] is None
                     or _IN_ITEM.fullmatch(relative_to(join(self.location, whole), store))
-                    or any(is_ours(join(self.location, *name)) for name in ([key], [whole], *_above(parts[:depth])))
+                    or any(
+                        is_ours(join(self.location, *name))
+                        for name in ([key], [whole.removesuffix(".lock")], *_above(parts[:depth]))
+                    )
                 ):
                     found.setdefault(key, []).append(entry)
                 break

@@ -19,7 +19,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import dkrr
+import dkrr.model
+import dkrr.saved
 from dkrr.cli.app import main
+from dkrr.errors import LockedError
 from dkrr.processes import process_record
 
 ROWS = np.random.default_rng(5).standard_normal((40, 4))
@@ -354,3 +357,87 @@ def test_a_factor_is_continued_where_there_are_no_hard_links(tmp_path: Path, mon
     np.testing.assert_allclose(
         model.predict(ROWS), dkrr.KernelRidge(kernel="linear").fit(ROWS, y).predict(ROWS), rtol=1e-10, atol=1e-12
     )
+
+
+# --- a model ----------------------------------------------------------------------------------------------------------
+
+
+def a_model(alpha: float, num_rows: int = 40) -> dkrr.KernelRidge:
+    return dkrr.KernelRidge(kernel="rbf", alpha=alpha).fit(ROWS[:num_rows, 1:], ROWS[:num_rows, 0])
+
+
+def meanwhile_at(monkeypatch: pytest.MonkeyPatch, site: str, act: Callable[[], object]) -> None:
+    """Have a thread, which holds nothing of the one that gets to ``site``, act once while that one waits."""
+    todo = [act]
+
+    def reached(name: str, array: Any = None) -> None:
+        if name == site and todo:
+            other = threading.Thread(target=todo.pop())
+            other.start()
+            other.join()
+
+    monkeypatch.setattr(dkrr.saved, "failpoint", reached)
+
+
+@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])
+def test_the_second_of_two_saves_is_told_who_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    path, first, seen = tmp_path / "model.zarr", a_model(0.1), list[Any]()
+    if overwrite:
+        a_model(1.0).save(path)
+
+    def second() -> None:
+        try:
+            a_model(10.0).save(path, overwrite=True)
+        except dkrr.DkrrError as exc:
+            seen.append(exc)
+
+    meanwhile_at(monkeypatch, "model.before_pointer", second)
+    first.save(path, overwrite=overwrite)
+    assert [type(exc) for exc in seen] == [LockedError]
+    assert f"model.zarr is being written by process {os.getpid()} on " in str(seen[0])
+    np.testing.assert_array_equal(dkrr.load_model(path).predict(ROWS[:, 1:]), first.predict(ROWS[:, 1:]))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.zarr"]
+
+
+@pytest.fixture
+def from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model is larger than what is read at once."""
+    monkeypatch.setattr(dkrr.model, "IN_MEMORY_BYTES", 0)
+
+
+@pytest.mark.usefixtures("from_disk")
+@pytest.mark.parametrize("num_rows", [40, 20], ids=["as many rows", "fewer rows"])
+def test_a_model_that_was_replaced_after_it_was_opened_says_so(tmp_path: Path, num_rows: int) -> None:
+    path = tmp_path / "model.zarr"
+    a_model(0.1).save(path)
+    model = dkrr.load_model(path)
+    a_model(10.0, num_rows).save(path, overwrite=True)
+    with pytest.raises(dkrr.DkrrError, match=r"model\.zarr was replaced .*: load it again"):
+        model.predict(ROWS[:, 1:])
+    with pytest.raises(dkrr.DkrrError, match=r"model\.zarr was replaced"):
+        model.save(tmp_path / "copy.zarr")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.zarr"]
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
+@pytest.mark.parametrize("read", ["zarr.json", "X_fit/zarr.json", "dual_coef/zarr.json"])
+def test_a_model_that_is_replaced_while_it_is_opened_is_the_one_or_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, verify: bool
+) -> None:
+    path, before, after = tmp_path / "model.zarr", a_model(0.1), a_model(10.0, 20)
+    before.save(path)
+    replaced, of_path = list[str](), Path.read_bytes
+
+    def bytes_of(self: Path) -> bytes:
+        found = of_path(self)
+        if self == path / read and not replaced:
+            replaced.append(read)
+            after.save(path, overwrite=True)
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", bytes_of)
+    model = dkrr.load_model(path, verify=verify)
+    assert replaced
+    np.testing.assert_array_equal(model.predict(ROWS[:, 1:]), after.predict(ROWS[:, 1:]))
