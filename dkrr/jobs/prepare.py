@@ -26,7 +26,7 @@ from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.objects import find_object, list_objects
-from dkrr.stores import is_url, place, read_json
+from dkrr.stores import file_state, is_url, place, read_json
 
 __all__ = ["Prepared", "changed_since", "has_changed", "open_data", "prepare"]
 
@@ -55,19 +55,20 @@ def _key(*parts: Any) -> str:
 
 
 def _source_state(path: str) -> Any:
-    """What tells a changed file from an unchanged one, without reading it."""
+    """What tells a changed file from an unchanged one, without reading it.
+
+    One that is another by this is read again; where its rows are the same, so is all that was made of them.
+    """
     if path.startswith(("sklearn:", "generate:")):
         return path
     if is_url(path):
         return _objects_state(path)
     try:
         if os.path.isdir(path):
-            states = [(str(file), file.stat()) for file in sorted(visible_files(Path(path)))]
-            return [(file, found.st_size, found.st_mtime_ns) for file, found in states]
-        found = os.stat(path)
+            return [(str(file), *file_state(file)) for file in sorted(visible_files(Path(path)))]
+        return path, *file_state(path)
     except OSError as exc:
         raise DataError(f"{path} cannot be read ({exc.strerror})", hint="check [data] path") from None
-    return path, found.st_size, found.st_mtime_ns
 
 
 def _objects_state(url: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -9,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dkrr
+from dkrr.cli import main
 from dkrr.errors import DkrrError
+from tests.jobs.retrain.project import Project, in_process
 
 N = 40
 
@@ -134,3 +139,88 @@ def test_exchanged_tiles_of_a_gram_matrix_are_computed_again(parts: Parts, tmp_p
     one.write_bytes(other.read_bytes())
     found = dkrr.gram_matrix(X, gamma=0.5, store=tmp_path, tile_size=16).compute(scheduler="synchronous")
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    """Other bytes in the same file, of the same size and with its time of last change."""
+    before = path.stat()
+    text = path.read_text()
+    assert old in text
+    assert len(old) == len(new)
+    with open(path, "r+") as file:
+        file.write(text.replace(old, new))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+
+
+def fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[float]]:
+    """Fit the job in a folder: the digests of its rows, and its dual coefficients."""
+    in_process(monkeypatch)
+    result = CliRunner().invoke(main, ["fit", str(folder / "job.toml")])
+    assert result.exit_code == 0, result.output
+    facts = json.loads((folder / "runs/job/result.json").read_text())
+    model = dkrr.load_model(folder / "runs/job/model.zarr")
+    return facts["data"]["digests"], model.dual_coef.read(0, model.num_rows)[:, 0].tolist()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A folder with rows as text and the job of a fit."""
+    lines = [f"{i},{i * i % 7},{i % 3}" for i in range(10, 30)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,y", *lines]) + "\n")
+    (tmp_path / "job.toml").write_text('[data]\npath = "rows.csv"\ntarget = "y"\n[model]\nkernel = "rbf"\n')
+    return tmp_path
+
+
+def test_a_file_that_was_rewritten_in_place_is_read_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fitted(job, monkeypatch)
+    rewrite(job / "rows.csv", "11,2,2", "11,2,9")
+    after = fitted(job, monkeypatch)
+    assert after[0][0] == before[0][0]  # X
+    assert after[0][1] != before[0][1]  # y
+    assert after[1] != before[1]
+
+
+@pytest.mark.parametrize("way", ["restored", "touched"])
+def test_a_file_of_the_same_bytes_is_the_same_data(way: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fitted(job, monkeypatch)
+    path = job / "rows.csv"
+    if way == "restored":
+        shutil.copy2(path, job / "backup.csv")
+        path.unlink()
+        (job / "backup.csv").rename(path)
+    else:
+        path.touch()
+    factors = {file: file.stat().st_mtime_ns for file in (job / "runs/store/factors").rglob("c/*/*")}
+    assert fitted(job, monkeypatch) == before
+    assert {file: file.stat().st_mtime_ns for file in factors} == factors
+
+
+def test_a_batch_that_was_rewritten_in_place_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    project = Project(tmp_path / "p")
+    path = project.deliver("n1", seed=1, change=lambda rows: rows.round(6) * 100)
+    project.run()
+    assert project.run().outcome == "nothing new"
+    line = path.read_text().splitlines()[3]
+    rewrite(path, line, line.replace("1", "2"))
+    with pytest.raises(dkrr.DkrrError, match=r"n1\.csv is in the data set with other bytes"):
+        project.run()
+
+
+def test_held_out_rows_are_known_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    project = Project(tmp_path / "p")
+    path = project.deliver("held-out", seed=7).rename(tmp_path / "p/held-out.csv")
+    project.document["holdout"] = {"path": str(path)}
+    project.deliver("n1", seed=1)
+    first = project.run()
+    path.touch()
+    assert project.run().outcome == "nothing new"
+    line = path.read_text().splitlines()[3]
+    rewrite(path, line, line.replace("1", "2"))
+    again = project.run()
+    assert again.outcome != "nothing new"
+    assert again.fit["score"]["rmse"] != first.fit["score"]["rmse"]
+    assert project.run().outcome == "nothing new"

@@ -1,8 +1,8 @@
 """New rows as files that somebody delivers: which there are, and whether they have been seen.
 
 A batch is a file (or a folder of Parquet, or a Zarr array) and is known by its bytes, not by its name: the same bytes
-under another name are the same batch, and a corrected file under the old name is a new one. The size and time of a
-file, or the ETag of an object, tell one that is unchanged without reading it.
+under another name are the same batch, and a corrected file under the old name is a new one. The size and times of
+a file, or the ETag of an object, tell one that is unchanged without reading it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dkrr.address import is_url, join, name_of, parent_of
 from dkrr.errors import InterruptedRunError, StoreError
 from dkrr.jobs.fields import FILE_SUFFIXES
 from dkrr.objects import list_objects
+from dkrr.stores import file_state
 
 __all__ = ["Delivery", "content_hash", "deliveries"]
 
@@ -80,12 +81,8 @@ def _files(folder: str) -> list[Path]:
 
 
 def _state(path: Path) -> Any:
-    """Size and time of last change, of every file in a folder."""
-    found = []
-    for file in _walk(path):
-        facts = file.stat()
-        found.append([str(file.relative_to(path)) if file != path else "", facts.st_size, facts.st_mtime_ns])
-    return found
+    """Size and times of last change, of every file in a folder."""
+    return [[str(file.relative_to(path)) if file != path else "", *file_state(file)] for file in _walk(path)]
 
 
 def _walk(path: Path) -> Iterator[Path]:

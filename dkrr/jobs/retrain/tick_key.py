@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dkrr.dataset import Dataset
-from dkrr.jobs.retrain.incoming import deliveries
+from dkrr.jobs.retrain.incoming import content_hash, deliveries
 from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
 
@@ -24,11 +24,11 @@ def digests(dataset: Dataset) -> list[Any]:
 
 
 def held_out_rows(spec: RetrainSpec) -> Any:
-    """What tells held-out rows in a file or object of their own from others, without reading them."""
+    """What tells held-out rows in a file or object of their own from others: the bytes of a file, which are read."""
     path = spec.holdout.path
     if path is None or path.startswith(("sklearn:", "generate:")):
         return path
-    return [path, [[found.name, found.state] for found in deliveries(path)]]
+    return [path, [[found.name, content_hash(found)] for found in deliveries(path)]]
 
 
 def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
