@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from dkrr.bulk import is_worth_a_cluster, predict_on_workers, predict_table
 from dkrr.bulk_variance import ensure_factor, variance_of
 from dkrr.dataset import Dataset
+from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.diagnose import Training, leave_one_out
 from dkrr.errors import ConvergenceError, StoreError
 from dkrr.given import check_given
@@ -271,10 +272,13 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         if isinstance(X, Dataset):
             names = list(X.names) or None
         elif is_dask_frame(X):
-            labels = list(getattr(X, "columns", []))
+            labels = frame_labels(X) or []
+            unique_names(labels, "X")
             names = labels if all(isinstance(label, str) for label in labels) else None
             X = X.to_dask_array(lengths=True)
-        y = y.to_dask_array(lengths=True) if is_dask_frame(y) else y
+        if is_dask_frame(y):
+            unique_names(frame_labels(y) or [], "y")
+            y = y.to_dask_array(lengths=True)
         self._training = Training(
             X=X, y=y, weight=weight, tiled=True, tile_size=tile_size, max_in_process_rows=MAX_IN_PROCESS_ROWS
         )

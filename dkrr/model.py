@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dkrr.address import is_url
 from dkrr.dataset import Scaling
-from dkrr.dataset.columns import find_names, made_up_names, target_columns
+from dkrr.dataset.columns import find_names, frame_labels, made_up_names, target_columns, unique_names
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
@@ -207,11 +207,10 @@ class Model(WithUncertainty):
 
     def matched(self, X: Any) -> Any:
         """The model's columns of a frame, by name and in their order; of what has no names all columns."""
-        found = [name for name in ("column_names", "columns") if hasattr(type(X), name)]  # pyarrow's, everybody's
-        if not found:
+        labels = frame_labels(X)
+        if labels is None:
             return X
-        labels = list(getattr(X, found[0]))
-        names = [str(label) for label in labels]
+        names = unique_names(labels, "X")
         # the numbers that pandas gives are no names, as in scikit-learn
         if self.names and (any(isinstance(label, str) for label in labels) or set(names).issuperset(self.names)):
             wanted = [labels[j] for j in find_names(self.names, names, "X")]

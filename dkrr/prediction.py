@@ -159,8 +159,8 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     if task.half_width is not None:
         sums["inside"] = (np.abs(values - truth) <= np.array(task.half_width)).sum(axis=0)
     if task.sample_every:
-        rows = np.arange(-start % task.sample_every, stop - start, task.sample_every)
-        sums["sample"] = np.stack([truth[rows, :SAMPLE_TARGETS], values[rows, :SAMPLE_TARGETS]], axis=-1)
+        some = np.arange(-start % task.sample_every, stop - start, task.sample_every)
+        sums["sample"] = np.stack([truth[some, :SAMPLE_TARGETS], values[some, :SAMPLE_TARGETS]], axis=-1)
         if 1 < truth.shape[1] <= MOST_CLASSES:
             sums["confusion"] = _confusion(truth, values)
     return True, sums

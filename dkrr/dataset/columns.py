@@ -26,6 +26,7 @@ __all__ = [
     "column_number",
     "feature_columns",
     "find_names",
+    "frame_labels",
     "kept_columns",
     "made_up_names",
     "match_features",
@@ -33,6 +34,7 @@ __all__ = [
     "ordered_like",
     "resolve",
     "target_columns",
+    "unique_names",
 ]
 
 Column = str | int
@@ -213,9 +215,8 @@ def find_names(wanted: Sequence[str], names: Sequence[str], label: str, noun: st
         Some are missing, or there twice.
     """
     places = {name: j for j, name in enumerate(names)}
-    missing = [name for name in wanted if name not in places]
+    missing, known = [name for name in wanted if name not in places], set(wanted)
     if missing:
-        known = set(wanted)
         others = [name for name in names if name not in known]
         near = difflib.get_close_matches(missing[0], others, n=1)
         raise DataError(
@@ -223,10 +224,31 @@ def find_names(wanted: Sequence[str], names: Sequence[str], label: str, noun: st
             + (f"{_shown(others)}, which the fit had not" if others else "no others"),
             hint=f"is {near[0]!r} meant? Rename it" if near else "rename those that mean the same; their order is free",
         )
-    repeated = [name for name, count in Counter(names).items() if count > 1 and name in wanted]
+    unique_names([name for name in names if name in known], label, noun)
+    return tuple(places[name] for name in wanted)
+
+
+def frame_labels(values: Any) -> list[Any] | None:
+    """What the columns of a frame of any library are called; None of what is no frame."""
+    for attribute in ("column_names", "columns"):  # pyarrow's, everybody's
+        if hasattr(type(values), attribute):
+            return list(getattr(values, attribute))
+    return None
+
+
+def unique_names(labels: Sequence[Any], label: str, noun: str = "columns") -> list[str]:
+    """Labels of columns as names.
+
+    Raises
+    ------
+    DataError
+        Some are the same.
+    """
+    names = [str(name) for name in labels]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{label} has {noun} of the same name: {_shown(repeated)}", hint="rename them")
-    return tuple(places[name] for name in wanted)
+    return names
 
 
 def _shown(names: Sequence[Any]) -> str:

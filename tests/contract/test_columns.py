@@ -11,6 +11,8 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zarr
 from click.testing import CliRunner, Result
@@ -586,3 +588,50 @@ def test_a_class_that_no_held_out_row_has_does_not_fail_a_model() -> None:
         scores = {"num_rows": 50, "candidate": {**score, "r2": r2}, "production": None}
         checks = {check.name: check for check in judge(GateSpec(), fit, scores, None, [])}
         assert checks["better than the mean"].passed == passed
+
+
+# --- columns of one name ----------------------------------------------------------------------------------------------
+
+TWICE = FRAME.set_axis(["a", "b", "a", "y"], axis=1)
+
+
+def arrow(frame: pd.DataFrame) -> pa.Table:
+    return pa.table([frame.iloc[:, j].to_numpy() for j in range(frame.shape[1])], names=list(frame.columns))
+
+
+FRAMES: dict[str, Callable[[pd.DataFrame], Any]] = {
+    "pandas": lambda frame: frame,
+    "dask": lambda frame: dd.from_pandas(frame, npartitions=2),
+    "arrow": arrow,
+}
+TAKING: dict[str, Callable[[Any, Path], Any]] = {
+    "fit": lambda frame, _: dkrr.KernelRidge().fit(frame, Y),
+    "fit in tiles": lambda frame, _: dkrr.KernelRidge(tile_size=50).fit(frame, Y),
+    "fit of targets": lambda frame, _: dkrr.KernelRidge(tile_size=50).fit(X, frame),
+    "cross-validation": lambda frame, _: dkrr.KernelRidgeCV().fit(frame, Y),
+    "prediction": lambda frame, _: dkrr.KernelRidge().fit(np.column_stack([X, Y]), Y).predict(frame),
+    "ingest": lambda frame, path: dkrr.ingest(frame, path / "data.zarr", y=Y),
+    "ingest with a target": lambda frame, path: dkrr.ingest(frame, path / "data.zarr", target="y"),
+    "ingest of targets": lambda frame, path: dkrr.ingest(X, path / "data.zarr", y=frame),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+@pytest.mark.parametrize("taking", TAKING)
+def test_columns_of_one_name_are_refused(kind: str, taking: str, tmp_path: Path) -> None:
+    frame = FRAMES[kind](TWICE)
+    with pytest.raises(dkrr.DkrrError, match=r"(X|y) has columns of the same name: 'a'"):
+        TAKING[taking](frame, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_with_columns_of_one_name_names_them(tmp_path: Path) -> None:
+    pq.write_table(arrow(TWICE), tmp_path / "twice.parquet")
+    with pytest.raises(dkrr.DkrrError, match=r"twice\.parquet has columns of the same name: 'a'"):
+        dkrr.ingest(tmp_path / "twice.parquet", tmp_path / "data.zarr")
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_any_frame_brings_its_names_into_a_data_set(kind: str, tmp_path: Path) -> None:
+    data = dkrr.ingest(FRAMES[kind](FRAME), tmp_path / "data.zarr", target="y")
+    assert data.names == ("a", "b", "c")

@@ -43,9 +43,16 @@ class ArrayTable(MatrixTable):
     """An array in memory, or a memory map whose pages are dropped as soon as they are copied."""
 
     def __init__(
-        self, array: NDArray[Any], label: str, *, prefix: str = "x", allow_1d: bool = False, step: int | None = None
+        self,
+        array: NDArray[Any],
+        label: str,
+        *,
+        prefix: str = "x",
+        allow_1d: bool = False,
+        step: int | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(label, array.shape, prefix=prefix, allow_1d=allow_1d, step=step)
+        super().__init__(label, array.shape, prefix=prefix, allow_1d=allow_1d, step=step, names=names)
         self._array = array
         self._map = _shared_map(array)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.dataset.columns import unique_names
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources.table import BLOCK_BYTES, Block, Table, check_shape, to_floats
 from dkrr.errors import DataError
@@ -23,7 +24,7 @@ class FrameTable(Table):
         is_named = not self.is_1d or frame.name is not None
         if self.is_1d:
             frame = frame.to_frame(prefix if frame.name is None else frame.name)
-        super().__init__(label, [str(name) for name in frame.columns], num_rows, is_named=is_named)
+        super().__init__(label, unique_names(frame.columns, label), num_rows, is_named=is_named)
         self._frame = frame
         self._step = max(256, BLOCK_BYTES // (8 * width))
 

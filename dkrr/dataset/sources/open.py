@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.dataset.dataset import Dataset
 from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.sources.table import Join, Table
@@ -80,7 +81,7 @@ def _open_one(
 
         # one pass over the graph for the numbers of rows
         names = [source.name] if source.ndim == 1 else source.columns
-        named = None if names[0] is None else [str(name) for name in names]
+        named = None if names[0] is None else unique_names(names, label)
         return DaskTable(source.to_dask_array(lengths=True), label, names=named, **options)
     if _is_a(source, "zarr", "Array", "Group"):
         from dkrr.dataset.sources.zarrs import open_zarr_object
@@ -97,7 +98,9 @@ def _open_one(
         )
     from dkrr.dataset.sources.arrays import ArrayTable, as_array
 
-    return ArrayTable(as_array(source, label), label, **options)
+    labels = frame_labels(source)
+    named = None if labels is None else unique_names(labels, label)
+    return ArrayTable(as_array(source, label), label, names=named, **options)
 
 
 def _is_a(source: Any, module: str, *names: str) -> bool:

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from dkrr.dataset.columns import unique_names
 from dkrr.dataset.sources.table import BLOCK_BYTES, Block, Table, Unchanged
 from dkrr.dataset.sources.text import is_number
 from dkrr.errors import DataError
@@ -92,8 +93,7 @@ class ParquetTable(Table):
         for number, file in enumerate(self._files):
             with _damage(file):
                 schema, metadata = pq.read_schema(file), pq.read_metadata(file)
-            if len(set(schema.names)) != len(schema.names):
-                raise DataError(f"{file} has columns of the same name", hint="rename them")
+            unique_names(schema.names, str(file))
             index = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
             types = {name: schema.field(name).type for name in schema.names if name not in index}
             if number and set(types) != set(self._types):
