@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.attempts import Attempts, FitSettings, OtherWays
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
-from dkrr.dataset.drift import DRIFT_LIMIT
-from dkrr.errors import ConvergenceError, DamagedChunkError, DataError, NumericalError, ParameterError
-from dkrr.kernels import Kernel
+from dkrr.errors import ConvergenceError, DamagedChunkError, DataError, DkrrError, NumericalError, ParameterError
 from dkrr.linalg.factor.direct import Workspace
 from dkrr.linalg.frozen_center import FrozenCenter, choose_center
 from dkrr.linalg.gram import build_gram, rows_of
@@ -29,7 +28,6 @@ from dkrr.linalg.keys import gram_fields, key_of
 from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import check_training_rows
-from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.solving import solve_targets
 from dkrr.linalg.takeover import continue_lineage
@@ -52,62 +50,19 @@ logger = logging.getLogger("dkrr.fitting")
 FloatMatrix = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitSettings:
-    """A fit with nothing left to choose.
-
-    Parameters
-    ----------
-    kernel
-        Resolved kernel; None with a given matrix.
-    alpha
-        One ridge, or one per target.
-    tile_size, precision, gram, solver
-        As resolved. "mixed": float32 inside, the float64 answer.
-    iterative
-        Of cg, and of the refinement of a mixed factor.
-    fit_intercept
-        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.intercept`.
-    center
-        Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
-    drift_limit
-        How far newer rows may lie from the centre of an earlier fit for it to be kept, see
-        :mod:`dkrr.linalg.frozen_center`. None keeps any: of whitened rows the drift was judged before.
-
-    Raises
-    ------
-    ParameterError
-        A float32 answer of conjugate gradients: their answers are float64.
-    """
-
-    kernel: Kernel | None
-    alpha: tuple[float, ...]
-    tile_size: int
-    precision: Literal["float64", "float32", "mixed"] = "float64"
-    gram: Literal["stored", "on_the_fly"] = "on_the_fly"
-    solver: Literal["cholesky", "cg"] = "cholesky"
-    iterative: IterativeSettings = field(default_factory=IterativeSettings)
-    fit_intercept: bool = False
-    center: tuple[float, ...] | None = None
-    drift_limit: float | None = DRIFT_LIMIT
-
-    def __post_init__(self) -> None:
-        if self.solver == "cg" and self.precision == "float32":
-            raise ParameterError(
-                "precision float32 with solver cg, whose answers are float64",
-                hint='"mixed" evaluates the kernel in float32 and gives a float64 answer',
-            )
-
-
 @dataclass
 class FitResult:
-    """Where the answer is and how good it is; ``intercept`` (t,), None where none was asked for."""
+    """Where the answer is and how good it is; ``intercept`` (t,), None where none was asked for.
+
+    ``settings`` are those that led to it: of another way than was asked first where that was given up.
+    """
 
     dual_coef: RowArray
     solution: Solution
     operator: RidgeOperator
     factors: list[str]
     gram: str | None
+    settings: FitSettings
     intercept: NDArray[np.float64] | None = None
 
 
@@ -120,6 +75,7 @@ def fit_rows(
     given: TileMatrix | None = None,
     source_digest: str = "",
     start: FloatMatrix | None = None,
+    ways: OtherWays | None = None,
 ) -> Iterator[FitResult]:
     """Solve (K + alpha I) dual_coef = Y for the rows of a data set; a context manager.
 
@@ -139,6 +95,8 @@ def fit_rows(
     start : (m, t), optional
         Coefficients of an earlier fit of the first m <= n rows, from which an iteration begins; rows beyond them begin
         at zero. A direct solve has no use for it.
+    ways
+        What may be done where the way of ``settings`` leads to no answer, see :mod:`dkrr.attempts`.
 
     Raises
     ------
@@ -157,23 +115,77 @@ def fit_rows(
             f"{len(settings.alpha)} values of alpha for {num_targets} targets; 1 or {num_targets} expected"
         )
     alphas = settings.alpha * (num_targets if len(settings.alpha) == 1 else 1)
-    settings = with_lineage(settings, dataset, workspace.store, workspace.reused)
-    operator = ridge_operator(dataset, settings, alphas[0], given)
-    solve_key = key_of(_solve_fields(dataset, settings, operator, workspace, alphas, source_digest))
-    guess = None if start is None else start_from(dataset, start)
-    solve_store = place(workspace.store, "solves", solve_key + ".zarr")
-    with hold_lock(solve_store), storage_errors(workspace.store):
-        # two chunks of rows that changed places pass their checksums, and every residual after that
-        dataset.verify()
+    fields = _answer_fields(dataset, settings, workspace, alphas, source_digest)
+    common = place(workspace.store, "solves", key_of(fields | {"ways": None if ways is None else ways.asked}) + ".zarr")
+    attempts = Attempts(settings, ways, common, workspace)
+    with ExitStack() as locks:
+        if ways is not None:
+            locks.enter_context(hold_lock(common))
+        locks.enter_context(storage_errors(workspace.store))
+        way = attempts.begin()
+        while True:
+            taken = with_lineage(way, dataset, workspace.store, workspace.reused)
+            operator = ridge_operator(dataset, taken, alphas[0], given)
+            guess = attempts.start(way, dataset.num_rows, num_targets)
+            if guess is None and start is not None:
+                guess = start_from(dataset, start)
+            solve_key = key_of(_solve_fields(dataset, taken, operator, workspace, alphas, source_digest))
+            solve_store = place(workspace.store, "solves", solve_key + ".zarr")
+            locks.enter_context(hold_lock(solve_store))
+            # two chunks of rows that changed places pass their checksums, and every residual after that
+            dataset.verify()
+            try:
+                result = _solve_all(
+                    dataset,
+                    taken,
+                    operator,
+                    workspace,
+                    solve_store,
+                    alphas,
+                    source_digest,
+                    guess,
+                    None if ways is None else common,
+                )
+                break
+            except (NumericalError, DamagedChunkError, DataError) as exc:
+                error: DkrrError = exc
+            following = attempts.after(way, error)
+            _discard(solve_store, error, is_over=following is not None)
+            if following is None:
+                if not _goes_on(error):
+                    attempts.end()
+                raise error
+            way = following
+            del error  # with all that its traceback holds
+        attempts.settle()
         try:
-            yield _solve_all(dataset, settings, operator, workspace, solve_store, alphas, source_digest, guess)
+            yield replace(result, solution=_told(result.solution, workspace))
         except (NumericalError, DamagedChunkError, DataError) as exc:
-            # a rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless
-            # iteration; one that only came to its limit goes on from there when it is given more
-            if not isinstance(exc, ConvergenceError) or exc.stagnated:
-                remove_array(solve_store)
+            _discard(solve_store, exc)
+            if not _goes_on(exc):
+                attempts.end()
             raise
         remove_array(solve_store)
+        attempts.end()
+
+
+def _goes_on(error: DkrrError) -> bool:
+    """Whether an iteration only came to its limit: it goes on from there when it is given more."""
+    return isinstance(error, ConvergenceError) and not error.stagnated
+
+
+def _discard(solve_store: str, error: DkrrError, *, is_over: bool = False) -> None:
+    """A rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration."""
+    if is_over or not _goes_on(error):
+        remove_array(solve_store)
+
+
+def _told(solution: Solution, workspace: Workspace) -> Solution:
+    """The solution with what was given up before it."""
+    if not workspace.given_up:
+        return solution
+    sentences = "; ".join(str(item["sentence"]) for item in workspace.given_up)
+    return replace(solution, message=f"{sentences}: {solution.message}", given_up=list(workspace.given_up))
 
 
 def with_lineage(
@@ -236,6 +248,22 @@ def ridge_operator(
     )
 
 
+def _answer_fields(
+    dataset: Dataset, settings: FitSettings, workspace: Workspace, alphas: tuple[float, ...], source_digest: str
+) -> dict[str, Any]:
+    """What decides the answer, whatever way leads to it."""
+    return {
+        "kernel": None if settings.kernel is None else settings.kernel.to_dict(),
+        "rows_digest": source_digest or dataset.digest,
+        "alpha": list(alphas),
+        "y": dataset.digest_y,
+        "weight": dataset.digest_weight,
+        "blas": workspace.blas,
+        "tol": settings.iterative.tol,
+        "fit_intercept": settings.fit_intercept,
+    }
+
+
 def _solve_fields(
     dataset: Dataset,
     settings: FitSettings,
@@ -273,6 +301,7 @@ def _solve_all(
     alphas: tuple[float, ...],
     source_digest: str,
     start: FloatMatrix | None,
+    shared: str | None,
 ) -> FitResult:
     source, gram_location = operator, None
     if settings.gram == "stored" and operator.gram is None:
@@ -280,7 +309,7 @@ def _solve_all(
         gram_location = gram.location
         source = replace(operator, gram=gram)
     digests = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
-    solved = solve_targets(dataset, settings, operator, source, workspace, solve_store, alphas, digests, start)
+    solved = solve_targets(dataset, settings, operator, source, workspace, solve_store, alphas, digests, start, shared)
     coefficients = RowArray.create(
         solve_store,
         "dual_coef",
@@ -299,6 +328,7 @@ def _solve_all(
         operator=operator,
         factors=solved.factors,
         gram=gram_location,
+        settings=settings,
         intercept=solved.intercept,
     )
 

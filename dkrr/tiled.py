@@ -31,7 +31,7 @@ from dkrr.planning.candidates import Limits, Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.continuing import find_continued
 from dkrr.planning.costs import Machine, cholesky_disk
-from dkrr.planning.planner import Decision, decide
+from dkrr.planning.planner import Decision, Ways, decide
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import sample_trial
 from dkrr.records import (
@@ -183,7 +183,15 @@ class TiledFit:
                     return self._primal(dataset, settings, root, executor), dataset.X
                 if self.choice.solver == "nystrom":
                     return self._nystrom(dataset, settings, root, executor), dataset.X
-                return self._model(dataset, settings, root, executor), dataset.X
+                ways = Ways(
+                    problem=problem,
+                    choice=self.choice,
+                    limits=self._limits(executor, root),
+                    tile_size=self.tile_size,
+                    machine=lambda: self._machine(problem, executor, root),
+                    candidates=decision.candidates,
+                )
+                return self._model(dataset, settings, root, executor, ways=ways), dataset.X
 
     @property
     def _takes_primal(self) -> bool:
@@ -194,12 +202,7 @@ class TiledFit:
         """What "auto" becomes."""
         kernel = problem.kernel
         assert kernel is not None  # noqa: S101  (narrows the type)
-        limits = Limits(
-            threads=executor.num_threads,
-            memory_bytes=memory_limit_of(executor),
-            driver_bytes=free_memory_bytes(),
-            disk_bytes=free_bytes(root),
-        )
+        limits = self._limits(executor, root)
         choice, tile_size = self.choice, self.tile_size
         continued = find_continued(
             root, dataset, kernel, problem.alpha, choice, tile_size=tile_size, memory_bytes=limits.memory_bytes
@@ -218,6 +221,15 @@ class TiledFit:
         if continued is None or not continued.is_for(decision.chosen):
             return decision
         return replace(decision, chosen=continued.saved(decision.chosen, executor.num_threads))
+
+    def _limits(self, executor: Executor, root: Any) -> Limits:
+        """What there is."""
+        return Limits(
+            threads=executor.num_threads,
+            memory_bytes=memory_limit_of(executor),
+            driver_bytes=free_memory_bytes(),
+            disk_bytes=free_bytes(root),
+        )
 
     def _machine(self, problem: Problem, executor: Executor, root: Any) -> Machine:
         """Rates of the workers."""
@@ -326,12 +338,21 @@ class TiledFit:
         executor: Executor,
         given: TileMatrix | None = None,
         digest: str = "",
+        ways: Ways | None = None,
     ) -> Model:
         workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
-        start = self._start(dataset)
-        fit = fit_rows(dataset, settings, workspace, given=given, source_digest=digest, start=start)
+        fit = fit_rows(
+            dataset,
+            settings,
+            workspace,
+            given=given,
+            source_digest=digest,
+            start=self._start(dataset),
+            ways=ways,
+        )
         with single_blas_thread(), fit as result:
             coefficients = result.dual_coef.read(0, dataset.num_rows)
+        settings = result.settings
         rows = result.operator.rows
         center = None if given is not None or rows is None else rows.center
         return Model(

@@ -16,7 +16,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"linalg"}),
     frozenset({"estimator", "fitting", "given", "lazy", "model", "prediction", "resources", "selection", "temporary"})
-    | frozenset({"bulk", "bulk_variance", "diagnose", "left_out", "planning", "prediction_variance"})
+    | frozenset({"attempts", "bulk", "bulk_variance", "diagnose", "left_out", "planning", "prediction_variance"})
     | frozenset({"records", "saved", "spread", "tiled", "uncertainty", "validation"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),

@@ -38,17 +38,18 @@ class Estimate:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the end of the phase at the rate so far; None while there is no rate."""
+        """Seconds to the end of the phase at the rate so far; None while there is no rate, or no end in sight."""
         by_flops = self.flops_total > 0
         work = self.flops_done - self.flops_at_start if by_flops else self.done - self.done_at_start
         left = self.flops_total - self.flops_done if by_flops else self.total - self.done
-        return left * self.seconds / work if work > 0 and self.seconds > 0 else None
+        return left * self.seconds / work if work > 0 and self.seconds > 0 and self.total > 0 else None
 
     def sentence(self) -> str:
         """``factorise: 120 of 210 tiles, 163.2 GF/s, 0:41 left``; ``cg: iteration 12 of about 40, 1:30 left``."""
         name, _, facts = self.phase.partition(", ")
         if name in ITERATIVE:
-            parts = [f"{name}: iteration {self.done} of about {self.total}", *([facts] if facts else [])]
+            about = f" of about {self.total}" if self.total else ""
+            parts = [f"{name}: iteration {self.done}{about}", *([facts] if facts else [])]
         else:
             unit = "trials" if name.startswith("tune ") else "tiles"
             parts = [f"{self.phase}: {self.done} of {self.total} {unit}"]

@@ -83,7 +83,7 @@ class ProgressDisplay:
         self.estimate.update(now, done, total, flops_done, flops_total)
         facts = self.estimate.sentence()
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, facts=facts.partition(": ")[2])
+            self._bar.update(self._task, completed=done, total=total or None, facts=facts.partition(": ")[2])
         elif self._live is None and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             self._say(facts)

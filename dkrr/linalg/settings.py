@@ -6,12 +6,12 @@ Frozen, keyword-only, checked on construction; they travel into the keys and the
 from __future__ import annotations
 
 import numbers
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dkrr.errors import ParameterError
 
-__all__ = ["IterativeSettings", "NystromSettings"]
+__all__ = ["Foreseen", "IterativeSettings", "NystromSettings", "way_name"]
 
 DEFAULT_MAX_ITER = 1000
 
@@ -92,3 +92,21 @@ class NystromSettings:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreseen:
+    """What a plan foresees of a way: iterations from ``low`` to ``high``, ``seconds`` of its phases at the upper end.
+
+    0, or nothing, where it has none or nothing was measured.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def way_name(solver: str, precision: str, gram: str, rank: int) -> str:
+    """``cg mixed, rank 500``."""
+    preconditioned = "" if solver != "cg" else f", rank {rank:,}" if rank else ", no preconditioner"
+    return f"{solver} {precision}{preconditioned}{', stored Gram' if gram == 'stored' else ''}"

@@ -42,6 +42,9 @@ class Solution:
         What was there from earlier fits, see :meth:`dkrr.linalg.workspace.Workspace.record_reuse`: "factor", "gram",
         "start" where an iteration began with earlier coefficients, and "center" where newer rows met a frozen one.
         Empty where all was computed.
+    given_up
+        Ways that were tried before this one and did not lead to an answer: "way", "next", "because", "iterations" and
+        a "sentence" each.
     """
 
     solver: str
@@ -53,6 +56,7 @@ class Solution:
     seconds: dict[str, float] = field(default_factory=dict)
     message: str = ""
     reused: dict[str, Any] = field(default_factory=dict)
+    given_up: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

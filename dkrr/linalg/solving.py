@@ -64,6 +64,7 @@ def solve_targets(
     alphas: tuple[float, ...],
     digests: dict[str, Any],
     start: FloatMatrix | None,
+    shared: Any = None,
 ) -> SolvedTargets:
     """Solve (S K S + alpha_k I) u_k = S y_k for all targets, and for their intercepts where they are wanted.
 
@@ -79,13 +80,21 @@ def solve_targets(
         ``weight_digest`` and ``source_digest``.
     start : (n, t), optional
         A guess of u, for iterations.
+    shared
+        Where a preconditioner is kept that another way may use as well; None means beside the iteration.
     """
     task = _Targets(dataset, settings, operator, workspace)
     if settings.solver == "cg":
         own = place(store, "cg")
         prepared = CGSolver(
             settings=settings.iterative, precision="mixed" if settings.precision == "mixed" else "float64"
-        ).prepare(source.with_alpha(min(alphas)), workspace, store=own, num_columns=len(alphas), **digests)
+        ).prepare(
+            source.with_alpha(min(alphas)),
+            workspace,
+            store=own if shared is None else shared,
+            num_columns=len(alphas),
+            **digests,
+        )
         targets = list(range(len(alphas)))
         rhs = task.right_hand_sides(targets, own)
         task.settle(targets, rhs, prepared.solve(rhs, np.array(alphas), start, in_plane=task.in_plane), alphas)

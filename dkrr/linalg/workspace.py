@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import LockedError, StoreError
 from dkrr.linalg.factor.schedule import Split
+from dkrr.linalg.settings import Foreseen
 from dkrr.linalg.trace import MOST_TRACES, ResidualTrace
 from dkrr.lock import hold_lock
 from dkrr.stores import delete_key, read_json, remove_array, write_json
@@ -37,7 +38,9 @@ class Workspace:
     ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase). ``split`` says which sums
     of a factor are split; None leaves it to :func:`~dkrr.linalg.factor.schedule.usual_split`. ``reused`` says what was
     there already, see :meth:`record_reuse`; ``traces`` are the residuals of what iterated. ``maker`` names who removes
-    matrices at the end, see :meth:`discard`; "" is nobody.
+    matrices at the end, see :meth:`discard`; "" is nobody. ``foreseen`` is what a plan says of the way that is taken,
+    ``other_seconds`` asks what the next one would take, and ``given_up`` says which ones were, see
+    :mod:`dkrr.attempts`.
     """
 
     store: Any
@@ -50,6 +53,9 @@ class Workspace:
     phases: dict[str, RunSummary] = field(default_factory=dict)
     reused: dict[str, Any] = field(default_factory=dict)
     traces: list[ResidualTrace] = field(default_factory=list)
+    foreseen: Foreseen | None = None
+    other_seconds: Callable[[], float | None] | None = None
+    given_up: list[dict[str, Any]] = field(default_factory=list)
 
     def matrix(self, location: Any, grid: TileGrid, dtype: str, fields: dict[str, Any]) -> TileMatrix:
         """Create a matrix that others may share, or open it; for the holder of its lock."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.schedule import Split
+from dkrr.linalg.settings import way_name
 from dkrr.planning.iterations import Iterations
 
 __all__ = ["Candidate", "Limits", "Problem"]
@@ -79,9 +80,7 @@ class Candidate:
             return "primal float64"
         if self.solver == "nystrom":
             return f"nystrom {self.precision}, {self.num_centers:,} centres"
-        rank = "" if self.solver != "cg" else f", rank {self.rank:,}" if self.rank else ", no preconditioner"
-        stored = ", stored Gram" if self.gram == "stored" else ""
-        return f"{self.solver} {self.precision}{rank}{stored}"
+        return way_name(self.solver, self.precision, self.gram, self.rank)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

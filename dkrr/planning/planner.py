@@ -13,11 +13,13 @@ where the choice may matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dkrr.fitting import FitSettings
 from dkrr.kernels.features import count_features
+from dkrr.linalg.settings import Foreseen
 from dkrr.linalg.sizes import choose_tile_size
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.choices import SolverChoice
@@ -25,10 +27,10 @@ from dkrr.planning.costs import Machine, itemsize
 from dkrr.planning.pricing import priced_way
 from dkrr.planning.tiling import FEW_WORKERS
 from dkrr.planning.trial import Trial
-from dkrr.planning.ways import PRIMAL, is_plainly_primal, small_choice, ways_of
+from dkrr.planning.ways import PRIMAL, Way, is_plainly_primal, small_choice, ways_of
 from dkrr.tiles import TileGrid
 
-__all__ = ["Decision", "decide"]
+__all__ = ["Decision", "Ways", "decide", "settings_of"]
 
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
@@ -49,20 +51,81 @@ class Decision:
 
     def settings(self, problem: Problem, choice: SolverChoice) -> FitSettings:
         """The fit with nothing left to choose; of nystrom and primal the parts that they share with the others."""
-        chosen = self.chosen
-        iterative = choice.iterative(rank=chosen.rank or None)
-        if chosen.solver == "cg" and not chosen.rank and choice.rank == "auto" and choice.preconditioner != "factor":
-            iterative = replace(iterative, preconditioner="none")
-        return FitSettings(
-            kernel=problem.kernel,
-            alpha=problem.alpha,
-            tile_size=chosen.tile_size,
-            precision=chosen.precision,  # type: ignore[arg-type]
-            gram=chosen.gram,  # type: ignore[arg-type]
-            solver=chosen.solver if chosen.solver in ("cholesky", "cg") else "cg",  # type: ignore[arg-type]
-            iterative=iterative,
-            fit_intercept=problem.fit_intercept,
-        )
+        return settings_of(self.chosen, problem, choice)
+
+    def fits(self, problem: Problem, choice: SolverChoice) -> tuple[FitSettings, ...]:
+        """The way that is taken, then the other feasible ones, the cheapest first."""
+        others = [item for item in in_order(self.candidates) if item.name != self.chosen.name]
+        return tuple(settings_of(item, problem, choice) for item in (self.chosen, *others))
+
+
+def settings_of(way: Candidate, problem: Problem, choice: SolverChoice) -> FitSettings:
+    """The fit by one way, with nothing left to choose."""
+    iterative = choice.iterative(rank=way.rank or None)
+    if way.solver == "cg" and not way.rank and choice.rank == "auto" and choice.preconditioner != "factor":
+        iterative = replace(iterative, preconditioner="none")
+    low, high = (0.0, 0.0) if way.iterations is None else (way.iterations.low, way.iterations.high)
+    return FitSettings(
+        kernel=problem.kernel,
+        alpha=problem.alpha,
+        tile_size=way.tile_size,
+        precision=way.precision,  # type: ignore[arg-type]
+        gram=way.gram,  # type: ignore[arg-type]
+        solver=way.solver if way.solver in ("cholesky", "cg") else "cg",  # type: ignore[arg-type]
+        iterative=iterative,
+        fit_intercept=problem.fit_intercept,
+        foreseen=Foreseen(low=low, high=high, seconds=dict(way.seconds)),
+    )
+
+
+def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those with tiles and an exact answer that are feasible, the cheapest first."""
+    usable = [item for item in candidates if item.solver in ("cholesky", "cg") and not item.infeasible]
+    return sorted(usable, key=lambda item: item.total_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """What else may be done where the way that was chosen leads to no answer: priced when it is asked for.
+
+    Parameters
+    ----------
+    problem, choice, limits, tile_size, machine
+        As in :func:`decide`; ``choice`` has the words as they were asked.
+    candidates
+        Those of the decision, where they were priced; else all ways are, without a sample.
+    """
+
+    problem: Problem
+    choice: SolverChoice
+    limits: Limits
+    tile_size: int | None
+    machine: Callable[[], Machine]
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The words, without how far an iteration may go, which may change from one attempt to the next."""
+        words = self.choice.to_dict() | {"tile_size": self.tile_size}
+        return {name: value for name, value in words.items() if name not in ("max_iter", "allow_unconverged")}
+
+    def others(self) -> tuple[FitSettings, ...]:
+        """The ways that the words allow, the cheapest first."""
+        known = self.candidates if len(self.candidates) > 1 else self._priced(self.choice)
+        return tuple(settings_of(item, self.problem, self.choice) for item in in_order(known))
+
+    def beyond(self) -> tuple[FitSettings, ...]:
+        """The ways that the words exclude."""
+        asked = self.choice
+        free = SolverChoice(tol=asked.tol, max_iter=asked.max_iter, seed=asked.seed)
+        allowed = set(ways_of(self.problem, asked))
+        priced = self._priced(free, without=allowed)
+        return tuple(settings_of(item, self.problem, free) for item in in_order(priced))
+
+    def _priced(self, choice: SolverChoice, without: Container[Way] = ()) -> tuple[Candidate, ...]:
+        ways = [way for way in ways_of(self.problem, choice) if way not in without]
+        rates = self.machine() if ways else None
+        return tuple(priced_way(self.problem, way, choice, self.limits, self.tile_size, rates, None) for way in ways)
 
 
 def decide(

@@ -38,7 +38,7 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.candidates import Candidate, Problem
 from dkrr.planning.costs import factorise_seconds
-from dkrr.planning.planner import Decision
+from dkrr.planning.planner import Decision, Ways
 from dkrr.planning.pricing import DISK_RESERVE_BYTES
 from dkrr.resources import free_bytes
 from dkrr.selection.path import Chosen, choose
@@ -146,13 +146,14 @@ class PathFit(TiledFit):
         executor: Executor,
         given: TileMatrix | None = None,
         digest: str = "",
+        ways: Ways | None = None,
     ) -> Model:
         is_exact = settings.solver == "cholesky"
         if is_exact:
             precision = settings.precision if settings.precision == "float32" else "float64"
             settings = replace(settings, gram="stored", precision=precision)
         elif self.scoring.scorer is None and self.stored is None:
-            return self._by_columns(dataset, settings, root, executor, given, digest)
+            return self._by_columns(dataset, settings, root, executor, given, digest, ways)
         (y, weight), scoring = _targets(dataset), self._scoring(dataset)
         (n, t), k = y.shape, len(self.grid)
         scores = np.full((t, k) if scoring.per_target else (k,), -np.inf)
@@ -182,7 +183,7 @@ class PathFit(TiledFit):
         if len(kept) == 1:
             return next(iter(kept.values()))
         settings = replace(settings, alpha=self._chosen_alphas(chosen))
-        return super()._model(dataset, settings, root, executor, given, digest)
+        return super()._model(dataset, settings, root, executor, given, digest, _anew(ways))
 
     def _by_columns(
         self,
@@ -192,6 +193,7 @@ class PathFit(TiledFit):
         executor: Executor,
         given: TileMatrix | None,
         digest: str,
+        ways: Ways | None,
     ) -> Model:
         """Conjugate gradients for all alphas, targets and probes side by side; the fit starts from what they found."""
         (y, weight), scoring = _targets(dataset), self._scoring(dataset)
@@ -221,7 +223,8 @@ class PathFit(TiledFit):
         self._check_known(chosen, found)
         self.take(chosen)
         settings = replace(settings, alpha=self._chosen_alphas(chosen))
-        return super(PathFit, replace(self, start=start))._model(dataset, settings, root, executor, given, digest)
+        path, ways = replace(self, start=start), _anew(ways)
+        return super(PathFit, path)._model(dataset, settings, root, executor, given, digest, ways)
 
     def _check_known(self, chosen: Chosen, found: Mapping[int, Errors] | Sequence[Errors]) -> None:
         """Refuse an alpha whose error is an estimate of which nothing is known.
@@ -247,6 +250,11 @@ class PathFit(TiledFit):
         """One alpha, or one for each target."""
         numbers = chosen.index[:1] if chosen.scores.ndim == 1 else chosen.index
         return tuple(self.grid[number] for number in numbers)
+
+
+def _anew(ways: Ways | None) -> Ways | None:
+    """The ways to one fit: those of the grid have the prices of all its alphas."""
+    return None if ways is None else replace(ways, candidates=())
 
 
 def _errors(loo: LeaveOneOut) -> Errors:

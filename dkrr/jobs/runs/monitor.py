@@ -122,7 +122,7 @@ class Monitor:
             flops, tasks = flops_done - self._flops_at_start, done - self._done_at_start
             status.flops_per_second = flops / seconds if seconds > 0 else 0.0
             work, left = (flops, flops_total - flops_done) if flops_total > 0 else (float(tasks), float(total - done))
-            status.phase_seconds_left = left * seconds / work if work > 0 else None
+            status.phase_seconds_left = left * seconds / work if work > 0 and total > 0 else None
         if self._others is not None:
             self._others(phase, done, total, flops_done, flops_total)
 

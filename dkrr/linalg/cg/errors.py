@@ -8,15 +8,19 @@ from numpy.typing import NDArray
 from dkrr.errors import ConvergenceError, NotPositiveDefiniteError, PreconditionerError
 from dkrr.linalg.cg.state import CGState
 
-__all__ = ["indefinite_matrix", "indefinite_preconditioner", "not_converged"]
+__all__ = ["indefinite_matrix", "indefinite_preconditioner", "not_converged", "too_slow"]
 
 FLOAT64 = ', or set precision = "float64"'
 
 
 def indefinite_matrix(
-    state: CGState, target: int, *, curvature: float, square: float, floor: float, alpha: float, approximate: bool
+    state: CGState, target: int, *, curvature: float, square: float, floor: float, alpha: float, in_float32: bool
 ) -> NotPositiveDefiniteError:
-    """p^T A p <= ``floor`` p^T p, or not a number. The quotient is a bound on how much alpha lacks at least."""
+    """p^T A p <= ``floor`` p^T p, or not a number. The quotient is a bound on how much alpha lacks at least.
+
+    ``precision`` is that of the products: of those in float32 the matrix may be another one.
+    """
+    precision = "float32" if in_float32 else "float64"
     number = state.iteration + 1
     where = f"at iteration {number:,} of target {target}"
     if not np.isfinite(curvature):
@@ -27,18 +31,21 @@ def indefinite_matrix(
             target=target,
             curvature=curvature,
             alpha=alpha,
+            precision=precision,
         )
     least = alpha + max(-curvature / square, 10 * floor)
     rounding = "0" if curvature <= 0 else f"{floor * square:.3g}, its rounding,"
     hint = f"raise alpha to more than {least:.1e}, or use a positive semi-definite kernel"
     return NotPositiveDefiniteError(
-        f"CG: p^T A p = {curvature:.3g} <= {rounding} {where}: the matrix is not positive definite (alpha {alpha:.3g})",
-        hint=hint + FLOAT64 * approximate,
+        f"CG: p^T A p = {curvature:.3g} <= {rounding} {where}: the matrix is not positive definite "
+        f"{'in float32 products ' if in_float32 else ''}(alpha {alpha:.3g})",
+        hint=hint + FLOAT64 * in_float32,
         iteration=number,
         target=target,
         curvature=curvature,
         alpha=alpha,
         suggested_alpha=least,
+        precision=precision,
     )
 
 
@@ -85,4 +92,17 @@ def not_converged(state: CGState, tol: float, description: str, *, approximate: 
         converged=state.converged.copy(),
         num_iterations=state.iteration,
         stagnated=stagnated,
+    )
+
+
+def too_slow(relative: NDArray[np.float64], iteration: int, foreseen: float, seconds_left: float) -> ConvergenceError:
+    """After more iterations than were foreseen, when another way would be done sooner."""
+    left = f"about {seconds_left:,.0f} s more" if np.isfinite(seconds_left) else "no end in sight"
+    return ConvergenceError(
+        f"CG: relative residual {relative.max():.2g} after {iteration:,} iterations, at most {foreseen:,.0f} were "
+        f"foreseen, {left}",
+        relative_residual=relative,
+        num_iterations=iteration,
+        stagnated=False,
+        slow=True,
     )

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import DataError
+from dkrr.errors import DataError, NumericalError
+from dkrr.failpoints import failpoint
 from dkrr.linalg.cg.errors import indefinite_matrix, indefinite_preconditioner, not_converged
 from dkrr.linalg.cg.state import CGState, Checkpoint
 from dkrr.linalg.columns import add_scaled, dots, largest, norms, ratio, row_blocks, take
@@ -137,6 +138,26 @@ def conjugate_gradients(
     alpha = np.broadcast_to(np.asarray(alpha, np.float64), (rhs.shape[1],))
     system = _System(multiply, rhs, alpha, precondition, settings, norm, true_multiply, checkpoint)
     state = system.begin(start)
+    try:
+        _run(system, state, on_iteration)
+    except NumericalError as exc:
+        if state.relative.max(initial=0.0) < 1:  # better than nothing to begin another iteration with
+            exc.iterate = state.x  # type: ignore[attr-defined]
+        raise
+    return CGResult(
+        x=state.x,
+        relative_residual=state.relative,
+        largest_residual=state.largest,
+        converged=state.converged,
+        num_iterations=state.iteration,
+        iterations=state.iterations,
+        history=list(state.history),
+    )
+
+
+def _run(system: _System, state: CGState, on_iteration: Callable[[int, FloatVector], None] | None) -> None:
+    """Iterate to the end."""
+    settings, checkpoint = system.settings, system.checkpoint
     while len(state.live) and state.iteration < settings.iterations:
         system.iterate(state)
         last = state.iteration >= settings.iterations
@@ -149,17 +170,8 @@ def conjugate_gradients(
         if checkpoint is not None and (last or not len(state.live) or checkpoint.is_due(state.iteration)):
             checkpoint.save(state)
     if not state.converged.all() and not settings.allow_unconverged:
-        description = precondition.description
-        raise not_converged(state, settings.tol, description, approximate=true_multiply is not None)
-    return CGResult(
-        x=state.x,
-        relative_residual=state.relative,
-        largest_residual=state.largest,
-        converged=state.converged,
-        num_iterations=state.iteration,
-        iterations=state.iterations,
-        history=list(state.history),
-    )
+        description = system.precondition.description
+        raise not_converged(state, settings.tol, description, approximate=system.true_multiply is not None)
 
 
 @dataclass(frozen=True)
@@ -207,6 +219,7 @@ class _System:
                 f"CG: the norm of target {target} is {self.norms[target]:.3g}, which cannot be computed with",
                 hint="scale the targets",
             )
+        self.in_float32 = self.true_multiply is not None and self.norm is None
         self.initial_aim = self.settings.tol * (1.0 if self.true_multiply is None else 0.5)
 
     # --- where to begin ------------------------------------------------------------------------------------------
@@ -292,6 +305,7 @@ class _System:
         p = take(state.p, active)
         product = self._product(p, self.alpha[targets], exact=False)
         curvature, square = dots(p, product), dots(p, p)
+        failpoint("cg.float32.curvature" if self.in_float32 else "cg.float64.curvature", curvature)
         floor = ROUNDING * (self.norm() + self.alpha[targets]) if self.norm is not None else np.zeros_like(curvature)
         if not (curvature > floor * square).all():
             worst = int(np.argmin(np.where(np.isnan(curvature), -np.inf, curvature - floor * square)))
@@ -302,7 +316,7 @@ class _System:
                 square=float(square[worst]),
                 floor=float(floor[worst]),
                 alpha=float(self.alpha[targets[worst]]),
-                approximate=self.true_multiply is not None,
+                in_float32=self.in_float32,
             )
         slope = state.rz[active]
         if self.precondition.inexact:
@@ -324,6 +338,7 @@ class _System:
         r = take(state.r, active)
         z = self.precondition.apply(r, self.alpha[state.live[active]])
         rz = dots(r, z)
+        failpoint("cg.preconditioned", rz)
         if not (rz > 0).all():
             raise indefinite_preconditioner(state, rz, state.live[active], self.precondition.description)
         beta = rz / state.rz[active]

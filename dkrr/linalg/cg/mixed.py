@@ -121,7 +121,7 @@ class MixedSolver:
             raise NotPositiveDefiniteError(
                 f"a float32 factor of A + {shifted.alpha - operator.alpha:.2g} I breaks down, too ({error.message})",
                 hint=error.hint,
-                **error.details,
+                **error.details | {"precision": "float32"},
             ) from error
         prepared = MixedFactor(
             solver=self, operator=operator, factored=factor, breakdown=record, fields=fields | {"mixed": record}
@@ -150,7 +150,7 @@ def _next_shift(
 ) -> dict[str, Any]:
     """What is remembered of a breakdown, with the shift to try next; raises when no shift is the answer."""
     trace = float(diagonal_entries(operator).sum()) + operator.grid.n * operator.alpha
-    if -float(error.pivot) > NOT_ROUNDING * EPS32 * trace:
+    if trace <= 0 or -float(error.pivot) > NOT_ROUNDING * EPS32 * trace:
         raise error
     if record is None:
         record = {"row": int(error.row), "pivot": float(error.pivot), "shift": FIRST_SHIFT * EPS32 * trace}

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from dkrr.linalg.cg.checkpoint import EVERY_SECONDS, StoredCheckpoint
 from dkrr.linalg.cg.earlier_factor import EarlierFactor, find_earlier_factor
+from dkrr.linalg.cg.errors import too_slow
+from dkrr.linalg.cg.forecast import Forecast
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
 from dkrr.linalg.cg.plane import Plane, PlanePreconditioner, within
 from dkrr.linalg.columns import largest, ratio
@@ -251,23 +253,20 @@ class PreparedCG:
         }
 
     def _report(self, num_columns: int, trace: ResidualTrace) -> Callable[[int, FloatVector], None]:
-        """Residuals for the trace, and progress in iterations.
-
-        How many there will be is guessed from how far the slowest column has come.
-        """
-        settings, progress = self.solver.settings, self.workspace.progress
+        """Residuals for the trace, progress in iterations, and the end of an iteration that another way outruns."""
+        settings, work = self.solver.settings, self.workspace
         flops = 2.0 * self.operator.grid.n**2 * num_columns
+        forecast = Forecast(settings.tol, settings.iterations, work.foreseen)
 
         def report(iteration: int, relative: FloatVector) -> None:
             trace.add(iteration, relative)
-            if progress is None:
-                return
-            worst, total = float(relative.max()), settings.iterations
-            if worst <= settings.tol:
-                total = iteration
-            elif worst < 0.3:
-                total = min(total, int(np.ceil(iteration * np.log(settings.tol) / np.log(worst))))
-            progress("cg", iteration, total, iteration * flops, total * flops)
+            forecast.add(iteration, float(relative.max()))
+            if forecast.too_slow(iteration, work.other_seconds):
+                assert forecast.foreseen is not None  # noqa: S101  (narrows the type)
+                raise too_slow(relative, iteration, forecast.foreseen.high, forecast.seconds_left)
+            if work.progress is not None:
+                total = forecast.total
+                work.progress(forecast.phase, iteration, total, iteration * flops, total * flops)
 
         return report
 
