@@ -36,11 +36,11 @@ def predict_table(model: Model, X: Any) -> Any:
     DataError
         A name of the model's is missing; or, without names, another number of features.
     """
-    table = open_table(X)
+    table = open_table(X, named=[model.names])
     columns = feature_columns(model, table)
     holds_rows_only = isinstance(X, Dataset) or len(columns) == len(table.names)
     if holds_rows_only and table.num_rows is not None and is_worth_a_cluster(model, table.num_rows):
-        return predict_on_workers(model, X, table.num_rows)
+        return predict_on_workers(model, X if isinstance(X, Dataset) else table, table.num_rows)
     parts, row = [], 0
     with single_blas_thread():
         for block, _ in table.blocks(columns):

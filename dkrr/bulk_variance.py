@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.bulk import on_workers
+from dkrr.dataset import Dataset
 from dkrr.dataset.columns import feature_columns
 from dkrr.dataset.sources import open_table
 from dkrr.diagnose import Training, check_unchanged
@@ -107,10 +108,12 @@ def _is_worth_a_cluster(model: Model, num_rows: int) -> bool:
 
 
 def _variance_of_table(model: Model, X: Any) -> NDArray[np.float64]:
-    table = open_table(X)
+    table = open_table(X, named=[model.names])
     columns = feature_columns(model, table)
     if len(columns) == len(table.names) and table.num_rows and _is_worth_a_cluster(model, table.num_rows):
-        found: NDArray[np.float64] = on_workers(model, X, table.num_rows, predict_variance)
+        found: NDArray[np.float64] = on_workers(
+            model, X if isinstance(X, Dataset) else table, table.num_rows, predict_variance
+        )
         return found
     parts, row = [], 0
     with single_blas_thread():

@@ -140,9 +140,12 @@ def ingest(
         raise StoreError(f"{dest} and {origin} are, or hold, the same files", hint="choose another destination")
     if missing not in ("error", "drop"):
         raise ParameterError(f"missing is {missing!r}; 'error' or 'drop' expected", hint="leave it out for an error")
-    table = open_table(source, header=header, delimiter=delimiter, decimal=decimal, y=y, sample_weight=sample_weight)
-    wanted = _Wanted(target, features, weight, one_hot, classes, rows_per_chunk, label, like, missing == "drop")
     state = destination.inspect(dest)  # what is not ours gets no lock beside it
+    fitted = open_dataset(dest) if append and state == "complete" else like
+    named = [target, features, weight, None if fitted is None else fitted.names]
+    text: dict[str, Any] = {"header": header, "delimiter": delimiter, "decimal": decimal, "named": named}
+    table = open_table(source, **text, y=y, sample_weight=sample_weight)
+    wanted = _Wanted(target, features, weight, one_hot, classes, rows_per_chunk, label, like, missing == "drop")
     if state == "complete" and not append:
         return _write(table, dest, wanted, append=False)  # compares, and writes nothing
     with destination.writing(dest, wait=wait):

@@ -75,8 +75,8 @@ def init_job(
     """
     path = os.fspath(data_path)
     reading = reading or {}
-    table = _open(path, reading)
     named = [target] if isinstance(target, str | int) else list(target or [])
+    table = _open(path, reading, named)
     if not named and table.target is None:
         named = [table.names[-1] if table.is_named else -1]
     positions = [_position(table, name) for name in named] or list(table.target or ())
@@ -143,8 +143,8 @@ def write_job(
     return path, False
 
 
-def _open(path: str, reading: dict[str, Any]) -> Table:
-    return open_table(path, **{key: value for key, value in reading.items() if key != "missing"})
+def _open(path: str, reading: dict[str, Any], named: Sequence[str | int] = ()) -> Table:
+    return open_table(path, **{key: value for key, value in reading.items() if key != "missing"}, named=named)
 
 
 def median_gamma(rows: NDArray[np.float64]) -> float:

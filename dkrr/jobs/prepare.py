@@ -105,7 +105,7 @@ def open_data(
     except StoreError:
         if fitted is None:
             return ingest(path, destination, wait=True, **options)
-    table = open_table(path, header=data.header, delimiter=data.delimiter, decimal=data.decimal)
+    table = open_table(path, **data.text_options(), named=[fitted.names])
     if by_name := ordered_like(fitted, table):
         options |= {"weight": None, **by_name}  # scores are not weighted
     options["one_hot"] = fitted.classes is not None and table.classes is None
@@ -173,7 +173,7 @@ def _without_mask(job: JobSpec) -> DataSpec:
     data, mask = job.data, None if job.evaluate is None else job.evaluate.mask
     if mask is None or is_data_file(mask) or data.features is not None:
         return data
-    table = open_table(data.path, header=data.header, delimiter=data.delimiter, decimal=data.decimal)
+    table = open_table(data.path, **data.text_options(), named=[data.target, data.weight, mask])
     column = column_number(table, mask, "[evaluate] mask")
     if table.target is None:
         features = resolve(table, target=data.target, features=None, weight=data.weight).features

@@ -242,7 +242,8 @@ def _rows_for(
         dataset = open_dataset(data)
     except StoreError:
         # missing values are no matter of how a file is read
-        table = open_table(data, **{name: value for name, value in reading.items() if name != "missing"})
+        text = {name: value for name, value in reading.items() if name != "missing"}
+        table = open_table(data, **text, named=[model.names, keep])
     else:
         if keep:
             raise DataError(

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import main
 from dkrr.errors import DataError
+from tests.jobs.retrain.project import in_process
 
 
 def write(folder: Path, content: str | bytes, name: str = "rows.csv") -> Path:
@@ -109,6 +110,60 @@ def test_a_header_that_is_declared_is_believed(tmp_path: Path) -> None:
     path = write(tmp_path, "2019,2020\n1.5,2.5\n")
     assert read(path, header=True).feature_names == ("2019", "2020")
     assert dkrr.ingest(path, tmp_path / "b.zarr", header=False).num_rows == 2
+
+
+YEARS = "2019,2020,2021,y\n" + "".join(f"{i}.5,{i * i % 7}.25,{i % 3}.5,{i}.5\n" for i in range(20))
+
+
+def test_a_first_line_with_the_columns_that_are_named_has_names(tmp_path: Path) -> None:
+    path, names = write(tmp_path, YEARS), ("2019", "2020", "2021")
+    with pytest.raises(DataError, match="it may hold names or values"):
+        read(path)
+    assert read(path, target="y").feature_names == names
+    whole = write(tmp_path, YEARS.replace(".5", "").replace(".25", ""), "whole.csv")
+    assert dkrr.ingest(whole, tmp_path / "w.zarr", features=["2021", "y"]).num_rows == 20
+    # below text, where the line would be values: the class of a row is the name of no column
+    text = write(tmp_path, "2019,k\n1,pear\n2,apple\n", "k.csv")
+    assert dkrr.ingest(text, tmp_path / "k.zarr", target="k", one_hot=True).num_rows == 2
+    text.write_text("1,pear\n2,apple\n3,pear\n")
+    with pytest.raises(dkrr.DkrrError, match="target 'pear' is not a column"):
+        dkrr.ingest(text, tmp_path / "p.zarr", target="pear", one_hot=True)
+    # a number may be that of a column, and a name that is not there says nothing
+    for target in ("2", -1, "z"):
+        with pytest.raises(DataError, match="it may hold names or values"):
+            dkrr.ingest(path, tmp_path / "o.zarr", target=target)
+
+
+def test_a_data_set_and_a_model_name_the_columns_of_a_first_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_process(monkeypatch)
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(main, list(arguments))
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    write(tmp_path, YEARS)
+    run("ingest", "rows.csv", "rows.zarr", "--target", "y")
+    run("ingest", "rows.csv", "rows.zarr", "--append")
+    run("fit", "rows.csv", "--target", "y")
+    write(tmp_path, "\n".join(line.rpartition(",")[0] for line in YEARS.splitlines()), "new.csv")
+    run("predict", "runs/rows/model.zarr", "new.csv", "--output", "p.npy")
+    assert np.load(tmp_path / "p.npy").shape == (20, 1)
+    run("evaluate", "runs/rows/model.zarr", "rows.csv")
+    estimator = dkrr.KernelRidge(kernel="rbf").fit(dkrr.open_dataset("rows.zarr"))
+    assert len(estimator.predict("new.csv")) == len(estimator.predict("new.csv", return_std=True)[1]) == 20
+    job = (tmp_path / "rows.toml").read_text()
+    assert 'target = ["y"]' in job
+    write(tmp_path, job.partition("[evaluate]")[0] + '[evaluate]\npath = "rows.csv"\n[model]\n', "other.toml")
+    run("fit", "other.toml")
+    write(tmp_path, "y,2019,2020,2021,held\n" + "".join(f"{i}.5,{i}.25,0.5,1.5,{i % 2}\n" for i in range(20)))
+    for mask, target in (("held", 0), (-1, "y")):
+        text = f'[data]\npath = "rows.csv"\ntarget = [{target!r}]\n[evaluate]\nmask = {mask!r}\n'
+        write(tmp_path, text, f"mask{mask}.toml")
+        run("fit", f"mask{mask}.toml")
 
 
 def test_decimal_commas(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,22 @@ def open_table(
     header: Header = "auto",
     delimiter: str | None = None,
     decimal: str = ".",
+    named: Iterable[Any] = (),
     y: Any = None,
     sample_weight: Any = None,
 ) -> Table:
     """The table behind any source, joined with targets and weights that are given apart.
+
+    ``named`` has columns that are asked for, one by one or in lists, None among them: of a text file they tell names in
+    its first line from values.
 
     Raises
     ------
     DataError, StoreError
         The source is missing, damaged, of the wrong shape or type, or of another length than ``y``.
     """
-    table = _open_one(source, "X", "x", header=header, delimiter=delimiter, decimal=decimal)
+    columns = [name for item in named for name in (item if isinstance(item, list | tuple) else [item])]
+    table = _open_one(source, "X", "x", header=header, delimiter=delimiter, decimal=decimal, named=columns)
     if y is None and sample_weight is None:
         return table
     given = [name for name, value in (("y", y), ("sample_weight", sample_weight)) if value is not None]

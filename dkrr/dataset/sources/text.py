@@ -115,7 +115,9 @@ class CsvTable(Table):
     header
         "auto" takes the first line for names where all its fields are text and numbers stand below, and for values
         where it has numbers, or marks of missing values, and other fields that fit the columns below them. A line that
-        may be either is an error.
+        may be either is an error, unless columns that are asked for by name stand in it.
+    named
+        Columns that somebody asks for, of which the names count; a text that may be a number of a column is none.
     delimiter
         One character; None means a comma, or a semicolon where ``decimal`` is a comma.
     decimal
@@ -135,6 +137,7 @@ class CsvTable(Table):
         header: Header = "auto",
         delimiter: str | None = None,
         decimal: str = ".",
+        named: Sequence[str | int] = (),
     ) -> None:
         if header not in (True, False, "auto"):
             raise ParameterError(f"header is {header!r}", hint="use True, False or 'auto'")
@@ -162,7 +165,7 @@ class CsvTable(Table):
         if len(example) == 1 and (hint := self._other_delimiter(example)):
             # here and not when it is parsed: the one column may be taken for the target
             raise DataError(f"{path}, line {line}, column 0: {example[0][:40]!r} is not a number", hint=hint)
-        self._has_header = self._looks_like_header(head) if header == "auto" else header
+        self._has_header = self._looks_like_header(head, named) if header == "auto" else header
         if self._has_header and second is None:
             raise DataError(f"{path} has a header and no rows", hint="check how it was written")
         if self._has_header:
@@ -330,7 +333,7 @@ class CsvTable(Table):
                     )
         return ""
 
-    def _looks_like_header(self, head: list[tuple[int, list[str]]]) -> bool:
+    def _looks_like_header(self, head: list[tuple[int, list[str]]], named: Sequence[str | int]) -> bool:
         """Whether the first record of ``head`` holds names.
 
         Raises
@@ -352,6 +355,10 @@ class CsvTable(Table):
             j for j in numbers if columns[j] and not has_numbers[j] and not re.search(r"\d", "".join(columns[j]))
         ]
         recurring = [j for j in text if not has_numbers[j] and first[j] in columns[j]]
+        width = len(first)
+        wanted = {x for x in named if isinstance(x, str) and not (x.lstrip("-").isdigit() and -width <= int(x) < width)}
+        if wanted and wanted <= {field.strip() for j, field in enumerate(first) if j not in recurring}:
+            return True
         fractions = [j for j in numbers if columns[j] and all(reads(x) and self.decimal in x for x in columns[j])]
         whole = [int(first[j]) for j in numbers if re.fullmatch(r"[ \t]*\d+[ \t]*", first[j], re.ASCII)]
         are_years = len(whole) == len(first) > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
