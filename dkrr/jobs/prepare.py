@@ -17,7 +17,7 @@ import numpy as np
 
 from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
-from dkrr.dataset.columns import column_number, match_features, match_targets, ordered_like, resolve
+from dkrr.dataset.columns import column_number, match_features, match_targets, ordered_like, resolve, target_columns
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.parquet import is_visible, visible_files
@@ -187,20 +187,30 @@ def _without_mask(job: JobSpec) -> DataSpec:
 
 
 def _check_columns(data: DataSpec, dataset: Dataset, has_numbers: bool) -> None:
-    """Refuse a ``[data]`` that asks for other columns than its data set has."""
-    names = open_table(dataset).names
+    """Refuse a ``[data]`` that asks for other columns than its data set has.
+
+    Numbers of columns are those of the data set, or those of the table with one column of labels that its classes were
+    made of.
+    """
+    stored = open_table(dataset).names
+    labels = target_columns(dataset.target_names, dataset.classes)
+    weights = stored[dataset.num_features + dataset.num_targets :]
+    views = [stored, (*dataset.feature_names, *labels, *weights)]
     columns: dict[str, list[Sequence[str]]] = {
         "features": [dataset.feature_names],
-        "target": [dataset.target_names, dataset.named_targets],
-        "weight": [names[-1:] if dataset.weight is not None else ()],
+        "target": [dataset.target_names, labels],
+        "weight": [weights],
     }
     for key, there in columns.items():
         given = getattr(data, key)
         wanted = given if isinstance(given, list) else [] if given is None else [given]
         if not wanted or not (has_numbers or all(isinstance(column, str) for column in wanted)):
             continue
-        found = tuple(names[j] if isinstance(j, int) and -len(names) <= j < len(names) else j for j in wanted)
-        if found not in map(tuple, there):
+        found = [
+            tuple(names[j] if isinstance(j, int) and -len(names) <= j < len(names) else j for j in wanted)
+            for names in views
+        ]
+        if not set(found) & set(map(tuple, there)):
             raise JobFileError(
                 f"[data] {key}: {', '.join(map(str, wanted))} given, {data.path} is a data set with "
                 f"{', '.join(there[0]) or 'none'}",

@@ -449,6 +449,33 @@ def test_the_columns_that_a_data_set_has_may_be_named(data: str, model: Path, tm
     assert run("plan", path).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("data", "is_taken"),
+    [
+        ("target = [-1]", True),
+        ("target = -1\none_hot = true", True),
+        ('target = "kind"\nfeatures = [0, 1]', True),
+        ("target = 2", True),
+        ("target = [2, 3, 4]", True),  # as they stand in the data set
+        ("target = [1]", False),
+        ("target = [-2]", False),
+    ],
+)
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_numbers_of_columns_of_classes_are_those_of_the_labels(
+    data: str, is_taken: bool, weight: str | None, tmp_path: Path
+) -> None:
+    frame = TREES[["a", "b", "kind"]].assign(w=2.0)
+    names = ["a", "b", "kind", "w"] if weight else ["a", "b", "kind"]
+    dkrr.ingest(frame[names], tmp_path / "train.zarr", target="kind", weight=weight, one_hot=True)
+    path = job(tmp_path, tmp_path / "train.zarr", tmp_path, data)
+    path.write_text(path.read_text().replace(f'[evaluate]\npath = "{tmp_path}"\n', ""))
+    if weight:  # is the last column then
+        is_taken = {"-1": False, "-2": True}.get(data.partition("= ")[2].partition("\n")[0].strip("[]"), is_taken)
+    result = run("plan", path)
+    assert result.exit_code == (0 if is_taken else 2), result.output
+
+
 @pytest.mark.parametrize("mask", ["m", 0])
 def test_the_column_of_a_mask_is_no_feature(mask: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_process(monkeypatch)
