@@ -235,6 +235,43 @@ def test_a_window_is_made_again(tmp_path: Path) -> None:
     assert (after.digest, after.generations) == (before.digest, before.generations)
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_lost_ledger_is_made_again_of_what_was_decided(dropped: bool, two_nights: Project) -> None:
+    project, rows = two_nights, two_nights.folder / "rows.zarr"
+    if dropped:
+        assert CliRunner().invoke(main, ["ingest", "--drop-generation", "2", str(rows)]).exit_code == 0
+        project.run()
+    before, production = dkrr.open_dataset(rows), project.production
+    (project.folder / "models/demo/retrain/batches.json").unlink()
+    summary = project.run()
+    assert (summary.batches, project.production) == ([], production)
+    assert dkrr.open_dataset(rows).generations == before.generations  # nothing twice, and nothing that was dropped
+    assert project.run().outcome == "nothing new"
+    project.deliver("n3", seed=9)
+    with pytest.raises(RefusedError, match=r"n3\.csv is in the data set with other bytes"):
+        project.run()
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_lost_data_set_and_a_lost_ledger_are_made_again(
+    renamed: bool, two_nights: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    project, rows = two_nights, two_nights.folder / "rows.zarr"
+    before, production = dkrr.open_dataset(rows), project.production
+    shutil.rmtree(rows)
+    (project.folder / "models/demo/retrain/batches.json").unlink()
+    if renamed:
+        (project.folder / "incoming/n2.csv").rename(project.folder / "incoming/other.csv")
+    first = str(project.folder / "first.csv")
+    assert would(project) == {name: ("appended", "") for name in (first, "n2.csv", "n3.csv")}
+    assert project.run().outcome == "kept"
+    assert "which generations had been dropped" in caplog.text
+    after = dkrr.open_dataset(rows)
+    assert (after.digest, after.digest_y, after.generations) == (before.digest, before.digest_y, before.generations)
+    assert project.production == production
+    assert project.run().outcome == "nothing new"
+
+
 # --- what would happen ------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ appended are the staged rows, so nothing can change between the two.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from typing import Any
 
@@ -17,7 +18,7 @@ from dkrr.failpoints import failpoint
 from dkrr.jobs.retrain.drift import Reference, compare_rows
 from dkrr.jobs.retrain.holdout import Mask, decided_mask, document_of, lost_generations, pack
 from dkrr.jobs.retrain.incoming import Delivery, content_hash, deliveries
-from dkrr.jobs.retrain.ledger import Batch, Ledger
+from dkrr.jobs.retrain.ledger import PREFIX, Batch, Ledger
 from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.summary import RetrainSummary
@@ -36,6 +37,8 @@ __all__ = [
     "slide",
     "validate",
 ]
+
+logger = logging.getLogger("dkrr.retrain")
 
 REFERENCE = "reference.json"
 INITIAL = "initial"
@@ -82,6 +85,12 @@ def restore(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None) -> tuple
             f"{spec.retrain.data} lacks rows that were in it: {', '.join(missing[:5])}{more}; no file has those bytes",
             hint="restore the data set, or put the files back; to begin a new one, give the model another name",
         )
+    if found and ledger.is_recovered:
+        logger.warning(
+            "%s was lost, and the record of its batches, too: which generations had been dropped is not known, all of "
+            "them are appended again",
+            spec.retrain.data,
+        )
     for item in found:
         if item is None:
             dataset = make_initial(spec)
@@ -108,15 +117,16 @@ def lacking(
         What has no file, or one with other bytes.
     """
     lost = lost_generations(directory, dataset)
-    there = {content_hash(delivery): delivery for delivery in deliveries(spec.retrain.incoming)} if lost else {}
+    incoming = deliveries(spec.retrain.incoming) if lost else []
+    there = {content_hash(delivery)[:PREFIX]: delivery for delivery in incoming}
     known = {batch.label: batch for batch in ledger.batches.values()}
     found: list[tuple[Batch, Delivery] | None] = []
     missing = []
     for number in lost:
         document = directory.read(document_of(number)) or {}
         batch = known.get(str(document["label"]))
-        if batch is not None and batch.key in there:
-            found.append((batch, there[batch.key]))
+        if batch is not None and batch.key[:PREFIX] in there:
+            found.append((batch, there[batch.key[:PREFIX]]))
         elif document["label"] == INITIAL and _initial_is(spec, ledger, document.get("digest")):
             found.append(None)
         else:

@@ -27,7 +27,7 @@ from dkrr.jobs.retrain.spec import HoldoutSpec
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.stores import children, json_bytes
 
-__all__ = ["decided_mask", "document_of", "lost_generations", "pack", "save_mask", "unpack"]
+__all__ = ["decided_mask", "decisions", "document_of", "lost_generations", "pack", "save_mask", "unpack"]
 
 Mask = NDArray[np.bool_]
 _NAME = re.compile(r"\d{6}\.json")
@@ -40,8 +40,20 @@ def document_of(number: int) -> str:
 
 def lost_generations(directory: RunDirectory, dataset: Dataset | None) -> list[int]:
     """Numbers of the generations that were decided about and that the data set, as it is now, never had."""
-    found = (int(name[:6]) for name in children(join(directory.location, "holdout")) if _NAME.fullmatch(name))
-    return sorted(number for number in found if dataset is None or number >= dataset.counters.generation)
+    return [
+        number for number in _decided_numbers(directory) if dataset is None or number >= dataset.counters.generation
+    ]
+
+
+def decisions(directory: RunDirectory) -> list[dict[str, Any]]:
+    """The documents about all generations that were decided about, in their order."""
+    found = (directory.read(document_of(number)) for number in _decided_numbers(directory))
+    return [document for document in found if document is not None]
+
+
+def _decided_numbers(directory: RunDirectory) -> list[int]:
+    names = children(join(directory.location, "holdout"))
+    return sorted(int(name[:6]) for name in names if _NAME.fullmatch(name))
 
 
 def decided_mask(

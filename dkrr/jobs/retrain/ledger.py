@@ -8,12 +8,14 @@ only when what it is judged by has changed.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from dkrr.dataset import Dataset
 from dkrr.failpoints import failpoint
 from dkrr.jobs.documents import plain
+from dkrr.jobs.retrain.holdout import decisions
 from dkrr.jobs.retrain.incoming import Delivery, content_hash
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
@@ -21,6 +23,7 @@ from dkrr.jobs.runs.events import utc_now
 __all__ = ["Batch", "Ledger"]
 
 NAME = "batches.json"
+PREFIX = 12  # characters of a key that are in a label
 
 
 @dataclass
@@ -30,7 +33,7 @@ class Batch:
     Parameters
     ----------
     key
-        Hash of its bytes.
+        Hash of its bytes; of a batch that is known by its label alone the beginning of that.
     name
         Of the file that brought it first.
     verdict
@@ -51,7 +54,18 @@ class Batch:
     @property
     def label(self) -> str:
         """What its generation is called."""
-        return f"{self.name} {self.key[:12]}"
+        return f"{self.name} {self.key[:PREFIX]}"
+
+    @classmethod
+    def decided(cls, document: dict[str, Any]) -> Batch | None:
+        """The batch that a generation was made of, by its record (:mod:`~dkrr.jobs.retrain.holdout`); None for none."""
+        name, _, key = str(document["label"]).rpartition(" ")
+        if not name or not re.fullmatch(f"[0-9a-f]{{{PREFIX}}}", key):
+            return None
+        facts = {"num_rows": int(document["num_rows"]), "at": None}
+        verdict = {"judged_by": None, "accepted": True, "reasons": [], "num_rows": facts["num_rows"]}
+        appended = {"generation": int(document["generation"]), **facts}
+        return cls(key, name, staged_at="", verdict=verdict, appended=appended, reported=True)
 
     @property
     def is_refused(self) -> bool:
@@ -77,17 +91,25 @@ class Batch:
 
 @dataclass
 class Ledger:
-    """The batches by key, which bytes each file had when it was last looked at, and numbers of dropped generations."""
+    """The batches by key, which bytes each file had when it was last looked at, and numbers of dropped generations.
+
+    Where its document was lost, the generations that were decided about tell what was appended, and
+    ``is_recovered``; what was refused is judged again.
+    """
 
     directory: RunDirectory
     batches: dict[str, Batch] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: list[int] = field(default_factory=list)
+    is_recovered: bool = False
 
     @classmethod
     def read(cls, directory: RunDirectory) -> Ledger:
         """As it is on disk; empty before the first batch."""
-        document = directory.read(NAME) or {"batches": {}, "files": {}}
+        document = directory.read(NAME)
+        if document is None:
+            found = {batch.key: batch for item in decisions(directory) if (batch := Batch.decided(item)) is not None}
+            return cls(directory, found, is_recovered=bool(found))
         batches = {key: Batch(key=key, **values) for key, values in document["batches"].items()}
         return cls(directory, batches, dict(document["files"]), list(document.get("dropped", [])))
 
@@ -116,8 +138,10 @@ class Ledger:
             if batch is None:
                 failpoint("retrain.stage.before")
                 key = content_hash(delivery)
-                batch = self.batches.setdefault(key, Batch(key=key, name=delivery.name, staged_at=utc_now()))
-                self.files[delivery.name] = {"key": key, "state": delivery.state}
+                batch = self.batches.get(key) or self.batches.get(key[:PREFIX])
+                if batch is None:
+                    batch = self.batches[key] = Batch(key=key, name=delivery.name, staged_at=utc_now())
+                self.files[delivery.name] = {"key": batch.key, "state": delivery.state}
                 failpoint("retrain.stage.before_record")
                 self.write()
                 failpoint("retrain.stage.after_record")
