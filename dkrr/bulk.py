@@ -16,7 +16,7 @@ from dkrr.engine.tasks import Executor, RunSummary
 from dkrr.errors import ParameterError
 from dkrr.model import Model, load_model
 from dkrr.prediction import predict_dataset
-from dkrr.stores import place
+from dkrr.stores import full_disk, place
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 
@@ -74,7 +74,7 @@ def on_workers(model: Model, X: Any, num_rows: int, work: Work) -> Any:
         location = place(store.path, "model.zarr")
         model.write(location)
         dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
-        with executor_for() as executor:
+        with full_disk(store.path), executor_for() as executor:
             saved = load_model(location, verify=False)
             result, _ = work(saved, dataset, place(store.path, "result.zarr"), executor)
         return result.read(0, num_rows)

@@ -30,6 +30,7 @@ from dkrr.resources import (
     rows_on_disk,
 )
 from dkrr.spread import has_spread
+from dkrr.stores import full_disk
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.validation import is_dask_array, is_out_of_core
@@ -81,6 +82,7 @@ def ensure_factor(model: Model, training: Training, store: Any) -> None:
         return
     alphas = tuple(facts["alpha"])
     with (
+        full_disk(store),
         single_blas_thread(),
         rows_on_disk(training.X, training.y, training.weight, store) as dataset,
         find_executor(dataset.num_rows, training.max_in_process_rows) as executor,

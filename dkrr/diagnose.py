@@ -27,7 +27,7 @@ from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.resources import find_executor, nothing_new, rows_on_disk
-from dkrr.stores import remove_array
+from dkrr.stores import full_disk, remove_array
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
@@ -94,7 +94,11 @@ def leave_one_out(
     holder = TemporaryStore(_store_bytes(model, method, num_probes)) if store is None else None
     try:
         root = store if holder is None else holder.path
-        with single_blas_thread(), _fitted_rows(model, training, root) as (dataset, given, digest, workspace):
+        with (
+            full_disk(root),
+            single_blas_thread(),
+            _fitted_rows(model, training, root) as (dataset, given, digest, workspace),
+        ):
             settings = _settings(model)
             if method == "exact":
                 settings = factor_settings(settings, dataset, workspace, model, training.tile_size)

@@ -29,7 +29,7 @@ from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import gram_samples_agree
 from dkrr.linalg.workspace import keep_for_others
-from dkrr.stores import place
+from dkrr.stores import full_disk, place
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, is_finite
 
@@ -172,8 +172,9 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
     operator = RidgeOperator(grid=grid, alpha=0.0, kernel=resolved, rows=rows_of(dataset, resolved))
     fields = gram_fields(operator, "float64")
     location = place(store, "grams", key_of(fields) + ".zarr")
-    keep_for_others(location)
-    gram = TileMatrix.create(location, grid, dtype="float64", attributes=fields)
+    with full_disk(store):
+        keep_for_others(location)
+        gram = TileMatrix.create(location, grid, dtype="float64", attributes=fields)
     chunks = tuple(grid.rows(i) for i in range(grid.num_tiles))
     lazy: da.Array = da.map_blocks(
         gram_block, GramTask(operator, gram), dtype=np.float64, chunks=(chunks, chunks), meta=np.empty((0, 0))
@@ -197,6 +198,7 @@ def gram_block(task: GramTask, block_id: tuple[int, int] | None = None) -> Float
     """Block (i, j) of the symmetric K: the stored tile or its transpose, computed unless it is there and agrees."""
     i, j = block_id or (0, 0)
     row, column = max(i, j), min(i, j)
-    gram_tile(task, row, column)
+    with full_disk(task.gram.location):
+        gram_tile(task, row, column)
     tile = task.gram.read(row, column)
     return np.array(tile if i >= j else tile.T, order="C")

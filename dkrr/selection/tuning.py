@@ -35,7 +35,7 @@ from dkrr.selection.budget import Budget
 from dkrr.selection.choice import TuneResult, TuneSettings
 from dkrr.selection.stages import Tuner
 from dkrr.selection.subset import Subset, draw_subset
-from dkrr.stores import place
+from dkrr.stores import full_disk, place
 from dkrr.temporary import TemporaryStore
 
 __all__ = ["tune"]
@@ -88,6 +88,7 @@ def tune(
     with ExitStack() as stack:
         if store is None:
             store = stack.enter_context(closing(TemporaryStore())).path
+        stack.enter_context(full_disk(store))
         dataset = stack.enter_context(rows_on_disk(find_dataset(X), y, sample_weight, store))
         if executor is None:
             executor = stack.enter_context(find_executor(min(most, dataset.num_rows), IN_PROCESS_ROWS))

@@ -19,6 +19,8 @@ import dkrr
 from dkrr.cli import main
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.registry import ModelRegistry
+from dkrr.selection.choice import TuneSettings
+from dkrr.selection.tuning import tune
 
 X = np.random.default_rng(2).standard_normal((60, 3))
 Y = np.sin(X[:, 0])
@@ -184,3 +186,42 @@ def test_an_estimator_and_a_model(place: Path, solver: str) -> None:
             break
         estimator.fit(X, Y).save(place / f"{number}.zarr")
         dkrr.load_model(place / f"{number}.zarr")
+
+
+def tuned(place: Path) -> Callable[[], object]:
+    settings = TuneSettings(rows=60, search_rows=(30,))
+    return lambda: tune(X, Y, settings=settings, store=str(place / "store"), executor=InProcessExecutor())
+
+
+def left_out(place: Path, **options: Any) -> Callable[[], object]:
+    return dkrr.KernelRidge(kernel="rbf", tile_size=32, store=str(place / "store"), **options).fit(X, Y).leave_one_out
+
+
+def matrix(place: Path) -> Callable[[], object]:
+    def computed() -> object:
+        return dkrr.gram_matrix(X, store=str(place / "store"), tile_size=32).compute(scheduler="synchronous")
+
+    return computed
+
+
+BESIDE_FITS: dict[str, Callable[[Path], Callable[[], object]]] = {
+    "cross-validation": lambda place: (
+        lambda: dkrr.KernelRidgeCV(kernel="rbf", tile_size=32, store=str(place / "store")).fit(X, Y)
+    ),
+    "search": tuned,
+    "leave-one-out": left_out,
+    "estimated leave-one-out": lambda place: left_out(place, solver="cg"),
+    "Gram matrix": matrix,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_FITS)
+def test_what_is_computed_beside_a_fit(place: Path, name: str) -> None:
+    for number in fibonacci():
+        compute = BESIDE_FITS[name](place)
+        with full_from(number) as seen, contextlib.suppress(dkrr.StorageFullError):
+            compute()
+        if seen[0] < number:
+            break
+        compute()
+        shutil.rmtree(place / "store")
