@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import os
 import threading
 import time
 import uuid
@@ -74,7 +75,8 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
     if root is None and not is_url(location):
         yield
         return
-    where = location if root is None else str(root.absolute())
+    # beside what a link means: what is reached by two names has one lock
+    where = location if root is None else os.path.realpath(root)
     lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)
     with full_disk(where):
         lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds, wait)

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
+from dkrr.errors import LockedError
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.lock import hold_lock
 from tests.faults import failing_at, flip
@@ -609,3 +611,31 @@ def test_from_inside_a_model_one_writes_outside(place: Path, monkeypatch: pytest
     assert run("ingest", "../rows.csv", "../rows.zarr").exit_code == 0
     assert run("predict", "../model.zarr", "../rows.csv", "-o", "p.csv").exit_code == 4
     dkrr.load_model(".").save(place / "model.zarr", overwrite=True)
+
+
+@pytest.mark.parametrize("link", ["of the data set", "of its folder"])
+def test_a_data_set_has_one_writer_by_whatever_path(link: str, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    there, other = tmp_path / "disk" / "data.zarr", tmp_path / "data.zarr"
+    if link == "of its folder":
+        (tmp_path / "link").symlink_to("disk")
+        other = tmp_path / "link" / "data.zarr"
+    else:
+        other.symlink_to("disk/data.zarr")
+    before = dkrr.ingest(ROWS, there).num_rows
+    refused = []
+
+    def second(block: Any) -> Any:
+        """Rows of the first writer, read while it writes."""
+        if block.size:
+            with pytest.raises(LockedError) as caught:
+                dkrr.ingest(ROWS + 1.0, there, append=True)
+            refused.append(caught.value)
+        return block
+
+    rows = da.from_array(ROWS, chunks=(20, 3)).map_blocks(second, dtype=float, meta=np.empty((0, 0)))
+    dkrr.ingest(rows, other, append=True)
+    assert refused
+    dataset = dkrr.open_dataset(other)
+    assert dataset.num_rows == before + len(ROWS)
+    dataset.verify()
