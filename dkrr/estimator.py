@@ -468,6 +468,20 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             return self._predict(X), deviations
         return self._predict(X)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R2 of the predictions for rows X (m, d) and targets y (m,) or (m, t), the mean over the targets.
+
+        Raises
+        ------
+        DataError
+            y has another shape than the predictions; a target or weight that is not a finite number.
+        """
+        from sklearn.metrics import r2_score
+
+        predicted = np.asarray(self.predict(X))
+        truth, weight = compared_targets(y, predicted.shape), check_weight(sample_weight, predicted)
+        return float(r2_score(truth, predicted, sample_weight=weight))
+
     def predict_interval(self, X: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife") -> tuple[Any, Any]:
         """Ends (lower, upper), each (m,) or (m, t), of intervals that shall hold a new y with probability ``coverage``.
 

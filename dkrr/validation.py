@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from dkrr.dataset import Dataset
 from dkrr.dataset.columns import frame_labels, unique_names
-from dkrr.dataset.sources.table import check_shape, to_floats
+from dkrr.dataset.sources.table import check_shape, to_floats, with_mask
 from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DataError, ParameterError
 from dkrr.tiles import MAX_TILE_SIZE
@@ -233,6 +233,7 @@ def dense_rows(X: Any) -> Any:
 
 def _refused(values: Any, label: str) -> Any:
     """``values``, unless scikit-learn would convert them to something that nobody meant."""
+    values = with_mask(values)
     unique_names(frame_labels(values) or (), label)
     dtypes = getattr(values, "dtypes", None)
     if dtypes is not None and hasattr(dtypes, "items"):

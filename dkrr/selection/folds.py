@@ -99,6 +99,8 @@ def _fold(number: int, train: Any, test: Any, n: int) -> Fold:
 
 def _rows(values: Any, number: int, n: int) -> Rows:
     """Row numbers, from a mask too."""
+    if np.ma.is_masked(values):
+        raise DataError(f"fold {number} of cv has masked values", hint="give row numbers alone")
     rows = np.asarray(values)
     if rows.dtype == bool and rows.shape == (n,):
         return np.flatnonzero(rows)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.metrics import r2_score
 
 import dkrr
 from dkrr.errors import DataError, ParameterError
@@ -38,15 +39,61 @@ def test_weights_are_numbers_and_all_there(options: dict[str, Any], rows: tuple[
     assert np.array_equal(whole, estimator.fit(X, y, pd.Series(w)).predict(X))
 
 
+def hidden(values: Any, at: int = 2) -> Any:
+    """A copy in which one value (of each column) is masked."""
+    return np.ma.masked_array(
+        np.array(values), mask=np.zeros(np.shape(values), bool) | (np.arange(N) == at)[: len(values)]
+    )
+
+
+def test_what_is_masked_is_missing_wherever_it_is_given(rows: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    X, y, w = rows
+    covered = np.ma.masked_array(X, mask=np.zeros(X.shape, bool))
+    covered[2, 1] = np.ma.masked
+    fitted = dkrr.KernelRidge(kernel="rbf").fit(X, y)
+    in_row_2: dict[str, Callable[[], object]] = {
+        "X in a list": lambda: dkrr.KernelRidge().fit(list(covered), y),
+        "X in a list, in tiles": lambda: dkrr.KernelRidge(tile_size=16).fit(tuple(covered), y),
+        "X in a list to predict": lambda: fitted.predict(list(covered)),
+        "X in a list for a data set": lambda: dkrr.ingest(list(covered), tmp_path / "data.zarr"),
+        "targets of a score": lambda: fitted.score(X, hidden(y)),
+        "targets in a list of a score": lambda: fitted.score(X, list(hidden(y))),
+        "weights of a score": lambda: fitted.score(X, y, hidden(w)),
+    }
+    for name, use in in_row_2.items():
+        with pytest.raises(DataError, match=r"(?i)nan.* row 2"):
+            pytest.fail(f"{name}: {use()}")
+    assert list(tmp_path.iterdir()) == []
+    numbers = np.arange(N)
+    for split in (
+        (hidden(numbers[:20]), numbers[20:]),
+        (numbers[:20], hidden(numbers[20:])),
+        (hidden(numbers < 9), numbers > 8),
+    ):
+        with pytest.raises(DataError, match="fold 1 of cv has masked"):
+            dkrr.KernelRidgeCV(kernel="rbf", cv=[(numbers[:10], numbers[10:]), split]).fit(X, y)
+
+
+def test_a_score_is_that_of_the_targets_and_weights_of_its_rows(rows: tuple[Any, Any, Any]) -> None:
+    X, y, w = rows
+    fitted = dkrr.KernelRidge(kernel="rbf").fit(X, y)
+    predicted = fitted.predict(X)
+    assert fitted.score(X, y, w) == r2_score(y, predicted, sample_weight=w)
+    assert fitted.score(X, y[:, None]) == fitted.score(X, pd.Series(y)) == r2_score(y, predicted)
+    for targets in (y[:-1], np.column_stack([y, y]), np.where(y > 1, np.nan, y), y.astype(str)):
+        with pytest.raises(DataError, match="y"):
+            fitted.score(X, targets)
+
+
 def test_parameters_are_not_uncovered(rows: tuple[Any, Any, Any]) -> None:
     X, y, _ = rows
-    hidden = np.ma.masked_array([0.1], mask=[True])
+    masked = np.ma.masked_array([0.1], mask=[True])
     with pytest.raises(ParameterError, match=r"(?s)alpha is .*finite values"):
-        dkrr.KernelRidge(alpha=hidden).fit(X, y)
+        dkrr.KernelRidge(alpha=masked).fit(X, y)
     with pytest.raises(ParameterError, match=r"(?s)alpha.* is .*finite values"):
-        dkrr.KernelRidgeCV(alphas=hidden).fit(X, y)
+        dkrr.KernelRidgeCV(alphas=masked).fit(X, y)
     fitted = dkrr.KernelRidge(kernel="rbf").fit(X, y)
-    for wrong in (hidden, "a", np.array(["0.1"])):
+    for wrong in (masked, "a", np.array(["0.1"])):
         with pytest.raises(ParameterError, match="sigma2 is"):
             fitted.predict(X, return_std=True, sigma2=wrong)
 

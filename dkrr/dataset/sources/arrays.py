@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.sources.table import Block, MatrixTable, Table, check_shape, take_columns
+from dkrr.dataset.sources.table import Block, MatrixTable, Table, check_shape, take_columns, with_mask
 from dkrr.errors import DataError
 
 __all__ = ["ArrayTable", "DaskTable", "as_array"]
@@ -24,6 +24,7 @@ def as_array(values: Any, label: str) -> NDArray[Any]:
     DataError
         Sparse, ragged, or not an array at all.
     """
+    values = with_mask(values)
     if isinstance(values, np.ndarray):
         return values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     if type(values).__module__.partition(".")[0] == "scipy" and hasattr(values, "toarray"):

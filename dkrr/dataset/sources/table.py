@@ -6,6 +6,7 @@ for. Separate X, y and weights are one table too (:class:`Join`), which knows wh
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import numbers
 import os
@@ -30,6 +31,7 @@ __all__ = [
     "check_shape",
     "take_columns",
     "to_floats",
+    "with_mask",
 ]
 
 BLOCK_BYTES = 16 << 20  # of float64 a block, so that reading ahead of a 4 MiB chunk stays cheap in memory
@@ -180,6 +182,14 @@ def to_floats(values: Any, label: str, first_row: int = 0) -> Floats:
         hint="convert it to numbers, or leave the column out with features=",
         dtype=str(array.dtype),
     )
+
+
+def with_mask(values: Any) -> Any:
+    """A list of masked arrays as one, other values as they are: asarray would uncover what is under the masks."""
+    if isinstance(values, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in values):
+        with contextlib.suppress(ValueError):  # of several lengths, which the caller reports
+            return np.ma.array([np.nan if row is np.ma.masked else row for row in values])
+    return values
 
 
 def _objects_to_floats(array: NDArray[Any], label: str, first_row: int) -> Floats:
