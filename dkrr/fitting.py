@@ -12,12 +12,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.attempts import Attempts, FitSettings, OtherWays
+from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.errors import ConvergenceError, DamagedChunkError, DataError, DkrrError, NumericalError, ParameterError
@@ -33,7 +35,7 @@ from dkrr.linalg.solving import solve_targets
 from dkrr.linalg.takeover import continue_lineage
 from dkrr.linalg.targets import Solved, dual_coef_block, start_from
 from dkrr.lock import hold_lock
-from dkrr.stores import place, remove_array
+from dkrr.stores import place, read_json, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
@@ -305,11 +307,20 @@ def _solve_all(
 ) -> FitResult:
     source, gram_location = operator, None
     if settings.gram == "stored" and operator.gram is None:
-        gram = stored_gram(operator, workspace)
-        gram_location = gram.location
-        source = replace(operator, gram=gram)
+        gram, _ = _gram_matrix(operator, workspace)
+        gram_location, source = gram.location, replace(operator, gram=gram)
+
+    @cache
+    def ready() -> None:
+        if gram_location is not None:
+            stored_gram(operator, workspace)
+
     digests = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
-    solved = solve_targets(dataset, settings, operator, source, workspace, solve_store, alphas, digests, start, shared)
+    solved = solve_targets(
+        dataset, settings, operator, source, workspace, solve_store, alphas, digests, start, ready, shared
+    )
+    # no Gram matrix is made for a start that is good already
+    has_gram = gram_location is not None and read_json(gram_location, "zarr.json") is not None
     coefficients = RowArray.create(
         solve_store,
         "dual_coef",
@@ -327,7 +338,7 @@ def _solve_all(
         solution=solution,
         operator=operator,
         factors=solved.factors,
-        gram=gram_location,
+        gram=gram_location if has_gram else None,
         settings=settings,
         intercept=solved.intercept,
     )
@@ -367,10 +378,17 @@ def _check_predictions(
     )
 
 
+def _gram_matrix(operator: RidgeOperator, workspace: Workspace) -> tuple[TileMatrix, dict[str, Any]]:
+    """The Gram matrix of a kernel in the store, whether or not it is there, and what decides its bytes."""
+    fields, grid = gram_fields(operator, "float64"), operator.grid
+    location = place(workspace.store, "grams", key_of(fields) + ".zarr")
+    return TileMatrix(ChunkArray(location, "", (grid.n,) * 2, (grid.tile_size,) * 2, "float64"), grid), fields
+
+
 def stored_gram(operator: RidgeOperator, workspace: Workspace) -> TileMatrix:
     """The Gram matrix of a kernel in the store; only tiles that are not there are computed."""
-    fields = gram_fields(operator, "float64")
-    location = place(workspace.store, "grams", key_of(fields) + ".zarr")
+    wanted, fields = _gram_matrix(operator, workspace)
+    location = wanted.location
     # two fits may compute its tiles at once, which are the same
     with hold_lock(location, wait=True):
         gram = workspace.matrix(location, operator.grid, "float64", fields)

@@ -5,12 +5,14 @@ The low-rank ones and the one made of a tile factor live in modules of their own
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Identity", "Preconditioner"]
+__all__ = ["Deferred", "Identity", "Openable", "Preconditioner"]
 
 FloatMatrix = NDArray[np.float64]
 
@@ -34,6 +36,16 @@ class Preconditioner(Protocol):
         ...
 
 
+@runtime_checkable
+class Openable(Protocol):
+    """What becomes a preconditioner, with ``scratch`` for vectors on their way, until it is closed."""
+
+    @property
+    def description(self) -> str: ...
+
+    def open(self, workspace: Any, scratch: Any) -> AbstractContextManager[Preconditioner]: ...
+
+
 class Identity:
     """No preconditioner."""
 
@@ -41,3 +53,31 @@ class Identity:
 
     def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
         return r.copy()
+
+
+class Deferred:
+    """A preconditioner that is made when it is first applied: never, where every column is good to begin with.
+
+    A context manager that closes what ``opened`` gave. ``inexact`` is that of the preconditioner to come.
+    """
+
+    def __init__(self, opened: Callable[[], AbstractContextManager[Preconditioner]], *, inexact: bool) -> None:
+        self.opened, self.inexact = opened, inexact
+        self.made: Preconditioner | None = None
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Deferred:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    @property
+    def description(self) -> str:
+        """That of the preconditioner, once there is one."""
+        return "none was needed" if self.made is None else self.made.description
+
+    def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
+        if self.made is None:
+            self.made = self._closing.enter_context(self.opened())
+        return self.made.apply(r, alpha)

@@ -5,7 +5,7 @@ Conjugate gradients take all targets and alphas at once; a factor is made for ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -64,6 +64,7 @@ def solve_targets(
     alphas: tuple[float, ...],
     digests: dict[str, Any],
     start: FloatMatrix | None,
+    ready: Callable[[], object],
     shared: Any = None,
 ) -> SolvedTargets:
     """Solve (S K S + alpha_k I) u_k = S y_k for all targets, and for their intercepts where they are wanted.
@@ -79,11 +80,15 @@ def solve_targets(
     digests
         ``weight_digest`` and ``source_digest``.
     start : (n, t), optional
-        A guess of u, for iterations.
+        A guess of u, for iterations. Where it is good already, nothing is built.
+    ready
+        Called before a stored Gram matrix of ``source`` is read.
     shared
         Where a preconditioner is kept that another way may use as well; None means beside the iteration.
     """
     task = _Targets(dataset, settings, operator, workspace)
+    if start is None or not (settings.solver == "cg" or settings.precision == "mixed"):
+        ready()
     if settings.solver == "cg":
         own = place(store, "cg")
         prepared = CGSolver(
@@ -93,6 +98,7 @@ def solve_targets(
             workspace,
             store=own if shared is None else shared,
             num_columns=len(alphas),
+            ready=ready,
             **digests,
         )
         targets = list(range(len(alphas)))
@@ -102,12 +108,13 @@ def solve_targets(
     for number, (alpha, targets) in enumerate(_groups(alphas)):
         with_alpha = source.with_alpha(alpha)
         if settings.precision == "mixed":
-            mixed = MixedSolver(settings=settings.iterative).prepare(with_alpha, workspace, **digests)
-            task.found.factors.append(mixed.factor.location)
+            mixed = MixedSolver(settings=settings.iterative).prepare(
+                with_alpha, workspace, **digests, at_once=start is None, ready=ready
+            )
             begin = None if start is None else start[:, targets]
-            # not before there is a factor: it makes the folder
             rhs = task.right_hand_sides(targets, place(store, f"alpha-{number}"))
             task.settle(targets, rhs, mixed.solve(rhs, begin, in_plane=task.in_plane), (alpha,) * len(targets))
+            task.found.factors += [location for location in [mixed.location()] if location is not None]
             continue
         factor = CholeskySolver(precision=settings.precision).prepare(with_alpha, workspace, **digests)
         task.found.factors.append(factor.factor.location)

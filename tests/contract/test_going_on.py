@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,78 @@ def test_a_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: 
     assert begun_at(caplog) == [FEW]
     assert before
     assert dkrr.load_model("runs/a/model.zarr").solution.num_iterations > FEW
+
+
+GOOD_STARTS: dict[str, dict[str, Any]] = {
+    "cg": {},
+    "cg, mixed": {"precision": "mixed"},
+    "cg, two alphas": {"alpha": [1e-3, 1e-2]},
+    "cg, uniform columns": {"solver_params": {"preconditioner": "nystrom", "rank": 50}},
+    "mixed factor": {"solver": "cholesky", "precision": "mixed"},
+    "mixed factors": {"solver": "cholesky", "precision": "mixed", "alpha": [1e-3, 1e-2]},
+}
+BUILT = {"precondition", "factorise", "gram", "apply"}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("parameters", GOOD_STARTS.values(), ids=GOOD_STARTS)
+def test_a_start_that_is_good_is_seen_before_anything_is_built(
+    parameters: dict[str, Any], intercept: bool, tmp_path: Path
+) -> None:
+    y = np.column_stack([Y, np.cos(Y)])
+    weight = np.linspace(0, 2, len(y))
+    found = estimator(**parameters, store=str(tmp_path / "one"), warm_start=True, fit_intercept=intercept)
+    found.fit(X, y, weight)
+    assert BUILT & set(found.solution_.seconds)
+    before = found.predict(X)
+    # another store, in which nothing of the first fit can be found
+    found.set_params(store=str(tmp_path / "two")).fit(X, y, weight)
+    assert found.solution_.num_iterations == 0, found.solution_.message
+    assert found.solution_.converged
+    assert not BUILT & set(found.solution_.seconds), found.solution_.seconds
+    assert not chunks(tmp_path / "two")
+    assert not [path for name in ("factors", "grams", "solves") for path in (tmp_path / "two" / name).glob("*.zarr")]
+    assert "the start already has residual" in found.solution_.message
+    assert "nothing was built" in found.solution_.message
+    np.testing.assert_allclose(found.predict(X), before, rtol=0, atol=1e-12)
+
+
+def test_a_start_that_is_good_for_some_targets_is_no_end(tmp_path: Path) -> None:
+    y = np.column_stack([Y, np.cos(Y)])
+    found = estimator(warm_start=True).fit(X, y)
+    y[:, 1] = np.sin(2 * Y)
+    found.fit(X, y)
+    assert found.n_iter_ > 0
+    assert "precondition" in found.solution_.seconds
+    np.testing.assert_allclose(found.predict(X), estimator().fit(X, y).predict(X), rtol=0, atol=1e-6)
+
+
+def test_a_job_whose_start_is_good_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+    np.savez("data.npz", X=X, y=Y)
+    text = (
+        '[data]\npath = "data.npz"\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'
+        '[solver]\nname = "{}"\nprecision = "{}"\ntile_size = 100\n'
+        '[output]\ndirectory = "runs/{}"\nstore = "store"\nkeep = "{}"\n'
+    )
+    Path("job.toml").write_text(text.format("cholesky", "mixed", "a", "factor"))
+    assert run("fit", "job.toml").exit_code == 0
+    factors = chunks(tmp_path / "store")
+    assert factors
+    for name, keep in (("b", "factor"), ("c", "model")):
+        Path("job.toml").write_text(text.format("cholesky", "mixed", name, keep))
+        result = run("fit", "job.toml")
+        assert result.exit_code == 0, result.output
+        assert "nothing was built" in dkrr.load_model(f"runs/{name}/model.zarr").solution.message
+        assert chunks(tmp_path / "store") == factors
+    # what is kept is what the run rests on, whoever made it
+    (kept,) = dkrr.load_model("runs/b/model.zarr").provenance["factors"]
+    assert Path(kept).exists()
+    Path("job.toml").write_text(text.format("cg", "auto", "d", "model"))
+    result = run("fit", "job.toml")
+    assert result.exit_code == 0, result.output
+    document = json.loads(Path("runs/d/result.json").read_text())
+    assert document["num_iterations"] == 0
+    assert not BUILT & set(document["seconds"]), document["seconds"]

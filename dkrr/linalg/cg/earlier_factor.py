@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
+import numpy as np
+
 from dkrr.address import name_of
 from dkrr.errors import StoreError
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
@@ -56,6 +58,11 @@ class EarlierFactor:
     def key(self) -> str:
         """Its name in the store."""
         return name_of(self.factor.location)
+
+    @property
+    def inexact(self) -> bool:
+        """As of the preconditioner that it becomes."""
+        return self.factor.dtype == np.float32
 
     @property
     def description(self) -> str:

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ from dkrr.errors import ConvergenceError, LockedError, NotPositiveDefiniteError
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_entries
 from dkrr.linalg.cg.iteration import conjugate_gradients
-from dkrr.linalg.cg.solver import CGSolver, ExactProduct, PreparedCG
+from dkrr.linalg.cg.solver import CGSolver, ExactProduct, PreparedCG, already_good
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
 from dkrr.linalg.inference.probes import rademacher
 from dkrr.linalg.keys import factor_fields, key_of
@@ -86,8 +88,13 @@ class MixedSolver:
         *,
         weight_digest: str | None = None,
         source_digest: str = "",
+        at_once: bool = True,
+        ready: Callable[[], object] = lambda: None,
     ) -> MixedFactor:
         """Factorise A in float32, continuing a factor with the same key where it was left. n^3 / 3 flops.
+
+        Not ``at_once``, the factor is made when a solve first needs it: never, where its start is good already.
+        ``ready`` is called before a stored Gram matrix of the operator is read.
 
         Where the float32 factor breaks down, A + shift I is factorised, the shift ten times as large each time, and
         sixteen iterations look for a direction along which float64 would break down, too.
@@ -98,12 +105,19 @@ class MixedSolver:
             Four shifts were not enough, or a pivot is further below zero than rounding explains; or A is not positive
             definite beyond the rounding of float64.
         """
-        digests: Any = {"weight_digest": weight_digest, "source_digest": source_digest}
-        fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest)
+        digests = {"weight_digest": weight_digest, "source_digest": source_digest}
+        prepared = MixedFactor(solver=self, operator=operator, workspace=workspace, digests=digests, ready=ready)
+        if at_once:
+            _ = prepared.made
+        return prepared
+
+    def factorise(self, operator: RidgeOperator, workspace: Workspace, digests: dict[str, Any]) -> MadeFactor:
+        """The factor, see :meth:`prepare`."""
+        fields = factor_fields(operator, "float32", digests["weight_digest"], workspace.blas, digests["source_digest"])
         records, name = place(workspace.store, "breakdowns"), f"{key_of(fields)}.json"
-        record = read_json(records, name) or _earlier_breakdown(operator, fields, workspace.store)
+        record = _known_breakdown(operator, fields, workspace.store)
         for _ in range(MAX_SHIFTS + 1):
-            shifted = operator.with_alpha(operator.alpha + (record["shift"] if record else 0.0))
+            shifted = _shifted(operator, record)
             try:
                 factor = CholeskySolver(precision="float32").prepare(shifted, workspace, **digests)
                 factor.make_durable()
@@ -113,8 +127,7 @@ class MixedSolver:
                 record = _next_shift(operator, shifted, error, record)
                 # first the record, then what it makes useless
                 write_json(records, name, record)
-                tiles = factor_fields(shifted, "float32", weight_digest, workspace.blas, source_digest)
-                useless = factor_location(workspace.store, tiles)
+                useless = factor_location(workspace.store, fields | {"alpha": shifted.alpha})
                 with contextlib.suppress(LockedError), hold_lock(useless):  # who is at it finds the same
                     remove_array(useless)
         else:
@@ -123,12 +136,54 @@ class MixedSolver:
                 hint=error.hint,
                 **error.details | {"precision": "float32"},
             ) from error
-        prepared = MixedFactor(
-            solver=self, operator=operator, factored=factor, breakdown=record, fields=fields | {"mixed": record}
-        )
+        made = MadeFactor(factor, record)
         if record is not None:
-            prepared.check_curvature(record["row"])
-        return prepared
+            self._check_curvature(operator, made, record["row"])
+        return made
+
+    def _check_curvature(self, operator: RidgeOperator, made: MadeFactor, row: int) -> None:
+        """Whether a float64 factor would exist where float32 breaks down at ``row``: a few iterations for random signs.
+
+        P^-1 with P = A + shift I makes the directions along which A has no curvature the largest ones.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            A has none beyond the rounding of float64.
+        """
+        workspace = made.factored.workspace
+        scratch = place(workspace.store, "scratch")
+        with (
+            made.open(workspace, scratch) as preconditioner,
+            OperatorProduct(operator, workspace, scratch, phase="precondition", progress=None) as product,
+        ):
+            try:
+                conjugate_gradients(
+                    ExactProduct(product, always=False),
+                    rademacher(operator.grid.n, 0, 0)[:, None],
+                    np.array([operator.alpha]),
+                    preconditioner,
+                    replace(self.settings, max_iter=NUM_CURVATURES, allow_unconverged=True),
+                    norm=product.norm,
+                )
+            except NotPositiveDefiniteError as exc:
+                raise NotPositiveDefiniteError(
+                    f"the float32 factor breaks down at row {row:,}, and beyond rounding A is singular in float64, too "
+                    f"(random signs in the place of a target: {exc.message})",
+                    hint=exc.hint,
+                    **exc.details | {"row": row},
+                ) from exc
+
+
+def _shifted(operator: RidgeOperator, record: dict[str, Any] | None) -> RidgeOperator:
+    """A + shift I as a breakdown demands it."""
+    return operator.with_alpha(operator.alpha + (record["shift"] if record else 0.0))
+
+
+def _known_breakdown(operator: RidgeOperator, fields: dict[str, Any], store: Any) -> dict[str, Any] | None:
+    """What is remembered of the factor with these fields, or of one that it continues."""
+    found = read_json(place(store, "breakdowns"), f"{key_of(fields)}.json")
+    return found or _earlier_breakdown(operator, fields, store)
 
 
 def _earlier_breakdown(operator: RidgeOperator, fields: dict[str, Any], store: Any) -> dict[str, Any] | None:
@@ -168,36 +223,99 @@ def _next_shift(
     return record
 
 
+@dataclass(frozen=True)
+class MadeFactor:
+    """The float32 factor of A, or of A + shift I.
+
+    ``breakdown`` is None, or ``row`` and ``pivot`` where the factor of A broke down, and ``shift``.
+    """
+
+    factored: CholeskyFactor
+    breakdown: dict[str, Any] | None
+
+    @property
+    def description(self) -> str:
+        """A few words for messages."""
+        grid = self.factored.factor.grid
+        text = f"float32 Cholesky factor of {grid.n:,} rows in {grid.num_lower:,} tiles"
+        if self.breakdown is None:
+            return text
+        return (
+            f"{text}, of A + {self.breakdown['shift']:.2g} I because float32 broke down at row "
+            f"{self.breakdown['row']:,} (pivot {self.breakdown['pivot']:.2g})"
+        )
+
+    def open(self, workspace: Workspace, scratch: Any) -> FactorPreconditioner:
+        """Ready to be applied; a context manager."""
+        return FactorPreconditioner(
+            self.factored.factor,
+            workspace,
+            scratch,
+            operator=self.factored.operator,
+            description=self.description,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MixedFactor:
-    """A finished float32 factor: solves for any number of right-hand sides in float64.
+    """A float32 factor: solves for any number of right-hand sides in float64.
 
     Parameters
     ----------
     operator
         A, in float64.
-    factored
-        The float32 factor of A, or of A + shift I.
-    breakdown
-        None, or ``row`` and ``pivot`` where the factor of A broke down, and ``shift``.
-    fields
-        What decides the iterates, besides the right-hand sides.
+    digests
+        ``weight_digest`` and ``source_digest``.
     """
 
     solver: MixedSolver
     operator: RidgeOperator
-    factored: CholeskyFactor
-    breakdown: dict[str, Any] | None
-    fields: dict[str, Any]
+    workspace: Workspace
+    digests: dict[str, Any]
+    ready: Callable[[], object]
+
+    @cached_property
+    def made(self) -> MadeFactor:
+        """The factor, made now if it was not needed before."""
+        self.ready()
+        return self.solver.factorise(self.operator, self.workspace, self.digests)
+
+    @property
+    def _is_made(self) -> bool:
+        return "made" in vars(self)
+
+    @property
+    def factored(self) -> CholeskyFactor:
+        """The factor that was made."""
+        return self.made.factored
+
+    @property
+    def breakdown(self) -> dict[str, Any] | None:
+        """Of the factor that was made."""
+        return self.made.breakdown
 
     @property
     def factor(self) -> TileMatrix:
-        """The tiles."""
+        """Its tiles."""
         return self.factored.factor
 
     @property
-    def workspace(self) -> Workspace:
-        return self.factored.workspace
+    def fields(self) -> dict[str, Any]:
+        """What decides the tiles. A shift is known when they are made, and no other one is found when they are there:
+        iterates that were kept belong to the same factor."""
+        work, digests = self.workspace, self.digests
+        return factor_fields(self.operator, "float32", digests["weight_digest"], work.blas, digests["source_digest"])
+
+    def location(self) -> str | None:
+        """Where the whole factor is, None where there is none: it was not needed, nor made before."""
+        if self._is_made:
+            return str(self.factor.location)
+        work = self.workspace
+        shifted = _shifted(self.operator, _known_breakdown(self.operator, self.fields, work.store))
+        location = factor_location(work.store, self.fields | {"alpha": shifted.alpha})
+        if read_json(location, "zarr.json") is None or TileMatrix.open(location).missing():
+            return None
+        return str(location)
 
     def solve(
         self, rhs: BlockColumns, start: FloatMatrix | None = None, *, in_plane: bool = False
@@ -227,66 +345,17 @@ class MixedFactor:
         """
         settings = self.solver.settings
         alpha = np.full(rhs.num_columns, self.operator.alpha)
-        with self._preconditioner(rhs.array.store) as preconditioner:
-            prepared = PreparedCG(
-                solver=CGSolver(settings=replace(settings, allow_unconverged=True)),
-                operator=self.operator,
-                workspace=self.workspace,
-                preconditioner=preconditioner,
-                fields=self.fields,
-            )
-            u, found = prepared.solve(rhs, alpha, start, in_plane=in_plane)
+        prepared = PreparedCG(
+            solver=CGSolver(settings=replace(settings, allow_unconverged=True)),
+            operator=self.operator,
+            workspace=self.workspace,
+            make=lambda: self.made,
+            inexact=True,
+            ready=self.ready,
+            fields=self.fields | {"mixed": None},
+        )
+        u, found = prepared.solve(rhs, alpha, start, in_plane=in_plane)
         return u, self._judged(found, rhs.grid.n)
-
-    def check_curvature(self, row: int) -> None:
-        """Whether a float64 factor would exist where float32 breaks down at ``row``: a few iterations for random signs.
-
-        P^-1 with P = A + shift I makes the directions along which A has no curvature the largest ones.
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            A has none beyond the rounding of float64.
-        """
-        operator, scratch = self.operator, place(self.workspace.store, "scratch")
-        with (
-            self._preconditioner(scratch) as preconditioner,
-            OperatorProduct(operator, self.workspace, scratch, phase="precondition", progress=None) as product,
-        ):
-            try:
-                conjugate_gradients(
-                    ExactProduct(product, always=False),
-                    rademacher(operator.grid.n, 0, 0)[:, None],
-                    np.array([operator.alpha]),
-                    preconditioner,
-                    replace(self.solver.settings, max_iter=NUM_CURVATURES, allow_unconverged=True),
-                    norm=product.norm,
-                )
-            except NotPositiveDefiniteError as exc:
-                raise NotPositiveDefiniteError(
-                    f"the float32 factor breaks down at row {row:,}, and beyond rounding A is singular in float64, too "
-                    f"(random signs in the place of a target: {exc.message})",
-                    hint=exc.hint,
-                    **exc.details | {"row": row},
-                ) from exc
-
-    def _preconditioner(self, scratch: Any) -> FactorPreconditioner:
-        return FactorPreconditioner(
-            self.factor,
-            self.workspace,
-            scratch,
-            operator=self.factored.operator,
-            description=self._description(),
-        )
-
-    def _description(self) -> str:
-        text = f"float32 Cholesky factor of {self.factor.grid.n:,} rows in {self.factor.grid.num_lower:,} tiles"
-        if self.breakdown is None:
-            return text
-        return (
-            f"{text}, of A + {self.breakdown['shift']:.2g} I because float32 broke down at row "
-            f"{self.breakdown['row']:,} (pivot {self.breakdown['pivot']:.2g})"
-        )
 
     def _judged(self, found: Solution, n: int) -> Solution:
         """The solution under the mixed solver's name; raises when it is not good enough."""
@@ -294,10 +363,13 @@ class MixedFactor:
         residual, backward = np.array(found.relative_residual), np.array(found.backward_error)
         missing = np.flatnonzero(~(residual <= settings.tol))
         stagnated = found.num_iterations < settings.iterations
-        message = (
-            f"{self._description()}, {found.num_iterations:,} iterations in float64, "
-            f"largest relative residual {residual.max(initial=0):.1e}"
-        )
+        worst = residual.max(initial=0)
+        message = f"mixed precision: {already_good(worst)}"
+        if self._is_made:
+            message = (
+                f"{self.made.description}, {found.num_iterations:,} iterations in float64, "
+                f"largest relative residual {worst:.1e}"
+            )
         good = not len(missing) or (stagnated and bool((backward[missing] <= bar).all()))
         if good and len(missing):
             message += (
@@ -305,11 +377,12 @@ class MixedFactor:
                 f"backward error {backward[missing].max():.1e}"
             )
         if not good:
-            worst = int(missing[np.argmax(residual[missing])])
+            target = int(missing[np.argmax(residual[missing])])
             message += f"; NOT CONVERGED to {settings.tol:.1e} in {len(missing)} of {len(residual)} targets"
             if not settings.allow_unconverged:
                 raise ConvergenceError(
-                    f"{message} (target {worst}: residual {residual[worst]:.2g}, backward error {backward[worst]:.2g})"
+                    f"{message} (target {target}: residual {residual[target]:.2g}, "
+                    f"backward error {backward[target]:.2g})"
                     + (": float32 is no preconditioner at this condition" if stagnated else ""),
                     hint='set precision = "float64", whose factor needs no iterations, or raise alpha'
                     if stagnated

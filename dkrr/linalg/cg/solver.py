@@ -1,7 +1,9 @@
 """The iterative solver: conjugate gradients around products that run on the workers.
 
-The same two verbs as the direct solver: ``prepare`` sees only the matrix and makes the preconditioner, ``solve`` takes
-the right-hand sides, with an alpha for each. There is no factor, and nothing in the store is as large as n^2.
+The same two verbs as the direct solver: ``prepare`` sees only the matrix and says what the preconditioner is, ``solve``
+takes the right-hand sides, with an alpha for each. The preconditioner is made when it is first applied: a start that is
+good already is seen by its residual, before anything is built. There is no factor, and nothing in the store is as large
+as n^2, unless the iterations read a stored Gram matrix.
 
 Cost
 ----
@@ -14,13 +16,14 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.linalg.cg.checkpoint import EVERY_SECONDS, StoredCheckpoint
-from dkrr.linalg.cg.earlier_factor import EarlierFactor, find_earlier_factor
+from dkrr.linalg.cg.earlier_factor import find_earlier_factor
 from dkrr.linalg.cg.errors import too_slow
 from dkrr.linalg.cg.forecast import Forecast
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
@@ -31,7 +34,7 @@ from dkrr.linalg.keys import key_of
 from dkrr.linalg.lowrank.preconditioner import build_low_rank, choose_rank, low_rank_fields, low_rank_location
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.precondition import Identity, Preconditioner
+from dkrr.linalg.precondition import Deferred, Identity, Openable, Preconditioner
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.takeover import short_name
@@ -39,7 +42,7 @@ from dkrr.linalg.trace import ResidualTrace
 from dkrr.linalg.workspace import Workspace
 from dkrr.stores import place
 
-__all__ = ["CGSolver", "ExactProduct", "PreparedCG", "backward_errors"]
+__all__ = ["CGSolver", "ExactProduct", "PreparedCG", "already_good", "backward_errors"]
 
 FloatMatrix = NDArray[np.float64]
 FloatVector = NDArray[np.float64]
@@ -74,8 +77,9 @@ class CGSolver:
         source_digest: str = "",
         store: Any = None,
         num_columns: int = 1,
+        ready: Callable[[], object] = lambda: None,
     ) -> PreparedCG:
-        """Make the preconditioner, continuing one where it was left.
+        """Say what the preconditioner is. It is made when it is first needed, continuing one where it was left.
 
         Parameters
         ----------
@@ -83,6 +87,8 @@ class CGSolver:
             Its alpha is the smallest that will be solved for; an automatic rank goes by it and by ``num_columns``.
         store
             Where it is kept; None means the workspace's store, where fits of the same rows share it.
+        ready
+            Called before a stored Gram matrix of the operator is read.
         """
         rank = self._rank(operator, workspace, num_columns)
         fields = low_rank_fields(
@@ -93,19 +99,21 @@ class CGSolver:
             weight_digest=weight_digest,
             source_digest=source_digest,
         )
-        preconditioner: Preconditioner | EarlierFactor = Identity()
+        make: Callable[[], Preconditioner | Openable] = Identity
+        inexact = False
         if self.settings.preconditioner == "factor":
-            preconditioner = find_earlier_factor(operator, workspace)
-            fields = {**fields, "factor": preconditioner.key}
+            earlier = find_earlier_factor(operator, workspace)
+            make, inexact, fields = lambda: earlier, earlier.inexact, {**fields, "factor": earlier.key}
             workspace.reused["preconditioner"] = {
-                "rows": preconditioner.factor.grid.n,
+                "rows": earlier.factor.grid.n,
                 "of_rows": operator.grid.n,
-                "alpha": preconditioner.alpha,
-                "sources": [short_name(preconditioner.factor.location)],
+                "alpha": earlier.alpha,
+                "sources": [short_name(earlier.factor.location)],
             }
         if rank:
             location = low_rank_location(workspace.store if store is None else store, fields)
-            preconditioner = build_low_rank(
+            make = partial(
+                build_low_rank,
                 operator,
                 workspace,
                 location,
@@ -115,7 +123,13 @@ class CGSolver:
                 source_digest=source_digest,
             )
         return PreparedCG(
-            solver=self, operator=operator, workspace=workspace, preconditioner=preconditioner, fields=fields
+            solver=self,
+            operator=operator,
+            workspace=workspace,
+            make=cache(make),
+            inexact=inexact,
+            fields=fields,
+            ready=ready,
         )
 
     def _rank(self, operator: RidgeOperator, workspace: Workspace, num_columns: int) -> int:
@@ -136,13 +150,24 @@ class CGSolver:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCG:
-    """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once."""
+    """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once.
+
+    ``make`` gives the preconditioner, the same one whenever it is called; ``inexact`` is what it will be. ``ready`` is
+    called before a stored Gram matrix of the operator is read.
+    """
 
     solver: CGSolver
     operator: RidgeOperator
     workspace: Workspace
-    preconditioner: Preconditioner | EarlierFactor
+    make: Callable[[], Preconditioner | Openable]
     fields: dict[str, Any]
+    inexact: bool = False
+    ready: Callable[[], object] = lambda: None
+
+    @property
+    def preconditioner(self) -> Preconditioner | Openable:
+        """The preconditioner, made now if it was not needed before."""
+        return self.make()
 
     def solve(
         self,
@@ -191,12 +216,12 @@ class PreparedCG:
             every_iterations=solver.checkpoint_iterations,
             durable=work.durable,
         )
-        trace = work.trace(f"conjugate gradients, {self.preconditioner.description}", solver.settings.tol, alpha)
+        trace = work.trace("conjugate gradients", solver.settings.tol, alpha)
         mixed = solver.precision == "mixed"
         stored = self.operator.gram is not None and self.operator.kernel is not None
         inexact = mixed or stored
         with (
-            self._opened(store) as preconditioner,
+            Deferred(partial(self._opened, store, trace), inexact=self.inexact) as preconditioner,
             OperatorProduct(
                 self.operator, work, store, phase="residual" if inexact else "multiply", progress=None
             ) as product,
@@ -211,7 +236,7 @@ class PreparedCG:
         ):
             exact = within(plane, ExactProduct(product, always=inexact))
             result = conjugate_gradients(
-                within(plane, approximate) if inexact else exact,
+                within(plane, self._when_ready(approximate)) if inexact else exact,
                 values,
                 alpha,
                 preconditioner if plane is None else PlanePreconditioner(plane, preconditioner),
@@ -230,13 +255,22 @@ class PreparedCG:
         backward = backward_errors(product, alpha, values, result)
         if start is not None:
             work.reused.setdefault("start", {})["relative_residual"] = float(result.history[0].max())
-        return u, self._solution(result, backward, num_products)
+        return u, self._solution(result, backward, num_products, preconditioner)
 
-    def _opened(self, store: Any) -> contextlib.AbstractContextManager[Preconditioner]:
+    def _opened(self, store: Any, trace: ResidualTrace) -> contextlib.AbstractContextManager[Preconditioner]:
         """The preconditioner, ready to be applied."""
-        if isinstance(self.preconditioner, EarlierFactor):
-            return self.preconditioner.open(self.workspace, store)
-        return contextlib.nullcontext(self.preconditioner)
+        made = self.preconditioner
+        trace.name = f"conjugate gradients, {made.description}"
+        return made.open(self.workspace, store) if isinstance(made, Openable) else contextlib.nullcontext(made)
+
+    def _when_ready(self, product: OperatorProduct) -> Callable[[FloatMatrix], FloatMatrix]:
+        """The product, whose tiles are there when it is first called."""
+
+        def multiply(v: FloatMatrix) -> FloatMatrix:
+            self.ready()
+            return product(v)
+
+        return multiply
 
     def _plane(self) -> Plane:
         root = self.operator.root_weights()
@@ -270,17 +304,21 @@ class PreparedCG:
 
         return report
 
-    def _solution(self, result: CGResult, backward: FloatVector, num_products: int) -> Solution:
+    def _solution(
+        self, result: CGResult, backward: FloatVector, num_products: int, preconditioner: Deferred
+    ) -> Solution:
         converged = bool(result.converged.all())
         missing = int((~result.converged).sum())
         message = (
             f"conjugate gradients, {result.num_iterations:,} iterations and {num_products:,} products, "
-            f"preconditioner: {self.preconditioner.description}, "
+            f"preconditioner: {preconditioner.description}, "
             f"largest relative residual {result.relative_residual.max():.1e}"
         )
         begun = float(result.history[0].max())
         if 0 < begun < 1:
             message += f", from earlier coefficients whose residual was {begun:.1e}"
+        if converged and begun and not result.num_iterations and preconditioner.made is None:
+            message = f"conjugate gradients, {num_products:,} product: {already_good(begun)}"
         if not converged:
             message += (
                 f"; NOT CONVERGED to {self.solver.settings.tol:.1e} in {missing} of {len(backward)} targets, "
@@ -296,6 +334,11 @@ class PreparedCG:
             seconds={phase: summary.seconds for phase, summary in self.workspace.phases.items()},
             message=message,
         )
+
+
+def already_good(relative_residual: float) -> str:
+    """What a solution says of a start that was the answer."""
+    return f"the start already has residual {relative_residual:.1e}; nothing was built"
 
 
 class ExactProduct:
