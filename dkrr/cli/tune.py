@@ -19,7 +19,7 @@ __all__ = ["tune_command"]
 @click.option("--rows", type=click.IntRange(min=1), help="Most rows of the subsets; [tune] rows by default.")
 @click.option("--time", "budget_seconds", type=float, metavar="SECONDS", help="Time for the search, about 8 minutes.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the subset.")
-@click.option("--picture/--no-picture", default=None, help="Draw the search; by default when matplotlib is there.")
+@click.option("--picture/--no-picture", default=True, help="Draw the search.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 def tune_command(
     job: Path,
@@ -27,7 +27,7 @@ def tune_command(
     rows: int | None,
     budget_seconds: float | None,
     seed: int | None,
-    picture: bool | None,
+    picture: bool,
     as_json: bool,
 ) -> None:
     """Choose kernel, width (shared, and one for each feature) and alpha for JOB, and write a job that uses them.
@@ -54,5 +54,3 @@ def tune_command(
         print_json(summary.to_dict())
     else:
         print_table(summary.table())
-    if summary.picture_path is None and picture is None:
-        click.echo("no picture: install dkrr[report] for one", err=True)

@@ -1,7 +1,6 @@
 """A picture of a search: the error of each trial, of each alpha, and the planes (width x alpha) that were computed.
 
-Nothing is interpolated: every point and every cell is an error that a trial found. Needs matplotlib, the extra
-``report``.
+Nothing is interpolated: every point and every cell is an error that a trial found.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
-from dkrr.errors import ParameterError
 
 __all__ = ["draw_search"]
 
@@ -25,17 +22,9 @@ MOST_FEATURES = 30
 
 
 def draw_search(search: dict[str, Any], path: str) -> None:
-    """Draw the document that `dkrr tune` leaves as BEST.search.json to a .png, .svg or .pdf file.
+    """Draw the document that `dkrr tune` leaves as BEST.search.json to a .png, .svg or .pdf file."""
+    from matplotlib.figure import Figure  # it takes half a second to import
 
-    Raises
-    ------
-    ParameterError
-        matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ParameterError("a picture needs matplotlib", hint="install dkrr[report]") from None
     slices = search["slices"]
     num_planes = max(1, len(slices))
     figure = Figure(figsize=(4.2 * (1 + num_planes), 7.5), layout="constrained")

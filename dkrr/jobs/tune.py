@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import DaskExecutor, Progress
-from dkrr.errors import JobFileError, ParameterError, StoreError
+from dkrr.errors import JobFileError, StoreError
 from dkrr.jobs import toml
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.prepare import prepare
@@ -79,7 +78,7 @@ def tune_job(
     rows: int | None = None,
     budget_seconds: float | None = None,
     seed: int | None = None,
-    picture: bool | None = None,
+    picture: bool = True,
     progress: Progress | None = None,
 ) -> TuneSummary:
     """Choose kernel, widths and alpha for the training rows of a job, and write the job that uses them.
@@ -91,7 +90,7 @@ def tune_job(
     rows, budget_seconds, seed
         Instead of those of ``[tune]``.
     picture
-        Whether to draw the search; None: when matplotlib is there.
+        Whether to draw the search.
 
     Raises
     ------
@@ -100,14 +99,12 @@ def tune_job(
         or the job is of a kind that has no such choice.
     LockedError
         Another search writes the same file.
-    ParameterError
-        A picture is asked for, and matplotlib is not installed.
     """
     if not isinstance(job, JobSpec):
         job = JobSpec.load(job)
     path = Path(output).absolute()
     settings = _settings(job, rows=rows, budget_seconds=budget_seconds, seed=seed)
-    _refuse(job, path, picture)
+    _refuse(job, path)
     with hold_lock(str(path)):
         store = job.output.store_directory(run_id(job))
         with nothing_new(store):
@@ -123,7 +120,7 @@ def tune_job(
                 fit_intercept=job.model.fit_intercept,
                 progress=progress,
             )
-        _refuse(job, path, picture)  # the first time was a while ago
+        _refuse(job, path)  # the first time was a while ago
         names = list(prepared.train.feature_names)
         num_rows = prepared.train.num_rows
         lines = [json.dumps(record, sort_keys=True) for record in result.records]
@@ -132,7 +129,7 @@ def tune_job(
         write_file(search_path, json.dumps(document, indent=1, sort_keys=True).encode())
         write_file(trials_path, "".join(f"{line}\n" for line in lines).encode())
         picture_path = None
-        if _wants_picture(picture):
+        if picture:
             from dkrr.jobs.picture import draw_search
 
             picture_path = str(path.with_suffix(".search.png"))
@@ -160,7 +157,7 @@ def _settings(job: JobSpec, **given: Any) -> TuneSettings:
     return replace(found, **changed)
 
 
-def _refuse(job: JobSpec, path: Path, picture: bool | None) -> None:
+def _refuse(job: JobSpec, path: Path) -> None:
     """Find before the search what would be wrong after it."""
     beside = [path.with_suffix(ending) for ending in (".search.json", ".trials.jsonl", ".search.png")]
     # what an earlier search left is known by the document that it wrote first
@@ -170,8 +167,6 @@ def _refuse(job: JobSpec, path: Path, picture: bool | None) -> None:
             raise _exists(found)
     if job.model.kernel == "precomputed":
         raise JobFileError("[model] kernel = 'precomputed' has no width", hint="give the rows")
-    if picture and find_spec("matplotlib") is None:
-        raise ParameterError("a picture needs matplotlib", hint="install dkrr[report], or leave out --picture")
     _document(job, path, {"kernel": "rbf", "gamma": 1.0, "alpha": 1.0})  # raises what the solver does not allow
     path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -187,10 +182,6 @@ def _search_at(path: Path) -> bool:
     except StoreError:
         return False
     return isinstance(found, dict) and found.keys() >= {"format", "num_rows", "feature_names"} and not path.is_symlink()
-
-
-def _wants_picture(picture: bool | None) -> bool:
-    return find_spec("matplotlib") is not None if picture is None else picture
 
 
 def _document(job: JobSpec, path: Path, keys: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import JobFileError, ParameterError, StoreError
+from dkrr import JobFileError, StoreError
 from dkrr.jobs import tune as tune_module
 from dkrr.jobs.garbage import find_garbage
 from dkrr.jobs.picture import draw_search
@@ -183,17 +183,13 @@ def test_a_fit_does_not_mind_the_table(folder: Path, cluster_client: Any) -> Non
     fit_job(JobSpec.from_dict(with_table, base=folder))
 
 
-def test_what_is_refused_before_the_search(job: JobSpec, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
     (folder / "there.toml").touch()
     with pytest.raises(JobFileError, match=r"there.toml exists"):
         tune_job(job, folder / "there.toml")
-    monkeypatch.setattr(tune_module, "find_spec", lambda _: None)
-    with pytest.raises(ParameterError, match=r"needs matplotlib: install dkrr\[report\]"):
-        tune_job(job, folder / "picture.toml", picture=True)
     given = job.model_dump(exclude_unset=True) | {"model": {"kernel": "precomputed"}}
     with pytest.raises(JobFileError, match="precomputed"):
         tune_job(JobSpec.from_dict(given, base=folder), folder / "matrix.toml")
-    assert not (folder / "picture.toml").exists()
 
 
 @pytest.mark.parametrize(
