@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from dkrr.dataset import Dataset
 from dkrr.engine.session import blas_of
-from dkrr.errors import DataError
+from dkrr.errors import DataError, check_whole
 from dkrr.fitting import FitSettings
 from dkrr.given import given_rows, store_given_matrix
 from dkrr.left_out import factor_settings, leave_one_out_rows, resolve_method, solver_of
@@ -85,6 +85,8 @@ def leave_one_out(
         The rows, targets or weights are not those of the fit any more.
     """
     method = resolve_method(method, solver_of(model))
+    check_whole("num_probes", num_probes)
+    check_whole("seed", seed, 0)
     if training.checksum is not None and crc32c(training.X) != training.checksum:
         raise _changed("X")
     if solver_of(model) == "primal":

@@ -6,6 +6,7 @@ hint, and the exit code the command line ends with. Errors cross process borders
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "StoreError",
     "StoreMismatchError",
     "WorkerLostError",
+    "check_whole",
 ]
 
 
@@ -75,6 +77,21 @@ class ParameterError(DkrrError, ValueError):
     """Raised when a parameter has a value that is not allowed."""
 
     exit_code = 2
+
+
+def check_whole(name: str, value: Any, least: int = 1, most: int | None = None, *, hint: str = "") -> int:
+    """A whole number of at least ``least``, and at most ``most``.
+
+    Raises
+    ------
+    ParameterError
+        ``value`` is none; one that only counts as a number, like True, neither.
+    """
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        wanted = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        raise ParameterError(f"{name} is {value!r}; a whole number {wanted} expected", hint=hint)
+    return int(value)
 
 
 class JobFileError(DkrrError, ValueError):

@@ -40,6 +40,7 @@ from dkrr.planning.ways import is_plainly_primal
 from dkrr.records import primal_details, primal_parts
 from dkrr.resources import find_dataset
 from dkrr.spread import target_scale
+from dkrr.stores import check_place
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 from dkrr.tiled import TiledFit
@@ -231,7 +232,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         )
         tile_size = check_tile_size(self.tile_size)
         check_alpha(self.alpha)
-        check_flag("fit_intercept", self.fit_intercept)
+        for name in ("fit_intercept", "warm_start"):
+            check_flag(name, getattr(self, name))
+        if self.store is not None:
+            check_place("store", self.store)
         kernel = make_kernel(
             self.kernel,
             gamma=self.gamma,
@@ -463,7 +467,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         Standard deviations: n^2 m flops more for each distinct alpha, on workers from 4e11 flops on.
         """
         check_is_fitted(self)
-        if return_std:
+        check_flag("noise", noise)
+        if check_flag("return_std", return_std):
             deviations = standard_deviation(self._model, self._variance(X), noise=noise, sigma2=sigma2)
             return self._predict(X), deviations
         return self._predict(X)

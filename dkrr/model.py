@@ -29,7 +29,7 @@ from dkrr.linalg.solution import Solution
 from dkrr.manifest import MANIFEST, manifest_digest
 from dkrr.markup import facts_html, lines_text, named
 from dkrr.saved import ARRAYS, SavedRows, save_arrays, saved_attributes
-from dkrr.stores import note_user, read_key
+from dkrr.stores import check_place, note_user, read_key
 from dkrr.uncertainty import WithUncertainty
 
 __all__ = ["Model", "load_model"]
@@ -380,6 +380,7 @@ def load_model(path: Any, *, verify: bool = True) -> Model:
     StoreError
         Not a model, another format version, or a key that is missing, extra, or not what the manifest says.
     """
+    check_place("path", path)
     path = str(path) if isinstance(path, Path) else path
     while True:
         manifest = read_key(path, MANIFEST)

@@ -27,6 +27,7 @@ from dkrr.linalg.predict import RowSource
 from dkrr.lock import hold_lock
 from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
 from dkrr.stores import (
+    check_place,
     children,
     is_url,
     list_keys,
@@ -98,6 +99,7 @@ def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowS
     LockedError
         Another process writes there.
     """
+    check_place("path", path)
     root = local_root(path)
     check_outside(path)
     attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | attributes

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import is_below, is_url, join, parent_of, parse_address
-from dkrr.errors import DkrrError, StorageFullError, StoreError
+from dkrr.errors import DkrrError, ParameterError, StorageFullError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.fence import check_fence
 
@@ -33,6 +33,7 @@ __all__ = [
     "NO_LINKS",
     "Entry",
     "arrays_below",
+    "check_place",
     "children",
     "copy_tree",
     "delete_key",
@@ -85,6 +86,19 @@ def local_root(store: Any) -> Path | None:
     if type(store).__name__ == "LocalStore" and type(store).__module__.startswith("zarr."):
         return Path(store.root)
     return None
+
+
+def check_place(name: str, value: Any) -> None:
+    """Refuse what is no place at all.
+
+    Raises
+    ------
+    ParameterError
+        ``value`` is neither a path, an address nor a Zarr store.
+    """
+    is_path = isinstance(value, str | os.PathLike) and os.fspath(value) not in ("", b"")
+    if not is_path and all(kind.__module__ != "zarr.abc.store" for kind in type(value).__mro__):
+        raise ParameterError(f"{name} is {value!r}; a path or an address expected")
 
 
 def place(root: Any, *names: str) -> str:

@@ -10,7 +10,7 @@ import difflib
 import operator
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -128,7 +128,7 @@ def resolve(
     if features is None:
         inputs = tuple(j for j in range(len(table.names)) if j not in taken)
     else:
-        if isinstance(features, str):
+        if isinstance(features, str) or not isinstance(features, Iterable):
             raise ParameterError(f"features is {features!r}; a list of names or numbers expected", hint="use a list")
         inputs = tuple(column_number(table, column, "features") for column in features)
     if not inputs:

@@ -27,7 +27,7 @@ from dkrr.dataset.rows import Floats, RowArray
 from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.markup import lines_text, named
-from dkrr.stores import children, local_root, read_json
+from dkrr.stores import check_place, children, local_root, read_json
 
 __all__ = ["Dataset", "Part", "fields_of_parts", "open_dataset"]
 
@@ -233,6 +233,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     StoreError
         Nothing there, unfinished, of a newer format version, damaged metadata, or a version that is gone.
     """
+    check_place("path", path)
     root = local_root(path)
     where = str(path) if root is None else str(root)
     if root is not None:

@@ -27,8 +27,8 @@ from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.sources.text import Header
 from dkrr.dataset.summary import RowSummary
 from dkrr.dataset.writer import DatasetWriter
-from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError
-from dkrr.stores import overlaps
+from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
+from dkrr.stores import check_place, overlaps
 
 __all__ = ["append", "fields_of", "ingest"]
 
@@ -127,8 +127,9 @@ def ingest(
     LockedError
         Another process writes to ``dest``.
     """
-    if rows_per_chunk is not None and (isinstance(rows_per_chunk, bool) or rows_per_chunk < 1):
-        raise ParameterError(f"rows_per_chunk is {rows_per_chunk!r}; at least 1 expected", hint="leave it out")
+    check_place("dest", dest)
+    if rows_per_chunk is not None:
+        check_whole("rows_per_chunk", rows_per_chunk, hint="leave it out")
     if label is not None and not (isinstance(label, str) and label):
         raise ParameterError(f"label is {label!r}; a text expected", hint="leave it out, or name the append")
     if append and like is not None:

@@ -22,7 +22,7 @@ from dkrr.configuration import timeout_seconds
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import total_memory_bytes
 from dkrr.engine.roster import roster
-from dkrr.errors import ClusterError, ParameterError
+from dkrr.errors import ClusterError, ParameterError, check_whole
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -85,9 +85,9 @@ def local_cluster(
     ...     client.submit(sum, [1, 2]).result()
     3
     """
-    num_workers = cpu_count() if workers is None else _positive("workers", workers)
+    num_workers = cpu_count() if workers is None else check_whole("workers", workers)
     limit = total_memory_bytes() // num_workers if memory_limit == "auto" else _bytes(memory_limit)
-    threads = _positive("threads_per_worker", threads_per_worker)
+    threads = check_whole("threads_per_worker", threads_per_worker)
 
     from dkrr.engine.local import LocalProcesses
 
@@ -99,12 +99,6 @@ def local_cluster(
         dashboard=dashboard,
         silence_logs=silence_logs,
     )
-
-
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ParameterError(f"{name} is {value!r}", hint="give a whole number of at least 1")
-    return value
 
 
 def _bytes(value: Any) -> int:

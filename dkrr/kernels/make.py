@@ -54,6 +54,8 @@ def make_kernel(
     ParameterError
         An unknown name, parameter or value.
     """
+    if not isinstance(kernel_params, Mapping | None):
+        raise ParameterError(f"kernel_params is {kernel_params!r}; a dictionary expected", hint='{"nu": 1.5}, or None')
     extra = _copied(dict(kernel_params or {}))
     if isinstance(kernel, str):
         if kernel not in NAMED:

@@ -29,7 +29,7 @@ from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import gram_samples_agree
 from dkrr.linalg.workspace import keep_for_others
-from dkrr.stores import full_disk, place
+from dkrr.stores import check_place, full_disk, place
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, is_finite
 
@@ -166,8 +166,11 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
     """
     import dask.array as da
 
+    check_place("store", store)
+    TileGrid(1, tile_size)  # refused before anything is written
+    made = make_kernel(kernel, **parameters)
     dataset = X if isinstance(X, Dataset) else _ingest_rows(X, store)
-    resolved = make_kernel(kernel, **parameters).resolve(dataset.num_features)
+    resolved = made.resolve(dataset.num_features)
     grid = TileGrid(dataset.num_rows, tile_size)
     operator = RidgeOperator(grid=grid, alpha=0.0, kernel=resolved, rows=rows_of(dataset, resolved))
     fields = gram_fields(operator, "float64")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import check_scoring
 
-from dkrr.errors import DataError
+from dkrr.errors import DataError, ParameterError
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 
 __all__ = ["Scoring", "held_out"]
@@ -69,6 +69,19 @@ class Scoring:
     per_target: bool = False
     is_1d: bool = False
 
+    def __post_init__(self) -> None:
+        if self.scorer is not None:
+            self._checked()
+
+    def _checked(self) -> Any:
+        try:
+            return check_scoring(_Given(), scoring=self.scorer)
+        except (ValueError, TypeError) as exc:
+            raise ParameterError(
+                f"scoring is {self.scorer!r}; the name of a scorer, a function (estimator, X, y) or None expected",
+                hint="sklearn.metrics.get_scorer_names() lists the names",
+            ) from exc
+
     def of(self, y: Floats, predictions: Floats, weight: Floats | None, where: str) -> Floats:
         """Scores (k,), or (t, k) per target, of predictions (m, t, k) for y (m, t).
 
@@ -113,8 +126,7 @@ class Scoring:
 
     def _called(self, y: Floats, predictions: Floats, weight: Floats | None) -> Floats:
         """The scorer for predictions (m, k) or (m, t, k)."""
-        given = _Given()
-        scorer = check_scoring(given, scoring=self.scorer)
+        given, scorer = _Given(), self._checked()
         options = {"sample_weight": weight} if weight is not None and _takes_weights(scorer) else {}
         columns = range(predictions.shape[-1])
         return np.array([float(scorer(given, predictions[..., number], y, **options)) for number in columns])

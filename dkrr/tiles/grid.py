@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dkrr.errors import ParameterError
+from dkrr.errors import ParameterError, check_whole
 
 __all__ = ["MAX_TILE_SIZE", "TileGrid"]
 
@@ -31,11 +31,7 @@ class TileGrid:
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ParameterError(f"n is {self.n}; at least one row expected")
-        if not 1 <= self.tile_size <= MAX_TILE_SIZE:
-            raise ParameterError(
-                f"tile_size is {self.tile_size}; 1 to {MAX_TILE_SIZE:,} expected",
-                hint="larger tiles overflow 32-bit LAPACK indices",
-            )
+        check_whole("tile_size", self.tile_size, 1, MAX_TILE_SIZE, hint="larger tiles overflow 32-bit LAPACK indices")
 
     @property
     def num_tiles(self) -> int:

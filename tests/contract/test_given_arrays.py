@@ -283,6 +283,44 @@ def test_limits_of_iterations_are_numbers(wrong: dict[str, Any], message: str, r
         dkrr.KernelRidge(**wrong).fit(*rows[:2])
 
 
+WRONG: dict[str, Callable[[Any, Any, Path], object]] = {
+    "warm_start is 'yes'": lambda X, y, _: dkrr.KernelRidge(warm_start="yes").fit(X, y),  # type: ignore[arg-type]
+    "kernel_params is 'x'": lambda X, y, _: dkrr.KernelRidge(kernel="rbf", kernel_params="x").fit(X, y),  # type: ignore[arg-type]
+    "kernel_params is 3": lambda X, y, _: dkrr.make_kernel("rbf", kernel_params=3),  # type: ignore[arg-type]
+    "store is True": lambda X, y, _: dkrr.KernelRidge(store=True).fit(X, y),
+    "store is ''": lambda X, y, _: dkrr.KernelRidgeCV(store="").fit(X, y),
+    "store is b'x'": lambda X, y, _: dkrr.gram_matrix(X, store=b"x"),
+    "scoring is 'x'": lambda X, y, _: dkrr.KernelRidgeCV(scoring="x").fit(X, y),
+    "scoring is 3": lambda X, y, _: dkrr.KernelRidgeCV(scoring=3, tile_size=16).fit(X, y),
+    "return_std is 'x'": lambda X, y, _: dkrr.KernelRidge().fit(X, y).predict(X, return_std="x"),  # type: ignore[arg-type]
+    "noise is 'x'": lambda X, y, _: dkrr.KernelRidge().fit(X, y).predict(X, True, noise="x"),  # type: ignore[arg-type]
+    "num_probes is 8.5": lambda X, y, _: dkrr.KernelRidge().fit(X, y).leave_one_out("stochastic", 8.5),  # type: ignore[arg-type]
+    "num_probes is None": lambda X, y, _: dkrr.KernelRidge().fit(X, y).leave_one_out("stochastic", None),  # type: ignore[arg-type]
+    "seed is 'x'": lambda X, y, _: dkrr.KernelRidge().fit(X, y).leave_one_out("stochastic", seed="x"),  # type: ignore[arg-type]
+    "seed is 1.5": lambda X, y, _: dkrr.KernelRidge().fit(X, y).leave_one_out("stochastic", seed=1.5),  # type: ignore[arg-type]
+    "tile_size is 'auto'": lambda X, y, path: dkrr.gram_matrix(X, store=path / "s", tile_size="auto"),  # type: ignore[arg-type]
+    "tile_size is 1.5": lambda X, y, path: dkrr.gram_matrix(X, store=path / "s", tile_size=1.5),  # type: ignore[arg-type]
+    "tile_size is 0": lambda X, y, path: dkrr.gram_matrix(X, store=path / "s", tile_size=0),
+    "features is 1.5": lambda X, y, path: dkrr.ingest(X, path / "d", features=1.5),  # type: ignore[arg-type]
+    "rows_per_chunk is 1.5": lambda X, y, path: dkrr.ingest(X, path / "d", rows_per_chunk=1.5),  # type: ignore[arg-type]
+    "path is None": lambda X, y, _: dkrr.KernelRidge().fit(X, y).save(None),
+    "path is 3": lambda X, y, _: dkrr.load_model(3),
+    "path is ''": lambda X, y, _: dkrr.open_dataset(""),
+    "dest is None": lambda X, y, _: dkrr.ingest(X, None),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("said", WRONG)
+def test_what_is_no_value_of_a_parameter_is_named(
+    said: str, rows: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ParameterError, match=said):
+        WRONG[said](*rows[:2], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_parameters_are_numbers_and_labels(rows: tuple[Any, Any, Any]) -> None:
     X, y, _ = rows
     fitted = dkrr.KernelRidge(kernel="rbf").fit(X, y)

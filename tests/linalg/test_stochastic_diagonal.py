@@ -199,7 +199,7 @@ def test_tile_size_and_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_too_few_probes(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="num_probes = 3"):
+    with pytest.raises(ParameterError, match="num_probes is 3; a whole number of at least 4 expected"):
         probe_columns(0.1, 3, with_ones=False)
 
 

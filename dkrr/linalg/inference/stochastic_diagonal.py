@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ParameterError
+from dkrr.errors import check_whole
 from dkrr.linalg.cg.column_solves import Column, ColumnSolves
 from dkrr.linalg.cg.factor_precondition import diagonal_entries
 from dkrr.linalg.cg.solver import PreparedCG
@@ -129,8 +129,7 @@ def probe_columns(alpha: float, num_probes: int, *, with_ones: bool) -> list[Col
     ParameterError
         Fewer than four probes have no standard error to speak of.
     """
-    if num_probes < MIN_PROBES:
-        raise ParameterError(f"num_probes = {num_probes}", hint=f"give at least {MIN_PROBES}; 32 is the default")
+    check_whole("num_probes", num_probes, MIN_PROBES, hint="32 is the default")
     ones = [Column(alpha, "ones")] if with_ones else []
     return ones + [Column(alpha, "probe", q) for q in range(num_probes)]
 
