@@ -30,6 +30,7 @@ from dkrr.dataset.rows import default_rows_per_chunk
 from dkrr.errors import (
     ConvergenceError,
     DkrrError,
+    LockedError,
     NotPositiveDefiniteError,
     ParameterError,
     PreconditionerError,
@@ -39,6 +40,7 @@ from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel
 from dkrr.linalg.settings import Foreseen, IterativeSettings, way_name
 from dkrr.linalg.workspace import Workspace
+from dkrr.lock import hold_lock
 from dkrr.stores import read_json, remove_array, write_json
 
 __all__ = ["Attempts", "FitSettings", "OtherWays"]
@@ -177,6 +179,11 @@ class Attempts:
                 failed = named.get(str(sorted(item["settings"].items())))
                 if failed is not None:
                     self._given_up.append((failed, item["because"]))
+            for location in found["useless"]["solves"]:  # the process that gave it up may have been killed right then
+                with contextlib.suppress(LockedError), hold_lock(location):
+                    remove_array(location)
+            for location in found["useless"]["factors"]:
+                self.workspace.discard(location)
             if next_way is not None:
                 way = next_way
                 self.workspace.given_up[:] = found["given_up"]
@@ -184,10 +191,11 @@ class Attempts:
         self._foresee(way)
         return way
 
-    def after(self, way: FitSettings, error: DkrrError) -> FitSettings | None:
+    def after(self, way: FitSettings, error: DkrrError, solve_store: str) -> FitSettings | None:
         """The way that follows one that ended in an error; None when there is none, and the error stays.
 
-        Then the hint of the error names what would work and was excluded by name.
+        What was kept of it in ``solve_store``, and its factors, are removed. Where none follows, the hint of the error
+        names what would work and was excluded by name.
         """
         because = _blame(way, error)
         if not because:
@@ -199,7 +207,7 @@ class Attempts:
         if following is None:
             self._advise(error)
             return None
-        self._record(way, because, error, following)
+        self._record(way, because, error, following, solve_store)
         self._foresee(following)
         return following
 
@@ -286,7 +294,9 @@ class Attempts:
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 
-    def _record(self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings) -> None:
+    def _record(
+        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve_store: str
+    ) -> None:
         """Say it in the log, and in the store, where the next attempt finds it."""
         sentence = f"{way.name} {_what_happened(because, error)} ({error.message}); went on with {following.name}"
         workspace = self.workspace
@@ -305,9 +315,14 @@ class Attempts:
         for name in ("factor", "center"):  # of the way that was given up
             workspace.reused.pop(name, None)
         self._store_start(error)
-        write_json(self.location, RECORD, {"given_up": workspace.given_up, "next": following.way})
+        useless = {"solves": [solve_store], "factors": list(getattr(error, "factors", ()))}
+        record = {"given_up": workspace.given_up, "next": following.way, "useless": useless}
+        write_json(self.location, RECORD, record)
         failpoint("fit.given_up.after_record")
         logger.warning("%s", sentence)
+        remove_array(solve_store)
+        for location in useless["factors"]:
+            workspace.discard(location)
 
     def _store_start(self, error: DkrrError) -> None:
         iterate = getattr(error, "iterate", None)

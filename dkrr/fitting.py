@@ -151,11 +151,9 @@ def fit_rows(
                 break
             except (NumericalError, DamagedChunkError, DataError) as exc:
                 error: DkrrError = exc
-            following = attempts.after(way, error)
-            _discard(solve_store, error, is_over=following is not None)
+            following = attempts.after(way, error, solve_store)
             if following is None:
-                if not _goes_on(error):
-                    attempts.end()
+                _clear(attempts, solve_store, error)
                 raise error
             way = following
             del error  # with all that its traceback holds
@@ -163,23 +161,20 @@ def fit_rows(
         try:
             yield replace(result, solution=_told(result.solution, workspace))
         except (NumericalError, DamagedChunkError, DataError) as exc:
-            _discard(solve_store, exc)
-            if not _goes_on(exc):
-                attempts.end()
+            _clear(attempts, solve_store, exc)
             raise
         remove_array(solve_store)
         attempts.end()
 
 
-def _goes_on(error: DkrrError) -> bool:
-    """Whether an iteration only came to its limit: it goes on from there when it is given more."""
-    return isinstance(error, ConvergenceError) and not error.stagnated
+def _clear(attempts: Attempts, solve_store: str, error: DkrrError) -> None:
+    """A rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration.
 
-
-def _discard(solve_store: str, error: DkrrError, *, is_over: bool = False) -> None:
-    """A rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration."""
-    if is_over or not _goes_on(error):
+    One that only came to its limit goes on from there when it is given more.
+    """
+    if not isinstance(error, ConvergenceError) or error.stagnated:
         remove_array(solve_store)
+        attempts.end()
 
 
 def _told(solution: Solution, workspace: Workspace) -> Solution:

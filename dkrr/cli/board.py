@@ -69,6 +69,9 @@ def facts(status: Status, state: str) -> Iterator[tuple[str, str]]:
         yield "rate", f"{status.flops_per_second / 1e9:.1f} GF/s"
     if status.phase_seconds_left is not None:
         yield "left", f"{clock_text(status.phase_seconds_left)} of this phase"
+    if status.given_up:
+        yield "went on", f"from {status.given_up[-1].get('way')}"
+        yield "with", str(status.given_up[-1].get("next"))
     if status.num_workers:
         yield "workers", f"{status.num_workers:,}, {status.num_threads:,} threads"
     if status.memory_bytes:

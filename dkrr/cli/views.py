@@ -61,6 +61,8 @@ def _facts(view: View) -> Iterator[tuple[str, Any]]:
     factor = status.reused.get("factor")
     if factor:
         yield "reused", f"{factor['rows']:,} of {factor['of_rows']:,} rows of the factor"
+    for item in status.given_up:
+        yield "went on", item.get("sentence", "")
     if status.driver is not None:
         driver = status.driver
         yield "driver", f"process {driver.get('pid')} on {driver.get('host')}, attempt {status.epoch}"
@@ -109,6 +111,8 @@ def _result_facts(result: dict[str, Any], view: View) -> Iterator[tuple[str, Any
         yield "rows", f"{plan.get('num_rows', 0):,} x {plan.get('num_features', 0):,}"
     if "solver" in result:
         yield "solver", f"{result['solver']}, {result.get('precision')}"
+    for item in result.get("given_up", []):
+        yield "went on", item.get("sentence", "")
     if result.get("relative_residual"):
         yield "residual", f"relative {max(result['relative_residual']):.1e}"
     if score and result.get("metric"):

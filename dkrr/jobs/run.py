@@ -135,6 +135,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         workspace = Workspace(
             store, executor, monitor, blas=blas_of(executor), durable=True, split=split, maker=directory.location
         )
+        monitor.note(given_up=workspace.given_up)  # filled while the run goes on
         try:
             summary = solve_and_save(job, prepared, plan, workspace, directory.location)
         finally:

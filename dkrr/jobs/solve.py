@@ -9,7 +9,7 @@ import numpy as np
 
 from dkrr._version import __version__
 from dkrr.dataset import Dataset
-from dkrr.fitting import FitResult, FitSettings, fit_rows, with_lineage
+from dkrr.fitting import FitResult, fit_rows, with_lineage
 from dkrr.given import store_given_matrix
 from dkrr.jobs.leave_one_out import leave_out
 from dkrr.jobs.planned import Plan
@@ -24,7 +24,11 @@ from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
+from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.choices import SolverChoice
+from dkrr.planning.costs import Machine
+from dkrr.planning.iterations import Iterations
+from dkrr.planning.planner import Ways, settings_of
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
 from dkrr.spread import recorded_factors
 from dkrr.stores import list_entries, place, remove_array
@@ -51,20 +55,25 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         rows = _LazyMatrix(train)
         train, given, digest = store_given_matrix(rows, targets, weight, workspace.store, plan.tile_size)
     choice = SolverChoice.from_dict(plan.choice)
-    iterative = choice.iterative(rank=plan.rank or None)
-    if plan.solver == "cg" and not plan.rank and choice.preconditioner != "factor":
-        iterative = replace(iterative, preconditioner="none")
-    settings = FitSettings(
+    problem = Problem(
+        num_rows=plan.num_rows,
+        num_features=plan.num_features,
+        num_targets=plan.num_targets,
         kernel=kernel,
         alpha=tuple(plan.alpha),
-        tile_size=plan.tile_size,
-        precision=plan.precision,  # type: ignore[arg-type]
-        gram=plan.gram,  # type: ignore[arg-type]
-        solver="cg" if plan.solver in ("nystrom", "primal") else plan.solver,  # type: ignore[arg-type]
-        iterative=iterative,
         fit_intercept=job.model.fit_intercept,
-        drift_limit=prepared.center_drift_limit,
     )
+    chosen = Candidate(
+        solver=plan.solver,
+        precision=plan.precision,
+        gram=plan.gram,
+        tile_size=plan.tile_size,
+        rank=plan.rank,
+        iterations=None if plan.iterations is None else Iterations(*plan.iterations),
+        seconds=plan.estimated_seconds,
+    )
+    settings = replace(settings_of(chosen, problem, choice), drift_limit=prepared.center_drift_limit)
+    iterative = settings.iterative
     model_path = place(directory, "model.zarr")
     details = solver_details(settings, plan.nystrom)
     if plan.nystrom is not None:
@@ -85,7 +94,10 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     settings = with_lineage(settings, train, workspace.store, workspace.reused)
     start = None if given is not None else begin_from(train, settings, workspace)
     try:
-        with fit_rows(train, settings, workspace, given=given, source_digest=digest, start=start) as result:
+        ways = None if given is not None else _other_ways(job, plan, problem, choice)
+        fit = fit_rows(train, settings, workspace, given=given, source_digest=digest, start=start, ways=ways)
+        with fit as result:
+            settings = result.settings
             center = result.operator.rows.center if result.operator.rows is not None else None
             parts = {
                 "kernel": result.operator.kernel,
@@ -100,9 +112,10 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
                     converged=result.solution.converged,
                 ),
             }
-            details["weight_digest"] = train.digest_weight
+            details = solver_details(settings) | {"weight_digest": train.digest_weight}
             if job.output.keep != "model":
                 details |= recorded_factors(workspace.store, result.factors)
+            details |= {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
             _model(prepared, result.solution, parts, plan, details).write(model_path, overwrite=True)
             left_out = leave_out(
                 job, train, settings, workspace, model_path, directory, given=given, source_digest=digest
@@ -118,6 +131,24 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     summary.tiles_total = result.operator.grid.num_lower * len(result.factors)
     summary.kept = _clean(job, workspace, result)
     return summary
+
+
+def _other_ways(job: JobSpec, plan: Plan, problem: Problem, choice: SolverChoice) -> Ways:
+    """What may be done where the way of the plan leads to no answer, by the prices of the plan."""
+    limit, free = plan.memory_limit_bytes, plan.disk_free_bytes
+    limits = Limits(
+        threads=plan.workers * plan.threads_per_worker,
+        memory_bytes=None if limit is None else limit // plan.threads_per_worker,
+        disk_bytes=None if free is None else free + plan.disk_present_bytes,
+    )
+    return Ways(
+        problem=problem,
+        choice=choice,
+        limits=limits,
+        tile_size=None if job.solver.tile_size == "auto" else int(job.solver.tile_size),
+        machine=lambda: Machine(**plan.calibration),  # type: ignore[arg-type]
+        candidates=tuple(Candidate.from_dict(item) for item in plan.candidates),
+    )
 
 
 @dataclass(frozen=True)

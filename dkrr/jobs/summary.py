@@ -20,7 +20,7 @@ class FitSummary:
 
     ``reused`` is what earlier fits saved (:class:`~dkrr.linalg.solution.Solution`, and "scaling"), ``data`` names the
     rows of the job's data set, ``training_rows`` where they are as the kernel saw them: a later fit takes the scaling
-    from there, so `dkrr gc` leaves them.
+    from there, so `dkrr gc` leaves them. ``given_up`` are the ways that led to no answer before this one.
     """
 
     run_directory: str
@@ -48,6 +48,7 @@ class FitSummary:
     data: dict[str, Any] = field(default_factory=dict)
     training_rows: str = ""
     estimated_seconds: dict[str, float] = field(default_factory=dict)
+    given_up: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -92,6 +93,7 @@ def summary_of(
         message=solution.message,
         intercept=None if intercept is None else intercept.tolist(),
         reused=_reused(plan, solution),
+        given_up=solution.given_up,
     )
 
 

@@ -162,6 +162,8 @@ def fit_table(summary: FitSummary) -> Any:
     table.add_row("rows", _rows(plan))
     table.add_row("model", f"{kernel_words(plan.kernel)}, alpha {_alpha(plan)}")
     table.add_row("solver", _solver(plan))
+    for item in summary.given_up:
+        table.add_row("went on", item["sentence"])
     if summary.tiles_total:
         reused = summary.tiles_total - summary.tiles_computed
         tiles = f"{summary.tiles_total:,} of {plan.tile_size} x {plan.tile_size}, {summary.tiles_computed:,} computed"
@@ -169,7 +171,7 @@ def fit_table(summary: FitSummary) -> Any:
     for name, text in reused_rows(summary.reused):
         table.add_row(name, text)
     if summary.num_iterations or plan.solver != "cholesky":
-        guess = "" if plan.iterations is None else f" ({_iterations(plan.iterations)} expected)"
+        guess = "" if plan.iterations is None or summary.given_up else f" ({_iterations(plan.iterations)} expected)"
         table.add_row("iterations", f"{summary.num_iterations:,}{guess}")
     for phase, seconds in summary.seconds.items():
         known = phase == "factorise" and summary.flops_per_second

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
+from dkrr.errors import NumericalError
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.cg.mixed import MixedSolver
+from dkrr.linalg.cg.mixed import MixedFactor, MixedSolver
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.factor.bordered import solve_bordered, with_bordered_residual
 from dkrr.linalg.factor.direct import CholeskySolver
@@ -113,8 +114,13 @@ def solve_targets(
             )
             begin = None if start is None else start[:, targets]
             rhs = task.right_hand_sides(targets, place(store, f"alpha-{number}"))
-            task.settle(targets, rhs, mixed.solve(rhs, begin, in_plane=task.in_plane), (alpha,) * len(targets))
-            task.found.factors += [location for location in [mixed.location()] if location is not None]
+            try:
+                solved = mixed.solve(rhs, begin, in_plane=task.in_plane)
+            except NumericalError as exc:
+                exc.factors = [*task.found.factors, *_places(mixed)]  # type: ignore[attr-defined]
+                raise
+            task.settle(targets, rhs, solved, (alpha,) * len(targets))
+            task.found.factors += _places(mixed)
             continue
         factor = CholeskySolver(precision=settings.precision).prepare(with_alpha, workspace, **digests)
         task.found.factors.append(factor.factor.location)
@@ -124,6 +130,12 @@ def solve_targets(
         else:
             task.add(targets, *factor.solve(rhs))
     return task.found
+
+
+def _places(mixed: MixedFactor) -> list[str]:
+    """Where the factor is, if one was made."""
+    location = mixed.location()
+    return [] if location is None else [location]
 
 
 def _groups(alphas: tuple[float, ...]) -> Iterator[tuple[float, list[int]]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dkrr.kernels import Kernel
@@ -85,3 +86,12 @@ class Candidate:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self) | {"name": self.name, "total_seconds": self.total_seconds}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Candidate:
+        """Inverse of :meth:`to_dict`; what a later version added is left out."""
+        known: dict[str, Any] = {item.name: values[item.name] for item in fields(cls) if item.name in values}
+        for name, kind in (("iterations", Iterations), ("split", Split)):
+            if known.get(name) is not None:
+                known[name] = kind(**known[name])
+        return cls(**known)

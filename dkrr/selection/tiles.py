@@ -223,8 +223,8 @@ class PathFit(TiledFit):
         self._check_known(chosen, found)
         self.take(chosen)
         settings = replace(settings, alpha=self._chosen_alphas(chosen))
-        path, ways = replace(self, start=start), _anew(ways)
-        return super(PathFit, path)._model(dataset, settings, root, executor, given, digest, ways)
+        one = _anew(ways)
+        return super(PathFit, replace(self, start=start))._model(dataset, settings, root, executor, given, digest, one)
 
     def _check_known(self, chosen: Chosen, found: Mapping[int, Errors] | Sequence[Errors]) -> None:
         """Refuse an alpha whose error is an estimate of which nothing is known.

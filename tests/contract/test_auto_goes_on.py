@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dkrr
+from dkrr.cli import main
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.jobs.inspection import verify
+from dkrr.jobs.run import fit_job
+from dkrr.planning import planner
 from tests.faults import failing_at
+from tests.jobs.helpers import Make, job_maker
 
 X = np.random.default_rng(1).uniform(size=(400, 4))
 Y = np.sin(6 * X[:, 0]) + X[:, 1]
@@ -30,14 +44,10 @@ def heard(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def no_row_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways are priced, and those in float32 are the cheapest."""
-    monkeypatch.setattr("dkrr.planning.planner.SMALL_FLOPS", 0.0)
-    from dkrr.planning import planner
-
+    monkeypatch.setattr(planner, "SMALL_FLOPS", 0.0)
     priced_way = planner.priced_way
 
     def cheap_in_float32(*arguments: Any) -> Any:
-        from dataclasses import replace
-
         found = priced_way(*arguments)
         order = ("cg mixed", "cg float64", "cholesky float64", "cholesky mixed")
         rank = next(k for k, name in enumerate(order) if found.name.startswith(name))
@@ -63,3 +73,121 @@ def test_a_breakdown_in_float32_goes_on_in_float64(
     np.testing.assert_allclose(found.predict(X), named.predict(X), rtol=0, atol=1e-6)
     assert max(solution.relative_residual) <= TOL
     assert not list((tmp_path / "solves").iterdir())
+
+
+def test_what_was_named_stays_an_error_that_names_what_would_work(tmp_path: Path) -> None:
+    with (
+        failing_at("cg.float32.curvature:@4:nan"),
+        pytest.raises(dkrr.NotPositiveDefiniteError, match="at iteration 4") as caught,
+    ):
+        estimator(solver="cg", precision="mixed", solver_params={"rank": 50}, store=str(tmp_path)).fit(X, Y)
+    assert re.search(r"(cholesky|cg) float64.* would take about \d+ s$", caught.value.hint)
+    assert not list((tmp_path / "solves").iterdir())
+
+
+@pytest.mark.parametrize("named", ["solver", "precision", "both"])
+def test_what_was_named_holds_in_every_way(named: str, no_row_is_few: None) -> None:
+    words = {
+        "solver": {"solver": "cg"},
+        "precision": {"precision": "mixed"},
+        "both": {"solver": "cg", "precision": "mixed"},
+    }
+    with failing_at("cg.float32.curvature:@4:nan"):
+        if named == "both":  # ranks are left, and share the defect
+            with pytest.raises(dkrr.NotPositiveDefiniteError, match="not finite"):
+                estimator(**words[named]).fit(X, Y)
+            return
+        found = estimator(**words[named]).fit(X, Y)
+    solution = found.solution_
+    assert (solution.solver, solution.precision) == {"solver": ("cg", "float64"), "precision": ("cholesky", "mixed")}[
+        named
+    ]
+    assert len(solution.given_up) == 1
+
+
+def test_a_matrix_that_no_way_solves_is_not_tried_again(
+    no_row_is_few: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(dkrr.NotPositiveDefiniteError):
+        estimator(precision="float64", alpha=0.0, kernel="linear", gamma=None).fit(X, Y)
+    assert not [message for message in caplog.messages if "went on" in message]
+
+
+def test_a_preconditioner_that_fails_takes_its_rank_with_it(no_row_is_few: None) -> None:
+    rows = np.random.default_rng(2).uniform(size=(1000, 4))
+    with failing_at("cg.preconditioned:@3:nan"):
+        found = estimator(solver="cg", precision="float64", tile_size=512).fit(rows, np.sin(6 * rows[:, 0]))
+    (given_up,) = found.solution_.given_up
+    assert given_up["because"] == "preconditioner"
+    assert given_up["way"] != given_up["next"]
+
+
+@pytest.fixture
+def make(tmp_path: Path, cluster_client: Any) -> Make:
+    document: dict[str, Any] = {
+        "data": {"path": "generate:friedman?n=600&d=5&seed=0", "standardize": True},
+        "model": {"kernel": "rbf", "gamma": 0.1, "alpha": 0.1},
+        # a float32 factor, for the rows are few; conjugate gradients with float32 products are left
+        "solver": {"tile_size": 128, "precision": "mixed"},
+        "cluster": {"scheduler": cluster_client.scheduler.address},
+        "output": {"directory": str(tmp_path / "runs/a")},
+    }
+    return job_maker(document, tmp_path)
+
+
+def test_a_job_with_workers_goes_on_and_says_so(make: Make, tmp_path: Path) -> None:
+    with failing_at("cg.preconditioned:@2:nan"):
+        summary = fit_job(make())
+    assert (summary.solver, summary.precision) == ("cg", "mixed")
+    sentence = summary.given_up[0]["sentence"]
+    assert sentence.startswith("cholesky mixed broke down at iteration 1 (")
+    run = tmp_path / "runs/a"
+    result = json.loads((run / "result.json").read_text())
+    assert result["given_up"][0]["sentence"] == sentence
+    assert result["message"].startswith(sentence)
+    assert json.loads((run / "status.json").read_text())["given_up"][0]["sentence"] == sentence
+    assert sentence[:40] in (run / "report.html").read_text()
+    events = "".join(path.read_text() for path in sorted((run / "events").iterdir()))
+    assert events.count("went on with cg mixed") == 1
+    shown = CliRunner().invoke(main, ["status", str(run)])
+    assert "went on with cg mixed" in " ".join(shown.output.split())
+    model = dkrr.load_model(run / "model.zarr")
+    named = fit_job(make(solver={"name": "cg", "tile_size": 128}, output={"directory": str(tmp_path / "runs/b")}))
+    there = dkrr.load_model(named.model_path).dual_coef.read(0, 600)
+    np.testing.assert_allclose(model.dual_coef.read(0, 600), there, rtol=0, atol=1e-6 * np.abs(there).max())
+    assert model.provenance["solver"] == "cg"
+    # of the way that was given up nothing stays
+    assert not list((tmp_path / "runs/store/solves").glob("*"))
+    assert not list((tmp_path / "runs/store/factors").glob("*.zarr"))
+    assert not verify(str(run))
+
+
+IN_PROCESS = """
+import contextlib, sys
+import dkrr.jobs.run
+from dkrr.engine.tasks import InProcessExecutor
+
+dkrr.jobs.run.job_executor = lambda *_: contextlib.nullcontext(InProcessExecutor())
+dkrr.jobs.run.fit_job(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("moment", ["fit.given_up.after_record:@1", "cg.float32.curvature:@3"])
+def test_a_job_that_was_killed_goes_on_with_the_next_way(
+    moment: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+    with failing_at("cg.preconditioned:@2:nan"):
+        whole = fit_job(make(output={"directory": str(tmp_path / "runs/b"), "store": str(tmp_path / "other")}))
+    path = tmp_path / "job.toml"
+    path.write_text(make().to_toml())
+    environment = os.environ | {"DKRR_FAILPOINTS": f"cg.preconditioned:@2:nan;{moment}:sigkill"}
+    ended = subprocess.run([sys.executable, "-c", IN_PROCESS, str(path)], env=environment, capture_output=True)
+    assert ended.returncode == -9, ended.stderr
+    with failing_at("cholesky.tile.before_read:1:eio"):  # no tile of a factor is computed again
+        summary = fit_job(path)
+    assert summary.given_up == whole.given_up
+    first, second = (dkrr.load_model(found.model_path).dual_coef.read(0, 600) for found in (whole, summary))
+    np.testing.assert_array_equal(first, second)
+    for name in ("solves/*", "factors/*.zarr"):
+        assert not list((tmp_path / "runs/store").glob(name))

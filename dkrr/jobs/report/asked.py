@@ -34,6 +34,8 @@ def asked_section(found: Findings) -> Section:
         section.blocks.append(Text(f"Note: {cut(note)}."))
     if plan.get("refusal"):
         section.blocks.append(Text(f"The plan refused the job: {cut(plan['refusal'])}. {cut(plan.get('hint', ''))}"))
+    for item in found.result.get("given_up") or found.status.given_up:
+        section.blocks.append(Text(f"Went on: {cut(item['sentence'])}."))
     candidates = plan.get("candidates") or []
     if len(candidates) > 1:
         section.blocks.append(_candidates(candidates))

@@ -144,7 +144,8 @@ def _figures(found: Findings) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if plan:
         rows.append(("rows", f"{number(plan.get('num_rows'))} of {number(plan.get('num_features'))} features"))
-        rows.append(("solver", f"{cut(plan.get('solver'), 20)}, {cut(plan.get('precision'), 20)}"))
+        took = result if result.get("solver") else plan
+        rows.append(("solver", f"{cut(took.get('solver'), 20)}, {cut(took.get('precision'), 20)}"))
     score, metric = result.get("score") or {}, result.get("metric")
     if score and metric:
         value = score.get(metric)

@@ -36,7 +36,8 @@ class Status:
 
     ``phases`` are those that are over: ``number`` in their order, ``seconds``, ``tasks``, ``flops_per_second`` of the
     last time, and the number of ``times``; ``seconds`` has the sums. ``tiles`` is the map of
-    :mod:`dkrr.jobs.runs.tilemap`, ``memory_bytes`` the resident memory of the largest worker.
+    :mod:`dkrr.jobs.runs.tilemap`, ``memory_bytes`` the resident memory of the largest worker. ``given_up`` are the ways
+    that led to no answer, see :class:`~dkrr.linalg.solution.Solution`.
     """
 
     state: str = "starting"
@@ -66,6 +67,7 @@ class Status:
     error: dict[str, str] | None = None
     model: str = ""
     reused: dict[str, Any] = field(default_factory=dict)
+    given_up: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
