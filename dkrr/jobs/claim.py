@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
-from dkrr.address import join, name_of
+from dkrr.address import name_of
 from dkrr.dataset.destination import check_outside
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.jobs.documents import plain
-from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.directory import RunDirectory, may_hold
 from dkrr.jobs.spec import JobSpec
-from dkrr.stores import children, read_json, write_json
+from dkrr.stores import read_json, write_json
 
 if TYPE_CHECKING:
     from dkrr.jobs.planned import Plan
@@ -27,13 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["check_claim", "resolve_once", "run_id"]
 
 NOT_CLAIMED = ("cluster", "storage", "tune")
-# by which a run is known: files of these names may be somebody else's
-_DOCUMENTS = {
-    "status.json": {"state", "epoch", "heartbeat"},
-    "driver.json": {"epoch", "counter", "token"},
-    "job.json": {"data", "model", "solver", "output"},
-}
-_BEGUN = r"(?:driver|status|job|\d{6})\.json(?:\.[0-9a-f]{32}\.partial)?|\.dkrr-probe-[0-9a-f]{32}(?:\.partial)?"
 LIMITS = ("max_iter", "allow_unconverged")
 
 
@@ -56,7 +48,7 @@ def check_claim(job: JobSpec, directory: str) -> dict[str, Any]:
         It holds something else, or lies in a model, a version or a data set.
     """
     check_outside(directory)
-    if children(directory) and not _is_run(directory):
+    if not may_hold(directory, "fit"):
         raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
     document = job.to_dict()
     found = RunDirectory(directory).read("job.json")
@@ -84,19 +76,6 @@ def _claimed(document: dict[str, Any]) -> dict[str, Any]:
 def _without_limits(document: dict[str, Any]) -> dict[str, Any]:
     solver = {name: value for name, value in document.get("solver", {}).items() if name not in LIMITS}
     return {**document, "solver": solver}
-
-
-def _is_run(directory: str) -> bool:
-    found = {name: read_json(directory, name) for name in _DOCUMENTS}
-    for name, document in found.items():
-        if document is not None and not (isinstance(document, dict) and document.keys() >= _DOCUMENTS[name]):
-            return False
-    if found["status.json"] is not None or found["job.json"] is not None:
-        return True
-    # a driver that was killed, or had no room, right after it took the first epoch; nothing else may be there, for a
-    # run that comes to nothing then is removed with its directory
-    names = [name for name in children(directory) if name != "drivers"] + children(join(directory, "drivers"))
-    return all(re.fullmatch(_BEGUN, name) for name in names)
 
 
 def resolve_once(plan: Plan, directory: str) -> None:

@@ -17,7 +17,7 @@ from dkrr.address import is_url, join, parent_of
 from dkrr.errors import DkrrError, StoreError
 from dkrr.jobs.registry import ALIASES, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
-from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.directory import RunDirectory, run_kind
 from dkrr.jobs.runs.status import read_status
 from dkrr.stores import arrays_below, list_keys, read_json
 
@@ -68,7 +68,7 @@ def kind_of(path: str) -> str:
     if document is None:
         if read_json(path, ALIASES) is not None:
             return "registered model"
-        if read_json(path, "job.json") is not None:
+        if run_kind(path) not in (None, "other"):
             return "run"
         if not is_url(path) and not os.path.lexists(path):
             raise StoreError(f"{path} does not exist", hint="check the path; `dkrr list` shows the runs that there are")

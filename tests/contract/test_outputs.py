@@ -19,12 +19,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import dkrr
+from dkrr import stores
 from dkrr.cli import main
-from dkrr.errors import LockedError
+from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.lock import hold_lock
 from tests.faults import failing_at, flip
-from tests.jobs.retrain.project import in_process
+from tests.jobs.retrain.project import Project, in_process
 
 ROWS = np.random.default_rng(5).standard_normal((40, 3))
 ENDINGS = [".npy", ".csv", ".parquet", ".zarr"]
@@ -527,6 +528,68 @@ def test_a_run_that_comes_to_nothing_takes_nothing_of_the_users_with_it(place: P
     (place / "web" / theirs).unlink()
     assert "nowhere.csv" in run("fit", "job.toml").output
     assert not (place / "web").exists()
+
+
+@pytest.mark.parametrize("theirs", ["job.json", "status.json", "thesis.txt"])
+def test_a_folder_of_the_users_is_not_taken_for_the_records_of_retraining(theirs: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.deliver("n1", seed=1)
+    folder = project.folder / "models" / "demo" / "retrain"
+    folder.mkdir(parents=True)
+    (folder / theirs).write_text('{"state": "CA", "version": 3}')
+    before = contents(folder)
+    with pytest.raises(StoreError, match=r"retrain exists and is not the records of a retrain job"):
+        project.run()
+    assert contents(folder) == before
+
+
+def test_a_fit_and_a_retrain_job_share_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    project = Project(tmp_path / "p")
+    rows = project.deliver("n1", seed=1)
+    assert project.run().outcome == "promoted"
+    job = tmp_path / "job.toml"
+    job.write_text(f'[data]\npath = "{rows}"\ntarget = "y"\n[output]\ndirectory = "p/models/demo/retrain"\n')
+    result = run("fit", job)
+    assert result.exit_code == 4, result.output
+    assert "retrain exists and is not a run of dkrr" in result.stderr
+    assert project.run().outcome == "nothing new"
+    project.document["retrain"]["name"] = "other"
+    job.write_text(job.read_text().replace("/demo/", "/other/"))
+    assert run("fit", job).exit_code == 0
+    with pytest.raises(StoreError, match=r"retrain exists and is not the records of a retrain job"):
+        project.run()
+
+
+def test_what_says_that_a_folder_is_a_run_says_it_to_every_command(place: Path) -> None:
+    (place / "web").mkdir()
+    (place / "web" / "job.json").write_text('{"name": "web", "version": 3}')
+    result = run("info", "web")
+    assert result.exit_code == 4
+    assert "web is not a data set, model, Gram matrix, factor or run" in result.stderr
+
+
+def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "job.toml").write_text(f'[data]\npath = "{place}/a.npy"\ntarget = -1\n[output]\ndirectory = "web"\n')
+    np.save(place / "a.npy", ROWS)
+    monkeypatch.setattr("dkrr.jobs.placement.start_driver", lambda run, job: {"kind": "here"})
+    write = stores.write_key
+    for number in (1, 2):
+        written: list[str] = []
+
+        def cut_off(location: str, key: str, *parts: Any, **options: Any) -> None:
+            if len(written) == number:  # noqa: B023
+                raise OSError("cut off")
+            written.append(key)  # noqa: B023
+            write(location, key, *parts, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stores, "write_key", cut_off)
+            patch.setattr("dkrr.jobs.runs.directory.write_key", cut_off)
+            assert run("submit", "job.toml").exit_code != 0
+        assert written
+    result = run("submit", "job.toml")
+    assert result.exit_code == 0, result.output
 
 
 def test_a_job_file_is_never_replaced(place: Path) -> None:

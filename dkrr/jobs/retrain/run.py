@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkrr.address import name_of
-from dkrr.errors import DkrrError, RefusedError
+from dkrr.dataset.destination import check_outside
+from dkrr.errors import DkrrError, RefusedError, StoreError
 from dkrr.jobs.documents import plain
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.jobs.retrain.batches import current_dataset, judged_by, read_reference
@@ -24,7 +25,7 @@ from dkrr.jobs.retrain.records import Records
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.summary import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.tick_key import tick_key
-from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.directory import RunDirectory, may_hold
 from dkrr.stores import json_bytes
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ def retrain(
 
     if spec.mlflow is not None:
         mlflow_log.load_mlflow()  # what is missing is found before anything is done
+    check_outside(directory.location)
+    if not may_hold(directory.location, "retrain"):
+        raise StoreError(
+            f"{directory.location} exists and is not the records of a retrain job",
+            hint="give the model another name, or another [retrain] registry",
+        )
     with driving(directory, kind="retrain", progress=progress, keep=True) as monitor:
         directory.write_bytes("job.json", json_bytes(plain(spec.to_dict())))
         summary = Tick(spec, directory, named, monitor).run()

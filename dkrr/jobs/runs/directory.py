@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,17 @@ from dkrr.stores import (
 )
 from dkrr.swap import create_bytes
 
-__all__ = ["RUNS_VARIABLE", "RunDirectory", "find_run", "list_runs", "runs_folder"]
+__all__ = ["RUNS_VARIABLE", "RunDirectory", "find_run", "list_runs", "may_hold", "run_kind", "runs_folder"]
 
 RUNS_VARIABLE = "DKRR_RUNS"
 _MARKS = ("status.json", "job.json")
+# by which a run is known: files of these names may be somebody else's
+_DOCUMENTS: dict[str, dict[str, set[str]]] = {
+    "status.json": {"run": {"state", "epoch", "heartbeat"}},
+    "driver.json": {"run": {"epoch", "counter", "token"}},
+    "job.json": {"fit": {"data", "model", "solver", "output"}, "retrain": {"retrain", "holdout", "job"}},
+}
+_BEGUN = r"(?:driver|status|job|\d{6})\.json(?:\.[0-9a-f]{32}\.partial)?|\.dkrr-probe-[0-9a-f]{32}(?:\.partial)?"
 
 
 class RunDirectory:
@@ -140,6 +148,31 @@ class RunDirectory:
     def remove_all(self) -> None:
         """Remove the whole run."""
         remove_array(self.location)
+
+
+def run_kind(location: str) -> str | None:
+    """What the documents in a directory make it.
+
+    "fit" or "retrain" by its job, "run" before that is written, "other" where one is somebody else's, None without any.
+    """
+    kinds = {}
+    for name, forms in _DOCUMENTS.items():
+        document = read_json(location, name)
+        if document is not None:
+            keys = document.keys() if isinstance(document, dict) else set()
+            kinds[name] = next((kind for kind, form in forms.items() if keys >= form), "other")
+    return "other" if "other" in kinds.values() else kinds.get("job.json", kinds.get("status.json"))
+
+
+def may_hold(location: str, kind: str) -> bool:
+    """Whether a directory may become, or go on to be, that of a run of a kind: "fit" or "retrain"."""
+    found = run_kind(location)
+    if found is not None:
+        return found in (kind, "run")
+    # nothing is there, or what is left of a driver that was killed, or had no room, right after it took the first
+    # epoch; nothing else may be there, for a run that comes to nothing then is removed with its directory
+    names = [name for name in children(location) if name != "drivers"] + children(join(location, "drivers"))
+    return all(re.fullmatch(_BEGUN, name) for name in names)
 
 
 def _at_present(document: dict[str, Any], here: str) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
         view = look_once(directory)
         if not view.is_over or (view.state == "finished" and not _has_new_rows(job, directory)):
             return Submitted(directory, view)
+    directory.write("job.json", document)  # first: it is what makes the folder a run
     directory.write_bytes("job.toml", source)
-    directory.write("job.json", document)
     return _start(directory, job)
 
 
