@@ -144,6 +144,7 @@ def leave_one_out_rows(
                 f"leave-one-out: the relative residual of the fit, {relative:.2g}, exceeds {MAX_RESIDUAL_SHARE}",
                 hint="fit again with a smaller tol, without allow_unconverged",
                 relative_residual=np.asarray(model.solution.relative_residual),
+                stagnated=False,
             )
         return nystrom_leave_one_out(dataset, _centres(model), settings.alpha, workspace)
     if solver_of(model) == "primal":
@@ -178,6 +179,7 @@ def _check_solved(found: LeaveOneOut, dataset: Dataset, model: Model) -> None:
             f"beside the residuals of rows that are left out, {left_out[target]:.2g} in the 2-norm",
             hint="fit again with a smaller tol, without allow_unconverged, or by cholesky",
             relative_residual=relative,
+            stagnated=False,
         )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from sklearn.model_selection import BaseCrossValidator
 
 import dkrr
+from dkrr.cli import main
+from tests.jobs.retrain.project import in_process
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((300, 4))
@@ -85,3 +90,60 @@ def test_intervals_count_rows_by_their_weight_and_not_by_their_leverage(alpha: f
         for solver in ("primal", "cholesky")
     ]
     np.testing.assert_allclose(*ends, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "asked", ['leave_one_out = "exact"', "leave_one_out = true", "intervals = 0.9\nfraction = 0.3"]
+)
+@pytest.mark.parametrize("solver", ["cg", "nystrom"])
+@pytest.mark.whole
+def test_a_job_that_may_end_unconverged_ends_without_the_rows_left_out(
+    solver: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_process(monkeypatch)
+    np.savetxt(tmp_path / "rows.csv", np.column_stack([X, Y]), delimiter=",", header="a,b,c,d,y", comments="")
+    job, run = tmp_path / "job.toml", tmp_path / "runs/job"
+    given = 'preconditioner = "none"' if solver == "cg" else "num_centers = 40"
+
+    def fit(limits: str) -> Result:
+        job.write_text(
+            f'[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\n{asked}\n[model]\nkernel = "rbf"\nalpha = 0.1\n'
+            f'[solver]\nname = "{solver}"\n{given}\n{limits}\n'
+        )
+        return CliRunner().invoke(main, ["fit", str(job)])
+
+    # where it may not, nothing is written
+    result = fit("max_iter = 2")
+    assert result.exit_code == 5, result.output
+    assert not (run / "model.zarr").exists()
+
+    result = fit("max_iter = 2\nallow_unconverged = true")
+    assert result.exit_code == 0, result.output
+    facts = json.loads((run / "result.json").read_text())
+    assert not facts["converged"]
+    assert facts["leave_one_out"] is None
+    assert "no leave-one-out" in facts["message"]
+    assert "leave-one-out" in caplog.text
+    assert not (run / "leave_one_out.zarr").exists()
+    model = dkrr.load_model(run / "model.zarr")
+    assert (model.solution.converged, model.quantiles) == (False, None)
+    assert (facts["score"] is None) == ("fraction" not in asked)
+
+    # and goes on from there
+    result = fit("allow_unconverged = true")
+    assert result.exit_code == 0, result.output
+    assert json.loads((run / "result.json").read_text())["leave_one_out"]["rmse"]
+
+
+def test_a_job_that_converged_too_loosely_for_what_it_asks_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    np.savetxt(tmp_path / "rows.csv", np.column_stack([X, Y]), delimiter=",", header="a,b,c,d,y", comments="")
+    (tmp_path / "job.toml").write_text(
+        '[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\nleave_one_out = "exact"\n[model]\nkernel = "rbf"\n'
+        'alpha = 0.1\n[solver]\nname = "cg"\npreconditioner = "none"\ntol = 0.3\n'
+    )
+    result = CliRunner().invoke(main, ["fit", str(tmp_path / "job.toml")])
+    assert result.exit_code == 5, result.output
+    assert "leave-one-out of target 0: the relative residual of the fit" in result.stderr

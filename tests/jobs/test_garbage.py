@@ -134,7 +134,7 @@ def test_scratch_of_a_factor_is_kept_for_who_goes_on_with_it(store: Path) -> Non
 def test_partial_files_of_interrupted_writes(store: Path) -> None:
     run = store.parent / "demo"
     run.mkdir()
-    (run / "job.json").write_text(json.dumps(KEYS))
+    (run / "job.json").write_text(json.dumps({"data": KEYS, "model": {}, "solver": {}, "output": {}}))
     partial = store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / f"7.{DRAWN}.partial"
     partial.write_bytes(bytes(10))
     (run / f"model.zarr.{DRAWN}.partial").mkdir()

@@ -63,7 +63,7 @@ class Batch:
         if not name or not re.fullmatch(f"[0-9a-f]{{{PREFIX}}}", key):
             return None
         facts = {"num_rows": int(document["num_rows"]), "at": None}
-        verdict = {"judged_by": None, "accepted": True, "reasons": [], "num_rows": facts["num_rows"]}
+        verdict: dict[str, Any] = {"judged_by": None, "accepted": True, "reasons": [], "num_rows": facts["num_rows"]}
         appended = {"generation": int(document["generation"]), **facts}
         return cls(key, name, staged_at="", verdict=verdict, appended=appended, reported=True)
 
