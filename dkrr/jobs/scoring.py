@@ -1,7 +1,8 @@
 """Scheduled scoring: predict with a model of a registry, so that the same command can run every night.
 
 The alias is resolved once, at the start. The version is written beside the output before anything is predicted, so a
-prediction that was interrupted goes on with the version it began with, although the alias may name another one by then.
+prediction that was interrupted among its rows goes on with the version it began with, although the alias may name
+another one by then.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dkrr.address import parent_of
+from dkrr.address import join, parent_of
 from dkrr.engine.tasks import Progress
 from dkrr.errors import StoreError
 from dkrr.jobs.export import check_output, work_of
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, Version
-from dkrr.jobs.serve import holding, predict_held
+from dkrr.jobs.serve import RESULT, holding, predict_held
 from dkrr.jobs.uncertain import Asked
-from dkrr.stores import read_json, remove_array, write_json
+from dkrr.stores import children, read_json, remove_array, write_json
 
 __all__ = ["Scored", "predict_registered"]
 
@@ -82,10 +83,14 @@ def predict_registered(
 
 
 def _version_for(model: NamedModel, reference: Reference, work: str) -> Version:
-    """The version an interrupted prediction began with, while it is there; else the one that is meant now."""
+    """The version an interrupted prediction began with, while it is there; else the one that is meant now.
+
+    One that came to nothing before it had a place for its predictions (its rows could not be read, say) began nothing.
+    """
     meant = {"registry": model.root, "name": reference.name, "selector": reference.selector}
     found = read_json(work, NAME)
-    if isinstance(found, dict) and all(found.get(key) == value for key, value in meant.items()):
+    has_begun = isinstance(found, dict) and bool(children(join(work, RESULT)))
+    if has_begun and all(found.get(key) == value for key, value in meant.items()):
         try:
             return model.resolve(str(found["version"]))
         except StoreError:

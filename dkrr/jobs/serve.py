@@ -35,6 +35,7 @@ __all__ = ["evaluate_job", "holding", "predict_held", "predict_job"]
 
 logger = logging.getLogger("dkrr.jobs.serve")
 Result = TypeVar("Result")
+RESULT = "result.zarr"  # of a prediction, in its folder beside the output
 
 
 def predict_job(
@@ -134,7 +135,7 @@ def predict_held(
         beside = _beside(model, table, keep)
         columns = _columns(model, asked, beside, output)
         with _executor(model, dataset, asked) as executor:
-            result = place(work, "result.zarr")
+            result = place(work, RESULT)
             predictions, _ = predict_dataset(model, dataset, result, executor, progress)
             if asked.std or asked.interval is not None:
                 predictions = uncertain_table(model, dataset, predictions, asked, result, executor, progress)

@@ -15,6 +15,7 @@ from dkrr import load_model
 from dkrr.errors import DkrrError, LockedError, ParameterError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, prune_versions
 from dkrr.jobs.scoring import predict_registered
+from dkrr.jobs.uncertain import Asked
 from dkrr.lock import hold_lock
 from dkrr.manifest import content_digest
 from tests.faults import failing_at
@@ -80,6 +81,25 @@ def test_an_interrupted_prediction_goes_on_with_its_version(site: str, model: Na
     assert np.array_equal(np.load("out.npy"), answers(saved)[0])
     assert predict_registered(PRODUCTION, "rows.npy", "out.npy").version.id != first
     assert np.array_equal(np.load("out.npy"), answers(saved)[1])
+
+
+@pytest.mark.parametrize("kind", ["no such file", "refused", "killed before a row was predicted"])
+def test_a_prediction_that_never_began_holds_no_version(kind: str, model: NamedModel, saved: list[str]) -> None:
+    first = model.resolve().id
+    if kind == "no such file":
+        with pytest.raises(DkrrError, match=r"nosuch\.npy does not exist"):
+            predict_registered(PRODUCTION, "nosuch.npy", "out.npy")
+    elif kind == "refused":
+        with pytest.raises(DkrrError):
+            predict_registered(PRODUCTION, "rows.npy", "out.npy", asked=Asked(interval=0.9))
+    else:
+        with failing_at("dataset.before_pointer:1:eio"), pytest.raises((OSError, DkrrError)):
+            predict_registered(PRODUCTION, "rows.npy", "out.npy")
+    model.rollback()
+    done = predict_registered(PRODUCTION, "rows.npy", "out.npy")
+    assert done.version.id == model.resolve().id != first
+    assert np.array_equal(np.load("out.npy"), answers(saved)[1])
+    assert not Path("out.npy.work").exists()
 
 
 def test_a_version_that_was_pruned_since_is_replaced(model: NamedModel, saved: list[str], tmp_path: Path) -> None:
