@@ -25,7 +25,7 @@ from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.inference.cg_path import probe_diagonals
-from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal
+from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.inference.stochastic_loo import stochastic_leave_one_out
 from dkrr.linalg.nystrom.centers import read_rows
@@ -33,7 +33,7 @@ from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
 from dkrr.linalg.primal.choose import primal_leave_one_out, stored_source
-from dkrr.linalg.sizes import BASELINE_BYTES, choose_gram
+from dkrr.linalg.sizes import choose_gram
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.costs import cholesky_disk
@@ -49,8 +49,6 @@ FloatMatrix = NDArray[np.float64]
 FloatVector = NDArray[np.float64]
 
 METHODS = ("auto", "exact", "stochastic")
-# of a worker's memory, as for tiles
-MEMORY_SHARE = 0.8
 PREDICT_ROWS = 4096
 # Entries of an inverse diagonal that are compared with a solve, and how far they may be off: sums that belong to
 # another factor are off by whole digits, rounding only where alpha is lost beside the kernel.
@@ -203,7 +201,7 @@ def exact_leave_one_out(
     alphas, operator = _system(dataset, settings, workspace, given, model)
     solver = CholeskySolver(precision="float32" if settings.precision == "float32" else "float64")
     limit = memory_limit_of(workspace.executor)
-    room = None if limit is None else int(MEMORY_SHARE * limit) - BASELINE_BYTES
+    room = inverse_room(limit)
     diagonal, ones = np.empty((n, t)), np.empty((n, t)) if model.intercept is not None else None
     for alpha in dict.fromkeys(alphas.tolist()):
         targets = alphas == alpha

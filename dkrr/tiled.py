@@ -53,7 +53,7 @@ from dkrr.resources import (
     source_table,
 )
 from dkrr.spread import recorded_factors
-from dkrr.stores import full_disk, remove_array
+from dkrr.stores import full_disk, is_url, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.validation import check_alpha, check_target_sizes
@@ -229,6 +229,7 @@ class TiledFit:
             memory_bytes=memory_limit_of(executor),
             driver_bytes=free_memory_bytes(),
             disk_bytes=free_bytes(root),
+            fetches=is_url(str(root)),
         )
 
     def _machine(self, problem: Problem, executor: Executor, root: Any) -> Machine:

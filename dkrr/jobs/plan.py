@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.address import is_url
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
 from dkrr.errors import ParameterError
@@ -27,10 +28,10 @@ from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
-from dkrr.linalg.sizes import BASELINE_BYTES
+from dkrr.linalg.sizes import task_bytes
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
-from dkrr.planning.costs import Machine
+from dkrr.planning.costs import CLIENT_BYTES, Machine
 from dkrr.planning.leave_one_out import with_leave_one_out
 from dkrr.planning.planner import ASKED, Decision, decide
 from dkrr.planning.pricing import DISK_RESERVE_BYTES
@@ -142,6 +143,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         memory_bytes=_task_limit(job, limit),
         driver_bytes=free_memory_bytes(),
         disk_bytes=None if free is None else free + _present_bytes(store, wanted, alpha),
+        fetches=is_url(str(store)),
     )
     decision = decide(
         problem,
@@ -154,7 +156,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     )
     left_out = method_of(job, decision.chosen.solver)
     chosen = with_leave_one_out(
-        decision.chosen, problem, left_out, machine() if left_out and (earlier is None or has_grown) else None
+        decision.chosen, problem, left_out, limits, machine() if left_out and (earlier is None or has_grown) else None
     )
     reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
     newer = prepared.frozen is not None and (prepared.frozen.scaling is None or prepared.frozen.drift.num_rows > 0)
@@ -179,7 +181,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         present = max(present, continued.num_bytes)
     per_task = chosen.memory_bytes * job.cluster.threads_per_worker
     needed = max(0, sum(chosen.disk_bytes.values()) - present)
-    refusal, hint = _refusal(chosen, decision, store, limit, per_task, needed, free)
+    refusal, hint = _refusal(chosen, d, store, limit, per_task, needed, free)
     if job.cluster.insecure:
         notes.append("insecure = true: the scheduler is reached without encryption or authentication")
     if left_out == "stochastic":
@@ -217,6 +219,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         threads_per_worker=job.cluster.threads_per_worker,
         memory_limit_bytes=limit,
         task_bytes=per_task,
+        client_bytes=CLIENT_BYTES + chosen.client_bytes,
         disk_bytes=chosen.disk_bytes,
         disk_present_bytes=present,
         disk_free_bytes=free,
@@ -263,7 +266,7 @@ def _preconditioner(asked: str, earlier: dict[str, Any]) -> str:
 
 def _refusal(
     chosen: Candidate,
-    decision: Decision,
+    num_features: int,
     store: Any,
     limit: int | None,
     per_task: int,
@@ -280,8 +283,9 @@ def _refusal(
         elif chosen.solver == "cg":
             hint = "lower rank, or raise memory_limit"
         else:
-            smaller = int(((0.8 * limit - BASELINE_BYTES) / (5 * itemsize)) ** 0.5) if limit > BASELINE_BYTES else 0
-            hint = f"set tile_size to at most {smaller // 128 * 128}" if smaller >= 128 else "raise memory_limit"
+            edges = range(128, chosen.tile_size, 128)
+            fitting = [edge for edge in edges if task_bytes(edge, num_features, itemsize) <= 0.8 * limit]
+            hint = f"set tile_size to at most {fitting[-1]}" if fitting else "raise memory_limit"
         what = f"a task with tiles of {chosen.tile_size}" if chosen.solver == "cholesky" else f"a task of {chosen.name}"
         return f"{what} needs {size(per_task)}, a worker may use {size(limit)}", hint
     if free is not None and needed + DISK_RESERVE_BYTES > free:

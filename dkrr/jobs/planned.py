@@ -14,7 +14,8 @@ __all__ = ["Plan"]
 class Plan:
     """Everything that "auto" became, what it needs, and what is there.
 
-    Sizes are in bytes, times in seconds: ``estimated_seconds`` at the upper end of ``iterations``,
+    Sizes are in bytes: ``task_bytes`` is the peak of a worker, ``client_bytes`` that of this process. Times are in
+    seconds: ``estimated_seconds`` at the upper end of ``iterations``,
     ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
     possible, ``reasons`` a sentence for each of "solver", "precision", "rank" (of cg) and "tile_size" (of a factor).
     ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
@@ -45,6 +46,7 @@ class Plan:
     disk_free_bytes: int | None
     estimated_seconds: dict[str, float]
     calibration: dict[str, float]
+    client_bytes: int = 0
     split: dict[str, int] | None = None
     expected_efficiency: float = 0.0
     rank: int = 0

@@ -66,7 +66,7 @@ def plan_table(plan: Plan) -> Any:
     else:
         table.add_row("work", f"{plan.flops:.3g} flops")
     table.add_row("workers", f"{plan.workers}, memory limit {size(plan.memory_limit_bytes)} each")
-    table.add_row("memory per worker", f"{size(plan.task_bytes)} projected peak")
+    table.add_row("memory", f"projected peak {size(plan.task_bytes)} a worker, {size(plan.client_bytes)} this process")
     parts = ", ".join(f"{name} {size(value)}" for name, value in plan.disk_bytes.items() if value)
     table.add_row("disk", f"{size(plan.disk_needed_bytes)} to write ({parts}); {size(plan.disk_free_bytes)} free")
     if plan.iterations is not None:
@@ -186,7 +186,9 @@ def fit_table(summary: FitSummary) -> Any:
     if summary.peak_rss_bytes:
         peak = max(summary.peak_rss_bytes.values())
         limit = f" of {size(plan.memory_limit_bytes)}" if plan.memory_limit_bytes else ""
-        table.add_row("peak memory", f"worker {size(peak)}{limit}, client {size(summary.client_peak_rss_bytes)}")
+        worker = f"worker {size(peak)}{limit} ({size(plan.task_bytes)} expected)"
+        client = f"client {size(summary.client_peak_rss_bytes)} ({size(plan.client_bytes)} expected)"
+        table.add_row("peak memory", f"{worker}, {client}")
     residual, error = max(summary.relative_residual), max(summary.backward_error)
     table.add_row("residual", f"relative {residual:.1e}, backward error {error:.1e}")
     if not summary.converged:

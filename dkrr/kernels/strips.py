@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["STRIP_COLUMNS", "STRIP_ENTRIES", "Fill", "FloatArray", "fill_rectangle", "fill_symmetric", "strip_shape"]
+__all__ = [
+    "STRIP_COLUMNS",
+    "STRIP_ENTRIES",
+    "Fill",
+    "FloatArray",
+    "fill_rectangle",
+    "fill_symmetric",
+    "mirror",
+    "strip_shape",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -61,7 +70,7 @@ def fill_symmetric(fill: Fill, out: npt.NDArray[Any], d: int, check: Callable[[n
         rows = slice(i, min(i + num_rows, n))
         for j in range(0, rows.stop, num_columns):
             write(rows, slice(j, min(j + num_columns, rows.stop)))
-    _mirror(out)
+    mirror(out)
 
 
 class _Writer:
@@ -93,7 +102,8 @@ class _Writer:
             self.check(strip if target.dtype == np.float64 else target)
 
 
-def _mirror(out: npt.NDArray[Any]) -> None:
+def mirror(out: npt.NDArray[Any]) -> None:
+    """Copy the lower triangle of a square array to the upper one."""
     n = out.shape[0]
     for i in range(0, n, MIRROR_EDGE):
         rows = slice(i, min(i + MIRROR_EDGE, n))

@@ -53,16 +53,18 @@ def panel_width(block_rows: int, num_columns: int) -> int:
     return -(-num_columns // -(-num_columns // most))
 
 
-def product_task_bytes(block_rows: int, num_columns: int, num_features: int) -> int:
+def product_task_bytes(block_rows: int, num_columns: int, num_features: int, *, compiled: bool = False) -> int:
     """Memory of a task besides the baseline: 4 B w 8 + 2 max(16 MiB, 6,144 d 8) + 4 (256 + d) 6,144 8 bytes.
 
     V_I, V_J and both results with w columns of a panel and B rows; a band of the rows of I and of J; a strip and the
-    operands of a block of 6,144 x 6,144 entries, each in two copies.
+    operands of a block of 6,144 x 6,144 entries, each in two copies. Compiled code has no strip; it packs the columns,
+    of V too.
     """
     width = panel_width(block_rows, num_columns)
     rows = min(block_rows, BLOCK_ROWS)
     band = min(max(BAND_BYTES, 8 * BLOCK_ROWS * num_features), 8 * block_rows * num_features)
-    return 8 * (4 * block_rows * width + 4 * rows * (STRIP_ROWS + num_features)) + 2 * band
+    beside = width if compiled else STRIP_ROWS
+    return 8 * (4 * block_rows * width + 4 * rows * (beside + num_features)) + 2 * band
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from dkrr.kernels.checks import as_rows, check_features
 from dkrr.kernels.pairwise import Packed, pack, pack_rows, pack_sums, worth_compiling
 from dkrr.tiles.blas import buffer
 
-__all__ = ["block_strips", "kernel_product"]
+__all__ = ["block_strips", "is_compiled", "kernel_product"]
 
 STRIP_ROWS = 256
 # Of a strip's packed columns, their coefficients and sums: they stay in an L1 of 32 KiB next to a block of rows.
@@ -50,6 +50,12 @@ MAX_FUSED_COLUMNS = 32
 RUN_ROWS = 64
 
 FloatMatrix = NDArray[np.float64]
+
+
+def is_compiled(kernel: Kernel | None, num_columns: int, num_features: int) -> bool:
+    """Whether compiled code evaluates products with so many rows of B; rows that are far apart are, in any case."""
+    form = None if kernel is None else kernel.pairwise
+    return form is not None and worth_compiling(form, num_columns, num_features)
 
 
 def kernel_product(

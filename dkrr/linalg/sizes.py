@@ -7,20 +7,36 @@ from typing import Literal
 from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 
-__all__ = ["BASELINE_BYTES", "choose_gram", "choose_tile_size", "task_bytes"]
+__all__ = ["BARE_BYTES", "BASELINE_BYTES", "choose_gram", "choose_tile_size", "task_bytes", "tile_bytes"]
 
-# A worker's interpreter with NumPy, SciPy and distributed, measured (peak, before any task): about 150 MB, and 100 MB
-# more once it has loaded Numba for compiled products.
-BASELINE_BYTES = 260 * 2**20
+# A worker's interpreter with NumPy, SciPy and distributed, measured (peak, before any task): 92 to 105 MiB; and with
+# Numba, which it loads for compiled products: 194 to 206, and 220 where nobody has compiled them before.
+BARE_BYTES = 110 * 2**20
+BASELINE_BYTES = 210 * 2**20
 TILES_IN_MEMORY = 5
+# accumulator and padded tile, which wait for the next tile
+TILES_KEPT = 2
+# of a product of compiled code, for the residual: two blocks of rows, packed, and their sums
+RESIDUAL_BYTES = 8 * 2**20
 
 
-def task_bytes(tile_size: int, num_features: int, itemsize: int = 8) -> int:
-    """Peak memory of a factorisation task: baseline + 5 b^2 itemsize + 3 b d 8.
+def tile_bytes(tile_size: int, num_features: int, itemsize: int = 8) -> int:
+    """Memory of a factorisation task besides the interpreter's: 5 b^2 itemsize + 3 b d 8.
 
     One accumulator, two mapped operands, one scratch tile, one padded tile; two row blocks and their copy.
     """
-    return BASELINE_BYTES + TILES_IN_MEMORY * tile_size**2 * itemsize + 3 * tile_size * num_features * 8
+    return TILES_IN_MEMORY * tile_size**2 * itemsize + 3 * tile_size * num_features * 8
+
+
+def task_bytes(tile_size: int, num_features: int, itemsize: int = 8) -> int:
+    """Peak memory of a worker that factorises and evaluates the residual, with 3 b d 8 bytes more than the larger of
+
+    110 MiB + 5 b^2 itemsize              the factor, see :func:`tile_bytes`
+    210 MiB + 2 b^2 itemsize + 8 MiB      the residual by compiled code, beside what is kept between tiles
+    """
+    residual = BASELINE_BYTES + RESIDUAL_BYTES + TILES_KEPT * tile_size**2 * itemsize
+    tiles = tile_bytes(tile_size, num_features, itemsize)
+    return max(BARE_BYTES + tiles, residual + 3 * tile_size * num_features * 8)
 
 
 def choose_tile_size(

@@ -37,12 +37,16 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What there is: tasks at once, memory of a task, memory of this process, disk; None where nothing limits it."""
+    """What there is: tasks at once, memory of a task, memory of this process, disk; None where nothing limits it.
+
+    ``fetches``: the store is no local folder, so that what a task reads is fetched instead of being mapped.
+    """
 
     threads: int
     memory_bytes: int | None
     driver_bytes: int | None = None
     disk_bytes: int | None = None
+    fetches: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,8 @@ class Candidate:
 
     ``seconds`` are those of ``iterations.high``; ``seconds_low`` is the total at ``iterations.low``. ``split`` says
     which sums of a factor are split, and ``efficiency`` is the share of the workers' time that a simulation of the
-    factor finds busy, 0 where there is none.
+    factor finds busy, 0 where there is none. ``memory_bytes`` is the peak of a worker with one thread,
+    ``client_bytes`` that of this process beside its interpreter.
     """
 
     solver: str
@@ -64,6 +69,7 @@ class Candidate:
     seconds: dict[str, float] = field(default_factory=dict)
     seconds_low: float = 0.0
     memory_bytes: int = 0
+    client_bytes: int = 0
     disk_bytes: dict[str, int] = field(default_factory=dict)
     infeasible: str = ""
     split: Split | None = None

@@ -13,18 +13,26 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from dkrr.linalg.lowrank.preconditioner import HELD_BYTES
-from dkrr.linalg.sizes import BASELINE_BYTES, task_bytes
+from dkrr.kernels import Kernel
+from dkrr.linalg.lowrank.preconditioner import HELD_BYTES, low_rank_task_bytes
+from dkrr.linalg.lowrank.tasks import panel_bytes
+from dkrr.linalg.matmul import product_task_bytes
+from dkrr.linalg.pairs import BLOCK_ROWS, entry_nanoseconds, super_blocks
+from dkrr.linalg.products import is_compiled
+from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES, task_bytes
 from dkrr.tiles import TileGrid
 
 __all__ = [
+    "CLIENT_BYTES",
     "Machine",
     "apply_seconds",
+    "cg_client",
     "cg_disk",
     "cg_memory",
     "cg_seconds",
     "cholesky_disk",
     "cholesky_seconds",
+    "direct_client",
     "factorise_seconds",
     "gram_seconds",
     "nystrom_seconds",
@@ -39,6 +47,10 @@ CHOLESKY_EFFICIENCY = 0.8
 # tall products with F (n, r) against square ones
 TALL_EFFICIENCY = 0.5
 TRUE_RESIDUAL_EVERY = 50
+# arrays (n, t) that conjugate gradients hold in the driver
+DRIVER_VECTORS = 10
+# this process with what a command imports, Numba, and a sample of the rows on which solvers were tried, measured (peak)
+CLIENT_BYTES = 380 * 2**20
 # bytes of explicit features that one core makes in a second
 FEATURE_RATE = 4e9
 # vector arithmetic of conjugate gradients in the driver
@@ -326,14 +338,39 @@ def cg_disk(n: int, b: int, d: int, t: int, *, gram: str, rank: int) -> dict[str
     }
 
 
-def cholesky_memory(b: int, d: int, precision: str) -> int:
-    """Peak bytes of a worker's task; see :func:`dkrr.linalg.sizes.task_bytes`."""
-    return task_bytes(b, d, itemsize(precision))
+def cholesky_memory(b: int, d: int, precision: str, gram: str) -> int:
+    """Peak bytes of a worker, see :func:`dkrr.linalg.sizes.task_bytes`; mixed: more while iterations go on.
+
+    A tile of the factor is mapped, and of a stored Gram matrix one in float64 beside the buffers that wrote it.
+    """
+    size = itemsize(precision)
+    iterating = b * b * (size + (3 * 8 if gram == "stored" else 0)) if precision == "mixed" else 0
+    return task_bytes(b, d, size) + iterating
 
 
-def cg_memory(n: int, b: int, d: int, t: int, rank: int, threads: int) -> int:
-    """Peak bytes of a worker's task: 260 MiB, two blocks of rows with t columns in and out, a panel of F and r^2."""
-    rows = min(n, max(4096, ceil(n / (4 * threads))))
-    vectors = 2 * rows * (2 * d + 3 * t) * 8
-    factor = 2 * min(rows, 4096) * rank * 8 + 2 * rank * rank * 8
-    return BASELINE_BYTES + max(vectors, factor, 3 * b * d * 8)
+def cg_memory(n: int, b: int, d: int, t: int, rank: int, *, kernel: Kernel | None, gram: str, kept: int = 0) -> int:
+    """Peak bytes of a worker, the larger of
+
+    110 MiB + low_rank_task_bytes                         panels of F, then F^T F
+    210 MiB + product_task_bytes + a chunk of a panel     products, an application of F, ``kept`` chunks of it
+
+    A given matrix needs no compiled code; its tiles, and those of a stored Gram matrix, are mapped one at a time.
+    """
+    tiles = 3 * 8 * b * b if gram == "stored" else 0
+    width = super_blocks(n, entry_nanoseconds(kernel, d)).tile_size
+    compiled = is_compiled(kernel, min(width, BLOCK_ROWS), d)
+    product = product_task_bytes(width, t + 1, d, compiled=compiled)
+    panel = panel_bytes(n, rank) if rank else 0
+    passes = (BASELINE_BYTES if compiled else BARE_BYTES) + max(product, tiles, panel) + panel + min(kept, 8 * n * rank)
+    return max(BARE_BYTES + max(tiles, low_rank_task_bytes(n, rank, d) if rank else 0), passes)
+
+
+def cg_client(n: int, t: int, rank: int) -> int:
+    """Bytes of this process besides the interpreter's: some 10 vectors (n, t), 3 r^2 of F^T F, an F of 256 MiB."""
+    held = 8 * n * rank
+    return DRIVER_VECTORS * 8 * n * t + 3 * 8 * rank**2 + (held if held <= HELD_BYTES else 0)
+
+
+def direct_client(n: int, t: int, precision: str) -> int:
+    """Bytes of this process besides the interpreter's: vectors of cg around a mixed factor, else three (n, 256)."""
+    return 8 * n * (DRIVER_VECTORS * t if precision == "mixed" else 3 * min(t, 256))

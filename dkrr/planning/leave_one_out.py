@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dkrr.planning.candidates import Candidate, Problem
+from dkrr.errors import MemoryBudgetError
+from dkrr.linalg.inference.inverse_diagonal import inverse_room, panel_bytes, panel_width
+from dkrr.linalg.sizes import BASELINE_BYTES
+from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.costs import Machine, factorise_seconds, tiles_bytes
+from dkrr.tiles import TileGrid
 
 __all__ = ["with_leave_one_out"]
 
 
 def with_leave_one_out(
-    candidate: Candidate, problem: Problem, method: str | None, machine: Machine | None
+    candidate: Candidate, problem: Problem, method: str | None, limits: Limits, machine: Machine | None
 ) -> Candidate:
     """The same way to solve with what leave-one-out takes besides; as it is for estimates, whose passes are not known.
 
@@ -29,6 +33,8 @@ def with_leave_one_out(
     if method != "exact" or candidate.solver == "primal":
         return candidate
     n, b = problem.num_rows, candidate.tile_size
+    if candidate.solver != "nystrom":
+        candidate = replace(candidate, memory_bytes=max(candidate.memory_bytes, _memory(TileGrid(n, b), limits)))
     disk = candidate.disk_bytes
     if _makes_factor(candidate):
         disk = disk | {"float64 factor": problem.num_alphas * tiles_bytes(n, b, "float64")}
@@ -41,6 +47,15 @@ def with_leave_one_out(
         seconds=candidate.seconds | {"leave_one_out": seconds},
         seconds_low=candidate.seconds_low + seconds,
     )
+
+
+def _memory(grid: TileGrid, limits: Limits) -> int:
+    """Peak bytes of a worker that has solved and computes the diagonal of the inverse in float64."""
+    try:
+        width = panel_width(grid, 8, limits.threads, inverse_room(limits.memory_bytes))
+    except MemoryBudgetError:
+        width = 1  # less than a task takes, which is more than there is
+    return BASELINE_BYTES + panel_bytes(grid, width)
 
 
 def _makes_factor(candidate: Candidate) -> bool:

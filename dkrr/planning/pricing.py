@@ -7,19 +7,22 @@ from dataclasses import replace
 from dkrr.errors import ParameterError
 from dkrr.kernels.features import count_features
 from dkrr.linalg.factor.schedule import Split
-from dkrr.linalg.nystrom.limits import nystrom_bytes
+from dkrr.linalg.lowrank.preconditioner import keep_bytes
+from dkrr.linalg.nystrom.limits import nystrom_baseline, nystrom_bytes
 from dkrr.linalg.primal.solver import primal_bytes
-from dkrr.linalg.sizes import BASELINE_BYTES, choose_tile_size, task_bytes
+from dkrr.linalg.sizes import BARE_BYTES, choose_tile_size, task_bytes
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import (
     Machine,
+    cg_client,
     cg_disk,
     cg_memory,
     cg_seconds,
     cholesky_disk,
     cholesky_memory,
     cholesky_seconds,
+    direct_client,
     nystrom_seconds,
     pass_seconds,
     primal_seconds,
@@ -39,8 +42,6 @@ NYSTROM_ITERATIONS = Iterations(12, 30)
 UNKNOWN_ITERATIONS = Iterations(20, 100)
 # with the factor of an alpha that is up to ten times as large or small
 FACTOR_ITERATIONS = Iterations(5, 40)
-# arrays (n, t) that conjugate gradients hold in the driver
-DRIVER_VECTORS = 10
 # left free on the store's disk: the run's own documents and logs, and what others write while a fit goes on
 DISK_RESERVE_BYTES = 256 * 2**20
 
@@ -74,17 +75,18 @@ def priced_way(
     iterations: Iterations | None = None
     if solver == "nystrom":
         m = choice.nystrom(n).num_centers
-        memory = BASELINE_BYTES + nystrom_bytes(n, m, d, t)[0]
+        task, client = nystrom_bytes(n, m, d, t)
+        memory = nystrom_baseline(problem.kernel, m, t) + task
         disk = {"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (d + t)}
         iterations = NYSTROM_ITERATIONS
     elif solver == "primal":
         size = count_features(problem.kernel, d) or 0
-        task, driver, sums = primal_bytes(problem.kernel, d, n, t)
-        memory, disk = BASELINE_BYTES + task, {"sums": sums, "model": 8 * size * t}
-        if limits.driver_bytes is not None and driver > limits.driver_bytes:
-            infeasible = f"this process needs {driver / 2**30:,.1f} GiB, {limits.driver_bytes / 2**30:,.1f} are free"
+        task, client, sums = primal_bytes(problem.kernel, d, n, t)
+        memory, disk = BARE_BYTES + task, {"sums": sums, "model": 8 * size * t}
     elif solver == "cg":
-        memory = cg_memory(n, b, d, t, rank, limits.threads)
+        kept = keep_bytes(8 * n * rank, limits.memory_bytes) if limits.fetches else 0
+        memory = cg_memory(n, b, d, t, rank, kernel=problem.kernel, gram=gram, kept=kept)
+        client = cg_client(n, t, rank)
         disk = cg_disk(n, b, d, t, gram=gram, rank=rank)
         iterations = UNKNOWN_ITERATIONS
         if choice.preconditioner == "factor":
@@ -92,13 +94,12 @@ def priced_way(
         elif trial is not None:
             iterations = trial.cg(problem.alpha, tuple(ranks_of(problem, choice)), choice.tol)[rank]
     else:
-        memory = cholesky_memory(b, d, precision)
+        memory, client = cholesky_memory(b, d, precision, gram), direct_client(n, t, precision)
         disk = cholesky_disk(n, b, d, t, precision=precision, gram=gram, num_alphas=problem.num_alphas)
         if precision == "mixed":
             iterations = Iterations(3, 12) if trial is None else trial.mixed(problem.alpha, choice.tol)
     if not infeasible:
-        vectors = 0 if iterations is None else DRIVER_VECTORS * 8 * n * t
-        infeasible = _misfit(memory, vectors, sum(disk.values()), limits, iterations, choice)
+        infeasible = _misfit(memory, client, sum(disk.values()), limits, iterations, choice)
     candidate = Candidate(
         solver=solver,
         precision=precision,
@@ -108,6 +109,7 @@ def priced_way(
         num_centers=choice.nystrom(n).num_centers if solver == "nystrom" else 0,
         iterations=iterations,
         memory_bytes=memory,
+        client_bytes=client,
         disk_bytes=disk,
         infeasible=infeasible,
         split=choose_split(n, b, limits.threads, precision, gram) if solver == "cholesky" else None,
@@ -166,13 +168,13 @@ def _exact_seconds(problem: Problem, way: Candidate, machine: Machine, iteration
 
 
 def _misfit(
-    memory: int, vectors: int, disk: int, limits: Limits, iterations: Iterations | None, choice: SolverChoice
+    memory: int, client: int, disk: int, limits: Limits, iterations: Iterations | None, choice: SolverChoice
 ) -> str:
     """Why a candidate cannot be taken, in a few words."""
     if limits.memory_bytes is not None and memory > limits.memory_bytes:
         return f"a task needs {memory / 2**20:,.0f} MiB, a worker has {limits.memory_bytes / 2**20:,.0f}"
-    if limits.driver_bytes is not None and vectors > limits.driver_bytes:
-        return f"this process needs {vectors / 2**30:,.1f} GiB of vectors, {limits.driver_bytes / 2**30:,.1f} are free"
+    if limits.driver_bytes is not None and client > limits.driver_bytes:
+        return f"this process needs {client / 2**30:,.1f} GiB, {limits.driver_bytes / 2**30:,.1f} are free"
     if limits.disk_bytes is not None and disk + DISK_RESERVE_BYTES > limits.disk_bytes:
         reserve = f"{DISK_RESERVE_BYTES / 1e9:.2g} GB are kept free"
         return f"writes {disk / 1e9:.3g} GB, {limits.disk_bytes / 1e9:.3g} GB are free, of which {reserve}"

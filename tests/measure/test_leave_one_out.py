@@ -17,10 +17,9 @@ from dkrr.engine.cluster import local_cluster
 from dkrr.engine.session import blas_of, checked_executor, memory_limit_of
 from dkrr.fitting import FitSettings, ridge_operator
 from dkrr.kernels import make_kernel
-from dkrr.left_out import MEMORY_SHARE
 from dkrr.linalg.factor.direct import CholeskySolver
-from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal
-from dkrr.linalg.sizes import BASELINE_BYTES, choose_tile_size
+from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal, inverse_room
+from dkrr.linalg.sizes import choose_tile_size
 from dkrr.linalg.workspace import Workspace
 from tests.measure.figures import Judge, scaled
 from tests.reference import brute_leave_one_out, reference_kernel
@@ -54,7 +53,7 @@ def test_measure_exact_leave_one_out_through_tiles(judge: Judge, folder: Path, c
     settings = FitSettings(kernel=kernel, alpha=(1e-2,), tile_size=b)
     work = Workspace(store=str(folder / "store"), executor=executor, blas=blas_of(executor))
     factor = CholeskySolver(precision=precision).prepare(ridge_operator(dataset, settings, 1e-2), work)
-    diagonal = inverse_diagonal(factor, memory_bytes=int(MEMORY_SHARE * limit) - BASELINE_BYTES)
+    diagonal = inverse_diagonal(factor, memory_bytes=inverse_room(limit))
     assert ((diagonal > 0) & (diagonal <= 1e2 * (1 + 1e-3))).all()
     made, inverted = work.phases["factorise"], work.phases["invert"]
     peak = max(inverted.peak_rss_bytes.values())

@@ -69,6 +69,8 @@ def _others(found: Findings) -> Iterator[tuple[str, str, str]]:
     plan, result = found.plan, found.result
     peaks = result.get("peak_rss_bytes") or {}
     yield "peak memory of a worker", size(plan.get("task_bytes")), size(max(peaks.values())) if peaks else DASH
+    client = result.get("client_peak_rss_bytes")
+    yield "peak memory of the driver", size(plan.get("client_bytes")), size(client) if client else DASH
     disk = plan.get("disk_bytes") or {}
     kept = sum((result.get("kept") or {}).values())
     yield "on disk", size(sum(disk.values())), f"{size(kept)} of matrices kept" if result else DASH

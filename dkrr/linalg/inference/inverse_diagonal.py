@@ -39,12 +39,20 @@ from dkrr.failpoints import failpoint
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.direct import CholeskyFactor
 from dkrr.linalg.repairs import Repairs, check_finite
+from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.workspace import INVERSE_DIAGONAL
 from dkrr.stores import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, trsm_right
 
-__all__ = ["forget_inverse_diagonal", "inverse_diagonal", "inverse_diagonal_dense", "panel_bytes", "panel_width"]
+__all__ = [
+    "forget_inverse_diagonal",
+    "inverse_diagonal",
+    "inverse_diagonal_dense",
+    "inverse_room",
+    "panel_bytes",
+    "panel_width",
+]
 
 FloatVector = NDArray[np.float64]
 
@@ -54,6 +62,8 @@ MAX_WIDTH = 1024
 PANELS_PER_THREAD = 8
 STRIP_COLUMNS = 128
 CHUNK_ENTRIES = 64
+# of a worker's memory, as for tiles
+MEMORY_SHARE = 0.8
 # Two operands that are mapped, and the accumulator and the padded tile that a worker keeps from a factorisation.
 TILES_IN_MEMORY = 4
 
@@ -109,6 +119,11 @@ class PanelTask:
 def panel_bytes(grid: TileGrid, width: int, itemsize: int = 8) -> int:
     """Memory of a task besides the interpreter's: n w numbers, and four tiles."""
     return (grid.n * width + TILES_IN_MEMORY * grid.tile_size**2) * itemsize
+
+
+def inverse_room(memory_limit: int | None) -> int | None:
+    """What a task may hold besides the interpreter, for :func:`inverse_diagonal`: 80 % of the limit less 210 MiB."""
+    return None if memory_limit is None else int(MEMORY_SHARE * memory_limit) - BASELINE_BYTES
 
 
 def panel_width(grid: TileGrid, itemsize: int, num_threads: int, memory_bytes: int | None) -> int:

@@ -111,9 +111,9 @@ class Panels:
     def _array(self, path: str, width: int) -> ChunkArray:
         return ChunkArray(self.location, path, (self.grid.n, width), (self.grid.tile_size, width), "float64")
 
-    def read(self, p: int, c: int) -> Any:
+    def read(self, p: int, c: int, *, verify: bool = True) -> Any:
         """Row chunk c of panel p (rows, k), read-only and mapped: drop it soon."""
-        return self.panel(p).read((c, 0))[: self.grid.rows(c)]
+        return self.panel(p).read((c, 0), verify=verify)[: self.grid.rows(c)]
 
     def is_valid(self, p: int, c: int) -> bool:
         """Whether row chunk c of panel p and its diagonal are there."""

@@ -19,8 +19,8 @@ more, never the answer wrong: the true residual decides.
 Cost
 ----
 Build: n r kernel entries and 2 n r^2 flops. An application: 4 n r c flops and two passes over F. A factor of at most
-256 MiB is held in the memory of the calling process and applied there; a larger one is read by tasks, whose processes
-keep as much of it as a quarter of their memory holds.
+256 MiB is held in the memory of the calling process and applied there; a larger one is read by tasks, which map it
+where the store is a local folder. From other stores their processes keep what a quarter of their memory holds.
 
 References
 ----------
@@ -54,7 +54,7 @@ from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
-from dkrr.stores import place, remove_array
+from dkrr.stores import local_root, place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid
 
@@ -73,10 +73,15 @@ logger = logging.getLogger("dkrr.linalg")
 
 HELD_BYTES = 256 << 20
 TASK_BYTES = 256 << 20
-# of the memory of a task on a worker, what may hold chunks of F between applications
+# of the memory of a task on a worker, what may hold chunks of F that were fetched from a store that is no folder
 KEEP_FRACTION = 0.25
 
 Floats = NDArray[np.float64]
+
+
+def keep_bytes(num_bytes: int, memory_limit: int | None) -> int:
+    """What a worker may keep of an F of ``num_bytes`` that is fetched, where a task may use ``memory_limit``."""
+    return 0 if memory_limit is None else min(num_bytes, int(KEEP_FRACTION * memory_limit))
 
 
 def build_low_rank(
@@ -168,8 +173,8 @@ class LowRank:
         self._mean_diagonal = float(build.start_trace) / self.grid.n
         self._held: dict[tuple[int, int], Any] | None = {} if self.num_bytes <= HELD_BYTES else None
         self._small = ShiftedGram(gram)
-        limit = None if self._held is not None else memory_limit_of(build.workspace.executor)
-        self._keep_bytes = 0 if limit is None else int(KEEP_FRACTION * limit)
+        mapped = self._held is not None or local_root(build.panels.location) is not None
+        self._keep_bytes = 0 if mapped else keep_bytes(self.num_bytes, memory_limit_of(build.workspace.executor))
         self._said: set[float] = set()
 
     @property

@@ -15,13 +15,22 @@ from numpy.typing import NDArray
 from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.failpoints import failpoint
+from dkrr.kernels.strips import mirror
 from dkrr.linalg.lowrank.panels import Panels, Pivots, row_chunks
 from dkrr.linalg.lowrank.rpcholesky import block_size
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, is_finite, trsm_right
+from dkrr.tiles.blas import buffer, gemm_nt, is_finite, syrk_tn, trsm_right
 
-__all__ = ["PanelTask", "given_block", "gram_group", "low_rank_task_bytes", "panel_chunk", "start_diagonal"]
+__all__ = [
+    "PanelTask",
+    "given_block",
+    "gram_group",
+    "low_rank_task_bytes",
+    "panel_bytes",
+    "panel_chunk",
+    "start_diagonal",
+]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -55,16 +64,22 @@ class PanelTask:
         return self.operator.rows.root_weight(span.start, span.stop)
 
 
+def panel_bytes(n: int, rank: int) -> int:
+    """A row chunk of a panel of F."""
+    rank = min(rank, n)
+    return 8 * min(n, row_chunks(n, rank).tile_size) * min(rank, block_size(rank))
+
+
 def low_rank_task_bytes(n: int, rank: int, num_features: int) -> int:
     """Memory of a task besides the baseline, for R rows a chunk and panels of k columns: the larger of
 
     8 (4 R k + k (r + 2 d) + 2 R d)      a panel: its chunk, a copy while it is solved and padded, one chunk before
-    8 (R r + 2 r^2 + 2 * 1,024 r)        F^T F: a chunk of F mapped, the sum and a product, a strip in two copies
+    8 (R r + r^2 + 1,024 r)              F^T F: a chunk of F mapped, the sum, a strip
     """
     rank = min(rank, n)
     m, k = min(n, row_chunks(n, rank).tile_size), min(rank, block_size(rank))
     panel = 4 * m * k + k * (rank + 2 * num_features) + 2 * m * num_features
-    return 8 * max(panel, m * rank + 2 * rank**2 + 2 * STRIP_ROWS * rank)
+    return 8 * max(panel, m * rank + rank**2 + STRIP_ROWS * rank)
 
 
 def start_diagonal(task: PanelTask, c: int) -> bool:
@@ -181,19 +196,18 @@ def given_diagonal(gram: TileMatrix, rows: Indices) -> Floats:
 
 
 def gram_group(task: PanelTask, g: int) -> bool:
-    """Write F^T F over the row chunks of group g unless it is valid. r^2 flops a row; two r x r matrices in memory."""
+    """Write F^T F over the row chunks of group g unless it is valid. r^2 flops a row; one r x r matrix in memory."""
     panels = task.panels
     parts = panels.gram_parts()
     if parts.is_valid((g, 0)):
         return False
-    rank = panels.rank
-    total, product = np.zeros((rank, rank)), buffer("product", (rank, rank), np.float64)
+    total = np.zeros((panels.rank, panels.rank))
     for c in panels.group(g):
         mapped = [panels.read(p, c) for p in range(panels.num_panels)]
         for start in range(0, panels.grid.rows(c), STRIP_ROWS):
-            strip = np.hstack([panel[start : start + STRIP_ROWS] for panel in mapped])
-            # a product of a matrix with its own transpose is one syrk
-            total += np.matmul(strip.T, strip, out=product)
+            syrk_tn(total, np.hstack([panel[start : start + STRIP_ROWS] for panel in mapped]))
         del mapped
+    np.negative(total, out=total)
+    mirror(total)
     parts.write((g, 0), total)
     return True

@@ -118,10 +118,10 @@ class ShiftedGram:
 
 
 class KeptPanels:
-    """Chunks of F in this process's memory, read and verified once; first come, first kept, up to a limit.
+    """Chunks of F in this process's memory, fetched once; first come, first kept, up to a limit.
 
-    A pass over F takes half as long without mapping files and checksums. F does not change under its location, which
-    is the key of everything that decides its bytes.
+    For stores that are not folders, where every reading is a transfer. F does not change under its location, which is
+    the key of everything that decides its bytes.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -171,7 +171,11 @@ def correct(panels: Panels, read: ReadPanel, c: int, r: Floats, y: Floats, shift
 
 @dataclass(frozen=True)
 class ApplyTask:
-    """One application: F, where its vectors are, the shift of each column, and what a worker may keep of F."""
+    """One application: F, where its vectors are, the shift of each column, and what a worker may keep of F.
+
+    Chunks of a local folder are mapped for both passes: with pages in the cache and one checksum an application, that
+    is as fast as a copy in the memory of each worker (1.3 GB on two workers: 0.4 s), which took 6 s to be filled.
+    """
 
     panels: Panels
     scratch: str
@@ -184,7 +188,13 @@ class ApplyTask:
 
     def read_panel(self, p: int, c: int) -> Any:
         """Row chunk c of panel p, kept in memory if there is room."""
+        if not self.keep_bytes:
+            return self.panels.read(p, c)
         return kept_panels(self.panels.location, self.keep_bytes).read(self.panels, p, c)
+
+    def read_again(self, p: int, c: int) -> Any:
+        """The same for the second pass of an application, whose first one compared the checksum."""
+        return self.read_panel(p, c) if self.keep_bytes else self.panels.read(p, c, verify=False)
 
     def read_rows(self, c: int) -> Floats:
         """Row chunk c of R."""
@@ -223,6 +233,6 @@ def correct_chunks(task: ApplyTask, first: int, last: int) -> bool:
     missing = [c for c in range(first, last) if not z.is_valid((c, 0))]
     y = np.array(task.small.read((0, 0)), dtype=np.float64)
     for c in missing:
-        block = correct(task.panels, task.read_panel, c, task.read_rows(c), y, np.array(task.shifts))
+        block = correct(task.panels, task.read_again, c, task.read_rows(c), y, np.array(task.shifts))
         task.panels.write(z, c, block)
     return bool(missing)

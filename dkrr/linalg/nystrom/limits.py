@@ -10,13 +10,13 @@ from dkrr.dataset import Dataset
 from dkrr.engine.session import memory_limit_of
 from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.kernels import Kernel
-from dkrr.linalg.nystrom.pass_task import pass_task_bytes
+from dkrr.linalg.nystrom.pass_task import can_compile, pass_task_bytes
 from dkrr.linalg.nystrom.sample import preconditioner_bytes, sample_size
 from dkrr.linalg.settings import NystromSettings
-from dkrr.linalg.sizes import BASELINE_BYTES
+from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.workspace import Workspace
 
-__all__ = ["MAX_CENTERS", "NystromFit", "checked_problem", "nystrom_bytes"]
+__all__ = ["MAX_CENTERS", "NystromFit", "checked_problem", "nystrom_baseline", "nystrom_bytes"]
 
 MAX_CENTERS = 10_000
 
@@ -46,6 +46,11 @@ def nystrom_bytes(n: int, m: int, num_features: int, num_targets: int) -> tuple[
     return task, 24 * m * m + sample + 80 * m * num_targets + 24 * n
 
 
+def nystrom_baseline(kernel: Kernel | None, m: int, num_targets: int) -> int:
+    """What a worker has before a task: with Numba where passes go through compiled code."""
+    return BASELINE_BYTES if kernel is not None and can_compile(kernel, m, num_targets) else BARE_BYTES
+
+
 def checked_problem(
     dataset: Dataset, settings: NystromFit, nystrom: NystromSettings, workspace: Workspace
 ) -> tuple[Kernel, tuple[float, ...]]:
@@ -67,12 +72,12 @@ def checked_problem(
             hint=f"set num_centers to at most {MAX_CENTERS:,}",
         )
     task, _ = nystrom_bytes(dataset.num_rows, min(m, dataset.num_rows), dataset.num_features, t)
-    limit = memory_limit_of(workspace.executor)
-    if limit is not None and BASELINE_BYTES + task > limit:
+    limit, needed = memory_limit_of(workspace.executor), nystrom_baseline(settings.kernel, m, t) + task
+    if limit is not None and needed > limit:
         raise PlanRefusedError(
-            f"a task with {m:,} centres and {t} targets takes {BASELINE_BYTES + task:,} bytes; a worker has {limit:,}",
+            f"a task with {m:,} centres and {t} targets takes {needed:,} bytes; a worker has {limit:,}",
             hint="raise memory_limit, or lower num_centers",
-            needed=BASELINE_BYTES + task,
+            needed=needed,
             limit=limit,
         )
     return settings.kernel, settings.alpha * (t if len(settings.alpha) == 1 else 1)

@@ -49,7 +49,7 @@ from dkrr.linalg.primal.equations import Equations, normal_equations
 from dkrr.linalg.primal.row_pass import sums_bytes, task_memory
 from dkrr.linalg.primal.source import ArraySource, RowsSource
 from dkrr.linalg.primal.stored import StoredSource
-from dkrr.linalg.sizes import BASELINE_BYTES
+from dkrr.linalg.sizes import BARE_BYTES
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
@@ -181,7 +181,7 @@ def fit_primal(
         raise ParameterError(f"{dataset.path} has no target", hint="name one with target=")
     features = primal_features(kernel, dataset.num_features, dataset.num_rows)
     alphas = target_alphas(alpha, dataset.num_targets)
-    needed = BASELINE_BYTES + task_memory(features, dataset.num_targets, dataset.num_targets)
+    needed = BARE_BYTES + task_memory(features, dataset.num_targets, dataset.num_targets)
     limit = memory_limit_of(workspace.executor)
     if limit is not None and needed > limit:
         raise PlanRefusedError(
