@@ -38,6 +38,9 @@ logger = logging.getLogger("dkrr.lock")
 
 HEARTBEAT_SECONDS = 5.0
 WAIT_SECONDS = 0.2
+# tokens of the locks that this process holds, and of those among them that this thread does
+_HELD: set[str] = set()
+_mine: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("dkrr_locks", default=frozenset())
 
 
 def _me() -> dict[str, Any]:
@@ -57,7 +60,7 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
 
     The lock of a process that is stopped, or is not seen from here, is watched for ``stale_seconds``
     (:func:`dkrr.processes.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
-    driver of the same run is void.
+    driver of the same run is void. That of another thread of this process is waited for.
 
     Parameters
     ----------
@@ -67,7 +70,8 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
     Raises
     ------
     LockedError
-        Another process holds it; names host and process. In the block: it was taken over meanwhile, nothing is written.
+        Another process holds it, or this thread does; names host and process. In the block: it was taken over
+        meanwhile, nothing is written.
     StoreError
         A place where nothing can be locked, see :func:`dkrr.swap.check_conditions`.
     """
@@ -78,22 +82,29 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
     # beside what a link means: what is reached by two names has one lock
     where = location if root is None else os.path.realpath(root)
     lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)
-    with full_disk(where):
-        lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds, wait)
-    stop = threading.Event()
-    run = contextvars.copy_context().run  # behind the same fence as the block
-    thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
-    thread.start()
+    stop, mine, thread = threading.Event(), _mine.get(), None
     try:
+        _HELD.add(lock.token)
+        with full_disk(where):
+            lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds, wait)
+        _mine.set(mine | {lock.token})
+        run = contextvars.copy_context().run  # behind the same fence as the block
+        thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
+        thread.start()
         with fenced(lock.check, holder=fence_holder()):
             yield
     finally:
-        stop.set()
-        thread.join()
+        ABANDONED.add(lock.token)  # first: wherever this is interrupted, the lock is nobody's
+        _mine.set(mine)
         try:
-            lock.release()
-        except (OSError, StoreError, LockedError):  # its error must not hide another
-            ABANDONED.add(lock.token)
+            stop.set()
+            if thread is not None and thread.ident is not None:
+                thread.join()
+        finally:
+            with contextlib.suppress(OSError, StoreError, LockedError):  # its error must not hide another
+                lock.release()
+                ABANDONED.discard(lock.token)
+            _HELD.discard(lock.token)
 
 
 class _Lock:
@@ -116,7 +127,7 @@ class _Lock:
                 if not found.value.get("released"):
                     self._refuse_if_alive(found, stale_seconds)
             except LockedError as exc:
-                if not wait:
+                if not wait and not self._is_of_another_thread(found):
                     raise
                 logger.info("waiting: %s", exc.message)
                 check_cancelled()
@@ -138,6 +149,16 @@ class _Lock:
                 hint="wait for it, or stop it and start again",
                 owner=owner,
             )
+
+    def _is_of_another_thread(self, seen: Versioned) -> bool:
+        """Whether it is held by a thread that will give it back without this one, or was until now."""
+        token = seen.value.get("token")
+        if not is_here(seen.value["owner"]) or token in _mine.get():
+            return False
+        if token in _HELD:
+            return True
+        now = read_versioned(self.folder, self.key)  # it is removed before its token is forgotten
+        return now is None or now.value.get("token") != token
 
     def _stands_still(self, seen: Versioned, stale_seconds: float) -> bool:
         deadline = time.monotonic() + stale_seconds

@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from sklearn.base import clone
 
 import dkrr
 import dkrr.model
@@ -367,14 +369,12 @@ def a_model(alpha: float, num_rows: int = 40) -> dkrr.KernelRidge:
 
 
 def meanwhile_at(monkeypatch: pytest.MonkeyPatch, site: str, act: Callable[[], object]) -> None:
-    """Have a thread, which holds nothing of the one that gets to ``site``, act once while that one waits."""
+    """Act once when a save gets to ``site``."""
     todo = [act]
 
     def reached(name: str, array: Any = None) -> None:
         if name == site and todo:
-            other = threading.Thread(target=todo.pop())
-            other.start()
-            other.join()
+            todo.pop()()
 
     monkeypatch.setattr(dkrr.saved, "failpoint", reached)
 
@@ -441,3 +441,66 @@ def test_a_model_that_is_replaced_while_it_is_opened_is_the_one_or_the_other(
     model = dkrr.load_model(path, verify=verify)
     assert replaced
     np.testing.assert_array_equal(model.predict(ROWS[:, 1:]), after.predict(ROWS[:, 1:]))
+
+
+# --- threads of one process -------------------------------------------------------------------------------------------
+
+
+def at_once(number: int, act: Callable[[], Any]) -> list[Any]:
+    """What ``act`` answers to so many threads."""
+    with ThreadPoolExecutor(number) as threads:
+        return [future.result() for future in [threads.submit(act) for _ in range(number)]]
+
+
+@pytest.mark.parametrize("options", [{"tile_size": 16}, {"solver": "cg"}, {"precision": "mixed", "tile_size": 16}])
+def test_threads_that_want_the_same_wait_for_each_other(tmp_path: Path, options: dict[str, Any]) -> None:
+    X, y = ROWS[:, 1:], ROWS[:, 0]
+    estimator = dkrr.KernelRidge(kernel="rbf", store=str(tmp_path / "store"), **options)
+    fitted = at_once(3, lambda: clone(estimator).fit(X, y))
+    assert all(np.array_equal(other.dual_coef_, fitted[0].dual_coef_) for other in fitted)
+    residuals = at_once(3, lambda: fitted[0].leave_one_out().residuals)
+    assert all(np.array_equal(other, residuals[0]) for other in residuals)
+    ends = at_once(3, lambda: fitted[0].predict_interval(X))
+    assert all(np.array_equal(other, ends[0]) for other in ends)
+
+
+@pytest.mark.parametrize("at", ["created", "start", "join", "removed"])
+def test_an_interrupted_fit_can_be_repeated_in_the_same_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    X, y = ROWS[:, 1:], ROWS[:, 0]
+    estimator = dkrr.KernelRidge(kernel="rbf", tile_size=16, store=str(tmp_path / "store"))
+
+    def interrupted(function: Callable[..., Any], is_meant: Callable[[Any], bool]) -> Callable[..., Any]:
+        def act(*arguments: Any, **options: Any) -> Any:
+            if not is_meant(arguments[-1]):
+                return function(*arguments, **options)
+            if at == "created":
+                function(*arguments, **options)
+            raise KeyboardInterrupt
+
+        return act
+
+    def is_lock(path: Any) -> bool:
+        return str(path).endswith(".lock")
+
+    for number in range(2):  # of two locks, the first one or the second one
+        seen = [number]
+
+        def is_next(value: Any, seen: list[int] = seen) -> bool:
+            if not (value.name == "dkrr-lock" if isinstance(value, threading.Thread) else is_lock(value)):
+                return False
+            seen[0] -= 1
+            return seen[0] == -1
+
+        with monkeypatch.context() as patch:
+            if at == "created":
+                patch.setattr(os, "link", interrupted(os.link, is_next))
+            elif at == "removed":
+                patch.setattr(Path, "unlink", interrupted(Path.unlink, is_next))
+            else:
+                patch.setattr(threading.Thread, at, interrupted(getattr(threading.Thread, at), is_next))
+            with pytest.raises(KeyboardInterrupt):
+                clone(estimator).fit(X, y)
+        clone(estimator).fit(X, y)
+        assert at == "removed" or not list(tmp_path.rglob("*.lock"))

@@ -87,11 +87,12 @@ def driving(
                 raise cancelled_error(directory) from None
             raise
         finally:
-            try:
+            token = lease.record["token"]
+            ABANDONED.add(token)  # first: wherever this is interrupted, the lease is nobody's
+            with contextlib.suppress(OSError, StoreError, LockedError):
                 if ended or directory.exists():
                     lease.release()
-            except (OSError, StoreError, LockedError):
-                ABANDONED.add(lease.record["token"])
+                ABANDONED.discard(token)
 
 
 def _is_ours(lease: DriverLease) -> bool:
