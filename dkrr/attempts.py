@@ -3,7 +3,7 @@
 A way that "auto" chose is replaced when it breaks down, comes to a standstill, or converges so much more slowly than
 was foreseen that another one is done sooner. What failed decides what may follow:
 
-    float32           products, or a factor, in float32: no other way with them
+    float32           products, or a factor, in float32 break down, or get no further: no other way with them
     preconditioner    none of the same rank
     iteration         conjugate gradients cannot reach the residual in float64, either: only a factor
     slow              only a preconditioner of larger rank, or a factor
@@ -131,11 +131,14 @@ class FitSettings:
 class OtherWays(Protocol):
     """What else may be done; priced when it is asked for.
 
-    ``asked`` are the words of the choice, as far as they decide which ways there are.
+    ``asked`` are the words of the choice, as far as they decide which ways there are; ``priced`` says that the choice
+    compared prices. Where it did not, the rows are few, and only a way that fails is replaced.
     """
 
     @property
     def asked(self) -> dict[str, Any]: ...
+    @property
+    def priced(self) -> bool: ...
 
     def others(self) -> Sequence[FitSettings]:
         """The ways that the words allow."""
@@ -273,7 +276,8 @@ class Attempts:
 
     def _foresee(self, way: FitSettings) -> None:
         self.workspace.foreseen = way.foreseen
-        self.workspace.other_seconds = None if self.ways is None else lambda: self._price_without(way)
+        compared = self.ways is not None and self.ways.priced
+        self.workspace.other_seconds = (lambda: self._price_without(way)) if compared else None
 
     def _price_without(self, way: FitSettings) -> float | None:
         """Seconds of the way that would follow a slow one; None where there is none, or nothing was measured."""
@@ -289,7 +293,8 @@ class Attempts:
             way = None if self.ways is None else self._next(self._of_this_fit(self.ways.beyond()))
             if way is not None:
                 price = self._seconds(way)
-                would = f"{way.name} would take about {price:,.0f} s" if price else f"{way.name} is not hindered by it"
+                seconds = f"about {price:,.0f} s" if price >= 1 else "less than 1 s"
+                would = f"{way.name} would take {seconds}"
                 error.hint = f"{error.hint}; {would}" if error.hint else would
 
     # --- what is kept -----------------------------------------------------------------------------------------------
@@ -344,9 +349,10 @@ def _blame(way: FitSettings, error: DkrrError) -> Blame:
         return "float32" if "float32" in (way.precision, error.details.get("precision")) else ""
     if not isinstance(error, ConvergenceError):
         return ""
-    if not error.stagnated:
-        return "slow"
-    return "float32" if way.precision == "mixed" else "iteration"
+    falls = bool(error.details.get("falls", not error.stagnated))
+    if way.precision == "mixed" and not falls:
+        return "float32"
+    return "iteration" if error.stagnated else "slow"
 
 
 def _shares(because: Blame, failed: FitSettings, other: FitSettings) -> bool:
@@ -366,5 +372,5 @@ def _shares(because: Blame, failed: FitSettings, other: FitSettings) -> bool:
 def _what_happened(because: Blame, error: DkrrError) -> str:
     number = error.details.get("iteration")
     if isinstance(error, ConvergenceError):
-        return f"{'is slow' if because == 'slow' else 'came to a standstill'} after {error.num_iterations:,} iterations"
+        return f"{'came to a standstill' if error.stagnated else 'is slow'} after {error.num_iterations:,} iterations"
     return "broke down" if number is None else f"broke down at iteration {number:,}"

@@ -109,9 +109,14 @@ class Ways:
         words = self.choice.to_dict() | {"tile_size": self.tile_size}
         return {name: value for name, value in words.items() if name not in ("max_iter", "allow_unconverged")}
 
+    @property
+    def priced(self) -> bool:
+        """Whether the decision compared prices."""
+        return len(self.candidates) > 1
+
     def others(self) -> tuple[FitSettings, ...]:
         """The ways that the words allow, the cheapest first."""
-        known = self.candidates if len(self.candidates) > 1 else self._priced(self.choice)
+        known = self.candidates if self.priced else self._priced(self.choice)
         return tuple(settings_of(item, self.problem, self.choice) for item in in_order(known))
 
     def beyond(self) -> tuple[FitSettings, ...]:
@@ -124,6 +129,8 @@ class Ways:
 
     def _priced(self, choice: SolverChoice, without: Container[Way] = ()) -> tuple[Candidate, ...]:
         ways = [way for way in ways_of(self.problem, choice) if way not in without]
+        if len(ways) < 2 and not without:  # the one that was taken
+            return ()
         rates = self.machine() if ways else None
         return tuple(priced_way(self.problem, way, choice, self.limits, self.tile_size, rates, None) for way in ways)
 

@@ -96,7 +96,10 @@ def not_converged(state: CGState, tol: float, description: str, *, approximate: 
 
 
 def too_slow(relative: NDArray[np.float64], iteration: int, foreseen: float, seconds_left: float) -> ConvergenceError:
-    """After more iterations than were foreseen, when another way would be done sooner."""
+    """After more iterations than were foreseen, when another way would be done sooner.
+
+    ``falls``: whether there is an end in sight.
+    """
     left = f"about {seconds_left:,.0f} s more" if np.isfinite(seconds_left) else "no end in sight"
     return ConvergenceError(
         f"CG: relative residual {relative.max():.2g} after {iteration:,} iterations, at most {foreseen:,.0f} were "
@@ -105,4 +108,5 @@ def too_slow(relative: NDArray[np.float64], iteration: int, foreseen: float, sec
         num_iterations=iteration,
         stagnated=False,
         slow=True,
+        falls=bool(np.isfinite(seconds_left)),
     )
