@@ -147,3 +147,46 @@ def test_a_job_that_converged_too_loosely_for_what_it_asks_is_an_error(
     result = CliRunner().invoke(main, ["fit", str(tmp_path / "job.toml")])
     assert result.exit_code == 5, result.output
     assert "leave-one-out of target 0: the relative residual of the fit" in result.stderr
+
+
+UNITS: dict[str, dict[str, Any]] = {
+    "memory": {},
+    "tiles": {"tile_size": 64},
+    "primal": {"solver": "primal"},
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("unit", [1e85, 1e-70])
+@pytest.mark.parametrize("way", UNITS)
+def test_the_unit_of_the_features_does_not_matter(way: str, unit: float) -> None:
+    def left_out(scale: float) -> Any:
+        est = dkrr.KernelRidge(3.0 * scale**2, kernel="linear", fit_intercept=True, **UNITS[way])
+        return est.fit(scale * X, Y).leave_one_out()
+
+    wanted, found = left_out(1.0), left_out(unit)
+    for name in ("residuals", "mean_squared_error", "degrees_of_freedom", "gcv"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("unit", [1e85, 1e-70])
+@pytest.mark.parametrize("options", UNITS.values(), ids=UNITS)
+def test_a_search_does_not_see_the_unit_of_the_features(options: dict[str, Any], unit: float) -> None:
+    def scores(scale: float) -> Any:
+        alphas = np.logspace(-1, 1, 8 if not options else 2) * scale**2
+        return dkrr.KernelRidgeCV(alphas, kernel="linear", fit_intercept=True, **options).fit(scale * X, Y).scores_
+
+    np.testing.assert_allclose(scores(unit), scores(1.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"tile_size": 64}])
+def test_features_may_be_as_small_as_their_squares_are_numbers(options: dict[str, Any]) -> None:
+    small, plain = (
+        dkrr.KernelRidge(3.0 * scale**2, kernel="linear", fit_intercept=True, **options)
+        .fit(scale * X, Y)
+        .leave_one_out()
+        for scale in (1e-150, 1.0)
+    )
+    np.testing.assert_allclose(small.residuals, plain.residuals, rtol=1e-6)
+    np.testing.assert_allclose(small.gcv, plain.gcv, rtol=1e-6)

@@ -187,7 +187,7 @@ class EigenRidge:
         """diag(A^-1) (m, k), that of the bordered inverse, D_i - v_i^2 / sigma, with an intercept. 2 m^2 k flops."""
         inverse = self.spectrum.inverse(alphas)
         v, sigma = self._border(inverse)
-        return self.spectrum.diagonals(inverse) - np.square(v) / sigma
+        return self.spectrum.diagonals(inverse) - v * (v / sigma)
 
     def leave_one_out(self, alphas: Floats) -> Floats:
         """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i). 2 m^2 (t + 1) k flops."""
@@ -201,7 +201,7 @@ class EigenRidge:
         freedom: Floats = self.spectrum.values @ inverse
         if self.ones is not None:
             weighted = self.ones[:, None] * inverse
-            freedom = freedom + alphas * np.square(weighted).sum(axis=0) / (self.ones @ weighted)
+            freedom = freedom + alphas * (weighted * (weighted / (self.ones @ weighted))).sum(axis=0)
         return freedom
 
     def generalised_cross_validation(self, alphas: Floats) -> Floats:
@@ -211,8 +211,8 @@ class EigenRidge:
         trace = inverse.sum(axis=0)  # m - dof = alpha trace, and alpha, which may be 0, cancels
         if self.ones is not None:
             weighted = self.ones[:, None] * inverse
-            trace -= np.square(weighted).sum(axis=0) / (self.ones @ weighted)
-        gcv: Floats = self.num_rows * np.square(u).sum(axis=0) / np.square(trace)
+            trace -= (weighted * (weighted / (self.ones @ weighted))).sum(axis=0)
+        gcv: Floats = self.num_rows * np.square(u / trace).sum(axis=0)
         return gcv
 
     def project(self, block: Floats) -> Floats:

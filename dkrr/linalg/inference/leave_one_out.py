@@ -154,7 +154,7 @@ def loo_from_diagonal(
     wide = np.broadcast_to(diagonal, (n, t))[seen]
     residuals = _residuals(y, u[seen] / (root[seen, None] * wide), seen, predictions)
     # n sum w r^2 / (n - dof)^2 with s r = alpha u and n - dof = alpha sum D: alpha, which may be 0, cancels
-    gcv = len(wide) * np.square(u[seen]).sum(axis=0) / np.square(wide.sum(axis=0))
+    gcv = len(wide) * np.square(u[seen] / wide.sum(axis=0)).sum(axis=0)
     return LeaveOneOut(
         residuals=residuals,
         degrees_of_freedom=len(wide) - alphas * wide.sum(axis=0),
@@ -207,7 +207,7 @@ def loo_from_leverages(
 
 def bordered_diagonal(inverse_diagonal: FloatMatrix, ones: FloatMatrix, root: FloatVector) -> FloatMatrix:
     """(M^-1)_ii = (A^-1)_ii - v_i^2 / (s^T v) of M = [[A, s], [s^T, 0]], v = A^-1 s; column by column."""
-    return np.asarray(inverse_diagonal - np.square(ones) / (root @ ones))
+    return np.asarray(inverse_diagonal - ones * (ones / (root @ ones)))  # v^2 may be no number where v and s^T v are
 
 
 def unscaled(dual_coef: FloatMatrix, root: FloatVector | None) -> FloatMatrix:

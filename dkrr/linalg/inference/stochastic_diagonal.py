@@ -213,7 +213,7 @@ def stochastic_from_columns(solves: ColumnSolves, columns: Sequence[Column], *, 
     if columns[0].kind == "ones":
         ones = solves.take(columns[:1])[:, 0]
         normal = np.ones(n) if root is None else root
-        border = np.square(ones) / (normal @ ones)
+        border = ones * (ones / (normal @ ones))
         mean -= border
         lower, upper = _bordered_bounds(lower - border, upper - border, system, normal, alpha)
     return _bounded(

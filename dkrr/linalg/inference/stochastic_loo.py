@@ -99,7 +99,7 @@ def stochastic_leave_one_out(
         method="stochastic",
         standard_error=np.where(seen[:, None], np.abs(np.nan_to_num(loo.residuals)) * error / inverse, 0.0),
         degrees_of_freedom=seen.sum() - alpha * trace,
-        gcv=seen.sum() * np.square(u).sum(axis=0) / np.square(trace),
+        gcv=seen.sum() * np.square(u / trace).sum(axis=0),
         mean_squared_error=mean,
         mean_squared_error_se=mean_se,
         num_projected=sum(diagonal.num_projected for diagonal in diagonals),
