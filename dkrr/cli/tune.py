@@ -54,3 +54,4 @@ def tune_command(
         print_json(summary.to_dict())
     else:
         print_table(summary.table())
+    click.echo(summary.where, err=as_json)

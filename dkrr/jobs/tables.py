@@ -250,10 +250,12 @@ def tune_table(summary: TuneSummary) -> Any:
     from rich.console import Group
     from rich.table import Table
 
+    from dkrr.jobs.tune import mark_of
+
     result = summary.result
     finalists = Table(title="tune", title_justify="left", title_style="bold", box=None)
-    for name in ("kernel", "widths", "from", "alpha", "error", "rows", ""):
-        finalists.add_column(name, justify="right" if name in ("alpha", "error", "rows") else "left")
+    for name in ("kernel", "widths", "from", "alpha", "error", "s.e.", "condition", "rows", ""):
+        finalists.add_column(name, justify="left" if name in ("kernel", "widths", "from", "") else "right")
     for candidate in result.candidates:
         per_feature = candidate.kind == "per_feature"
         origin = candidate.origin + (f" x {candidate.factor:.2g}" if candidate.factor != 1.0 else "")
@@ -263,11 +265,17 @@ def tune_table(summary: TuneSummary) -> Any:
             origin,
             f"{candidate.alpha:.3g}",
             f"{candidate.loo_rmse:.4f}",
+            "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}",
+            "" if candidate.condition is None else f"{candidate.condition:.1e}",
             f"{candidate.num_rows:,}",
-            "[bold]chosen[/bold]" if candidate is result.best else "",
+            f"[bold]{mark_of(candidate, result)}[/bold]",
         )
     table = _table("")
-    table.add_row("error", "leave-one-out, in standard deviations of the target")
+    table.add_row(
+        "error", "leave-one-out, in standard deviations of the target; s.e.: of its difference to the smallest"
+    )
+    for name, text in _cost_and_saving(summary):
+        table.add_row(name, text)
     table.add_row("trials", f"{len(result.records)}, {result.seconds:.0f} s")
     for note in result.notes:
         table.add_row("note", note)
@@ -277,3 +285,17 @@ def tune_table(summary: TuneSummary) -> Any:
     if summary.picture_path is not None:
         table.add_row("picture", summary.picture_path)
     return Group(finalists, table)
+
+
+def _cost_and_saving(summary: TuneSummary) -> list[tuple[str, str]]:
+    """What it costs to fit what was chosen instead of the smallest error, and what it saves."""
+    best, least, seconds = summary.result.best, summary.result.least_error, summary.foreseen_seconds
+    foreseen = f"about {seconds['best']:.0f} s" if "best" in seconds else ""
+    if best is least:
+        said = "nothing: the smallest error" + (" is the best conditioned of those as good" if best.condition else "")
+        return [("cost", said)] + ([("fit", foreseen)] if foreseen else [])
+    cost = best.loo_rmse / least.loo_rmse - 1.0 if least.loo_rmse else 0.0
+    saved = [f"condition {best.condition:.1e} instead of {least.condition:.1e}"]
+    if "least_error" in seconds and foreseen:
+        saved.append(f"a fit of {foreseen} instead of {seconds['least_error']:.0f} s")
+    return [("cost", f"error +{100 * cost:.2f} %, as good as the smallest"), ("saved", ", ".join(saved))]

@@ -8,6 +8,7 @@ continues with the trials that are finished.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass, replace
@@ -16,10 +17,11 @@ from typing import Any
 
 from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import DaskExecutor, Progress
-from dkrr.errors import JobFileError, StoreError
+from dkrr.errors import DkrrError, JobFileError, StoreError
 from dkrr.jobs import toml
 from dkrr.jobs.claim import run_id
-from dkrr.jobs.prepare import prepare
+from dkrr.jobs.plan import make_plan
+from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.run import job_executor
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune_spec import TuneSpec
@@ -30,7 +32,7 @@ from dkrr.selection.tuning import tune
 from dkrr.stores import is_url, read_json, write_file
 from dkrr.swap import create_bytes
 
-__all__ = ["TuneSummary", "tune_job"]
+__all__ = ["TuneSummary", "mark_of", "tune_job"]
 
 WIDTHS = {"shared": "shared", "per_feature": "per feature"}
 # no trial is still running when it took so long and more time than the whole search has
@@ -48,6 +50,9 @@ class TuneSummary:
     num_rows: int
     settings: TuneSettings
     result: TuneResult
+    run_directory: str
+    job_directory: str
+    foreseen_seconds: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -57,12 +62,22 @@ class TuneSummary:
             "search": self.search_path,
             "picture": self.picture_path,
             "num_rows": self.num_rows,
+            "run_directory": self.run_directory,
+            "foreseen_seconds": self.foreseen_seconds,
             "best": self.result.best.to_dict(),
+            "least_error": self.result.least_error.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.result.candidates],
             "notes": self.result.notes,
             "num_trials": len(self.result.records),
             "seconds": self.result.seconds,
         }
+
+    @property
+    def where(self) -> str:
+        """A line that says where a fit of the job file will be."""
+        said = f"dkrr fit {self.path}: the run will be {self.run_directory}"
+        changed = self.run_directory != self.job_directory
+        return said + (f" ([output] directory of the job that was tuned is {self.job_directory})" if changed else "")
 
     def table(self) -> Any:
         """The candidates and what was chosen, as a rich table."""
@@ -125,7 +140,14 @@ def tune_job(
         num_rows = prepared.train.num_rows
         lines = [json.dumps(record, sort_keys=True) for record in result.records]
         trials_path, search_path = path.with_suffix(".trials.jsonl"), path.with_suffix(".search.json")
-        document = {"format": 1, "num_rows": num_rows, "feature_names": names, **result.to_dict()}
+        foreseen = _foreseen_seconds(job, path, result, prepared, store)
+        document = {
+            "format": 1,
+            "num_rows": num_rows,
+            "feature_names": names,
+            "foreseen_seconds": foreseen,
+            **result.to_dict(),
+        }
         write_file(search_path, json.dumps(document, indent=1, sort_keys=True).encode())
         write_file(trials_path, "".join(f"{line}\n" for line in lines).encode())
         picture_path = None
@@ -145,7 +167,26 @@ def tune_job(
         num_rows=num_rows,
         settings=settings,
         result=result,
+        run_directory=JobSpec.load(path).output.directory,
+        job_directory=job.output.directory,
+        foreseen_seconds=foreseen,
     )
+
+
+def _foreseen_seconds(job: JobSpec, path: Path, result: TuneResult, prepared: Prepared, store: str) -> dict[str, float]:
+    """What a plan foresees for the fit of the choice ("best"), and for that of the smallest error where it is another.
+
+    Nothing decides by it: the samples of a plan take a second or two, and what they say of seconds is rough.
+    """
+    found = {}
+    for name in ("best", "least_error"):
+        candidate = getattr(result, name)
+        if name != "best" and candidate is result.best:
+            continue
+        tuned = JobSpec.from_dict(_document(job, path, candidate.keys()), base=path.parent, name=path.stem)
+        with contextlib.suppress(DkrrError):  # what a fit says of it is said when it is fitted
+            found[name] = round(make_plan(tuned, prepared, store).total_seconds, 3)
+    return found
 
 
 def _settings(job: JobSpec, **given: Any) -> TuneSettings:
@@ -220,10 +261,11 @@ def _job_text(job: JobSpec, path: Path, result: TuneResult, num_rows: int, setti
     best = result.best
     comment = [
         f"Chosen by dkrr tune (seed {settings.seed}) for {num_rows:,} training rows: of {len(result.records)} trials",
-        f"the best by its leave-one-out error on {best.num_rows:,} rows, in standard deviations of the target:",
+        f"the best conditioned of those as good as the smallest leave-one-out error on {best.num_rows:,} rows, in",
+        "standard deviations of the target, by the standard error (s.e.) of the difference:",
         "",
-        f"{'kernel':<10} {'widths':<12} {'alpha':>10} {'error':>8}",
-        *(_candidate_line(candidate, candidate is best) for candidate in result.candidates),
+        f"{'kernel':<10} {'widths':<12} {'alpha':>10} {'error':>8} {'s.e.':>8} {'condition':>10}",
+        *(_candidate_line(candidate, mark_of(candidate, result)) for candidate in result.candidates),
         *(f"note: {note}" for note in result.notes),
     ]
     text = toml.dumps(_document(job, path, best.keys()))
@@ -232,6 +274,14 @@ def _job_text(job: JobSpec, path: Path, result: TuneResult, num_rows: int, setti
     return head + text.replace("[model]\n", f"{commented}[model]\n", 1)
 
 
-def _candidate_line(candidate: Candidate, chosen: bool) -> str:
+def _candidate_line(candidate: Candidate, mark: str) -> str:
     cells = f"{candidate.family:<10} {WIDTHS[candidate.kind]:<12} {candidate.alpha:>10.3g} {candidate.loo_rmse:>8.4f}"
-    return cells + ("  chosen" if chosen else "")
+    error = "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}"
+    condition = "" if candidate.condition is None else f"{candidate.condition:.1e}"
+    return f"{cells} {error:>8} {condition:>10}  {mark}".rstrip()
+
+
+def mark_of(candidate: Candidate, result: TuneResult) -> str:
+    """What a candidate is in a table."""
+    names = {"smallest error": result.least_error, "chosen": result.best}
+    return ", ".join(name for name, item in names.items() if item is candidate)

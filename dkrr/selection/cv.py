@@ -72,7 +72,8 @@ class KernelRidgeCV(KernelRidge):
     Attributes
     ----------
     alpha_ : float or (t,)
-        The first of the grid with the best score.
+        The first of the grid with the best score, as in scikit-learn; `dkrr tune` takes a larger one where that is as
+        good (:mod:`dkrr.selection.choice`).
     best_score_ : float or (t,)
     scores_ : (k,) or (t, k)
         Of every alpha of the grid.

@@ -44,7 +44,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.selection.families import family_kernel, scaled_slope
 from dkrr.tiles.blas import gemm_nt, leading_minor_pivot, potrf
 
-__all__ = ["Evaluation", "Explained", "weighted_variance"]
+__all__ = ["Evaluation", "Explained", "standard_error", "weighted_variance"]
 
 FloatArray = NDArray[np.float64]
 
@@ -57,13 +57,16 @@ class Evaluation:
 
     ``loss`` is -log p / (n t), ``gradient`` its derivatives in the logarithms of the widths and of alpha (None when it
     was not asked for). ``loo_rmse`` is the leave-one-out error in units of the targets' standard deviations (root mean
-    square over targets), ``loo_slope`` its derivative in log alpha.
+    square over targets), ``loo_squares`` (n,) what each row adds to n times its square, ``loo_slope`` its derivative in
+    log alpha and ``loo_slope_error`` the standard error of that.
     """
 
     loss: float
     gradient: FloatArray | None
     loo_rmse: float
+    loo_squares: FloatArray
     loo_slope: float | None
+    loo_slope_error: float | None
     degrees_of_freedom: float
 
 
@@ -138,12 +141,16 @@ class Explained:
         diagonal = np.diag(inverse).copy()
         if v is not None:
             diagonal -= v[:, 0] ** 2 / total
-        rmse, loo_slope = self._leave_one_out(alpha, inverse, v, total, u, diagonal, slope)
+        squares, changes = self._leave_one_out(alpha, inverse, v, total, u, diagonal, slope)
+        rmse = float(np.sqrt(squares.mean()))
+        slopes = None if changes is None else changes / (2.0 * rmse) if rmse > 0 else np.zeros(n)
         return Evaluation(
             loss=float(loss),
             gradient=found,
             loo_rmse=rmse,
-            loo_slope=loo_slope,
+            loo_squares=squares,
+            loo_slope=None if slopes is None else float(slopes.mean()),
+            loo_slope_error=None if slopes is None else standard_error(slopes),
             degrees_of_freedom=float(n - alpha * diagonal.sum()),
         )
 
@@ -217,18 +224,25 @@ class Explained:
         u: FloatArray,
         diagonal: FloatArray,
         slope: bool,
-    ) -> tuple[float, float | None]:
-        """The leave-one-out error, and its derivative in log alpha if wanted; turns ``inverse`` into B."""
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """What each row adds to the squared leave-one-out error (n,), times n, and the derivatives of that in log alpha
+        if they are wanted; turns ``inverse`` into B."""
         residual = u / (self.root * diagonal)[:, None]
-        rmse = float(np.sqrt(np.sum(self.share * residual**2)))
+        share = len(u) * self.share
+        squares = np.einsum("it,it->i", share, residual**2)
         if not slope:
-            return rmse, None
+            return squares, None
         if v is not None:
             gemm_nt(inverse, v, v / total)
         change_u = -_symmetric_product(inverse, u)
         change_diagonal = -_row_norms(inverse)
         change = change_u / (self.root * diagonal)[:, None] - residual * (change_diagonal / diagonal)[:, None]
-        return rmse, alpha * float(np.sum(self.share * residual * change)) / rmse if rmse > 0 else 0.0
+        return squares, 2.0 * alpha * np.einsum("it,it->i", share, residual * change)
+
+
+def standard_error(values: FloatArray) -> float:
+    """Of the mean of values (n,): their standard deviation over the square root of n."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def weighted_variance(y: FloatArray, weight: FloatArray | None) -> FloatArray:

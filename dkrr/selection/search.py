@@ -17,13 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.sparse.linalg import eigsh
 from scipy.spatial.distance import pdist
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
+from dkrr.selection.choice import is_as_good
 from dkrr.selection.likelihood import Evaluation, Explained
 
-__all__ = ["ALPHA_BOUNDS", "AS_GOOD", "Found", "alpha_path", "minimise", "refine_alpha", "start_width"]
+__all__ = ["ALPHA_BOUNDS", "Found", "alpha_path", "largest_eigenvalue", "minimise", "refine_alpha", "start_width"]
 
 FloatArray = NDArray[np.float64]
 
@@ -31,8 +33,6 @@ ALPHA_BOUNDS = (1e-6, 1e3)
 # widths, in standard deviations of their feature: a feature that is wider than the upper bound has no influence
 WIDTH_BOUNDS = (1e-2, 1e4)
 MEDIAN_ROWS = 1_000
-# leave-one-out errors that differ by less are as good as the same
-AS_GOOD = 1.002
 # relative change of the loss, and largest component of its gradient, at which a search ends
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 
@@ -40,7 +40,7 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
     """The best point of a search: widths (1,) or (d,), alpha, loss, leave-one-out error, and (alpha, loss, error) of
-    every evaluation in order."""
+    every evaluation in order; where alpha was refined, also the squared errors of the rows (n, evaluations)."""
 
     widths: FloatArray
     alpha: float
@@ -48,6 +48,7 @@ class Found:
     loo_rmse: float
     degrees_of_freedom: float
     evaluations: list[tuple[float, float, float]]
+    squares: FloatArray | None = None
 
 
 def start_width(x: FloatArray) -> float:
@@ -122,12 +123,15 @@ def refine_alpha(rows: Explained, family: str, widths: FloatArray, alpha: float,
     """The alpha of the smallest leave-one-out error among a few, by the secant method on its slope in log alpha.
 
     Every alpha that is considered is evaluated, and has four digits; steps are at most a factor of 8. Where errors are
-    as good as the same, the largest alpha is taken: the fit is better conditioned, and an iterative one quicker. What
-    is left of the evaluations after the secant method ended goes into larger alphas.
+    as good as the same (:func:`~dkrr.selection.choice.is_as_good`), the largest alpha is taken: the fit is better
+    conditioned, and an iterative one quicker. What is left of the evaluations after the secant method ended goes into
+    larger alphas. So does the last one, where the minimum is not a factor of 2 from what was evaluated: with slope
+    c x at log alpha = minimum + x, of standard error s, the error there is one standard error above the least at
+    x = 2 s / c.
     """
     low, high = (float(np.log(bound)) for bound in ALPHA_BOUNDS)
     at = float(np.clip(np.log(alpha), low, high))
-    points: list[tuple[float, float]] = []
+    points: list[tuple[float, float, float]] = []
     found: list[tuple[float, Evaluation]] = []
     raising = False
     for number in range(1, max(1, num_evaluations) + 1):
@@ -144,12 +148,13 @@ def refine_alpha(rows: Explained, family: str, widths: FloatArray, alpha: float,
         if number == num_evaluations:
             break
         if raising:
-            if evaluation.loo_rmse > AS_GOOD * min(other.loo_rmse for _, other in found):
+            if as_good(found)[0] < value:
                 break
             following = at
         else:
-            points.append((at, evaluation.loo_slope or 0.0))
-            following = float(np.clip(at + _secant_step(points), low, high))
+            points.append((at, evaluation.loo_slope or 0.0, evaluation.loo_slope_error or 0.0))
+            step = _secant_step(points, last=number == num_evaluations - 1)
+            following = float(np.clip(at + step, low, high))
         if abs(following - at) < 0.02:
             raising = True
             following = max(np.log(other) for other, _ in found) + np.log(8.0)
@@ -164,24 +169,31 @@ def refine_alpha(rows: Explained, family: str, widths: FloatArray, alpha: float,
         loo_rmse=best.loo_rmse,
         degrees_of_freedom=best.degrees_of_freedom,
         evaluations=[(other, evaluation.loss, evaluation.loo_rmse) for other, evaluation in found],
+        squares=np.column_stack([evaluation.loo_squares for _, evaluation in found]),
     )
 
 
 def as_good(found: list[tuple[float, Evaluation]]) -> tuple[float, Evaluation]:
     """The largest alpha whose error is as good as the smallest."""
-    least = min(evaluation.loo_rmse for _, evaluation in found)
-    return max((item for item in found if item[1].loo_rmse <= AS_GOOD * least), key=lambda item: item[0])
+    least = min((evaluation for _, evaluation in found), key=lambda evaluation: evaluation.loo_rmse)
+    good = [item for item in found if is_as_good(item[1].loo_squares, least.loo_squares)]
+    return max(good, key=lambda item: item[0])
 
 
-def _secant_step(points: list[tuple[float, float]]) -> float:
-    """A step in log alpha to where the slope would be 0; downhill by a factor of 2 where that has no meaning."""
-    at, slope = points[-1]
+def _secant_step(points: list[tuple[float, float, float]], *, last: bool) -> float:
+    """A step in log alpha to where the slope would be 0; downhill by a factor of 2 where that has no meaning.
+
+    The ``last`` step goes further up, by one standard error, where the error at its minimum is as good as known.
+    """
+    at, slope, error = points[-1]
     downhill = float(-np.sign(slope) * np.log(2.0))
     if len(points) < 2:
         return downhill
-    before, slope_before = points[-2]
+    before, slope_before, _ = points[-2]
     curvature = (slope - slope_before) / (at - before)
     step = -slope / curvature if curvature > 0 else 3.0 * downhill
+    if last and curvature > 0 and min(abs(step), abs(at + step - before)) <= np.log(2.0):
+        step += 2.0 * error / curvature
     return float(np.clip(step, -np.log(8.0), np.log(8.0)))
 
 
@@ -196,3 +208,12 @@ def alpha_path(rows: Explained, family: str, widths: FloatArray, alphas: FloatAr
     ridge = EigenRidge(spectrum, rows.y / rows.deviation, rows.root, fit_intercept=rows.intercept)
     errors: FloatArray = np.sqrt(np.einsum("it,itk->k", rows.share, ridge.leave_one_out(alphas) ** 2))
     return errors
+
+
+def largest_eigenvalue(matrix: FloatArray) -> float:
+    """Of a symmetric matrix (n, n), to 1 %, by a few products."""
+    if len(matrix) < 3:
+        return float(np.linalg.norm(matrix, 2))
+    start = np.ones(len(matrix))
+    (found,) = eigsh(matrix, k=1, v0=start, tol=1e-2, return_eigenvectors=False)
+    return float(found)

@@ -14,10 +14,19 @@ from numpy.typing import NDArray
 
 from dkrr.engine.tasks import Executor, Node, Progress
 from dkrr.selection.budget import Budget
-from dkrr.selection.choice import Candidate, TuneResult, TuneSettings, WidthKind, best_of, best_of_families
-from dkrr.selection.search import ALPHA_BOUNDS, AS_GOOD, start_width
+from dkrr.selection.choice import (
+    AS_GOOD,
+    Candidate,
+    TuneResult,
+    TuneSettings,
+    WidthKind,
+    best_of,
+    best_of_families,
+    choose_candidates,
+)
+from dkrr.selection.search import ALPHA_BOUNDS, start_width
 from dkrr.selection.subset import Subset, standard_deviations
-from dkrr.selection.trials import Trial, TrialBatch, run_trial, trial_flops
+from dkrr.selection.trials import Trial, TrialBatch, read_squares, run_trial, trial_flops
 
 __all__ = ["Tuner"]
 
@@ -42,6 +51,8 @@ class Tuner:
         The rows, and what names them.
     folder
         Where the documents of the trials are.
+    num_rows
+        Of the data set: what is chosen is fitted to all of them.
     """
 
     subset: Subset
@@ -50,6 +61,7 @@ class Tuner:
     intercept: bool
     executor: Executor
     folder: str
+    num_rows: int
     budget: Budget
     progress: Progress | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -62,10 +74,9 @@ class Tuner:
             candidates = self._continue(candidates, size)
         slices = self._slice(self._best_of_each_kind(candidates))
         finalists = self._finalists(candidates, slices)
-        checked = self._check(finalists)
-        checked.sort(key=lambda candidate: candidate.loo_rmse)
+        best, checked = self._check(finalists)
         return TuneResult(
-            best=checked[0],
+            best=best,
             candidates=checked,
             records=self.records,
             slices=slices,
@@ -178,8 +189,9 @@ class Tuner:
                     finalists.append(_from_slice(candidate, own[0], best))
         return finalists + [candidate for candidate in ranked if candidate not in first][:1]
 
-    def _check(self, finalists: list[Candidate]) -> list[Candidate]:
-        """The finalists on the most rows for which there is time; as they are when there is none."""
+    def _check(self, finalists: list[Candidate]) -> tuple[Candidate, list[Candidate]]:
+        """The finalists on the most rows for which there is time, and which of them is chosen; as they are, and the one
+        of the smallest error, when there is none."""
 
         def trials(num_rows: int) -> list[Trial]:
             return [
@@ -209,24 +221,35 @@ class Tuner:
         else:
             seconds = self.budget.seconds_for(wanted)
             self.budget.notes.append(f"no check: {seconds:.0f} s expected, {self.budget.left:.0f} s are left")
-            return [candidate for candidate in finalists if candidate.num_rows == searched]
+            left = [candidate for candidate in finalists if candidate.num_rows == searched]
+            left.sort(key=lambda candidate: candidate.loo_rmse)
+            return left[0], left
         if size < most:
             self.budget.notes.append(f"checked on {size:,} of {most:,} rows: time or memory allows no more")
         checked = self._run(wanted[0].stage, wanted)
-        return [
-            replace(candidate, factor=origin.factor, origin=origin.origin)
-            for candidate, origin in zip(checked, finalists, strict=True)
-        ]
+        points, squares = [], []
+        records = self.records[len(self.records) - len(wanted) :]
+        for number, (candidate, origin, record) in enumerate(zip(checked, finalists, records, strict=True)):
+            of_rows = read_squares(self._batch(wanted), number, len(record["evaluations"]))
+            norm = record["norm"] * self.num_rows / size  # rows of the same kind: it grows as they do
+            for (alpha, loss, error), column in zip(record["evaluations"], of_rows.T, strict=True):
+                found = replace(candidate, alpha=alpha, loss=loss, loo_rmse=error, condition=1.0 + norm / alpha)
+                points.append(replace(found, factor=origin.factor, origin=origin.origin))
+                squares.append(np.ascontiguousarray(column))
+        return choose_candidates(points, squares)
 
-    def _run(self, stage: str, trials: list[Trial]) -> list[Candidate]:
-        """Run the trials of a stage beside each other, keep their records, and return what they found in order."""
-        batch = TrialBatch(
+    def _batch(self, trials: list[Trial]) -> TrialBatch:
+        return TrialBatch(
             folder=self.folder,
             subset=self.subset,
             digest=self.digest,
             intercept=self.intercept,
             trials=tuple(trials),
         )
+
+    def _run(self, stage: str, trials: list[Trial]) -> list[Candidate]:
+        """Run the trials of a stage beside each other, keep their records, and return what they found in order."""
+        batch = self._batch(trials)
         nodes = [Node((number,), flops=trial_flops(trial)) for number, trial in enumerate(trials)]
         summary = self.executor.run(f"tune {stage}", run_trial, batch, nodes, self.progress)
         found, seconds, evaluated = [], [], []

@@ -2,7 +2,8 @@
 
     search   widths and alpha that minimise the negative log marginal likelihood, from a start
     slice    widths times a factor: the leave-one-out error for a grid of alphas, from one eigendecomposition
-    check    the leave-one-out error on more rows, alpha refined by its slope
+    check    the leave-one-out error on more rows, alpha refined by its slope; the squared errors of the rows for every
+             alpha, in an array beside the document
 
 A trial is named by the digest of its parameters and of the rows, and its document is its checkpoint: a task that finds
 it returns what it says. So an interrupted search continues, and one that is repeated is read.
@@ -19,20 +20,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import MemoryBudgetError
+from dkrr.dataset import RowArray
+from dkrr.errors import DamagedChunkError, MemoryBudgetError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.selection.families import FAMILIES
 from dkrr.selection.likelihood import Explained
-from dkrr.selection.search import Found, alpha_path, minimise, refine_alpha
+from dkrr.selection.search import Found, alpha_path, largest_eigenvalue, minimise, refine_alpha
 from dkrr.selection.subset import Subset, standard_deviations
 from dkrr.stores import read_json, write_json
 from dkrr.threads import single_blas_thread
 
-__all__ = ["Trial", "TrialBatch", "run_trial", "trial_bytes", "trial_flops"]
+__all__ = ["Trial", "TrialBatch", "read_squares", "run_trial", "trial_bytes", "trial_flops"]
 
 FloatArray = NDArray[np.float64]
 
-FORMAT = 1  # of the documents, and of what is computed
+FORMAT = 2  # of the documents, and of what is computed
 # a gradient evaluation makes a factor and an inverse (n^3 flops); entries and strips count as much again for few rows
 EIGEN_FLOPS = 9.0
 
@@ -109,7 +111,7 @@ def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
     trial = batch.trials[number]
     document = f"{trial.key(batch.digest)}.json"
     known = read_json(batch.folder, document)
-    if known is not None:
+    if known is not None and _has_squares(batch, number, known):
         return False, known
     started = time.perf_counter()
     try:
@@ -121,10 +123,39 @@ def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
             f"a trial on {trial.num_rows:,} rows ran out of memory ({trial_bytes(trial):,} bytes and more)",
             hint="set [tune] rows lower, or raise memory_limit",
         ) from exc
+    squares = found.pop("squares", None)
+    if squares is not None:
+        array = _squares_array(batch, trial, squares.shape[1])
+        array.save_shape()
+        array.write_chunk(0, squares)
     found["seconds"] = round(time.perf_counter() - started, 3)
     failpoint("tune.before_write")
     write_json(batch.folder, document, found)
     return True, found
+
+
+def _squares_array(batch: TrialBatch, trial: Trial, num_columns: int) -> RowArray:
+    return RowArray.unsaved(
+        batch.folder,
+        f"{trial.key(batch.digest)}.zarr",
+        num_rows=trial.num_rows,
+        num_columns=num_columns,
+        rows_per_chunk=trial.num_rows,
+    )
+
+
+def read_squares(batch: TrialBatch, number: int, num_columns: int) -> FloatArray:
+    """What the rows of a check add to its squared errors (n, evaluations)."""
+    trial = batch.trials[number]
+    found: FloatArray = _squares_array(batch, trial, num_columns).read(0, trial.num_rows)
+    return found
+
+
+def _has_squares(batch: TrialBatch, number: int, known: dict[str, Any]) -> bool:
+    try:
+        return batch.trials[number].kind != "check" or bool(read_squares(batch, number, len(known["evaluations"])).size)
+    except (StoreError, DamagedChunkError):
+        return False
 
 
 def _search(rows: Explained, trial: Trial) -> dict[str, Any]:
@@ -134,7 +165,10 @@ def _search(rows: Explained, trial: Trial) -> dict[str, Any]:
 
 
 def _check(rows: Explained, trial: Trial) -> dict[str, Any]:
-    return _document(refine_alpha(rows, trial.family, np.array(trial.widths), trial.alphas[0], trial.num_evaluations))
+    widths = np.array(trial.widths)
+    found = refine_alpha(rows, trial.family, widths, trial.alphas[0], trial.num_evaluations)
+    norm = largest_eigenvalue(rows.matrix(trial.family, widths))
+    return _document(found) | {"squares": found.squares, "norm": norm}
 
 
 def _slice(rows: Explained, trial: Trial) -> dict[str, Any]:

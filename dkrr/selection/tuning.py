@@ -5,7 +5,8 @@
     2  search      the best of them (by leave-one-out error), continued on a larger subset
     3  slice       the best with a shared width and the best with one for each feature: the leave-one-out error over
                    (factor on the widths) x alpha, one eigendecomposition a factor
-    4  check       the finalists on the most rows that the time allows, alpha refined; the smallest error is chosen
+    4  check       the finalists on the most rows that the time allows, alpha refined; of those whose error is as good
+                   as the smallest, the best conditioned is chosen (:mod:`dkrr.selection.choice`)
 
 The subsets are nested. Leave-one-out errors are in units of the targets' standard deviations. Several targets share
 kernel and alpha.
@@ -109,6 +110,7 @@ def tune(
             intercept=fit_intercept,
             executor=executor,
             folder=place(store, "tune", f"{digest}.zarr", "trials"),
+            num_rows=dataset.num_rows,
             budget=budget,
             progress=progress,
         )

@@ -33,7 +33,7 @@ def job(tmp_path: Path) -> Path:
 class FakeSummary:
     """What ``tune_job`` returns, as far as the command line cares."""
 
-    picture_path: str | None = None
+    where = "where it will be"
 
     def table(self) -> Any:
         return "the table"
@@ -55,11 +55,12 @@ def test_the_options_arrive(job: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("dkrr.jobs.tune.tune_job", fake)
     best = tmp_path / "best.toml"
     result = run("tune", job, "-o", best, "--rows", 500, "--time", 60, "--seed", 7, "--no-picture")
-    assert (result.exit_code, result.stdout) == (0, "the table\n")
+    assert (result.exit_code, result.stdout) == (0, "the table\nwhere it will be\n")
     assert "tune shared width: 1 of 4 trials" in result.stderr
     assert seen == {"output": best, "rows": 500, "budget_seconds": 60.0, "seed": 7, "picture": False}
     result = run("tune", job, "-o", best, "--json")
     assert json.loads(result.stdout) == {"answer": 42}
+    assert result.stderr.endswith("where it will be\n")
     assert seen["picture"]
 
 

@@ -216,10 +216,25 @@ def test_alpha_is_refined_towards_the_smallest_error() -> None:
     best = float(grid[np.argmin(errors)])
     for start in (best * 4, best / 4):
         found = refine_alpha(data, "rbf", widths, start, 5)
-        assert found.loo_rmse <= errors.min() * 1.004
-        assert abs(np.log(found.alpha / best)) < 1.0
         tried = {value: error for value, _, error in found.evaluations}
-        assert found.alpha == max(value for value in tried if tried[value] <= 1.002 * min(tried.values()))
+        assert min(tried.values()) <= errors.min() * 1.004
+        assert abs(np.log(found.alpha / best)) < 1.0
+        # the largest alpha whose error is not above the smallest by more than the standard error of the difference
+        squares = {value: data.evaluate("rbf", widths, value).loo_squares for value in tried}
+        least = min(tried, key=lambda value: tried[value])
+        differences = {value: squares[value] - squares[least] for value in tried}
+        good = [v for v, d in differences.items() if d.mean() <= d.std(ddof=1) / np.sqrt(len(d))]
+        assert found.alpha == max(good)
+
+
+def test_the_slope_of_the_error_has_a_standard_error() -> None:
+    """Both from differences of the squared errors of the rows, with several targets and weights."""
+    data = rows(n=150, weighted=True)
+    at = [data.evaluate("rbf", np.array([2.0]), alpha, slope=True) for alpha in (0.01, 0.01 * np.exp(1e-5))]
+    assert at[0].loo_squares.mean() == pytest.approx(at[0].loo_rmse ** 2, rel=1e-12)
+    changes = (at[1].loo_squares - at[0].loo_squares) / 1e-5 / (2 * at[0].loo_rmse)
+    assert at[0].loo_slope == pytest.approx(changes.mean(), rel=1e-3)
+    assert at[0].loo_slope_error == pytest.approx(changes.std(ddof=1) / np.sqrt(150), rel=1e-3)
 
 
 def test_of_alphas_that_are_as_good_the_largest_is_taken() -> None:

@@ -1,0 +1,138 @@
+"""What `dkrr tune` chooses, what it says of the choice, and what its last line is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import dkrr
+from dkrr.cli import main
+from dkrr.engine.tasks import InProcessExecutor
+
+N = 240
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("dkrr.jobs.tune.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+    monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
+
+
+def write_job(noise: float) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-2, 2, (N, 2))
+    y = np.sin(2 * x[:, 0]) + 0.3 * x[:, 1] + noise * rng.standard_normal(N)
+    np.savez("data.npz", X=x, y=y)
+    Path("job.toml").write_text(
+        '[data]\npath = "data.npz"\nstandardize = true\n'
+        '[tune]\nkernels = ["matern32", "rbf"]\nsearch_rows = [60]\nrows = 240\n'
+        '[output]\ndirectory = "runs/first"\n'
+    )
+
+
+def without_each_row(candidate: dict[str, Any]) -> np.ndarray:
+    """The squared leave-one-out errors of a candidate on all rows, one refit for each of them by its definition."""
+    data = np.load("data.npz")
+    x, y = data["X"], data["y"]
+    x, y = (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
+    z = x / np.array(candidate["widths"])
+    r = np.sqrt(((z[:, None] - z[None]) ** 2).sum(-1))
+    s = np.sqrt(3) * r
+    gram = np.exp(-(r**2) / 2) if candidate["kernel"] == "rbf" else (1 + s) * np.exp(-s)
+    found = np.empty(N)
+    for i in range(N):
+        rest = np.arange(N) != i
+        a = gram[np.ix_(rest, rest)] + candidate["alpha"] * np.eye(N - 1)
+        found[i] = y[i] - gram[i, rest] @ np.linalg.solve(a, y[rest])
+    return found**2
+
+
+def test_of_trials_as_good_the_best_conditioned_is_chosen() -> None:
+    write_job(noise=0.3)
+    result = run("tune", "job.toml", "-o", "best.toml", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    best, least = document["best"], document["least_error"]
+    squares = {json.dumps(item): without_each_row(item) for item in document["candidates"]}
+    of_least = squares[json.dumps(least)]
+    good = []
+    for item in document["candidates"]:
+        errors = squares[json.dumps(item)]
+        difference = errors - of_least
+        error = difference.std(ddof=1) / np.sqrt(N)
+        assert item["loo_rmse"] == pytest.approx(np.sqrt(errors.mean()), rel=1e-6)
+        assert item["excess_error"] == pytest.approx(error / (2 * least["loo_rmse"]), rel=1e-4, abs=1e-9)
+        if difference.mean() <= error or item["loo_rmse"] <= 1.002 * least["loo_rmse"]:
+            good.append(item)
+    assert least["loo_rmse"] == min(item["loo_rmse"] for item in document["candidates"])
+    assert best["condition"] == min(item["condition"] for item in good)
+    assert best["condition"] < least["condition"]  # there is something to gain here
+    assert best["alpha"] > least["alpha"]
+    assert set(document["foreseen_seconds"]) == {"best", "least_error"}
+    assert json.loads(Path("best.search.json").read_text())["least_error"] == least
+    assert f"alpha = {best['alpha']}" in Path("best.toml").read_text()
+
+
+def test_the_table_says_what_the_choice_cost_and_saved() -> None:
+    write_job(noise=0.3)
+    result = run("tune", "job.toml", "-o", "best.toml")
+    assert result.exit_code == 0, result.output
+    search = json.loads(Path("best.search.json").read_text())
+    lines = result.stdout.splitlines()
+    for name, mark in (("least_error", "smallest error"), ("best", "chosen")):
+        (line,) = [line for line in lines if line.rstrip().endswith(mark)]
+        assert f"{search[name]['alpha']:.3g}" in line
+        assert f"{search[name]['condition']:.1e}" in line
+        assert sum(mark in line for line in Path("best.toml").read_text().splitlines()) == 1
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    cost = 100 * (search["best"]["loo_rmse"] / search["least_error"]["loo_rmse"] - 1)
+    assert f"error +{cost:.2f} %" in rows["cost"]
+    assert (
+        f"condition {search['best']['condition']:.1e} instead of {search['least_error']['condition']:.1e}"
+        in rows["saved"]
+    )
+    assert "a fit of about" in rows["saved"]
+
+
+def test_the_last_line_says_where_the_run_will_be() -> None:
+    write_job(noise=0.1)
+    result = run("tune", "job.toml", "-o", "best.toml")
+    assert result.exit_code == 0, result.output
+    last = [line for line in result.stdout.splitlines() if line.strip()][-1]
+    assert last.startswith(f"dkrr fit {Path('best.toml').absolute()}: ")
+    assert str(Path("runs/best").absolute()) in last
+    assert f"[output] directory of the job that was tuned is {Path('runs/first').absolute()}" in last
+    assert run("fit", "best.toml").exit_code == 0
+    assert dkrr.load_model("runs/best/model.zarr").num_rows == N
+
+
+def test_a_picture_is_drawn_without_being_asked_for() -> None:
+    write_job(noise=0.1)
+    assert run("tune", "job.toml", "-o", "best.toml").exit_code == 0
+    assert Path("best.search.png").read_bytes().startswith(b"\x89PNG")
+    assert run("tune", "job.toml", "-o", "plain.toml", "--no-picture").exit_code == 0
+    assert not Path("plain.search.png").exists()
+
+
+def test_an_array_of_a_check_that_is_lost_is_computed_again() -> None:
+    write_job(noise=0.1)
+    assert run("tune", "job.toml", "-o", "best.toml", "--no-picture").exit_code == 0
+    before = json.loads(Path("best.search.json").read_text())
+    lost = list(Path("runs/store/tune").rglob("c/0/0"))
+    checks = [path for path in lost if "trials" in path.parts]
+    assert checks
+    checks[0].unlink()
+    assert run("tune", "job.toml", "-o", "again.toml", "--no-picture").exit_code == 0
+    assert json.loads(Path("again.search.json").read_text())["candidates"] == before["candidates"]
