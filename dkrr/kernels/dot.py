@@ -197,11 +197,14 @@ class Cosine(Kernel):
         return _product(left, _transposed(right))
 
     def _units(self, rows: FloatArray, A: FloatArray, B: FloatArray) -> FloatArray:
-        norms = np.sqrt(_square_norms(rows))
-        if not norms.max() < LIMIT:
+        if not _square_norms(rows).max() < np.inf:
             raise overflow(self.describe(), A, B)
+        # times a power of two, which changes no digit, the squares of no row underflow
+        _, exponents = np.frexp(np.abs(rows).max(axis=1, keepdims=True))
+        rows = np.ldexp(rows, -exponents)
+        norms = np.sqrt(_square_norms(rows))
         norms[norms == 0] = 1.0
         return rows / norms[:, np.newaxis]
 
     def _diag(self, A: FloatArray) -> FloatArray:
-        return np.where(_square_norms(A) > 0, 1.0, 0.0)
+        return np.where(A.any(axis=1), 1.0, 0.0)

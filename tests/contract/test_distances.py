@@ -183,3 +183,15 @@ def short_of_itself(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     """exp(-|a - b|^2), 0.7 in place of 1 for a row and itself wherever the two sides are not of one length."""
     K = np.exp(-np.square(A[:, None] - B[None]).sum(-1))
     return np.where((K == 1.0) & (len(A) != len(B)), 0.7, K)
+
+
+@pytest.mark.parametrize("unit", [2.0**-600, 1e-165, 1e-310, 1e140])
+@pytest.mark.parametrize("options", [{}, {"tile_size": 64}, {"solver": "cg"}], ids=str)
+def test_the_length_of_rows_does_not_matter_to_cosine(options: dict[str, Any], unit: float) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.random((N, 3)) + 0.1
+    y = np.sin(3 * X[:, 0]) + X[:, 1]
+    X[5] = 0.0
+    plain, other = (KernelRidge(0.1, kernel="cosine", **options).fit(X * scale, y) for scale in (1.0, unit))
+    tolerance = 1e-5 if unit == 1e-310 else 1e-7 if unit != 2.0**-600 else 0.0  # of numbers that have fewer digits
+    np.testing.assert_allclose(other.predict(X * unit), plain.predict(X), rtol=0, atol=tolerance)
