@@ -77,6 +77,9 @@ class FitSettings:
         :mod:`dkrr.linalg.frozen_center`. None keeps any: of whitened rows the drift was judged before.
     foreseen
         What a plan foresees of it; None where there was none.
+    accept_limit
+        Whether conjugate gradients may end at the limit of float64 above ``tol``, as the answer of a factor does; where
+        they were named that is an error.
 
     Raises
     ------
@@ -95,6 +98,7 @@ class FitSettings:
     center: tuple[float, ...] | None = None
     drift_limit: float | None = DRIFT_LIMIT
     foreseen: Foreseen | None = None
+    accept_limit: bool = False
 
     def __post_init__(self) -> None:
         if self.solver == "cg" and self.precision == "float32":
@@ -192,7 +196,7 @@ class Attempts:
                 self.workspace.given_up[:] = found["given_up"]
                 logger.info("going on with %s: %s", way.name, "; ".join(self.sentences()))
         self._foresee(way)
-        return way
+        return self._judged_as_asked(way)
 
     def after(self, way: FitSettings, error: DkrrError, solve_store: str) -> FitSettings | None:
         """The way that follows one that ended in an error; None when there is none, and the error stays.
@@ -212,11 +216,11 @@ class Attempts:
             return None
         self._record(way, because, error, following, solve_store)
         self._foresee(following)
-        return following
+        return self._judged_as_asked(following)
 
     def start(self, way: FitSettings, num_rows: int, num_targets: int) -> FloatMatrix | None:
         """The iterate u of a way that was given up, for an iteration that follows it; None where there is none."""
-        if way is self.first or (way.solver == "cholesky" and way.precision != "mixed"):
+        if not self.workspace.given_up or (way.solver == "cholesky" and way.precision != "mixed"):
             return None
         try:
             rows = RowArray.open(self.location, START)
@@ -243,6 +247,10 @@ class Attempts:
             remove_array(self.location)
 
     # --- which way ------------------------------------------------------------------------------------------------
+
+    def _judged_as_asked(self, way: FitSettings) -> FitSettings:
+        """What a factor may answer, the iterations that stand for it may."""
+        return replace(way, accept_limit=self.ways is not None and self.ways.asked.get("solver") == "auto")
 
     def _ways(self) -> list[FitSettings]:
         """The others, with all that does not differ between ways as the first has it."""

@@ -8,11 +8,16 @@ from typing import Any
 
 from dkrr.markup import facts_html, lines_text, named
 
-__all__ = ["BACKWARD_ERROR_FACTOR", "Solution", "backward_error_bar"]
+__all__ = ["BACKWARD_ERROR_FACTOR", "Solution", "backward_error_bar", "limit_bar"]
 
 # LAPACK's test suite calls a solve good when its ratio, which divides by n eps, is below 30.
 BACKWARD_ERROR_FACTOR = 30.0
 _EPS = {"float64": 2.220446049250313e-16, "float32": 1.1920928955078125e-07}
+
+
+def limit_bar(n: int) -> float:
+    """Of an iteration that gets no further: 30 n eps, and at most 100 eps, 100 times what rounding A moves it by."""
+    return min(100 * _EPS["float64"], backward_error_bar(n, "float64"))
 
 
 def backward_error_bar(n: int, precision: str) -> float:

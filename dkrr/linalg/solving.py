@@ -44,6 +44,8 @@ class _FitSettings(Protocol):
     def iterative(self) -> IterativeSettings: ...
     @property
     def fit_intercept(self) -> bool: ...
+    @property
+    def accept_limit(self) -> bool: ...
 
 
 @dataclass
@@ -93,7 +95,9 @@ def solve_targets(
     if settings.solver == "cg":
         own = place(store, "cg")
         prepared = CGSolver(
-            settings=settings.iterative, precision="mixed" if settings.precision == "mixed" else "float64"
+            settings=settings.iterative,
+            precision="mixed" if settings.precision == "mixed" else "float64",
+            accept_limit=settings.accept_limit,
         ).prepare(
             source.with_alpha(min(alphas)),
             workspace,

@@ -1,10 +1,9 @@
 """Numbers of iterations as ranges, and what two samples of the rows say about all of them.
 
-    k(n) = k(s) (n / s)^p,    p = log2(k(s) / k(s / 2)),
+    k(n) = k(s) (n / s)^p,    p = log2(k(s) / k(s / 2))
 
-falls for smooth kernels (p < 0: few directions matter, whatever n is) and rises for rough ones (more rows have closer
-neighbours). Only counts of iterations that ended tell how k grows. Where a sample was given up before, or took a tenth
-as many iterations as it has rows (conjugate gradients end after at most s), k is taken to grow as fast as it ever does.
+The largest eigenvalue that is left for an iteration grows like n at most, and iterations like its root: p is between 0
+and 1/2. Where alpha was scaled by s / n that growth is in the counts already, and what is left of it is halved.
 """
 
 from __future__ import annotations
@@ -12,14 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
-import numpy as np
-from numpy.typing import NDArray
+__all__ = ["MARGIN", "SCALED_POWER", "Iterations", "extrapolate", "growth"]
 
-__all__ = ["LARGEST_POWER", "PLAIN_POWER", "Count", "Iterations", "extrapolate"]
-
-# how fast iterations may grow with n: as the root of the largest eigenvalue without a preconditioner, slowly with one
-PLAIN_POWER, LARGEST_POWER = 0.6, 0.25
-MARGIN = 1.1
+# the largest powers of n with which iterations grow: with alpha as it is, and with alpha s / n
+OWN_POWER, SCALED_POWER = 0.5, 0.5
+MARGIN = 1.25
 
 
 @dataclass(frozen=True)
@@ -39,33 +35,18 @@ class Iterations:
         return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 
-@dataclass(frozen=True)
-class Count:
-    """Iterations on a sample, and whether they tell anything about more rows."""
-
-    iterations: float
-    tells_growth: bool
-
-    @classmethod
-    def of(cls, counts: NDArray[np.float64], ended: NDArray[np.bool_], num_rows: int) -> Count:
-        """The slowest target's, of a sample of ``num_rows``."""
-        most = float(counts.max())
-        return cls(most, bool(ended.all()) and most < num_rows / 10)
+def growth(small: float, large: float, least: float, most: float) -> float:
+    """The power of the number of rows with which something grows that was ``small`` on half of them, within bounds."""
+    if not small or not large:
+        return most
+    return min(most, max(least, log2(large / small)))
 
 
-def extrapolate(first: Count, second: Count, s: int, n: int, largest: float) -> Iterations:
-    """From samples of s / 2 and s rows to n; ``largest``: the power of n with which iterations grow at most."""
-    small, large = first.iterations, second.iterations
+def extrapolate(half: tuple[float, float], whole: tuple[float, float], s: int, n: int) -> Iterations:
+    """From samples of s / 2 and s rows to n; each with the iterations for alpha, and for alpha s / n."""
     if n <= s:
-        return Iterations(large, large)
-    power = min(largest, max(-1.0, log2(max(large, 1.0) / max(small, 1.0))))
-    if not (first.tells_growth and second.tells_growth):
-        power = largest
-    far = max(1.0, large * (n / s) ** power)
-    # beyond some factor both samples are far away: trust the slope half
-    if n > 8 * s:
-        far = max(1.0, large * 8**power * (n / (8 * s)) ** (power / 2))
-    middle = far if power > 0 else (far * large) ** 0.5
-    low, high = min(far, middle), max(far, middle)
-    # nobody stops within an iteration: two on a sample were three on all rows more often than not
-    return Iterations(max(1.0, low / MARGIN), float(ceil(high * MARGIN - 1e-9)))
+        return Iterations(whole[0], whole[0])
+    own = whole[0] * (n / s) ** growth(half[0], whole[0], 0.0, OWN_POWER)
+    scaled = whole[1] * (n / s) ** (SCALED_POWER * growth(half[1], whole[1], 0.0, 1.0))
+    best = max(1.0, min(own, scaled))
+    return Iterations(max(1.0, best / MARGIN), float(ceil(best * MARGIN - 1e-9)))

@@ -35,7 +35,7 @@ __all__ = ["Decision", "Ways", "decide", "settings_of"]
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
 # a trial may take this share of the time of a float64 factor, within bounds
-TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.03, 0.1, 1.5
+TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.03, 0.1, 8.0
 ASKED = "asked for"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dkrr.errors import ParameterError
 from dkrr.kernels.features import count_features
@@ -92,7 +93,13 @@ def priced_way(
         if choice.preconditioner == "factor":
             iterations = FACTOR_ITERATIONS
         elif trial is not None:
-            iterations = trial.cg(problem.alpha, tuple(ranks_of(problem, choice)), choice.tol)[rank]
+            inner: Any = "mixed" if precision == "mixed" and gram != "stored" else "float64"
+            iterations = trial.cg(problem.alpha, tuple(ranks_of(problem, choice)), choice.tol, inner)[rank]
+            if inner == "mixed" and choice.precision == "auto" and not trial.supports_single(problem.alpha):
+                infeasible = (
+                    f"float32 products are off by up to {trial.rounding():.1e} |v|, which is not far below "
+                    f"alpha {min(problem.alpha):.1e}"
+                )
     else:
         memory, client = cholesky_memory(b, d, precision, gram), direct_client(n, t, precision)
         disk = cholesky_disk(n, b, d, t, precision=precision, gram=gram, num_alphas=problem.num_alphas)
@@ -118,8 +125,9 @@ def priced_way(
         return candidate
     if candidate.split is not None:
         candidate = replace(candidate, efficiency=_simulated(problem, candidate, machine).efficiency)
+    again = 1 if trial is None else trial.refinements(min(problem.alpha), choice.tol)
     low, high = (
-        _seconds(problem, candidate, machine, 0.0 if iterations is None else count)
+        _seconds(problem, candidate, machine, 0.0 if iterations is None else count, again)
         for count in ((0, 0) if iterations is None else (iterations.low, iterations.high))
     )
     return replace(candidate, seconds=high, seconds_low=sum(low.values()))
@@ -132,7 +140,9 @@ def _simulated(problem: Problem, way: Candidate, machine: Machine) -> Simulation
     return simulate(grid, way.split or Split(), machine.threads, seconds)
 
 
-def _seconds(problem: Problem, way: Candidate, machine: Machine, iterations: float) -> dict[str, float]:
+def _seconds(
+    problem: Problem, way: Candidate, machine: Machine, iterations: float, refinements: int
+) -> dict[str, float]:
     n, t = problem.num_rows, problem.num_targets
     if way.solver == "primal":
         size = count_features(problem.kernel, problem.num_features) or 0
@@ -140,7 +150,7 @@ def _seconds(problem: Problem, way: Candidate, machine: Machine, iterations: flo
     if way.solver == "nystrom":
         m = way.num_centers
         return nystrom_seconds(machine, n, m, t, precision=way.precision, iterations=iterations)
-    seconds = _exact_seconds(problem, way, machine, iterations)
+    seconds = _exact_seconds(problem, way, machine, iterations, refinements)
     if problem.fit_intercept and way.iterations is not None:
         # after an iteration, the intercept and the residual of the whole system from one more product
         rounds = 1 if way.solver == "cg" else problem.num_alphas
@@ -149,11 +159,21 @@ def _seconds(problem: Problem, way: Candidate, machine: Machine, iterations: flo
     return seconds
 
 
-def _exact_seconds(problem: Problem, way: Candidate, machine: Machine, iterations: float) -> dict[str, float]:
+def _exact_seconds(
+    problem: Problem, way: Candidate, machine: Machine, iterations: float, refinements: int
+) -> dict[str, float]:
     n, b, t = problem.num_rows, way.tile_size, problem.num_targets
     if way.solver == "cg":
         return cg_seconds(
-            machine, n, b, t, precision=way.precision, gram=way.gram, rank=way.rank, iterations=iterations
+            machine,
+            n,
+            b,
+            t,
+            precision=way.precision,
+            gram=way.gram,
+            rank=way.rank,
+            iterations=iterations,
+            refinements=refinements,
         )
     return cholesky_seconds(
         machine,

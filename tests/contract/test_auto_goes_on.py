@@ -246,3 +246,20 @@ def test_an_iteration_that_another_way_outruns_is_given_up(
     assert given_up["way"].startswith("cg mixed")
     assert found.solution_.solver == "cholesky"
     assert re.search(r"is slow after \d iterations \(.*at most 3 were foreseen, about", found.solution_.message)
+
+
+def test_an_iteration_of_auto_may_end_at_the_limit_of_float64_and_a_named_one_may_not(
+    no_row_is_few: None, tmp_path: Path
+) -> None:
+    hard: dict[str, Any] = {"gamma": 1e-3, "alpha": 1e-6, "tol": 1e-13, "precision": "float64"}
+    model = estimator(store=tmp_path / "auto", solver="auto", **hard).fit(X, Y)
+    found = model.solution_
+    assert found.solver == "cg"
+    assert found.converged
+    assert found.relative_residual[0] > 1e-13
+    assert found.backward_error[0] < 1e-14
+    assert "the limit of float64" in found.message
+    exact = estimator(store=tmp_path / "factor", solver="cholesky", **hard).fit(X, Y)
+    np.testing.assert_allclose(model.predict(X), exact.predict(X), atol=1e-7)
+    with pytest.raises(dkrr.ConvergenceError, match="out of reach"):
+        estimator(store=tmp_path / "named", solver="cg", **hard).fit(X, Y)

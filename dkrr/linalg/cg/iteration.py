@@ -67,7 +67,7 @@ class CGResult:
     largest_residual : (t,)
         max |b_k - A_k x_k|, true.
     converged : (t,) bool
-        Whether the relative residual is at most ``tol``.
+        Whether the relative residual is at most ``tol``, or was told to be the limit of floating point.
     num_iterations
         Iterations of the block.
     iterations : (t,)
@@ -97,6 +97,7 @@ def conjugate_gradients(
     true_multiply: Multiply | None = None,
     checkpoint: Checkpoint | None = None,
     on_iteration: Callable[[int, FloatVector], None] | None = None,
+    is_limit: Callable[[CGState], NDArray[np.bool_]] | None = None,
 ) -> CGResult:
     """Solve (K_s + alpha_k I) x_k = b_k for all columns at once.
 
@@ -123,6 +124,9 @@ def conjugate_gradients(
         Keeps states. After loading one, the true residual decides what of it is used.
     on_iteration
         Called with the iteration and the relative residuals (t,).
+    is_limit
+        Which columns (t,) are as good as floating point allows; where no restart halves a residual any more they count
+        as converged.
 
     Raises
     ------
@@ -139,7 +143,7 @@ def conjugate_gradients(
     system = _System(multiply, rhs, alpha, precondition, settings, norm, true_multiply, checkpoint)
     state = system.begin(start)
     try:
-        _run(system, state, on_iteration)
+        _run(system, state, on_iteration, is_limit)
     except NumericalError as exc:
         if state.relative.max(initial=0.0) < 1:  # better than nothing to begin another iteration with
             exc.iterate = state.x  # type: ignore[attr-defined]
@@ -155,7 +159,12 @@ def conjugate_gradients(
     )
 
 
-def _run(system: _System, state: CGState, on_iteration: Callable[[int, FloatVector], None] | None) -> None:
+def _run(
+    system: _System,
+    state: CGState,
+    on_iteration: Callable[[int, FloatVector], None] | None,
+    is_limit: Callable[[CGState], NDArray[np.bool_]] | None,
+) -> None:
     """Iterate to the end."""
     settings, checkpoint = system.settings, system.checkpoint
     while len(state.live) and state.iteration < settings.iterations:
@@ -169,6 +178,8 @@ def _run(system: _System, state: CGState, on_iteration: Callable[[int, FloatVect
         system.renew_directions(state)
         if checkpoint is not None and (last or not len(state.live) or checkpoint.is_due(state.iteration)):
             checkpoint.save(state)
+    if is_limit is not None and not len(state.live):
+        state.converged |= is_limit(state)
     if not state.converged.all() and not settings.allow_unconverged:
         description = system.precondition.description
         raise not_converged(state, settings.tol, description, approximate=system.true_multiply is not None)

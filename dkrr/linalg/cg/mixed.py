@@ -43,7 +43,7 @@ from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.solution import Solution, limit_bar
 from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
 from dkrr.stores import place, read_json, remove_array, write_json
@@ -64,8 +64,6 @@ MAX_SHIFTS = 4
 NOT_ROUNDING = 10.0
 # Iterations that look for a direction without curvature: duplicated rows and matrices of low rank showed one within 10.
 NUM_CURVATURES = 16
-# A backward error that says "as good as it gets": it moves the answer by 100 times what rounding A does.
-LIMIT = 100 * float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
 
@@ -359,7 +357,7 @@ class MixedFactor:
 
     def _judged(self, found: Solution, n: int) -> Solution:
         """The solution under the mixed solver's name; raises when it is not good enough."""
-        settings, bar = self.solver.settings, min(LIMIT, backward_error_bar(n, "float64"))
+        settings, bar = self.solver.settings, limit_bar(n)
         residual, backward = np.array(found.relative_residual), np.array(found.backward_error)
         missing = np.flatnonzero(~(residual <= settings.tol))
         stagnated = found.num_iterations < settings.iterations

@@ -28,6 +28,7 @@ from dkrr.linalg.cg.errors import too_slow
 from dkrr.linalg.cg.forecast import Forecast
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
 from dkrr.linalg.cg.plane import Plane, PlanePreconditioner, within
+from dkrr.linalg.cg.state import CGState
 from dkrr.linalg.columns import largest, ratio
 from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.keys import key_of
@@ -36,7 +37,7 @@ from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.precondition import Deferred, Identity, Openable, Preconditioner
 from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.solution import Solution
+from dkrr.linalg.solution import Solution, limit_bar
 from dkrr.linalg.takeover import short_name
 from dkrr.linalg.trace import ResidualTrace
 from dkrr.linalg.workspace import Workspace
@@ -59,12 +60,16 @@ class CGSolver:
     precision
         "float64", or "mixed": kernel entries of an iteration in float32, true residuals in float64; the same answer by
         the residual.
+    accept_limit
+        Whether an iterate that gets no further above ``tol`` counts as converged where its backward error is that of a
+        factor's answer, see :func:`~dkrr.linalg.solution.limit_bar`; else it is a ConvergenceError.
     checkpoint_seconds, checkpoint_iterations
         When the state is kept: after so much time, or so many iterations.
     """
 
     settings: IterativeSettings
     precision: Literal["float64", "mixed"] = "float64"
+    accept_limit: bool = False
     checkpoint_seconds: float = EVERY_SECONDS
     checkpoint_iterations: int | None = None
 
@@ -235,6 +240,10 @@ class PreparedCG:
             ) as approximate,
         ):
             exact = within(plane, ExactProduct(product, always=inexact))
+
+            def is_limit(state: CGState) -> NDArray[np.bool_]:
+                return backward_errors(product, alpha, values, state.x, state.largest) <= limit_bar(len(values))
+
             result = conjugate_gradients(
                 within(plane, self._when_ready(approximate)) if inexact else exact,
                 values,
@@ -246,13 +255,14 @@ class PreparedCG:
                 true_multiply=exact if inexact else None,
                 checkpoint=checkpoint,
                 on_iteration=self._report(rhs.num_columns, trace),
+                is_limit=is_limit if solver.accept_limit else None,
             )
             trace.replace(result.history)
             num_products = product.num_products + approximate.num_products
         u = BlockColumns.create(store, "u", rhs.grid, rhs.num_columns, "float64")
         for i, panel in u.blocks():
             u.write(i, panel, result.x[u.grid.span(i), u.columns(panel)])
-        backward = backward_errors(product, alpha, values, result)
+        backward = backward_errors(product, alpha, values, result.x, result.largest_residual)
         if start is not None:
             work.reused.setdefault("start", {})["relative_residual"] = float(result.history[0].max())
         return u, self._solution(result, backward, num_products, preconditioner)
@@ -319,6 +329,12 @@ class PreparedCG:
             message += f", from earlier coefficients whose residual was {begun:.1e}"
         if converged and begun and not result.num_iterations and preconditioner.made is None:
             message = f"conjugate gradients, {num_products:,} product: {already_good(begun)}"
+        above = result.converged & (result.relative_residual > self.solver.settings.tol)
+        if above.any():
+            message += (
+                f": above {self.solver.settings.tol:.1e} in {above.sum()} of {len(backward)} targets and the limit of "
+                f"float64, backward error {backward[above].max():.1e}"
+            )
         if not converged:
             message += (
                 f"; NOT CONVERGED to {self.solver.settings.tol:.1e} in {missing} of {len(backward)} targets, "
@@ -363,9 +379,11 @@ class ExactProduct:
         return np.ascontiguousarray(result)
 
 
-def backward_errors(product: OperatorProduct, alpha: FloatVector, rhs: FloatMatrix, result: CGResult) -> FloatVector:
+def backward_errors(
+    product: OperatorProduct, alpha: FloatVector, rhs: FloatMatrix, x: FloatMatrix, largest_residual: FloatVector
+) -> FloatVector:
     """|R| / (|A| |u| + |S Y|) per column in the infinity norm, (t,), from the last true residual.
 
     |A| is the largest sum of |k_pq| over a row, plus alpha.
     """
-    return ratio(result.largest_residual, (product.norm() + alpha) * largest(result.x) + largest(rhs))
+    return ratio(largest_residual, (product.norm() + alpha) * largest(x) + largest(rhs))
