@@ -89,8 +89,8 @@ def _version_for(model: NamedModel, reference: Reference, work: str) -> Version:
     """
     meant = {"registry": model.root, "name": reference.name, "selector": reference.selector}
     found = read_json(work, NAME)
-    has_begun = isinstance(found, dict) and bool(children(join(work, RESULT)))
-    if has_begun and all(found.get(key) == value for key, value in meant.items()):
+    has_begun = bool(children(join(work, RESULT)))
+    if has_begun and isinstance(found, dict) and all(found.get(key) == value for key, value in meant.items()):
         try:
             return model.resolve(str(found["version"]))
         except StoreError:
