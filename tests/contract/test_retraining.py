@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -269,6 +270,60 @@ def test_a_lost_data_set_and_a_lost_ledger_are_made_again(
     after = dkrr.open_dataset(rows)
     assert (after.digest, after.digest_y, after.generations) == (before.digest, before.digest_y, before.generations)
     assert project.production == production
+    assert project.run().outcome == "nothing new"
+
+
+# --- files of a retrain job that lie where batches are delivered ------------------------------------------------------
+
+
+def test_held_out_rows_and_first_rows_are_no_batches(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", retrain={"incoming": "*.csv"}, gate={"tolerance": 9.0})
+    for name, seed in (("first", 1), ("test", 7), ("monday", 2)):
+        project.deliver(name, seed).rename(project.folder / f"{name}.csv")
+    project.document["holdout"] = {"path": "test.csv"}
+    project.document["data"] |= {"path": "first.csv"}
+    assert [name for name, found in would(project).items() if found[0] == "appended"] == [
+        str(project.folder / "first.csv"), "monday.csv"
+    ]  # fmt: skip
+    labels = ["initial", "monday.csv"]
+
+    def generations() -> list[str]:
+        found = dkrr.open_dataset(project.folder / "rows.zarr").generations
+        return [str(item.label).partition(" ")[0] for item in found]
+
+    assert project.run().num_rows == 240
+    assert generations() == labels
+    assert project.run().outcome == "nothing new"
+    # by their bytes, too
+    shutil.copy(project.folder / "first.csv", project.folder / "again.csv")
+    shutil.copy(project.folder / "test.csv", project.folder / "copy.csv")
+    with pytest.raises(RefusedError, match=r"copy\.csv: .*held-out rows"):
+        project.run()
+    assert generations() == labels
+    assert project.run().outcome == "nothing new"
+    project.deliver("first", seed=9).rename(project.folder / "first.csv")
+    with pytest.raises(RefusedError, match=r"first\.csv is in the data set with other bytes"):
+        project.run()
+
+
+def test_one_file_that_is_written_anew_each_night_begins_with_the_first_rows(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", retrain={"incoming": "night.csv"}, gate={"tolerance": 9.0})
+    project.document["data"] |= {"path": "night.csv"}
+    for night in (1, 2, 3):
+        project.deliver("night", seed=night).rename(project.folder / "night.csv")
+        faults = failing_at("retrain.stage.before:1:eio") if night == 1 else contextlib.nullcontext()
+        with faults, contextlib.suppress(OSError):
+            project.run()
+        assert project.run().outcome in ("promoted", "kept", "nothing new")
+        assert dkrr.open_dataset(project.folder / "rows.zarr").num_rows == 120 * night
+
+
+def test_a_mask_and_the_data_set_are_no_batches(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", retrain={"data": "incoming/rows.zarr"}, holdout={"mask": "incoming/mask.csv"})
+    del project.document["holdout"]["fraction"]
+    project.deliver("n1", seed=1)
+    (project.folder / "incoming/mask.csv").write_text("\n".join(str(int(i % 5 == 0)) for i in range(120)))
+    assert project.run().outcome == "promoted"
     assert project.run().outcome == "nothing new"
 
 

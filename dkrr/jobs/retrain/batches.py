@@ -22,6 +22,7 @@ from dkrr.jobs.retrain.ledger import PREFIX, Batch, Ledger
 from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.summary import RetrainSummary
+from dkrr.jobs.retrain.tick_key import held_out_files
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.stores import remove_array
@@ -30,7 +31,9 @@ __all__ = [
     "append_batch",
     "current_dataset",
     "freeze_reference",
+    "initial_keys",
     "judged_by",
+    "know_initial",
     "preview",
     "read_reference",
     "restore",
@@ -60,6 +63,31 @@ def make_initial(spec: RetrainSpec) -> Dataset:
     return ingest(
         spec.initial, spec.retrain.data, append=True, label=INITIAL, **spec.job.data.options(), **_one_hot(spec)
     )
+
+
+def know_initial(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None, keys: list[str] | None = None) -> None:
+    """Note in the ledger which bytes the first rows came from: delivered as well, they are in the data set already.
+
+    Parameters
+    ----------
+    keys
+        Of the files (:func:`initial_keys`) that the data set was made of just now; None where that is to be found out.
+    """
+    if ledger.initial is not None or spec.initial is None or dataset is None:
+        return
+    if keys is None:
+        found = initial_keys(spec)
+        first = next((item for item in dataset.generations if item.label == INITIAL and item.first_row == 0), None)
+        keys = found if first is not None and _initial_is(spec, ledger, first.digest) else []
+    ledger.initial = keys
+    ledger.write()
+
+
+def initial_keys(spec: RetrainSpec) -> list[str]:
+    """What tells the bytes of the first rows, file by file."""
+    if spec.initial is None or spec.initial.startswith(("sklearn:", "generate:")):
+        return []
+    return [content_hash(delivery) for delivery in deliveries(spec.initial)]
 
 
 def restore(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None) -> tuple[Dataset | None, list[Batch]]:
@@ -117,7 +145,7 @@ def lacking(
         What has no file, or one with other bytes.
     """
     lost = lost_generations(directory, dataset)
-    incoming = deliveries(spec.retrain.incoming) if lost else []
+    incoming = deliveries(spec.retrain.incoming, spec.own_files) if lost else []
     there = {content_hash(delivery)[:PREFIX]: delivery for delivery in incoming}
     known = {batch.label: batch for batch in ledger.batches.values()}
     found: list[tuple[Batch, Delivery] | None] = []
@@ -167,7 +195,9 @@ def preview(spec: RetrainSpec, summary: RetrainSummary) -> None:
         if missing:
             return  # so would the run end
         if dataset is None and spec.initial is not None:
+            keys = initial_keys(spec)
             dataset = stage_initial(spec, ledger.directory.path("initial.zarr"))
+            know_initial(spec, ledger, dataset, keys)
             summary.batches.append(
                 {
                     "name": spec.initial,
@@ -181,10 +211,11 @@ def preview(spec: RetrainSpec, summary: RetrainSummary) -> None:
             if item is not None:
                 summary.add_batch(item[0])
                 dataset = dataset or _read(spec, ledger, *item, None)
+        know_initial(spec, ledger, dataset)
         if dataset is not None:
             reference = reference or Reference.of(dataset)
         rules = judged_by(spec, reference)
-        for batch, delivery in ledger.stage(deliveries(spec.retrain.incoming)):
+        for batch, delivery in ledger.stage(deliveries(spec.retrain.incoming, spec.own_files)):
             if batch.is_due(rules):
                 is_accepted = validate(spec, ledger, batch, delivery, dataset, reference)
                 if is_accepted and dataset is None:
@@ -243,6 +274,9 @@ def validate(
             f"{batch.name} is in the data set with other bytes (generation {(replaced.appended or {})['generation']}); "
             "deliver corrected rows under another name, after `dkrr ingest --drop-generation`"
         ]
+    elif batch.key in [key for _, key in held_out_files(spec)]:
+        verdict["stage"] = "stage"
+        verdict["reasons"] = [f"it has the bytes of the held-out rows {spec.holdout.path}, which are never added"]
     else:
         verdict |= _examined(spec, ledger, batch, delivery, base, reference)
     batch.verdict, batch.reported = verdict, False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dkrr.address import is_url, join, name_of, parent_of
 from dkrr.errors import InterruptedRunError, StoreError
 from dkrr.jobs.fields import FILE_SUFFIXES
 from dkrr.objects import list_objects
-from dkrr.stores import file_state
+from dkrr.stores import file_state, overlaps
 
 __all__ = ["Delivery", "content_hash", "deliveries"]
 
@@ -36,8 +36,10 @@ class Delivery:
     state: Any
 
 
-def deliveries(incoming: str) -> list[Delivery]:
+def deliveries(incoming: str, without: Sequence[str] = ()) -> list[Delivery]:
     """What a file, a folder or a pattern means now, by name; a folder or pattern may mean nothing.
+
+    Files of the job itself that lie there (``without``) are no deliveries.
 
     In a folder only files of known formats count, and none whose name begins with a dot: whoever writes a file there
     slowly gives it another ending first.
@@ -47,8 +49,11 @@ def deliveries(incoming: str) -> list[Delivery]:
     StoreError
         The folder does not exist, where a mistyped name would mean "nothing new" for ever.
     """
-    if is_url(incoming):
-        return _objects(incoming)
+    found = _objects(incoming) if is_url(incoming) else _local(incoming)
+    return [delivery for delivery in found if not any(overlaps(delivery.location, own) for own in without)]
+
+
+def _local(incoming: str) -> list[Delivery]:
     if any(mark in os.path.basename(incoming) for mark in _PATTERN):
         folder, pattern = os.path.split(incoming)
         paths = [path for path in _files(folder) if fnmatch.fnmatchcase(path.name, pattern)]

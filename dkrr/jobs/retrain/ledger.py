@@ -93,7 +93,8 @@ class Batch:
 class Ledger:
     """The batches by key, which bytes each file had when it was last looked at, and numbers of dropped generations.
 
-    Where its document was lost, the generations that were decided about tell what was appended, and
+    ``initial`` has the hashes of the files that the first rows came from; None where that is not known yet. Where its
+    document was lost, the generations that were decided about tell what was appended, and
     ``is_recovered``; what was refused is judged again.
     """
 
@@ -101,6 +102,7 @@ class Ledger:
     batches: dict[str, Batch] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: list[int] = field(default_factory=list)
+    initial: list[str] | None = None
     is_recovered: bool = False
 
     @classmethod
@@ -111,12 +113,15 @@ class Ledger:
             found = {batch.key: batch for item in decisions(directory) if (batch := Batch.decided(item)) is not None}
             return cls(directory, found, is_recovered=bool(found))
         batches = {key: Batch(key=key, **values) for key, values in document["batches"].items()}
-        return cls(directory, batches, dict(document["files"]), list(document.get("dropped", [])))
+        return cls(
+            directory, batches, dict(document["files"]), list(document.get("dropped", [])), document.get("initial")
+        )
 
     def write(self) -> None:
         """Replace the document."""
         batches = {key: batch.to_dict() for key, batch in self.batches.items()}
-        self.directory.write(NAME, plain({"batches": batches, "files": self.files, "dropped": self.dropped}))
+        document = {"batches": batches, "files": self.files, "dropped": self.dropped}
+        self.directory.write(NAME, plain(document if self.initial is None else document | {"initial": self.initial}))
 
     def note_dropped(self, dataset: Dataset) -> None:
         """Remember which generations the data set had and has no longer: made again, they would be dropped again."""
@@ -141,6 +146,9 @@ class Ledger:
                 batch = self.batches.get(key) or self.batches.get(key[:PREFIX])
                 if batch is None:
                     batch = self.batches[key] = Batch(key=key, name=delivery.name, staged_at=utc_now())
+                    if key in (self.initial or ()):  # the first rows, delivered as well
+                        batch.verdict = {"judged_by": None, "accepted": True, "reasons": []}
+                        batch.appended = {"generation": 1, "num_rows": None, "at": utc_now()}
                 self.files[delivery.name] = {"key": batch.key, "state": delivery.state}
                 failpoint("retrain.stage.before_record")
                 self.write()

@@ -116,7 +116,7 @@ def _is_due(spec: RetrainSpec, directory: RunDirectory) -> bool:
     rules = judged_by(spec, reference)
     if any(batch.is_refused and not batch.reported for batch in ledger.batches.values()):
         return True
-    for delivery in deliveries(spec.retrain.incoming):
+    for delivery in deliveries(spec.retrain.incoming, spec.own_files):
         batch = ledger.known(delivery)
         if batch is None or batch.is_due(rules):
             return True

@@ -195,6 +195,12 @@ class RetrainSpec(Table):
         """The first rows, where they are not in the data set already."""
         return None if self.job.data.path == self.retrain.data else self.job.data.path
 
+    @property
+    def own_files(self) -> list[str]:
+        """What is no batch, where it lies among them: the data set, and what says which rows are held out."""
+        mask = self.holdout.mask if self.holdout.mask_is_file else None
+        return [str(path) for path in (self.retrain.data, self.holdout.path, mask) if path is not None]
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RetrainSpec:
         """Read and check a RETRAIN.toml.

@@ -20,7 +20,9 @@ from dkrr.jobs.retrain.batches import (
     current_dataset,
     decide,
     freeze_reference,
+    initial_keys,
     judged_by,
+    know_initial,
     make_initial,
     read_reference,
     restore,
@@ -92,13 +94,16 @@ class Tick:
             self.summary.add_batch(batch)
         if dataset is None and spec.initial is not None:
             self.monitor.phase("initial rows")
+            keys = initial_keys(spec)
             dataset = make_initial(spec)
+            know_initial(spec, ledger, dataset, keys)
+        know_initial(spec, ledger, dataset)
         reference = read_reference(self.directory)
         if dataset is not None:
             decide(spec, ledger, dataset)
             reference = reference or freeze_reference(self.directory, dataset)
         self.monitor.phase("stage")
-        staged = ledger.stage(deliveries(spec.retrain.incoming))
+        staged = ledger.stage(deliveries(spec.retrain.incoming, spec.own_files))
         rules = judged_by(spec, reference)
         for batch, delivery in staged:
             if not batch.is_due(rules):

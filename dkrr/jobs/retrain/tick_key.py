@@ -12,7 +12,7 @@ from dkrr.jobs.retrain.incoming import content_hash, deliveries
 from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
 
-__all__ = ["WHITENING", "digests", "held_out_rows", "tick_key"]
+__all__ = ["WHITENING", "digests", "held_out_files", "held_out_rows", "tick_key"]
 
 # what of [data] is about the rows of a data set, and not about files
 WHITENING = ("standardize", "drift_limit")
@@ -28,7 +28,15 @@ def held_out_rows(spec: RetrainSpec) -> Any:
     path = spec.holdout.path
     if path is None or path.startswith(("sklearn:", "generate:")):
         return path
-    return [path, [[found.name, content_hash(found)] for found in deliveries(path)]]
+    return [path, held_out_files(spec)]
+
+
+def held_out_files(spec: RetrainSpec) -> list[list[str]]:
+    """Names and content hashes of the files of held-out rows."""
+    path = spec.holdout.path
+    if path is None or path.startswith(("sklearn:", "generate:")):
+        return []
+    return [[found.name, content_hash(found)] for found in deliveries(path)]
 
 
 def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
