@@ -81,10 +81,11 @@ def _without_limits(document: dict[str, Any]) -> dict[str, Any]:
 def resolve_once(plan: Plan, directory: str) -> None:
     """What "auto" became is fixed by the first attempt; a later one must use the same tiles and the same solver.
 
-    So must a later fit of the same job on rows that have grown since: only tiles of the same size are continued.
+    So must a later fit of the same job on rows that have grown since: only tiles of the same size are continued. Of
+    rows with other features nothing is continued, and the plan is theirs.
     """
     found = read_json(directory, "plan.json")
-    if found is None:
+    if found is None or found.get("num_features", plan.num_features) != plan.num_features:
         write_json(directory, "plan.json", plain(plan.to_dict()))
         return
     has_grown = found.get("num_rows", plan.num_rows) != plan.num_rows

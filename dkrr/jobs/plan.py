@@ -95,7 +95,8 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     )
     choice = job.solver.choice()
     given_tiles = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
-    earlier = recorded if recorded is not None and "solver" in recorded else None
+    is_of_these = recorded is not None and "solver" in recorded and recorded.get("num_features", d) == d
+    earlier = recorded if is_of_these else None
     if earlier is not None:
         choice = replace(
             choice,

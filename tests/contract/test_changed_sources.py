@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli import main
-from dkrr.errors import DkrrError
+from dkrr.dataset.sources import open_table
+from dkrr.errors import DataError, DkrrError
 from tests.jobs.retrain.project import Project, in_process
 
 N = 40
@@ -224,3 +225,43 @@ def test_held_out_rows_are_known_by_their_bytes(tmp_path: Path, monkeypatch: pyt
     assert again.outcome != "nothing new"
     assert again.fit["score"]["rmse"] != first.fit["score"]["rmse"]
     assert project.run().outcome == "nothing new"
+
+
+def test_defaults_that_depend_on_the_features_are_those_of_the_present_ones(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted(job, monkeypatch)
+    assert dkrr.load_model(job / "runs/job/model.zarr").kernel.to_dict()["gamma"] == 1 / 2
+    lines = (job / "rows.csv").read_text().splitlines()
+    (job / "rows.csv").write_text(
+        "\n".join(["p,q," + lines[0], *(f"1.5,{i},{line}" for i, line in enumerate(lines[1:]))])
+    )
+    after = fitted(job, monkeypatch)
+    assert dkrr.load_model(job / "runs/job/model.zarr").kernel.to_dict()["gamma"] == 1 / 4
+    shutil.copytree(job, job / "anew", ignore=shutil.ignore_patterns("runs"))
+    np.testing.assert_allclose(fitted(job / "anew", monkeypatch)[1], after[1], rtol=1e-9)
+    plan = json.loads((job / "runs/job/plan.json").read_text())
+    assert (plan["num_features"], plan["kernel"]["gamma"]) == (4, 1 / 4)
+
+
+@pytest.mark.parametrize("form", ["C", "F", "npz", "classes"])
+def test_an_array_file_that_is_replaced_while_it_is_read_is_refused(form: str, tmp_path: Path) -> None:
+    values = 1 + np.random.default_rng(0).random((500, 6))
+    values[:, -1] = np.arange(500) % 3
+    path = tmp_path / ("rows.npz" if form == "npz" else "rows.npy")
+
+    def save(path: Path, values: Any) -> None:
+        if form == "npz":
+            np.savez(path, X=values[:, :-1], y=values[:, -1])
+        else:
+            np.save(path, np.asfortranarray(values) if form == "F" else values)
+
+    save(path, values)
+    save(tmp_path / f"other{path.suffix}", values + (0 if form == "classes" else 10.0))
+
+    options: dict[str, Any] = {} if form == "npz" else {"target": 5, "one_hot": form == "classes"}
+    table = open_table(path)
+    os.replace(tmp_path / f"other{path.suffix}", path)
+    with pytest.raises(DataError, match="was changed while it was read"):
+        dkrr.ingest(table, tmp_path / "data.zarr", **options)
+    assert not (tmp_path / "data.zarr").exists()
