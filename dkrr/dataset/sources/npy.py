@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.sources.table import Block, Join, MatrixTable, Table, take_columns
+from dkrr.dataset.sources.table import Block, Join, MatrixTable, Table, Unchanged, take_columns
 from dkrr.errors import DataError
 
 __all__ = ["NpyTable", "open_npz"]
@@ -61,9 +61,12 @@ def _fill(file: Any, array: NDArray[Any], label: str) -> None:
 
 
 class NpyTable(MatrixTable):
-    """A .npy file, C or Fortran order, any byte order."""
+    """A .npy file, C or Fortran order, any byte order; ``unchanged`` is of the files that it must be read of."""
 
-    def __init__(self, path: Path, label: str, *, prefix: str = "x", allow_1d: bool = False) -> None:
+    def __init__(
+        self, path: Path, label: str, *, prefix: str = "x", allow_1d: bool = False, unchanged: Unchanged | None = None
+    ) -> None:
+        self._unchanged = unchanged or Unchanged([path])
         with open(path, "rb") as file:
             shape, self._is_fortran, self._dtype = _read_header(file, label)
             self._offset = file.tell()
@@ -76,6 +79,12 @@ class NpyTable(MatrixTable):
         self.path = path
 
     def read_rows(self, start: int, stop: int) -> NDArray[Any]:
+        try:
+            return self._read(start, stop)
+        finally:  # whatever is wrong with the bytes of a file that was replaced
+            self._unchanged.check()
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
         width, size = len(self.names), self._dtype.itemsize
         with open(self.path, "rb", buffering=0) as file:
             if not self._is_fortran or width == 1:
@@ -93,8 +102,10 @@ class NpyTable(MatrixTable):
 class _MemberTable(MatrixTable):
     """A C-order array inside an .npz, read from front to back."""
 
-    def __init__(self, path: Path, member: str, label: str, *, prefix: str, allow_1d: bool) -> None:
-        self._path, self._member = path, member
+    def __init__(
+        self, path: Path, member: str, label: str, *, prefix: str, allow_1d: bool, unchanged: Unchanged
+    ) -> None:
+        self._path, self._member, self._unchanged = path, member, unchanged
         with zipfile.ZipFile(path) as archive, archive.open(member) as file:
             shape, _, self._dtype = _read_header(file, label)
         super().__init__(label, shape, prefix=prefix, allow_1d=allow_1d)
@@ -109,18 +120,21 @@ class _MemberTable(MatrixTable):
                 rows = np.empty((min(self.step, self.size - start), len(self.names)), dtype=self._dtype)
                 _fill(file, rows, self.label)
                 yield take_columns(rows, columns, label_column, self.label, start)
+        self._unchanged.check()
 
 
 class _UnpackedTable(NpyTable):
     """A Fortran-order array of an .npz, unpacked for as long as the table lives."""
 
-    def __init__(self, path: Path, member: str, label: str, *, prefix: str, allow_1d: bool) -> None:
+    def __init__(
+        self, path: Path, member: str, label: str, *, prefix: str, allow_1d: bool, unchanged: Unchanged
+    ) -> None:
         folder = tempfile.mkdtemp(prefix="dkrr-npz-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         unpacked = Path(folder) / "member.npy"
         with zipfile.ZipFile(path) as archive, archive.open(member) as file, open(unpacked, "wb") as copy:
             shutil.copyfileobj(file, copy, 1 << 20)
-        super().__init__(unpacked, label, prefix=prefix, allow_1d=allow_1d)
+        super().__init__(unpacked, label, prefix=prefix, allow_1d=allow_1d, unchanged=unchanged)
 
 
 def open_npz(path: Path, label: str) -> Table:
@@ -131,21 +145,24 @@ def open_npz(path: Path, label: str) -> Table:
     DataError
         Other members, or a damaged file.
     """
+    unchanged = Unchanged([path])  # of all members
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy"): name for name in archive.namelist() if name.endswith(".npy")}
         if "X" not in members and len(members) == 1:
             (name,) = members
-            return _open_member(path, members[name], f"{name} of {label}", "x", allow_1d=False)
+            return _open_member(path, members[name], f"{name} of {label}", "x", unchanged=unchanged)
         unknown = sorted(set(members) - {"X", "y", "weight"})
         if "X" not in members or unknown:
             raise DataError(
                 f"{label} holds {', '.join(sorted(members)) or 'no arrays'}; X, and optionally y and weight, expected",
                 hint="save it with numpy.savez(path, X=X, y=y)",
             )
-        x = _open_member(path, members["X"], f"X of {label}", "x", allow_1d=False)
+        x = _open_member(path, members["X"], f"X of {label}", "x", unchanged=unchanged)
         y, weight = (
-            _open_member(path, members[name], f"{name} of {label}", name, allow_1d=True) if name in members else None
+            _open_member(path, members[name], f"{name} of {label}", name, allow_1d=True, unchanged=unchanged)
+            if name in members
+            else None
             for name in ("y", "weight")
         )
     except zipfile.BadZipFile as exc:
@@ -153,8 +170,10 @@ def open_npz(path: Path, label: str) -> Table:
     return x if y is None and weight is None else Join(x, y, weight)
 
 
-def _open_member(path: Path, member: str, label: str, prefix: str, *, allow_1d: bool) -> Table:
+def _open_member(
+    path: Path, member: str, label: str, prefix: str, *, allow_1d: bool = False, unchanged: Unchanged
+) -> Table:
     with zipfile.ZipFile(path) as archive, archive.open(member) as file:
         shape, is_fortran, _ = _read_header(file, label)
     kind = _UnpackedTable if is_fortran and len(shape) > 1 else _MemberTable
-    return kind(path, member, label, prefix=prefix, allow_1d=allow_1d)
+    return kind(path, member, label, prefix=prefix, allow_1d=allow_1d, unchanged=unchanged)

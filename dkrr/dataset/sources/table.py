@@ -46,8 +46,11 @@ class Unchanged:
         self._states = {file: self._state(file) for file in files}
 
     @staticmethod
-    def _state(file: Path) -> tuple[int, int, int]:
-        found = os.stat(file)
+    def _state(file: Path) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(file)
+        except FileNotFoundError:
+            return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def check(self) -> None:
