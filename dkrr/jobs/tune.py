@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,9 @@ def tune_job(
 
             picture_path = str(path.with_suffix(".search.png"))
             draw_search(document, picture_path)
+        text = _job_text(job, path, result, num_rows, settings, prepared.train.names)
         # last: when the job file is there, so is all that it came from
-        if create_bytes(path.parent, path.name, _job_text(job, path, result, num_rows, settings).encode()) is None:
+        if create_bytes(path.parent, path.name, text.encode()) is None:
             raise _exists(path)
     return TuneSummary(
         path=str(path),
@@ -225,13 +227,20 @@ def _search_at(path: Path) -> bool:
     return isinstance(found, dict) and found.keys() >= {"format", "num_rows", "feature_names"} and not path.is_symlink()
 
 
-def _document(job: JobSpec, path: Path, keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The job with another model, for a file at ``path``; checked."""
+def _document(
+    job: JobSpec, path: Path, keys: dict[str, Any], features: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """The job with another model, for a file at ``path``; checked.
+
+    ``features`` has the names that its widths belong to, in their order.
+    """
     job = job.as_written()
     document: dict[str, dict[str, Any]] = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     document.pop("tune", None)
     intercept = {"fit_intercept": True} if job.model.fit_intercept else {}
     document["model"] = {**keys, **intercept}
+    if features:
+        document["data"]["features"] = list(features)
     directory = job.output.directory
     if "{id}" not in directory:  # the run of the job itself, if there is one, stays
         own = path.stem if path.stem != name_of(directory) else f"{name_of(directory)}-tuned"
@@ -256,7 +265,9 @@ def _relative(location: str, base: Path) -> str:
     return os.path.relpath(location, base)
 
 
-def _job_text(job: JobSpec, path: Path, result: TuneResult, num_rows: int, settings: TuneSettings) -> str:
+def _job_text(
+    job: JobSpec, path: Path, result: TuneResult, num_rows: int, settings: TuneSettings, names: Sequence[str]
+) -> str:
     """The job file, with the candidates as a comment above its model."""
     best = result.best
     comment = [
@@ -268,7 +279,7 @@ def _job_text(job: JobSpec, path: Path, result: TuneResult, num_rows: int, setti
         *(_candidate_line(candidate, mark_of(candidate, result)) for candidate in result.candidates),
         *(f"note: {note}" for note in result.notes),
     ]
-    text = toml.dumps(_document(job, path, best.keys()))
+    text = toml.dumps(_document(job, path, best.keys(), names if best.widths.size > 1 else ()))
     commented = "".join(f"# {line}".rstrip() + "\n" for line in comment)
     head = "# A job of dkrr: `dkrr plan` says what it needs, `dkrr fit` runs it.\n\n"
     return head + text.replace("[model]\n", f"{commented}[model]\n", 1)

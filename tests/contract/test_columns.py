@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -662,3 +663,30 @@ def test_a_file_with_columns_of_one_name_names_them(tmp_path: Path) -> None:
 def test_any_frame_brings_its_names_into_a_data_set(kind: str, tmp_path: Path) -> None:
     data = dkrr.ingest(FRAMES[kind](FRAME), tmp_path / "data.zarr", target="y")
     assert data.names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("features", ["", "features = [0, 1, 2]\n"])
+def test_widths_that_were_chosen_belong_to_names(
+    features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.uniform(-1, 1, (400, 3)), columns=["a", "b", "c"])
+    frame["y"] = np.sin(9 * frame["a"]) + 0.3 * frame["b"] + 0.01 * rng.standard_normal(400)
+    csv(frame, tmp_path / "rows.csv")
+    (tmp_path / "job.toml").write_text(
+        f'[data]\npath = "rows.csv"\ntarget = "y"\n{features}standardize = true\n'
+        '[tune]\nkernels = ["rbf"]\nrows = 400\nsearch_rows = [200, 400]\n'
+    )
+    assert run("tune", "job.toml", "-o", "best.toml", "--no-picture").exit_code == 0
+    best = tomllib.loads((tmp_path / "best.toml").read_text())
+    assert len(best["model"]["kernel_params"]["length_scale"]) == 3, best["model"]
+    assert best["data"]["features"] == ["a", "b", "c"]
+    found = []
+    for columns in (["a", "b", "c", "y"], ["y", "c", "b", "a"]):
+        csv(frame[columns], tmp_path / "rows.csv")
+        assert run("fit", "best.toml").exit_code == 0
+        model = dkrr.load_model(tmp_path / "runs/best/model.zarr")
+        found.append(model.predict(frame[["a", "b", "c"]].to_numpy()))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
