@@ -42,6 +42,7 @@ __all__ = [
     "FitSettings",
     "center_of_lineage",
     "fit_rows",
+    "residual_norm",
     "ridge_operator",
     "stored_gram",
     "with_lineage",
@@ -351,14 +352,6 @@ def _check_predictions(
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     assert operator.kernel is not None  # noqa: S101  (narrows the type)
     assert operator.rows is not None  # noqa: S101  (narrows the type)
-    squares = np.zeros(dataset.num_targets)
-    with np.errstate(over="ignore"):  # so large a norm allows anything
-        for start, stop in dataset.y.blocks():
-            y = dataset.y.read(start, stop) - (0.0 if intercept is None else intercept)
-            root = 1.0 if dataset.weight is None else np.sqrt(dataset.weight.read(start, stop))
-            squares += np.square(root * y).sum(axis=0)
-    relative = np.asarray(solution.relative_residual)
-    norm = np.sqrt(squares)
     center = operator.rows.center
     check_training_rows(
         operator.kernel,
@@ -369,8 +362,21 @@ def _check_predictions(
         weight=dataset.weight,
         alpha=np.asarray(alphas),
         intercept=intercept,
-        residual_norm=np.multiply(relative, norm, out=np.zeros_like(norm), where=relative > 0),
+        residual_norm=residual_norm(dataset, solution, intercept),
     )
+
+
+def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    squares = np.zeros(dataset.num_targets)
+    with np.errstate(over="ignore"):  # so large a norm allows anything
+        for start, stop in dataset.y.blocks():
+            y = dataset.y.read(start, stop) - (0.0 if intercept is None else intercept)
+            root = 1.0 if dataset.weight is None else np.sqrt(dataset.weight.read(start, stop))
+            squares += np.square(root * y).sum(axis=0)
+    relative, norm = np.asarray(solution.relative_residual), np.sqrt(squares)
+    return np.asarray(np.multiply(relative, norm, out=np.zeros_like(norm), where=relative > 0))
 
 
 def _gram_matrix(operator: RidgeOperator, workspace: Workspace) -> tuple[TileMatrix, dict[str, Any]]:

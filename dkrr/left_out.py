@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset
 from dkrr.engine.session import memory_limit_of
 from dkrr.errors import ConvergenceError, ParameterError, ResidualError
-from dkrr.fitting import FitSettings, ridge_operator, stored_gram
+from dkrr.fitting import FitSettings, residual_norm, ridge_operator, stored_gram
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
@@ -161,14 +161,9 @@ def leave_one_out_rows(
 
 def _check_solved(found: LeaveOneOut, dataset: Dataset, model: Model) -> None:
     """u_i / (A^-1)_ii is a row's residual without it only where A u = S y: |R| may be 1 % of them, in the 2-norm."""
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    n = dataset.num_rows
-    weight = np.ones((n, 1)) if dataset.weight is None else dataset.weight.read(0, n)
-    y = dataset.y.read(0, n)
-    if model.intercept is not None:
-        y = y - np.average(y, axis=0, weights=weight[:, 0])
+    weight = 1.0 if dataset.weight is None else dataset.weight.read(0, dataset.num_rows)
     relative = np.asarray(model.solution.relative_residual)
-    residual = relative * np.sqrt((weight * y**2).sum(axis=0))
+    residual = residual_norm(dataset, model.solution, model.intercept)
     left_out = np.sqrt((weight * found.residuals**2).sum(axis=0))
     if (residual > MAX_RESIDUAL_SHARE * left_out).any():
         target = int(np.argmax(residual - MAX_RESIDUAL_SHARE * left_out))

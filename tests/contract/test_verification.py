@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli import main
+from dkrr.kernels import Kernel
 from tests.faults import flip
 
 X = np.random.default_rng(0).standard_normal((150, 3))
@@ -48,3 +50,18 @@ def test_what_is_wrong_in_it_is_named(factor: Path) -> None:
     assert "inverse_diagonal/notes.txt is of unknown origin" in output
     assert "other.txt is of unknown origin" in output
     assert "3 problems" in output
+
+
+@pytest.mark.parametrize("options", [{}, {"tile_size": 64}])
+def test_the_sampled_training_rows_are_evaluated_once(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As predictions are; how large their terms may be is known without the entries."""
+    sampled, block = list[int](), Kernel.block
+
+    def counted(self: Kernel, A: Any, B: Any, *arguments: Any, **others: Any) -> Any:
+        sampled.append(len(A))
+        return block(self, A, B, *arguments, **others)
+
+    monkeypatch.setattr(Kernel, "block", counted)
+    X = np.random.default_rng(0).standard_normal((200, 3))
+    dkrr.KernelRidge(kernel="rbf", **options).fit(X, X[:, 0])
+    assert sampled.count(16) == 1
