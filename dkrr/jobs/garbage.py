@@ -3,7 +3,8 @@
 A Gram matrix, a factor or a copy of rows is needed when a JSON document of a run or a model names its key, or when a
 run that has a plan and no result may go on writing it; so are preconditioners and the state of an iteration ("solves").
 Runs and models are looked for in the folder that holds the store and below it, and wherever the store was told of some
-(:func:`~dkrr.stores.note_user`: each run, saved model and registry that uses a store elsewhere does so).
+(:func:`~dkrr.stores.note_user`: each run, saved model and registry that uses a store elsewhere does so), or remembers
+a model of.
 You need this when a store has grown: factors are kept so that a fit can be extended, and nothing else removes them.
 Scratch, that of a factor too unless such a run may go on with it, and what interrupted writes left are garbage. What
 changed lately is left alone: it may belong to a fit that is running.
@@ -40,6 +41,7 @@ from dkrr.jobs.inspection import kind_of
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
 from dkrr.jobs.registry.versions import VERSIONS, list_versions
 from dkrr.linalg.factor.scratch import factor_of_scratch
+from dkrr.linalg.lineage import recorded_models
 from dkrr.lock import hold_lock
 from dkrr.stores import (
     USERS,
@@ -124,6 +126,8 @@ def find_garbage(
         _absolute(parent_of(given)),
         *map(_absolute, runs),
         *(place for places in users.values() for place in places),
+        # of a store that was moved away from its runs
+        *(parent_of(model) for model in recorded_models(root) if not is_url(model) and os.path.isdir(model)),
     )
     trees = [_Tree.of(folder) for folder in dict.fromkeys(folders)]
     for tree in trees:  # which grow: a run may lie behind a link, on another disk

@@ -30,7 +30,7 @@ from dkrr.errors import StoreError
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.stores import children, is_url, local_root, place, read_json, write_json
 
-__all__ = ["Ancestor", "ancestors", "record_rows"]
+__all__ = ["Ancestor", "ancestors", "record_rows", "recorded_models"]
 
 FOLDER = "lineage"
 Kind = Literal["factors", "grams", "models"]
@@ -129,6 +129,13 @@ def ancestors(store: Any, dataset: Dataset, kernel: dict[str, Any], *, kinds: It
             rows = min(num_rows, int(document.get("center_rows") or num_rows))
             found.append(Ancestor(kind=kind, location=location, fields=fields, num_rows=num_rows, center_rows=rows))
     return sorted(found, key=lambda item: (-item.num_rows, item.location))
+
+
+def recorded_models(store: str) -> list[str]:
+    """Where the models are, or were, that fits in a store have left a record of."""
+    folder = join(store, FOLDER)
+    names = [name for name in children(folder) if name.endswith(".json")]
+    return [str(document["location"]) for document in _read_all(folder, names) if document["kind"] == "models"]
 
 
 def _is_root(store: Any) -> bool:

@@ -117,6 +117,22 @@ def test_what_a_run_needs_behind_a_link_is_kept(linked: str, tmp_path: Path) -> 
     assert not arrays(store)
 
 
+def test_what_a_run_beside_its_store_needs_is_kept_where_the_store_was_moved_behind_a_link(tmp_path: Path) -> None:
+    home, disk = tmp_path / "home", tmp_path / "disk"
+    run("fit", job(home, "runs/job", "runs/store"))
+    disk.mkdir()
+    shutil.move(home / "runs/store", disk / "store")
+    (home / "runs/store").symlink_to(disk / "store")
+    before = arrays(disk / "store")
+    assert before
+    make_old(tmp_path)
+    run("gc", disk / "store", "--yes")
+    assert arrays(disk / "store") == before
+    shutil.rmtree(home / "runs/job")
+    run("gc", disk / "store", "--yes")
+    assert not arrays(disk / "store")
+
+
 def test_a_run_that_cannot_be_looked_at_stops_it(tmp_path: Path) -> None:
     store = tmp_path / "store/store"
     run("fit", job(tmp_path / "project", tmp_path / "disk/runs/demo", store))
