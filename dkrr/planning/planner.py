@@ -53,11 +53,6 @@ class Decision:
         """The fit with nothing left to choose; of nystrom and primal the parts that they share with the others."""
         return settings_of(self.chosen, problem, choice)
 
-    def fits(self, problem: Problem, choice: SolverChoice) -> tuple[FitSettings, ...]:
-        """The way that is taken, then the other feasible ones, the cheapest first."""
-        others = [item for item in in_order(self.candidates) if item.name != self.chosen.name]
-        return tuple(settings_of(item, problem, choice) for item in (self.chosen, *others))
-
 
 def settings_of(way: Candidate, problem: Problem, choice: SolverChoice) -> FitSettings:
     """The fit by one way, with nothing left to choose."""

@@ -170,3 +170,10 @@ def test_lines_where_there_is_no_terminal() -> None:
         progress("factorise", 0, 210, 0.0, 210e9)
         status.phases = {"factorise": {"number": 0, "seconds": 12.3, "tasks": 210, "times": 1}}
     assert stream.getvalue() == "factorise: 210 tasks in 12.3 s\n"
+
+
+def test_a_way_that_was_given_up_and_the_one_after_it() -> None:
+    given_up = [{"way": "cg mixed, rank 500", "next": "cg float64, rank 500", "sentence": "..."}]
+    text = "\n".join(shown(running(tiles=None, phase="cg", given_up=given_up), 80, 24))
+    assert "from cg mixed, rank 500" in text
+    assert "cg float64, rank 500" in text

@@ -15,7 +15,7 @@ from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import Machine, cg_seconds, cholesky_seconds, factorise_seconds, pass_seconds
 from dkrr.planning.iterations import MARGIN, Iterations, extrapolate
-from dkrr.planning.planner import Decision, decide
+from dkrr.planning.planner import Decision, Ways, decide
 from dkrr.planning.simulate import TileSeconds, simulate
 from dkrr.planning.tiling import nominal_machine
 from dkrr.planning.trial import Trial
@@ -381,3 +381,52 @@ def test_tiles_of_many_workers_are_simulated() -> None:
     given = decided(problem(), SolverChoice(solver="cholesky"), many, machine=machine, tile_size=2048)
     assert (given.chosen.tile_size, given.reasons["tile_size"]) == (2048, "asked for")
     assert given.chosen.efficiency < chosen.efficiency
+
+
+def ways(choice: SolverChoice, what: Problem | None = None, **options: Any) -> Ways:
+    what = what or problem(n=200_000, alpha=1.0)
+    candidates = decided(what, choice, **options).candidates
+    return Ways(
+        problem=what, choice=choice, limits=LIMITS, tile_size=None, machine=lambda: MACHINE, candidates=candidates
+    )
+
+
+def test_the_other_ways_come_by_price_with_what_is_foreseen() -> None:
+    choice = SolverChoice()
+    what = problem(n=200_000, alpha=1.0)
+    decision = decided(what, choice)
+    others = ways(choice).others()
+    assert others[0].name == decision.chosen.name
+    prices = [sum(way.foreseen.seconds.values()) for way in others if way.foreseen is not None]
+    assert prices == sorted(prices)
+    assert len(prices) == len(others) == len([item for item in decision.candidates if not item.infeasible])
+    first = others[0].foreseen
+    assert first is not None
+    assert decision.chosen.iterations is not None
+    assert (first.low, first.high) == (decision.chosen.iterations.low, decision.chosen.iterations.high)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"solver": "cg"}, {"precision": "mixed"}, {"solver": "cg", "rank": 500}, {"gram": "on_the_fly", "tol": 1e-5}],
+    ids=str,
+)
+def test_words_hold_in_every_other_way(words: dict[str, Any]) -> None:
+    choice = SolverChoice(**words)
+    found = ways(choice)
+    assert len(found.others()) > 1
+    for way in found.others():
+        assert words.get("solver", way.solver) == way.solver
+        assert words.get("precision", way.precision) == way.precision
+        assert words.get("rank", way.rank) == way.rank
+        assert way.iterative.tol == choice.tol
+    excluded = {way.name for way in found.beyond()}
+    assert not excluded & {way.name for way in found.others()}
+    assert ("cholesky float64" in excluded) == (words.keys() & {"solver", "precision"} != set())
+
+
+def test_a_way_that_is_named_in_full_has_no_others() -> None:
+    choice = SolverChoice(solver="cg", precision="mixed", rank=500)
+    found = ways(choice)
+    assert found.others() == ()
+    assert "cg float64, rank 500" in {way.name for way in found.beyond()}
