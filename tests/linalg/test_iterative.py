@@ -26,6 +26,7 @@ from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.cg.state import CGState
 from dkrr.linalg.factor.triangular import BlockColumns
+from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
@@ -128,6 +129,23 @@ def test_iterations_around_a_float32_factor(tmp_path: Path, alpha: tuple[float, 
     assert max(solution.relative_residual) <= 1e-10
     _, warm = fit(dataset, tmp_path, alpha=alpha, solver="cholesky", precision="mixed", start=direct)
     assert warm.num_iterations == 0
+
+
+@pytest.mark.parametrize("parameters", [{"precision": "mixed"}, {"gram": "stored"}], ids=["mixed", "stored"])
+def test_a_true_residual_is_one_product(
+    parameters: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[tuple[str, int]] = []
+    multiply = OperatorProduct._multiply
+
+    def counted(product: OperatorProduct, v: np.ndarray, **how: Any) -> np.ndarray:
+        widths.append((product.phase, v.shape[1]))
+        return multiply(product, v, **how)
+
+    monkeypatch.setattr(OperatorProduct, "_multiply", counted)
+    _, solution = fit(rows(tmp_path, t=1), tmp_path, **parameters)
+    assert {columns for phase, columns in widths if phase == "residual"} == {1}
+    assert max(solution.backward_error) < 1e-9
 
 
 @pytest.mark.parametrize("weights", [False, True])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkrr.dataset import ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ParameterError
 from dkrr.kernels import make_kernel
@@ -16,7 +17,7 @@ from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.pairs import is_nonnegative
-from dkrr.linalg.residual import residual_norms, true_residual
+from dkrr.linalg.residual import residual_norms, sampled_row_sums, true_residual
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileMatrix
 from tests.linalg.helpers import dense, operator, rows
@@ -97,6 +98,21 @@ def test_one_alpha_for_each_column(tmp_path: Path, form: str) -> None:
         for found in norms:
             assert found.relative_residual[column] == pytest.approx(relative[0], rel=1e-10)
             assert found.backward_error[column] == pytest.approx(backward[0], rel=1e-10)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("form", ["rbf", "poly", "sigmoid"])
+def test_sums_of_some_rows_bound_the_norm_from_below(tmp_path: Path, form: str, weights: bool) -> None:
+    n, rng = 1500, np.random.default_rng(3)
+    x = rng.standard_normal((n, 4))
+    x[1001] *= 30.0  # one row of an unbounded kernel is the norm
+    weight = rng.uniform(0.5, 2.0, n) if weights else None
+    dataset = ingest(x, tmp_path / "far.zarr", y=x[:, 0], sample_weight=weight)
+    system = operator(dataset, alpha=0.3, kernel=form)
+    norm = np.abs(dense(system, dataset) - 0.3 * np.eye(n)).sum(axis=1).max()
+    found = sampled_row_sums(system)
+    assert len(found) <= 256
+    assert norm / 2 <= found.max() <= norm * (1 + 1e-12)
 
 
 def test_more_columns_than_a_block_and_a_float32_solution(tmp_path: Path) -> None:

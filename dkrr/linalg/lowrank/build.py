@@ -23,7 +23,7 @@ from dkrr.failpoints import failpoint
 from dkrr.linalg.lowrank.panels import Panels, Pivots
 from dkrr.linalg.lowrank.rpcholesky import FLOOR, accept, block_size, draw_uniform, draw_weighted
 from dkrr.linalg.lowrank.tasks import PanelTask, given_block, gram_group, panel_chunk, start_diagonal
-from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
 from dkrr.stores import place, read_json, remove_array
@@ -229,7 +229,7 @@ class PanelBuild:
             h[...], known[...] = block[:, :b], block[:, b:]
         else:
             assert operator.rows is not None  # noqa: S101
-            x = _features(operator.rows, proposals, operator.grid.n, self.num_features)
+            x = operator.rows.take(proposals, operator.grid.n)
             operator.kernel.block(x, x, h, same=True)
             if first:
                 operator.kernel.block(x, self._x[:first], known)
@@ -287,14 +287,3 @@ class PanelBuild:
             q += 1
         for name in names:
             remove_array(place(location, name))
-
-
-def _features(rows: Rows, index: NDArray[np.int64], n: int, num_features: int) -> Floats:
-    """Rows of X by number (k, d), centred; every chunk of X that is met is read once."""
-    step = rows.open().X.rows_per_chunk
-    result = np.empty((len(index), num_features))
-    for number in np.unique(index // step):
-        start = int(number) * step
-        inside = index // step == number
-        result[inside] = rows.read(start, min(start + step, n))[index[inside] - start]
-    return result
