@@ -24,6 +24,7 @@ from dkrr.linalg.lowrank.woodbury import KeptPanels, ShiftedGram, kept_panels
 from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
+from dkrr.stores import local_root
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import Twice, failing_at, flip, truncate
 from tests.linalg.helpers import dense, operator, rows, snapshot
@@ -374,9 +375,12 @@ def test_what_a_worker_keeps_is_bounded(tmp_path: Path) -> None:
 def test_a_worker_that_keeps_chunks_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowrank, "HELD_BYTES", 0)
     monkeypatch.setattr(lowrank, "memory_limit_of", lambda executor: 4 << 20)
+    monkeypatch.setattr(lowrank, "local_root", lambda store: None)  # as if it were fetched
     low = build(tmp_path, operator(rows(tmp_path, n=400), **MATERN), 100, Tasks())
-    monkeypatch.setattr(lowrank, "memory_limit_of", lambda executor: None)
+    assert low._keep_bytes
+    monkeypatch.setattr(lowrank, "local_root", local_root)
     without = build(tmp_path, operator(rows(tmp_path, n=400), **MATERN), 100, Tasks())
+    assert not without._keep_bytes
     r, alpha = np.random.default_rng(0).standard_normal((400, 2)), np.array([0.1, 0.2])
     for _ in range(2):
         assert np.array_equal(low.apply(r, alpha), without.apply(r, alpha))
