@@ -31,7 +31,6 @@ __all__ = [
     "StoreError",
     "StoreMismatchError",
     "WorkerLostError",
-    "check_whole",
 ]
 
 

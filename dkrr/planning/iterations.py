@@ -44,8 +44,8 @@ def growth(small: float, large: float, least: float, most: float) -> float:
 
 def extrapolate(half: tuple[float, float], whole: tuple[float, float], s: int, n: int) -> Iterations:
     """From samples of s / 2 and s rows to n; each with the iterations for alpha, and for alpha s / n."""
-    if n <= s:
-        return Iterations(whole[0], whole[0])
+    if n <= s:  # alpha s / n is alpha
+        return Iterations(min(whole), min(whole))
     own = whole[0] * (n / s) ** growth(half[0], whole[0], 0.0, OWN_POWER)
     scaled = whole[1] * (n / s) ** (SCALED_POWER * growth(half[1], whole[1], 0.0, 1.0))
     best = max(1.0, min(own, scaled))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -299,6 +300,8 @@ def test_iterations_grow_at_most_like_the_root_of_the_rows_and_not_at_all_where_
     smooth = extrapolate((20.0, 30.0), (30.0, 30.0), 2000, 8000)
     assert smooth.high <= 30 * MARGIN + 1
     assert extrapolate((60.0, 60.0), (30.0, 40.0), 2000, 2000) == Iterations(30.0, 30.0)
+    # iterations around a float32 factor are counted for alpha s / n alone, which is alpha here
+    assert extrapolate((inf, 60.0), (inf, 40.0), 2000, 2000) == Iterations(40.0, 40.0)
 
 
 @pytest.mark.parametrize(("length", "alpha", "supported"), [(80.0, 1e-5, False), (80.0, 1e-1, True), (0.5, 1e-2, True)])
