@@ -69,7 +69,7 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
     Returns
     -------
     digest
-        Of what stands there, see :func:`dkrr.manifest.content_digest`; None where nothing is.
+        Of the predictions of dkrr that stand there, see :func:`dkrr.manifest.content_digest`; None where there are none.
 
     Raises
     ------
@@ -98,15 +98,15 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
         )
     if not is_url(output):
         put_back(Path(output))
-    if overwrite:
-        return content_digest(output)
     said = _stamp_at(stamp)
-    if said == {}:
+    if said == {} and not overwrite:
         raise _foreign(stamp)
     digest = content_digest(output)
-    if digest is not None and not (said and (said.get("unfinished") or digest in (said["sha256"], said["replaced"]))):
+    if digest is None or (said and (said.get("unfinished") or digest in (said["sha256"], said["replaced"]))):
+        return digest
+    if not overwrite:
         raise _foreign(output)
-    return digest
+    return None  # what is replaced once by --overwrite does not become predictions by that
 
 
 def _stamp_at(location: str) -> dict[str, Any] | None:

@@ -153,6 +153,23 @@ def test_only_predictions_of_dkrr_are_replaced_unless_told_so(
     assert run("predict", "model.zarr", "data.zarr", "-o", name).exit_code == 0
 
 
+@pytest.mark.parametrize("ending", [".csv", ".zarr"])
+@pytest.mark.parametrize("make", [users_file, users_folder, edited_predictions], ids=lambda f: f.__name__)
+def test_what_was_overwritten_once_is_asked_about_again_where_it_was_put_back(
+    place: Path, make: Callable[[str], None], ending: str
+) -> None:
+    name = f"out{ending}"
+    make(name)
+    shutil.copytree(name, "kept") if Path(name).is_dir() else shutil.copy(name, "kept")
+    assert run("predict", "model.zarr", "data.zarr", "-o", name, "--overwrite").exit_code == 0
+    shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
+    Path("kept").rename(name)
+    before = contents(place)
+    result = run("predict", "model.zarr", "data.zarr", "-o", name)
+    assert result.exit_code == 4, result.output
+    assert contents(place) == before
+
+
 def test_predictions_of_a_registered_model_with_an_earlier_stamp_are_replaced(place: Path) -> None:
     earlier = b"y\n1.0\n"
     Path("out.csv").write_bytes(earlier)
