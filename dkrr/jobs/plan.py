@@ -17,7 +17,7 @@ import numpy as np
 
 from dkrr.address import is_url
 from dkrr.engine.environment import cpu_count
-from dkrr.engine.memory import free_memory_bytes, total_memory_bytes
+from dkrr.engine.memory import free_memory_bytes, peak_rss_bytes, total_memory_bytes
 from dkrr.errors import ParameterError
 from dkrr.fitting import center_of_lineage
 from dkrr.jobs.claim import run_id
@@ -220,7 +220,8 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         threads_per_worker=job.cluster.threads_per_worker,
         memory_limit_bytes=limit,
         task_bytes=per_task,
-        client_bytes=CLIENT_BYTES + chosen.client_bytes,
+        # a trial of large ranks may have taken more than the fit will
+        client_bytes=max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
         disk_bytes=chosen.disk_bytes,
         disk_present_bytes=present,
         disk_free_bytes=free,
