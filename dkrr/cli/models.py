@@ -103,11 +103,14 @@ def show_command(name: str, version: str, registry: str | None, as_json: bool) -
 @click.option("--promote", "at_once", is_flag=True, help="Put it into production at once.")
 @registry_option
 def add_command(name: str, model: str, at_once: bool, registry: str | None) -> None:
-    """Publish MODEL (a model.zarr, or the directory of a run) as a version of NAME, named "candidate"."""
+    """Publish MODEL (a model.zarr, or the directory of a run) as a version of NAME, named "candidate".
+
+    The model of a run whose last fit is not finished is that of an earlier one: it is not promoted.
+    """
     from dkrr.cli.run import model_location
 
     named = _open(registry, name)
-    version = named.add(model_location(model))
+    version = named.add(model_location(model, finished=at_once))
     if at_once:
         named.promote(version.id)
     click.echo(version.id)

@@ -24,8 +24,15 @@ job_argument = click.argument("job")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 
 
-def model_location(text: str, registry: str | None = None) -> str:
+def model_location(text: str, registry: str | None = None, *, finished: bool = False) -> str:
     """The model that a text means: a path itself, that of a run (its directory or name), or NAME@ALIAS of a registry.
+
+    Where a run is meant that is not finished, the model may be that of an earlier fit, and a line on stderr says so.
+
+    Parameters
+    ----------
+    finished
+        Whether such a run is refused.
 
     Raises
     ------
@@ -35,6 +42,8 @@ def model_location(text: str, registry: str | None = None) -> str:
     from dkrr.address import is_url, join, name_of
     from dkrr.errors import StoreError
     from dkrr.jobs.registry import ModelRegistry, parse_reference
+    from dkrr.jobs.runs.directory import RunDirectory, find_run, run_kind
+    from dkrr.jobs.runs.status import look_once
     from dkrr.stores import read_json
 
     reference = parse_reference(text)
@@ -42,27 +51,34 @@ def model_location(text: str, registry: str | None = None) -> str:
         return ModelRegistry(registry).open(reference.name).resolve(reference.selector).model_path
     inside = join(text, "model.zarr")
     if is_url(text):
-        if name_of(text).endswith(".zarr"):
+        if name_of(text).endswith(".zarr") or read_json(inside, "zarr.json") is None:
             return text
-        return inside if read_json(inside, "zarr.json") is not None else text
-    if os.path.isdir(inside):
-        return inside
-    if os.path.isfile(join(text, "zarr.json")) or (text.endswith(".zarr") and os.path.isdir(text)):
+        run = RunDirectory(text)
+    elif os.path.isdir(inside):
+        run = RunDirectory(text)
+    elif os.path.isfile(join(text, "zarr.json")) or (text.endswith(".zarr") and os.path.isdir(text)):
         return text  # what may be wrong with it is said where it is read
-    from dkrr.jobs.runs.directory import find_run
-    from dkrr.jobs.runs.status import look_once
-
-    try:
-        run = find_run(text)
-    except StoreError:
-        seen = "is not a model" if os.path.lexists(text) else "does not exist"
-        raise StoreError(f"{text} {seen}", hint="give a model.zarr, a run, or NAME@ALIAS of a registry") from None
-    if run.has("model.zarr/zarr.json"):
-        return run.path("model.zarr")
-    raise StoreError(
-        f"run {text} has no model: it is {look_once(run, beat_seconds=0.0).state}",
-        hint=f"`dkrr resume {text}` goes on with it, `dkrr logs {text}` says what happened",
-    )
+    else:
+        try:
+            run = find_run(text)
+        except StoreError:
+            seen = "is not a model" if os.path.lexists(text) else "does not exist"
+            raise StoreError(f"{text} {seen}", hint="give a model.zarr, a run, or NAME@ALIAS of a registry") from None
+    if run_kind(run.location) in (None, "other"):
+        return inside  # of a version, say
+    state, shown = look_once(run, beat_seconds=0.0).state, run.shown
+    hint = f"`dkrr resume {shown}` goes on with it, `dkrr logs {shown}` says what happened"
+    if not run.has("model.zarr/zarr.json"):
+        raise StoreError(f"run {text} has no model: it is {state}", hint=hint)
+    model, result = run.path("model.zarr"), run.read("result.json")
+    if state != "finished":
+        which = "has not been evaluated" if result is None else "is the model of an earlier fit"
+        if result is not None and "plan" in result:
+            which += f", of {result['plan']['num_rows']:,} rows"
+        if finished:
+            raise StoreError(f"run {shown} is {state}, and what it holds {which}", hint=f"{hint}; or name {model}")
+        click.echo(f"run {shown} is {state}: what it holds {which}", err=True)
+    return model
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,7 +69,7 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
     Returns
     -------
     digest
-        Of the predictions of dkrr that stand there, see :func:`dkrr.manifest.content_digest`; None where there are none.
+        Of dkrr's predictions that stand there, see :func:`dkrr.manifest.content_digest`; None where there are none.
 
     Raises
     ------

@@ -18,7 +18,7 @@ from dkrr.errors import DkrrError, StoreError
 from dkrr.jobs.registry import ALIASES, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
 from dkrr.jobs.runs.directory import RunDirectory, run_kind
-from dkrr.jobs.runs.status import read_status
+from dkrr.jobs.runs.status import look_once
 from dkrr.stores import arrays_below, list_keys, read_json
 
 __all__ = ["Description", "describe", "kind_of", "verify"]
@@ -231,10 +231,14 @@ def _describe_run(path: str) -> dict[str, Any]:
     facts = {
         "data": job.get("data", {}).get("path"),
         "kernel": plan.get("kernel") or job.get("model", {}).get("kernel"),
-        "state": read_status(run).state,
+        "state": (state := look_once(run, beat_seconds=0.0).state),
     }
     if result is None:
         return facts
+    if state != "finished":  # its figures are those of a fit that came before
+        return facts | {
+            "earlier fit": f"{result['plan']['num_rows']:,} rows, finished; {result['model_path']} is its model"
+        }
     return facts | {
         "model": result["model_path"],
         "relative residual": _worst(result["relative_residual"]),

@@ -31,7 +31,7 @@ from dkrr.planning.iterations import Iterations
 from dkrr.planning.planner import Ways, settings_of
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
 from dkrr.spread import recorded_factors
-from dkrr.stores import list_entries, place, remove_array
+from dkrr.stores import delete_key, list_entries, place, remove_array
 from dkrr.validation import check_target_sizes
 
 __all__ = ["solve_and_save"]
@@ -78,7 +78,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     details = solver_details(settings, plan.nystrom)
     if plan.nystrom is not None:
         found = fit_nystrom(train, settings, NystromSettings(**plan.nystrom), iterative, workspace)
-        _model(prepared, found.solution, nystrom_parts(found, kernel), plan, details).write(model_path, overwrite=True)
+        _save(_model(prepared, found.solution, nystrom_parts(found, kernel), plan, details), directory)
         left_out = leave_out(job, train, settings, workspace, model_path, directory)
         summary = summary_of(plan, workspace, directory, model_path, found.solution, found.intercept)
         summary.leave_one_out = left_out
@@ -86,7 +86,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     if plan.solver == "primal":
         primal = fit_primal(train, kernel, settings.alpha, workspace, fit_intercept=settings.fit_intercept)
         details = primal_details(primal)
-        _model(prepared, primal.solution, primal_parts(primal), plan, details).write(model_path, overwrite=True)
+        _save(_model(prepared, primal.solution, primal_parts(primal), plan, details), directory)
         left_out = leave_out(job, train, settings, workspace, model_path, directory)
         summary = summary_of(plan, workspace, directory, model_path, primal.solution, primal.intercept)
         summary.leave_one_out = left_out
@@ -116,7 +116,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
             if job.output.keep != "model":
                 details |= recorded_factors(workspace.store, result.factors)
             details |= {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
-            _model(prepared, result.solution, parts, plan, details).write(model_path, overwrite=True)
+            _save(_model(prepared, result.solution, parts, plan, details), directory)
             left_out = leave_out(
                 job, train, settings, workspace, model_path, directory, given=given, source_digest=digest
             )
@@ -187,6 +187,12 @@ def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: 
             **details,
         },
     )
+
+
+def _save(model: Model, directory: str) -> None:
+    """Write the model of a run. The figures of the one whose place it takes go first: they are not its own."""
+    delete_key(directory, "result.json")
+    model.write(place(directory, "model.zarr"), overwrite=True)
 
 
 def _clean(job: JobSpec, workspace: Workspace, result: FitResult) -> dict[str, int]:

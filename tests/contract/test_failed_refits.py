@@ -1,14 +1,21 @@
-"""A refit that fails leaves the fit that was there, whole: attributes, predictions, leave-one-out, intervals."""
+"""A refit that fails leaves the fit that was there, whole: attributes, predictions, leave-one-out, intervals.
+
+A run says so to whoever uses its model.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner, Result
 
 import dkrr
+from dkrr.cli import main
+from tests.jobs.retrain.project import in_process
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((60, 3))
@@ -68,3 +75,114 @@ def test_a_refit_that_works_takes_the_place_of_all() -> None:
     assert not hasattr(est, "feature_names_in_")
     assert est.n_features_in_ == 5
     assert est.leave_one_out().residuals.shape == (60, 1)
+
+
+JOB = """
+[data]
+path = "d.csv"
+target = "y"
+[evaluate]
+fraction = 0.2
+[model]
+kernel = "rbf"
+gamma = 50.0
+alpha = 0.0
+[solver]
+name = "cholesky"
+precision = "float64"
+"""
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def write_rows(number: int, *, twice: int = 0) -> None:
+    rows = np.random.default_rng(number).random((number, 4))
+    again = rows[:twice] + np.array([0, 0, 0, 1])
+    np.savetxt("d.csv", np.vstack([rows, again]), delimiter=",", header="a,b,c,y", comments="")
+
+
+def other_rows_without_a_factor(_: pytest.MonkeyPatch) -> None:
+    write_rows(100, twice=20)
+    assert run("fit", "job.toml").exit_code == 5
+
+
+def other_rows_that_are_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(120)
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.jobs.run.solve_and_save", _interrupted)
+        assert run("fit", "job.toml").exit_code == 75
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a finished run of 100 rows, and rows to predict."""
+    monkeypatch.chdir(tmp_path)
+    in_process(monkeypatch)
+    Path("job.toml").write_text(JOB)
+    write_rows(50)
+    Path("d.csv").rename("new.csv")
+    write_rows(100)
+    assert run("fit", "job.toml").exit_code == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "fail", [other_rows_without_a_factor, other_rows_that_are_interrupted], ids=lambda fail: fail.__name__
+)
+def test_who_uses_the_model_of_a_run_whose_refit_failed_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, fail: Any
+) -> None:
+    fail(monkeypatch)
+    state = "failed" if fail is other_rows_without_a_factor else "interrupted"
+    for command in (
+        ["predict", "job", "new.csv", "-o", "p.csv"],
+        ["predict", "runs/job", "new.csv", "-o", "p.csv"],
+        ["evaluate", "job", "new.csv"],
+        ["models", "add", "demo", "job"],
+    ):
+        result = run(*command)
+        assert result.exit_code == 0, result.output
+        assert f"job is {state}" in result.stderr
+        assert "the model of an earlier fit" in result.stderr
+    assert "job is" not in run("predict", "runs/job/model.zarr", "new.csv", "-o", "p.csv").stderr, "it was named"
+    result = run("models", "add", "demo", "job", "--promote")
+    assert result.exit_code == 4, result.output
+    assert f"job is {state}" in result.stderr
+    assert "hint: `dkrr resume job`" in result.stderr
+    assert "production" not in run("models", "list", "demo").stdout
+    said = run("info", "runs/job").stdout
+    assert state in said
+    assert "relative residual" not in said, "that of an earlier fit"
+
+
+def test_a_finished_run_is_used_without_a_word(place: Path) -> None:
+    write_rows(120)
+    assert run("fit", "job.toml").exit_code == 0
+    assert "job is" not in run("predict", "job", "new.csv", "-o", "p.csv").stderr
+    assert run("models", "add", "demo", "job", "--promote").exit_code == 0
+    assert "relative residual" in run("info", "runs/job").stdout
+
+
+def test_a_model_that_could_not_be_evaluated_has_no_figures_of_an_earlier_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(120)
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.jobs.run.score_dataset", _interrupted)
+        assert run("fit", "job.toml").exit_code == 75
+    model = dkrr.load_model("runs/job/model.zarr")
+    assert 90 < model.num_rows < 110
+    assert not Path("runs/job/result.json").exists()
+    result = run("predict", "job", "new.csv", "-o", "p.csv")
+    assert result.exit_code == 0
+    assert "job is interrupted" in result.stderr
+    assert "not been evaluated" in result.stderr
+    assert run("models", "add", "demo", "job", "--promote").exit_code == 4
+    assert run("fit", "job.toml").exit_code == 0
+    assert Path("runs/job/result.json").exists()
