@@ -2,8 +2,9 @@
 
     k(n) = k(s) (n / s)^p,    p = log2(k(s) / k(s / 2))
 
-The largest eigenvalue that is left for an iteration grows like n at most, and iterations like its root: p is between 0
-and 1/2. Where alpha was scaled by s / n that growth is in the counts already, and what is left of it is halved.
+for alpha as it is, and for alpha s / n. What the smaller alpha adds on the same rows, q = log(k' / k) / log(n / s), is
+growth with n that k' has in it already: k'(n) = k'(s) (n / s)^max(0, p' - q). The first is right where rows are far
+from each other, the second where they are close, and the larger of the two is an overestimate.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
-__all__ = ["MARGIN", "SCALED_POWER", "Iterations", "extrapolate", "growth"]
+__all__ = ["MARGIN", "Iterations", "extrapolate", "growth"]
 
-# the largest powers of n with which iterations grow: with alpha as it is, and with alpha s / n
-OWN_POWER, SCALED_POWER = 0.5, 0.5
+# the largest power of n with which iterations grow: the condition does like n^2, where rows come ever closer
+LARGEST_POWER = 1.0
 MARGIN = 1.25
 
 
@@ -29,6 +30,11 @@ class Iterations:
     def middle(self) -> float:
         """The geometric mean."""
         return float((self.low * self.high) ** 0.5)
+
+    @classmethod
+    def around(cls, best: float) -> Iterations:
+        """What is expected where the best estimate is ``best``."""
+        return cls(max(1.0, best / MARGIN), float(ceil(max(1.0, best) * MARGIN - 1e-9)))
 
     def __str__(self) -> str:
         low, high = round(self.low), round(self.high)
@@ -46,7 +52,8 @@ def extrapolate(half: tuple[float, float], whole: tuple[float, float], s: int, n
     """From samples of s / 2 and s rows to n; each with the iterations for alpha, and for alpha s / n."""
     if n <= s:  # alpha s / n is alpha
         return Iterations(min(whole), min(whole))
-    own = whole[0] * (n / s) ** growth(half[0], whole[0], 0.0, OWN_POWER)
-    scaled = whole[1] * (n / s) ** (SCALED_POWER * growth(half[1], whole[1], 0.0, 1.0))
-    best = max(1.0, min(own, scaled))
-    return Iterations(max(1.0, best / MARGIN), float(ceil(best * MARGIN - 1e-9)))
+    ratio = n / s
+    own = whole[0] * ratio ** growth(half[0], whole[0], 0.0, LARGEST_POWER)
+    included = log2(max(whole[1] / whole[0], 1.0)) / log2(ratio)
+    scaled = whole[1] * ratio ** max(0.0, growth(half[1], whole[1], 0.0, LARGEST_POWER) - included)
+    return Iterations.around(min(own, scaled))

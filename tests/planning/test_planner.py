@@ -15,7 +15,7 @@ from dkrr.linalg.products import kernel_product
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import Machine, cg_seconds, cholesky_seconds, factorise_seconds, pass_seconds
-from dkrr.planning.iterations import MARGIN, Iterations, extrapolate
+from dkrr.planning.iterations import Iterations, extrapolate
 from dkrr.planning.planner import Decision, Ways, decide
 from dkrr.planning.simulate import TileSeconds, simulate
 from dkrr.planning.tiling import nominal_machine
@@ -294,11 +294,11 @@ def test_a_rank_counts_for_as_many_rows_as_there_are(kernel: str) -> None:
     assert found.low / 1.3 <= true.low <= 1.3 * found.high, (found, true)
 
 
-def test_iterations_grow_at_most_like_the_root_of_the_rows_and_not_at_all_where_the_spectrum_ends() -> None:
-    rough = extrapolate((20.0, 60.0), (40.0, 120.0), 2000, 8000)
-    assert rough.middle == pytest.approx(80, rel=0.05), "alpha as it is: twice as many on four times the rows"
-    smooth = extrapolate((20.0, 30.0), (30.0, 30.0), 2000, 8000)
-    assert smooth.high <= 30 * MARGIN + 1
+def test_iterations_grow_as_on_the_sample_where_alpha_says_nothing_and_with_alpha_where_it_does() -> None:
+    rough = extrapolate((20.0, 20.0), (30.0, 30.0), 2000, 8000)
+    assert rough.middle == pytest.approx(30 * 1.5**2, rel=0.05), "half as many again for twice the rows"
+    smooth = extrapolate((20.0, 55.0), (30.0, 60.0), 2000, 8000)
+    assert smooth.middle == pytest.approx(60, rel=0.05), "alpha of all rows on the sample: the growth is in it already"
     assert extrapolate((60.0, 60.0), (30.0, 40.0), 2000, 2000) == Iterations(30.0, 30.0)
     # iterations around a float32 factor are counted for alpha s / n alone, which is alpha here
     assert extrapolate((inf, 60.0), (inf, 40.0), 2000, 2000) == Iterations(40.0, 40.0)
