@@ -44,8 +44,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def submit_command(job: Path, as_json: bool) -> None:
     """Start JOB in the background and print the name of its run. `wait`, `status`, `logs`, `cancel` take that name.
 
-    A finished job prints its result and is not run again unless its data set holds other rows since; one that was
-    interrupted continues.
+    A finished job prints its result and is not run again unless its data set holds other rows since, or a file that it
+    reads was written since; one that was interrupted continues.
     """
     from dkrr.jobs.spec import JobSpec
 
@@ -61,7 +61,7 @@ def submit_command(job: Path, as_json: bool) -> None:
 def resume_command(run: str, as_json: bool) -> None:
     """Start a new driver for RUN (a name, a path or a URL), which continues with what is finished.
 
-    A finished RUN prints its result, and says when its data set holds other rows since.
+    A finished RUN prints its result, and says when its job reads other rows by now.
     """
     from dkrr.jobs.runs.directory import find_run
     from dkrr.jobs.runs.submit import resume_run

@@ -21,7 +21,7 @@ from dkrr.dataset.columns import column_number, match_features, match_targets, o
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.parquet import is_visible, visible_files
-from dkrr.errors import DataError, JobFileError, StoreError
+from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
@@ -36,8 +36,8 @@ class Prepared:
     """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two.
 
     ``frozen`` says where the scaling comes from, when an earlier fit had the first of these rows; ``data`` which rows
-    the job's data had, held-out ones included. ``center_drift_limit`` is how far newer rows may lie from a centre that
-    is frozen: None where they are whitened, for then their scaling decides.
+    the job's data had, held-out ones included, and in which state its files were. ``center_drift_limit`` is how far
+    newer rows may lie from a centre that is frozen: None where they are whitened, for then their scaling decides.
     """
 
     train: Dataset
@@ -114,12 +114,13 @@ def open_data(
 
 def prepare(job: JobSpec, store: Any) -> Prepared:
     """Split and whiten: training rows with the training rows' statistics, or frozen ones; held-out rows untouched."""
-    evaluate = job.evaluate
+    evaluate, sources = job.evaluate, _sources(job)  # before anything is read
     # where other rows are evaluated, numbers are those of columns of their file
     has_numbers = evaluate is None or evaluate.path is None
     dataset = open_data(_without_mask(job), store, has_numbers=has_numbers)
     if dataset.y is None:
         raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
+    facts = {**_facts(dataset), "sources": sources}
     mask, test = None, None
     locations: list[str] = []
     if evaluate is not None and evaluate.path is not None:
@@ -140,11 +141,11 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
         locations.append(location)
     if mask is None and not job.data.standardize:
-        return Prepared(dataset, test, None, tuple(locations), None, _facts(dataset), job.data.drift_limit)
+        return Prepared(dataset, test, None, tuple(locations), None, facts, job.data.drift_limit)
     frozen = find_scaling(store, dataset, mask, job.data.drift_limit) if job.data.standardize else None
     if frozen is not None and frozen.location is not None:
         train = replace(open_dataset(frozen.location), **fields_of(dataset))
-        return Prepared(train, test, frozen.scaling, (*locations, frozen.location), frozen, _facts(dataset))
+        return Prepared(train, test, frozen.scaling, (*locations, frozen.location), frozen, facts)
     scaling = None if frozen is None else frozen.scaling
     if scaling is not None:
         split = _key(split, scaling.to_dict())
@@ -159,7 +160,7 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
     )
     train = replace(train, **fields_of(dataset))  # the same rows may have been prepared under other names
     limit = None if job.data.standardize else job.data.drift_limit
-    return Prepared(train, test, scaling, (*locations, location), frozen, _facts(dataset), limit)
+    return Prepared(train, test, scaling, (*locations, location), frozen, facts, limit)
 
 
 def _without_mask(job: JobSpec) -> DataSpec:
@@ -224,34 +225,72 @@ def _check_columns(data: DataSpec, dataset: Dataset, has_numbers: bool) -> None:
 
 
 def has_changed(job: JobSpec, result: dict[str, Any]) -> bool:
-    """Whether the job's data set holds other rows than those of a result; False for data that is not a data set."""
+    """Whether what the job reads is something else than what a result was made of."""
     return bool(changed_since(job, result))
 
 
 def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
-    """What the job's data set holds now and a result was not made of, and what to do; "" where that is nothing.
+    """What the job reads now and a result was not made of, and what to do; "" where that is nothing.
 
-    Nothing, too, where the data is not a data set, or the data set cannot be read.
+    Nothing, too, where it cannot be read.
     """
     fitted, path = result.get("data"), job.data.path
-    if not fitted or path.startswith(("sklearn:", "generate:")):
+    if not fitted:
         return ""
-    try:
-        found = _facts(open_dataset(path))
-    except StoreError:
-        return ""
-    if all(found[name] == fitted[name] for name in ("rows", "digests")):
-        return ""
-    before, now = fitted.get("generation"), found["generation"]
-    if before is None or now <= before:  # rows were dropped, or the result is older than its generations' numbers
+    found = _facts_at(path)
+    if found is not None and any(found[name] != fitted[name] for name in ("rows", "digests")):
+        before, now = fitted.get("generation"), found["generation"]
+        if before is None or now <= before:  # rows were dropped, or the result is older than its generations' numbers
+            return (
+                f"complete for {fitted['rows']:,} rows of {path}, which holds {found['rows']:,} rows now, others: "
+                "start `dkrr fit JOB` to fit those"
+            )
         return (
-            f"complete for {fitted['rows']:,} rows of {path}, which holds {found['rows']:,} rows now, others: "
-            "start `dkrr fit JOB` to fit those"
+            f"complete for generation {before} of {path} ({fitted['rows']:,} rows), which is at generation {now} now "
+            f"({found['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
         )
-    return (
-        f"complete for generation {before} of {path} ({fitted['rows']:,} rows), which is at generation {now} now "
-        f"({found['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
-    )
+    known = fitted.get("sources", {})
+    for key, state in _sources(job).items():
+        if state is not None and key in known and known[key] not in (None, state):
+            place = getattr(job.data if key == "data path" else job.evaluate, key.rpartition(" ")[2])
+            return f"complete for {place} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
+    return ""
+
+
+def _sources(job: JobSpec) -> dict[str, Any]:
+    """What tells that something which the job reads was written since, as JSON; None where it cannot be read."""
+    evaluate = job.evaluate
+    paths = {"data path": job.data.path}
+    if evaluate is not None and evaluate.path is not None:
+        paths["evaluate path"] = evaluate.path
+    if evaluate is not None and evaluate.mask_is_file:
+        paths["evaluate mask"] = str(evaluate.mask)
+    return {key: json.loads(json.dumps(_state_at(path))) for key, path in paths.items()}
+
+
+def _state_at(path: str) -> Any:
+    """The digests of a data set, the state of files, without the folder that they lie in: it may be moved."""
+    if (found := _facts_at(path)) is not None:
+        return found["digests"]
+    try:
+        state = _source_state(path)
+    except (DkrrError, OSError):
+        return None
+    if isinstance(state, str):
+        return None  # made of itself
+    if is_url(path):
+        return state
+    return [[os.path.relpath(file, path), *rest] for file, *rest in state] if os.path.isdir(path) else state[1:]
+
+
+def _facts_at(path: str) -> dict[str, Any] | None:
+    """The facts of a data set; None where there is none, or it cannot be read."""
+    if path.startswith(("sklearn:", "generate:")):
+        return None
+    try:
+        return _facts(open_dataset(path))
+    except StoreError:
+        return None
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -17,6 +19,7 @@ import dkrr
 from dkrr.cli import main
 from dkrr.dataset.sources import open_table
 from dkrr.errors import DataError, DkrrError
+from dkrr.processes import process_record
 from tests.jobs.retrain.project import Project, in_process
 
 N = 40
@@ -265,3 +268,85 @@ def test_an_array_file_that_is_replaced_while_it_is_read_is_refused(form: str, t
     with pytest.raises(DataError, match="was changed while it was read"):
         dkrr.ingest(table, tmp_path / "data.zarr", **options)
     assert not (tmp_path / "data.zarr").exists()
+
+
+# --- a finished job ---------------------------------------------------------------------------------------------------
+
+JOB = """
+[data]
+path = "rows{ending}"
+target = [-1]
+[evaluate]
+{evaluate}
+[model]
+kernel = "rbf"
+alpha = 0.1
+"""
+
+
+def _write(name: str, seed: int) -> None:
+    """A table of four columns, the last of which is a mask of 0 and 1."""
+    rows = np.random.default_rng(seed).random((60, 3))
+    if name.endswith(".npy"):
+        np.save(name, rows)
+    elif name.endswith(".parquet"):
+        pq.write_table(pa.table({f"x{j}": rows[:, j] for j in range(3)}), name)
+    elif name.endswith(".zarr"):
+        shutil.rmtree(name, ignore_errors=True)
+        dkrr.ingest(rows, name, target=[-1])
+    else:
+        np.savetxt(name, rows, delimiter=",", header="a,b,c", comments="")
+
+
+def _write_mask(name: str, seed: int) -> None:
+    np.save(name, np.random.default_rng(seed).random(60) < 0.3)
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The drivers that a submission started, none of which runs; the current folder is an empty one."""
+    monkeypatch.chdir(tmp_path)
+    in_process(monkeypatch)
+    found: list[str] = []
+
+    def start(location: str, job: Any) -> dict[str, Any]:
+        found.append(location)
+        return {"kind": "here", **process_record()}
+
+    monkeypatch.setattr("dkrr.jobs.placement.start_driver", start)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ending", "evaluate", "changed", "write"),
+    [
+        (".csv", "fraction = 0.2", "rows.csv", _write),
+        (".npy", "fraction = 0.2", "rows.npy", _write),
+        (".parquet", "fraction = 0.2", "rows.parquet", _write),
+        (".csv", 'path = "test.csv"', "test.csv", _write),
+        (".zarr", 'path = "test.csv"', "test.csv", _write),
+        (".zarr", 'path = "test.zarr"', "test.zarr", _write),
+        (".csv", 'mask = "mask.npy"', "mask.npy", _write_mask),
+        (".zarr", 'mask = "mask.npy"', "mask.npy", _write_mask),
+    ],
+)
+def test_a_finished_job_is_submitted_again_when_a_file_that_it_reads_was_written_since(
+    started: list[str], ending: str, evaluate: str, changed: str, write: Any
+) -> None:
+    def dkrr_says(*arguments: str) -> Any:
+        result = CliRunner().invoke(main, list(arguments))
+        assert result.exit_code == 0, result.output
+        return result
+
+    Path("job.toml").write_text(JOB.format(ending=ending, evaluate=evaluate))
+    _write(f"rows{ending}", 0)
+    write(changed, 0) if changed != f"rows{ending}" else None
+    dkrr_says("fit", "job.toml")
+    assert "is finished" in dkrr_says("submit", "job.toml").stderr
+    assert "since" not in dkrr_says("resume", "job").stderr
+    assert not started
+    write(changed, 1)
+    assert changed in dkrr_says("resume", "job").stderr, "a finished run is told what changed, and stays"
+    assert not started
+    dkrr_says("submit", "job.toml")
+    assert len(started) == 1

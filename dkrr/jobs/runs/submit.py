@@ -35,7 +35,8 @@ class Submitted:
 def submit_job(job: JobSpec, source: bytes) -> Submitted:
     """Make the run of a job and start its driver; nothing is started when the run is on its way, or finished.
 
-    A run that is finished begins once more when its data set holds other rows since: it continues with what it has.
+    A run that is finished begins once more when its data set holds other rows since, or a file that it reads was
+    written since: it continues with what it has.
 
     Parameters
     ----------
@@ -55,14 +56,14 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
     document = check_claim(job, directory.location)
     if directory.exists():
         view = look_once(directory)
-        if not view.is_over or (view.state == "finished" and not _has_new_rows(job, directory)):
+        if not view.is_over or (view.state == "finished" and not _has_changed(job, directory)):
             return Submitted(directory, view)
     directory.write("job.json", document)  # first: it is what makes the folder a run
     directory.write_bytes("job.toml", source)
     return _start(directory, job)
 
 
-def _has_new_rows(job: JobSpec, directory: RunDirectory) -> bool:
+def _has_changed(job: JobSpec, directory: RunDirectory) -> bool:
     from dkrr.jobs.prepare import has_changed
 
     return has_changed(job, directory.read("result.json") or {})
@@ -71,8 +72,8 @@ def _has_new_rows(job: JobSpec, directory: RunDirectory) -> bool:
 def resume_run(directory: RunDirectory) -> Submitted:
     """Start a new driver for a run that has ended without being finished; nothing for a finished one.
 
-    Where the data set of a finished one holds other rows since, ``note`` says so: a run is resumed for the rows that it
-    was made for, and only its job begins with others.
+    Where a finished one reads other rows by now, ``note`` says so: a run is resumed for the rows that it was made for,
+    and only its job begins with others.
 
     Raises
     ------
