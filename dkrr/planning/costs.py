@@ -268,7 +268,7 @@ def cg_seconds(
     """Preconditioner, ``iterations`` for all targets and alphas together, true residuals every 50 and at the end.
 
     With a stored Gram matrix a pass reads 4 n (n + b) bytes instead of evaluating entries. Products ("multiply") that
-    are not the float64 ones of the kernel need those besides ("residual"): float32 ones ``refinements`` more of them.
+    are not the float64 ones of the kernel need those besides ("residual"), float32 ones at least ``refinements``.
     """
     seconds = {"start": machine.start_seconds}
     if gram == "stored":
@@ -283,7 +283,7 @@ def cg_seconds(
         seconds["multiply"] = iterations * (machine.read(size, size) + flops + machine.round_seconds)
     elif precision == "mixed":
         seconds["multiply"] = iterations * pass_seconds(machine, n, t, "float32")
-        checks += min(refinements, iterations)
+        checks = max(checks, min(refinements, iterations))
     else:
         seconds["multiply"] = (iterations + checks) * exact
     seconds["apply"] = iterations * apply_seconds(machine, n, t, rank)

@@ -35,7 +35,7 @@ __all__ = ["Decision", "Ways", "decide", "settings_of"]
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
 # a trial may take this share of the time of a float64 factor, within bounds
-TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.03, 0.1, 8.0
+TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.06, 0.1, 8.0
 ASKED = "asked for"
 
 
@@ -145,7 +145,7 @@ def decide(
     Parameters
     ----------
     machine, trial
-        Called only where the choice may depend on them, ``machine`` first; ``trial`` with the seconds it may take, 3 %
+        Called only where the choice may depend on them, ``machine`` first; ``trial`` with the seconds it may take, 6 %
         of what a float64 factor would.
     tile_size
         The edge that was asked for; None means "auto".

@@ -108,7 +108,7 @@ class Trial:
         found: dict[int, Iterations] = self._once(key, lambda: self._cg(min(alpha), ranks, tol))
         if precision == "float64":
             return found
-        more = self.refinements(min(alpha), tol)
+        more = self.refinements(min(alpha), tol) - 1
         # each of them begins anew: without a preconditioner that costs what conjugate gradients had learnt
         again = {rank: count.high if rank else 2 * count.high for rank, count in found.items()}
         return {rank: Iterations(count.low + more / 2, again[rank] + more) for rank, count in found.items()}
@@ -199,7 +199,7 @@ class Trial:
                 inside[rank:, k] = 0.0
             return np.asarray(r - columns.T @ inside)
 
-        counts = _iterate(matrix, alphas, np.tile(rhs, len(cases)), apply, tol, self.seconds / 3)
+        counts = _iterate(matrix, alphas, np.tile(rhs, len(cases)), apply, tol, self.seconds / 2)
         slowest = counts.reshape(len(cases), t).max(axis=1)
         return {rank: (float(slowest[2 * k]), float(slowest[2 * k + 1])) for k, rank in enumerate(ranks)}
 
@@ -371,7 +371,7 @@ def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int 
 
     Cost: reads at most 64 chunks.
     """
-    size = SAMPLE_ROWS if seconds > 0.8 else SAMPLE_ROWS // 2 if seconds > 0.2 else SAMPLE_ROWS // 4
+    size = SAMPLE_ROWS if seconds > 2 else SAMPLE_ROWS // 2 if seconds > 0.2 else SAMPLE_ROWS // 4
     n = dataset.num_rows
     pool = POOL_ROWS * int(affordable_rank(seconds))
     rng = np.random.default_rng(seed)
