@@ -281,25 +281,35 @@ def _tables(predictions: RowArray, names: list[str], beside: Beside) -> Iterator
     """Blocks of rows as Arrow tables: what is kept, the numbers, the class of the largest score."""
     import pyarrow as pa
 
+    blocks = list(predictions.blocks())
     kept = {}
     if beside.source is not None:
+        lengths = [stop - start for start, stop in blocks]
         for name, column in zip(beside.names, beside.keep, strict=True):
-            blocks = beside.source.blocks([], column)
-            values = itertools.chain.from_iterable(labels or [] for _, labels in blocks)
-            kept[name] = values, beside.source.label_type(column)
+            kept[name] = _cut(beside.source.as_written(column), beside.source.label_type(column), lengths, name)
     classes = np.array(beside.classes)
-    for start, stop in predictions.blocks():
+    for start, stop in blocks:
         block = predictions.read(start, stop)
-        table: dict[str, Any] = {}
-        for name, (values, kind) in kept.items():
-            table[name] = pa.array(list(itertools.islice(values, stop - start)), kind)
-            is_over = stop < predictions.num_rows or next(values, table) is table
-            if len(table[name]) < stop - start or not is_over:
-                raise DataError(
-                    f"column {name!r} has another number of rows than the {predictions.num_rows:,} that were predicted",
-                    hint="the file was changed: start again",
-                )
+        table: dict[str, Any] = {name: next(values) for name, values in kept.items()}
         table |= {name: pa.array(np.ascontiguousarray(block[:, column])) for column, name in enumerate(names)}
         if beside.classes:
             table[beside.label] = pa.array(classes[np.argmax(block[:, : len(classes)], axis=1)].tolist())
         yield pa.table(table)
+
+
+def _cut(arrays: Iterator[Any], kind: Any, lengths: list[int], name: str) -> Iterator[Any]:
+    """The values of a column in blocks of these lengths, which are all of them."""
+    import pyarrow as pa
+
+    rest = pa.chunked_array([], kind)
+    for number, length in enumerate(lengths, 1):
+        # of the last block, until there is no more
+        while len(rest) < length + (number == len(lengths)) and (more := next(arrays, None)) is not None:
+            rest = pa.chunked_array([*rest.chunks, more], kind)
+        if len(rest) < length or (number == len(lengths) and len(rest) > length):
+            raise DataError(
+                f"column {name!r} has another number of rows than the {sum(lengths):,} that were predicted",
+                hint="the file was changed: start again",
+            )
+        yield rest[:length]
+        rest = rest[length:]

@@ -549,6 +549,58 @@ def test_types_of_parquet_and_values_that_are_missing_are_kept(model: Path, tmp_
     np.testing.assert_allclose(found["y"], found["y_predicted"], atol=1e-6)
 
 
+@pytest.mark.parametrize("source", ["new.csv", "new.csv.gz", "new.parquet"])
+def test_text_is_kept_with_the_spaces_at_its_ends(source: str, model: Path, tmp_path: Path) -> None:
+    names = ["  lead", "trail  ", "\u00a0nbsp", "\ttab", " ", "plain"] * 20
+    data = SOURCES[source](FRAME.assign(id=names), tmp_path / source)
+    for output in ("out.csv", "out.parquet"):
+        result = run("predict", model, data, "-o", tmp_path / output, "--keep", "id")
+        assert result.exit_code == 0, result.output
+        path = tmp_path / output
+        found = pd.read_csv(path, dtype={"id": str}) if output == "out.csv" else pd.read_parquet(path)
+        assert found["id"].tolist() == names
+
+
+KEPT_TYPES = {
+    "time64[ns]": pa.array(np.arange(1, 121), pa.time64("ns")),
+    "time64[us]": pa.array(np.arange(1, 121), pa.time64("us")),
+    "timestamp[ns]": pa.array(np.arange(1, 121), pa.timestamp("ns", "UTC")),
+    "duration[ns]": pa.array(np.arange(1, 121), pa.duration("ns")),
+    "uint64": pa.array(np.arange(120, dtype=np.uint64) + np.uint64(2**64 - 121)),
+    "float32": pa.array(np.linspace(0.1, 0.9, 120, dtype=np.float32)),
+    "binary": pa.array([bytes([j]) for j in range(120)]),
+    "list": pa.array([[j, None] for j in range(120)]),
+    "dictionary": pa.array(["u", None] * 60).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("rows_a_group", [120, 7])
+def test_every_type_of_parquet_is_kept_to_the_last_digit(rows_a_group: int, model: Path, tmp_path: Path) -> None:
+    table = pa.table({name: pa.array(FRAME[name]) for name in FRAME.columns} | KEPT_TYPES)
+    pq.write_table(table, tmp_path / "new.parquet", row_group_size=rows_a_group)
+    kept = [option for name in KEPT_TYPES for option in ("--keep", name)]
+    result = run("predict", model, tmp_path / "new.parquet", "-o", tmp_path / "out.parquet", *kept)
+    assert result.exit_code == 0, result.output
+    found = pq.read_table(tmp_path / "out.parquet")
+    for name, expected in KEPT_TYPES.items():
+        if name == "dictionary":
+            expected = expected.dictionary_decode()
+        assert found[name].combine_chunks().equals(expected), name
+
+
+def test_files_of_other_types_than_the_first_are_kept_or_named(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    FRAME.assign(id=1).to_parquet(tmp_path / "new" / "1.parquet")
+    command = ["predict", model, tmp_path / "new", "-o", tmp_path / "out.parquet", "--keep", "id"]
+    FRAME.assign(id=2.0).to_parquet(tmp_path / "new" / "2.parquet")
+    assert run(*command).exit_code == 0
+    assert pd.read_parquet(tmp_path / "out.parquet")["id"].tolist() == [1] * 120 + [2] * 120
+    FRAME.assign(id=2.5).to_parquet(tmp_path / "new" / "2.parquet")
+    result = run(*command)
+    assert result.exit_code == 4, result.output
+    assert "2.parquet has values that are no int64" in result.stderr
+
+
 def test_columns_in_the_names_of_folders_are_kept(model: Path, tmp_path: Path) -> None:
     for part, place in ((FRAME[:60], "Rome"), (FRAME[60:], "Oslo")):
         (tmp_path / f"new/place={place}/year={len(place)}").mkdir(parents=True)

@@ -113,8 +113,6 @@ class ParquetTable(Table):
         super().__init__(label, [*self._types, *self._folders], num_rows, is_named=True)
 
     def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
-        import pyarrow.parquet as pq
-
         names = [self.names[j] for j in columns]
         for name in names:
             kind = self._types[name] if name in self._types else type(self._folders[name][0]).__name__
@@ -125,25 +123,49 @@ class ParquetTable(Table):
                     dtype=str(kind),
                 )
         label = None if label_column is None else self.names[label_column]
-        wanted = [name for name in dict.fromkeys([*names, *([label] if label else [])]) if name in self._types]
+        for number, batch in self._batches([*names, *([label] if label else [])]):
+            values = np.empty((batch.num_rows, len(names)))
+            for k, name in enumerate(names):
+                if name in self._types:
+                    values[:, k] = _to_floats(batch.column(name))
+                else:
+                    values[:, k] = self._folders[name][number]
+            labels = None
+            if label in self._types:
+                labels = batch.column(label).to_pylist()
+            elif label is not None:
+                labels = [self._folders[label][number]] * batch.num_rows
+            yield values, labels
+
+    def as_written(self, column: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        name, kind = self.names[column], self.label_type(column)
+        for number, batch in self._batches([name]):
+            if name in self._folders:
+                yield pa.array([self._folders[name][number]] * batch.num_rows, kind)
+                continue
+            try:
+                yield batch.column(name).cast(kind)
+            except pa.ArrowInvalid as exc:
+                raise DataError(
+                    f"column {name!r} of {self._files[number]} has values that are no {kind}, as in {self._files[0]} "
+                    f"({exc})",
+                    hint="write files of one schema",
+                ) from exc
+
+    def _batches(self, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
+        """Numbers of files and batches of rows with the columns that files have of these; one of them at least."""
+        import pyarrow.parquet as pq
+
+        wanted = [name for name in dict.fromkeys(names) if name in self._types]
         wanted = wanted or list(self._types)[:1]  # which tells the number of rows
         step = max(256, BLOCK_BYTES // (8 * max(1, len(wanted))))
         for number, file in enumerate(self._files):
             # a buffer makes the reader stream the column chunks of a row group and not load them whole
             with _damage(file), pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as reader:
                 for batch in reader.iter_batches(batch_size=step, columns=wanted, use_threads=False):
-                    values = np.empty((batch.num_rows, len(names)))
-                    for k, name in enumerate(names):
-                        if name in self._types:
-                            values[:, k] = _to_floats(batch.column(batch.schema.get_field_index(name)))
-                        else:
-                            values[:, k] = self._folders[name][number]
-                    labels = None
-                    if label in self._types:
-                        labels = batch.column(batch.schema.get_field_index(label)).to_pylist()
-                    elif label is not None:
-                        labels = [self._folders[label][number]] * batch.num_rows
-                    yield values, labels
+                    yield number, batch
         self._unchanged.check()
 
     def label_type(self, column: int) -> Any:

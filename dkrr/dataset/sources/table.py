@@ -134,6 +134,11 @@ class Table(ABC):
             hint="predict the file that it was made of",
         )
 
+    def as_written(self, column: int) -> Iterator[Any]:
+        """All values of a column as they stand, as Arrow arrays of its :meth:`label_type`, in order."""
+        self.label_type(column)
+        return iter(())
+
     def locate(self, row: int) -> str:
         """Where in the source global row ``row`` is, when there is a better word than its number."""
         return ""

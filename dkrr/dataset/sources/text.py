@@ -185,6 +185,16 @@ class CsvTable(Table):
         super().__init__(label, names, None, is_named=bool(self._has_header))
 
     def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
+        import pyarrow.compute as pc
+
+        for values, labels in self._read(columns, label_column):
+            yield values, None if labels is None else pc.utf8_trim_whitespace(labels).to_pylist()
+
+    def as_written(self, column: int) -> Iterator[Any]:
+        return (labels for _, labels in self._read([], column))
+
+    def _read(self, columns: Sequence[int], label_column: int | None) -> Iterator[tuple[Any, Any]]:
+        """The blocks, with labels as they stand in an Arrow array."""
         import pyarrow as pa
 
         done = 0
@@ -197,7 +207,7 @@ class CsvTable(Table):
                     done += len(values) - start
                     skipped += len(values) - start
                     if start < len(values):
-                        yield values[start:], labels and labels[start:]
+                        yield values[start:], None if labels is None else labels[start:]
                 break
             except (pa.ArrowInvalid, OSError) as exc:
                 if isinstance(exc, OSError) and exc.errno is not None:
@@ -211,7 +221,7 @@ class CsvTable(Table):
                 self._marks = self._marks | padded
         self._unchanged.check()
 
-    def _parse(self, columns: Sequence[int], label_column: int | None) -> Iterator[Block]:
+    def _parse(self, columns: Sequence[int], label_column: int | None) -> Iterator[tuple[Any, Any]]:
         import pyarrow as pa
         import pyarrow.csv as pc
 
@@ -391,13 +401,9 @@ def _quotes_numbers(path: Path, line: int) -> bool:
     return re.search(r'"[ \t]*[+-]?[\d.,]+([eE][+-]?\d+)?[ \t]*"', text) is not None
 
 
-def _to_block(batch: Any, columns: Sequence[int], label_column: int | None) -> Block:
-    import pyarrow.compute as pc
-
+def _to_block(batch: Any, columns: Sequence[int], label_column: int | None) -> tuple[Any, Any]:
     values = np.empty((batch.num_rows, len(columns)))
     for k, j in enumerate(columns):
         column = batch.column(str(j))
         values[:, k] = (column.fill_null(float("nan")) if column.null_count else column).to_numpy()
-    if label_column is None:
-        return values, None
-    return values, pc.utf8_trim_whitespace(batch.column(str(label_column))).to_pylist()
+    return values, None if label_column is None else batch.column(str(label_column))
