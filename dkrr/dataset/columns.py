@@ -27,6 +27,7 @@ __all__ = [
     "feature_columns",
     "find_names",
     "frame_labels",
+    "is_number",
     "kept_columns",
     "made_up_names",
     "match_features",
@@ -162,7 +163,7 @@ def column_number(table: Table, column: Any, role: str) -> int:
             )
         if found:
             return found[0]
-        if not re.fullmatch(r"-?\d+", column):
+        if not is_number(column, names):
             near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
             shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
             raise ParameterError(
@@ -191,6 +192,11 @@ def column_number(table: Table, column: Any, role: str) -> int:
             hint=f"the text {str(number)!r} means the name; rename the columns to mean a number",
         )
     return number % len(names)
+
+
+def is_number(column: Any, names: Sequence[str]) -> bool:
+    """Whether a column is given by its number, as such or as text that is no name."""
+    return not isinstance(column, str) or (column not in names and re.fullmatch(r"-?\d+", column) is not None)
 
 
 def made_up_names(feature_names: Sequence[str], target_names: Sequence[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dkrr.dataset import destination
 from dkrr.dataset.checks import FiniteCheck, WeightCheck
 from dkrr.dataset.classes import OneHot
-from dkrr.dataset.columns import Column, Layout, resolve, target_columns
+from dkrr.dataset.columns import Column, Layout, is_number, resolve, target_columns
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.generations import Generation
 from dkrr.dataset.rows import Floats
@@ -344,7 +344,7 @@ def _as_before(base: Dataset, table: Table, target: Any, features: Any, weight: 
 def _has_no_names(columns: Any, table: Table) -> bool:
     """Whether columns are not given, or by numbers: those are of another file, whose columns may stand elsewhere."""
     given = columns if isinstance(columns, Sequence) and not isinstance(columns, str) else [columns]
-    return all(not isinstance(name, str) or (name not in table.names and name.lstrip("-").isdigit()) for name in given)
+    return all(is_number(column, table.names) for column in given)
 
 
 def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dict[str, Any]) -> None:

@@ -17,7 +17,15 @@ import numpy as np
 
 from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
-from dkrr.dataset.columns import column_number, match_features, match_targets, ordered_like, resolve, target_columns
+from dkrr.dataset.columns import (
+    column_number,
+    is_number,
+    match_features,
+    match_targets,
+    ordered_like,
+    resolve,
+    target_columns,
+)
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.parquet import is_visible, visible_files
@@ -28,7 +36,7 @@ from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.objects import find_object, list_objects
 from dkrr.stores import file_state, is_url, place, read_json
 
-__all__ = ["Prepared", "changed_since", "has_changed", "open_data", "prepare"]
+__all__ = ["Prepared", "changed_since", "check_columns", "has_changed", "open_data", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ def open_data(
                 raise
         else:
             if fitted is None:
-                _check_columns(data, dataset, has_numbers)
+                check_columns(data, dataset, has_numbers=has_numbers)
             return dataset
     options = {**data.options(), "one_hot": data.one_hot}
     known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes]]
@@ -187,11 +195,16 @@ def _without_mask(job: JobSpec) -> DataSpec:
     return data
 
 
-def _check_columns(data: DataSpec, dataset: Dataset, has_numbers: bool) -> None:
+def check_columns(data: DataSpec, dataset: Dataset, *, has_numbers: bool) -> None:
     """Refuse a ``[data]`` that asks for other columns than its data set has.
 
     Numbers of columns are those of the data set, or those of the table with one column of labels that its classes were
-    made of.
+    made of; not ``has_numbers``: those of some file, which are not compared.
+
+    Raises
+    ------
+    JobFileError
+        Other columns, or classes of targets that are none.
     """
     stored = open_table(dataset).names
     labels = target_columns(dataset.target_names, dataset.classes)
@@ -205,21 +218,22 @@ def _check_columns(data: DataSpec, dataset: Dataset, has_numbers: bool) -> None:
     for key, there in columns.items():
         given = getattr(data, key)
         wanted = given if isinstance(given, list) else [] if given is None else [given]
-        if not wanted or not (has_numbers or all(isinstance(column, str) for column in wanted)):
+        numbers = [column for column in wanted if is_number(column, views[0])]
+        if not wanted or (numbers and not has_numbers):
             continue
         found = [
-            tuple(names[j] if isinstance(j, int) and -len(names) <= j < len(names) else j for j in wanted)
+            tuple(names[int(j)] if j in numbers and -len(names) <= int(j) < len(names) else j for j in wanted)
             for names in views
         ]
         if not set(found) & set(map(tuple, there)):
             raise JobFileError(
-                f"[data] {key}: {', '.join(map(str, wanted))} given, {data.path} is a data set with "
+                f"[data] {key}: {', '.join(map(str, wanted))} given, {dataset.path} is a data set with "
                 f"{', '.join(there[0]) or 'none'}",
                 hint=f"leave {key} out; `dkrr ingest` makes a data set of other columns",
             )
     if data.one_hot and dataset.classes is None:
         raise JobFileError(
-            f"[data] one_hot is true, and the targets of the data set {data.path} are no classes",
+            f"[data] one_hot is true, and the targets of the data set {dataset.path} are no classes",
             hint="leave it out; `dkrr ingest --one-hot` makes a data set of classes",
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
@@ -325,6 +325,62 @@ def test_a_mask_and_the_data_set_are_no_batches(tmp_path: Path) -> None:
     (project.folder / "incoming/mask.csv").write_text("\n".join(str(int(i % 5 == 0)) for i in range(120)))
     assert project.run().outcome == "promoted"
     assert project.run().outcome == "nothing new"
+
+
+# --- a RETRAIN.toml that was changed ----------------------------------------------------------------------------------
+
+
+def command(project: Project, *options: str) -> Result:
+    """``dkrr retrain`` of the document as it is now."""
+    path = project.folder / "RETRAIN.toml"
+    path.write_text(toml.dumps(project.document))
+    return CliRunner().invoke(main, ["retrain", str(path), *options])
+
+
+@pytest.mark.parametrize("made_by", ["ingest", "retrain"])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"target": "c"}, "target: c given"),
+        ({"features": ["a", "b"]}, "features: a, b given"),
+        ({"weight": "c"}, "weight: c given"),
+        ({"one_hot": True}, "one_hot is true"),
+    ],
+)
+def test_other_columns_than_those_of_the_data_set_are_refused(
+    made_by: str, data: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    rows = project.folder / "rows.zarr"
+    first = project.deliver("n1", seed=1)
+    if made_by == "ingest":
+        dkrr.ingest(first.rename(project.folder / "first.csv"), rows, target="y")
+    else:
+        assert project.run().outcome == "promoted"
+    production, before = project.production, dkrr.open_dataset(rows).digest
+    project.document["data"] |= data
+    for night in range(2):
+        for options in ((), ("--dry-run",)):
+            result = command(project, *options)
+            assert result.exit_code == 2, result.output
+            assert f"[data] {said}" in " ".join(result.output.split())
+            assert "rows.zarr" in result.output
+        project.deliver(f"n{night + 2}", seed=night + 2)
+    assert (project.production, dkrr.open_dataset(rows).digest) == (production, before)
+    project.document["data"] = {"target": "y", "features": ["a", "b", "c"]}
+    assert command(project).exit_code == 0
+
+
+@pytest.mark.parametrize("target", [3, "3", "-1"])
+def test_numbers_of_columns_are_those_of_the_files(target: int | str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0}, data={"target": target})
+    for night in (1, 2):
+        batch = project.deliver(f"n{night}", seed=night)
+        batch.write_text(batch.read_text().partition("\n")[2])  # without names
+        result = command(project)
+        assert result.exit_code == 0, result.output
+    assert command(project).exit_code == 0
+    assert dkrr.open_dataset(project.folder / "rows.zarr").num_rows == 240
 
 
 # --- what would happen ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dkrr.dataset import Dataset, drop_generations, ingest, keep_last, open_data
 from dkrr.dataset.destination import inspect
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
 from dkrr.failpoints import failpoint
+from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.drift import Reference, compare_rows
 from dkrr.jobs.retrain.holdout import Mask, decided_mask, document_of, lost_generations, pack
 from dkrr.jobs.retrain.incoming import Delivery, content_hash, deliveries
@@ -48,9 +49,19 @@ INITIAL = "initial"
 
 
 def current_dataset(spec: RetrainSpec) -> Dataset | None:
-    """The data set as it is now; None before it is made. Reads metadata only."""
+    """The data set as it is now; None before it is made. Reads metadata only.
+
+    Raises
+    ------
+    JobFileError
+        ``[data]`` names other columns.
+    """
     location = spec.retrain.data
-    return open_dataset(location) if inspect(location) == "complete" else None
+    if inspect(location) != "complete":
+        return None
+    dataset = open_dataset(location)
+    check_columns(spec.job.data, dataset, has_numbers=False)  # numbers are those of columns of the files
+    return dataset
 
 
 def stage_initial(spec: RetrainSpec, location: str) -> Dataset:
