@@ -19,7 +19,7 @@ from dkrr.jobs import toml
 from dkrr.objects import put_file
 from dkrr.stores import children
 from tests.faults import contents, failing_at
-from tests.jobs.retrain.project import Project, in_process
+from tests.jobs.retrain.project import Project, in_process, rows_of
 from tests.s3 import Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]
@@ -381,6 +381,42 @@ def test_numbers_of_columns_are_those_of_the_files(target: int | str, tmp_path: 
         assert result.exit_code == 0, result.output
     assert command(project).exit_code == 0
     assert dkrr.open_dataset(project.folder / "rows.zarr").num_rows == 240
+
+
+@pytest.mark.parametrize("going_back", ["parameters", "rows"])
+def test_a_pruned_version_is_fitted_again(going_back: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    project.deliver("n1", seed=1)
+    first = project.run()
+    versions = [first.version]
+    for step in (1, 2):
+        if going_back == "rows":
+            project.deliver(f"more{step}", seed=1 + step)
+        else:
+            project.document["model"]["alpha"] *= 2
+        versions.append(project.run().version)
+    prune = ["models", "prune", "demo", "--keep", "0", "--grace", "0", "--registry", str(project.folder / "models")]
+    assert CliRunner().invoke(main, prune).exit_code == 0
+    assert [version.id for version in project.model.versions()] == versions[1:]
+
+    if going_back == "rows":
+        for number in (3, 2):
+            dropped = ["ingest", "--drop-generation", str(number), str(project.folder / "rows.zarr")]
+            assert CliRunner().invoke(main, dropped).exit_code == 0
+    else:
+        project.document["model"]["alpha"] /= 4
+    result = command(project, "--json")
+    assert result.exit_code == 0, result.output
+    again = project.model.resolve().id
+    assert again not in versions
+    assert json.loads(result.stdout)["version"] == again
+    rows = rows_of(9, 5)[:, :3]
+    assert len(project.predict(rows)) == 5
+    assert json.loads(command(project, "--json").stdout)["outcome"] == "nothing new"
+    # the versions that are there are found, and not fitted again
+    if going_back == "parameters":
+        project.document["model"]["alpha"] *= 4
+        assert project.run().version == versions[2]
 
 
 # --- what would happen ------------------------------------------------------------------------------------------------

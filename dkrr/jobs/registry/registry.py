@@ -68,6 +68,10 @@ class NamedModel:
         """All versions, oldest first."""
         return list_versions(self.location)
 
+    def has(self, version: str) -> bool:
+        """Whether the version of this id is there, whole."""
+        return open_version(self.location, version) is not None
+
     def aliases(self) -> Aliases:
         """The aliases as they are now."""
         return read_aliases(self.location)

@@ -38,10 +38,24 @@ class Records:
         found = self.directory.read(_name(stage, key))
         return None if found is None else dict(found["result"])
 
-    def do(self, stage: str, key: str, inputs: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result of a stage, which is done unless it has been; plain data."""
+    def do(
+        self,
+        stage: str,
+        key: str,
+        inputs: dict[str, Any],
+        work: Callable[[], dict[str, Any]],
+        *,
+        is_there: Callable[[dict[str, Any]], bool] | None = None,
+    ) -> dict[str, Any]:
+        """The result of a stage, which is done unless it has been; plain data.
+
+        Parameters
+        ----------
+        is_there
+            Of a stage that makes more than its result: whether that is there still. It is made again where not.
+        """
         found = self.find(stage, key)
-        if found is not None:
+        if found is not None and (is_there is None or is_there(found)):
             return found
         failpoint(f"retrain.{stage}.before")
         began = time.perf_counter()

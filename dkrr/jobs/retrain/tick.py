@@ -200,6 +200,7 @@ class Tick:
                 lease_epoch=self.lease_epoch,
                 progress=self.monitor.progress,
             ),
+            is_there=lambda found: self.named.has(str(found["version"])),
         )
         # from here on nobody with an earlier lease moves an alias
         self.named.fence(self.lease_epoch)
