@@ -11,7 +11,7 @@ from typing import Any
 
 from dkrr.errors import InterruptedRunError
 
-__all__ = ["interrupt_main_thread", "resumable"]
+__all__ = ["interrupt_main_thread", "interrupted_error", "resumable"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -37,12 +37,15 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise InterruptedRunError(
-            "interrupted", hint="start the same command again; it continues with what is finished"
-        ) from None
+        raise interrupted_error() from None
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)
+
+
+def interrupted_error() -> InterruptedRunError:
+    """What a command ends with that was interrupted, wherever that found it."""
+    return InterruptedRunError("interrupted", hint="start the same command again; it continues with what is finished")
 
 
 def interrupt_main_thread() -> bool:

@@ -1,5 +1,13 @@
 """What people type: ``dkrr ...``, the same as ``dask krr ...``."""
 
-from dkrr.cli.app import main
+import sys
+
+try:
+    from dkrr.cli.app import main
+except KeyboardInterrupt:  # Ctrl-C right at the start, which is no defect either
+    from dkrr.interrupts import interrupted_error
+
+    sys.stderr.write(f"error: {interrupted_error().message}\nhint: {interrupted_error().hint}\n")
+    sys.exit(interrupted_error().exit_code)
 
 __all__ = ["main"]

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from dkrr.errors import DkrrError, StoreError
-from dkrr.interrupts import resumable
+from dkrr.interrupts import interrupted_error, resumable
 
 __all__ = ["Command", "CommandGroup", "resumable"]
 
@@ -73,6 +73,9 @@ class CommandGroup(click.Group):
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except KeyboardInterrupt:  # before or after the part that knows how to stop: while modules are loaded, say
+            error = interrupted_error()
+            _end(ctx, error, error.message, error.hint, error.exit_code)
         except DkrrError as exc:
             _end(ctx, exc, exc.message, exc.hint, exc.exit_code)
         except Exception as exc:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import click
@@ -181,3 +182,30 @@ def test_dask_krr_has_the_same_commands() -> None:
     failed = subprocess.run([*arguments, "plan", "none.toml"], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 2
     assert failed.stderr.startswith("error: none.toml cannot be read (No such file or directory)\nhint: ")
+
+
+@pytest.mark.parametrize("name", ["click", "dkrr.cli.models", "dkrr.stores", "dkrr.dataset.ingest", "numpy", "zarr"])
+def test_ctrl_c_while_a_command_is_loaded_ends_as_any_interruption_does(name: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    code = "\n".join([
+        "import sys",
+        "class CtrlC:",
+        "    def find_spec(self, name, *rest):",
+        f"        if name == {name!r}:",
+        "            raise KeyboardInterrupt",
+        "sys.meta_path.insert(0, CtrlC())",
+        f"sys.argv = ['dkrr', 'ingest', {str(tmp_path / 't.csv')!r}, {str(tmp_path / 'd.zarr')!r}]",
+        "from dkrr.cli import main",
+        "sys.exit(main())",
+    ])  # fmt: skip
+    done = run(code)
+    assert done.returncode == 75, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: interrupted\nhint: start the same command again")
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_in_any_command_ends_as_an_interruption_does() -> None:
+    result = CliRunner().invoke(group_that_raises(KeyboardInterrupt()), ["go"])
+    assert result.exit_code == 75
+    assert result.stderr.startswith("error: interrupted\n")
