@@ -34,6 +34,7 @@ from dkrr.planning.costs import Machine, cholesky_disk
 from dkrr.planning.planner import Decision, Ways, decide
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import sample_trial
+from dkrr.planning.ways import small_choice
 from dkrr.records import (
     nystrom_parts,
     primal_details,
@@ -311,8 +312,7 @@ class TiledFit:
             )
             # what costs most, the matrix, is there already: nothing is measured
             choice = self.choice if self.choice.solver != "auto" else replace(self.choice, solver="cholesky")
-            if choice.precision == "auto":
-                choice = replace(choice, precision="float64")
+            choice = replace(choice, **small_choice(problem, choice))
             limits = Limits(threads=executor.num_threads, memory_bytes=memory)
             decision = decide(problem, choice, limits, tile_size=b, machine=_unmeasured)
             grid = TileGrid(n, b)

@@ -263,3 +263,36 @@ def test_an_iteration_of_auto_may_end_at_the_limit_of_float64_and_a_named_one_ma
     np.testing.assert_allclose(model.predict(X), exact.predict(X), atol=1e-7)
     with pytest.raises(dkrr.ConvergenceError, match="out of reach"):
         estimator(store=tmp_path / "named", solver="cg", **hard).fit(X, Y)
+
+
+def test_iterations_on_a_given_matrix_choose_their_rank_without_measuring(no_row_is_few: None, tmp_path: Path) -> None:
+    """As for more than 9,000 rows: nothing is measured for a matrix that is there."""
+    rows = np.random.default_rng(5).uniform(size=(1100, 4))
+    y = np.sin(6 * rows[:, 0])
+    matrix = np.asarray(dkrr.gram_matrix(rows, kernel="rbf", gamma=2.0, store=tmp_path / "gram"))
+    given: dict[str, Any] = {"kernel": "precomputed", "gamma": None, "tile_size": 512}
+    found = estimator(**given, solver="cg", store=tmp_path / "cg").fit(matrix, y)
+    assert "rank" in found.solution_.message
+    exact = estimator(**given, solver="cholesky", store=tmp_path / "exact").fit(matrix, y)
+    np.testing.assert_allclose(found.predict(matrix), exact.predict(matrix), rtol=0, atol=1e-6)
+
+
+def test_a_plan_says_where_float32_products_cannot_lead_to_the_answer(tmp_path: Path) -> None:
+    """|K| of 10,000 rows that are all alike is 10,000, and alpha is below what float32 leaves of it."""
+    (tmp_path / "job.toml").write_text(
+        "[data]\n"
+        'path = "generate:friedman?n=10000&d=9&seed=0"\n'
+        "standardize = true\n"
+        "[model]\n"
+        'kernel = "matern"\n'
+        "kernel_params = { nu = 1.5, length_scale = 80.0 }\n"
+        "alpha = 1e-5\n"
+    )
+    done = CliRunner().invoke(main, ["plan", str(tmp_path / "job.toml"), "--json"])
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    ways = [way for way in plan["candidates"] if way["solver"] == "cg"]
+    assert {way["precision"] for way in ways} == {"float64", "mixed"}
+    for way in ways:
+        assert ("float32 products are off by up to" in way["infeasible"]) == (way["precision"] == "mixed")
+    assert (plan["solver"], plan["precision"]) != ("cg", "mixed")
