@@ -163,6 +163,24 @@ def test_a_start_that_is_good_is_seen_before_anything_is_built(
     np.testing.assert_allclose(found.predict(X), before, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("unit", [1e-3, 1e-6, 1e-9, 1e-12])
+def test_a_start_for_targets_in_another_unit_is_no_worse_than_zero(
+    unit: float, intercept: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(8)
+    rows = rng.random((80, 3))
+    y = np.sin(4 * rows[:, 0])
+    options: dict[str, Any] = {"kernel": "linear", "solver": "cg", "tile_size": 16, "tol": 1e-11}
+    cold = dkrr.KernelRidge(0.1, fit_intercept=intercept, **options).fit(rows, unit * y)
+    found = dkrr.KernelRidge(0.1, fit_intercept=intercept, warm_start=True, **options).fit(rows, y)
+    found.fit(rows, unit * y)
+    assert found.solution_.num_iterations <= cold.solution_.num_iterations
+    assert found.solution_.given_up == []
+    np.testing.assert_allclose(found.predict(rows), cold.predict(rows), rtol=1e-8)
+    assert not [record for record in caplog.records if "broke down" in record.getMessage()]
+
+
 def test_a_start_that_is_good_for_some_targets_is_no_end(tmp_path: Path) -> None:
     y = np.column_stack([Y, np.cos(Y)])
     found = estimator(warm_start=True).fit(X, y)

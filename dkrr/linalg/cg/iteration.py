@@ -274,9 +274,10 @@ class _System:
         add_scaled(state.r, -np.ones_like(factor), product)
         done = norms(state.r) <= self.settings.tol * self.norms
         factor[done] = 1.0
-        add_scaled(state.r, 1.0 - factor, product)
         for rows in row_blocks(len(state.x)):
             state.x[rows] *= factor
+            # from b, and not from b - A x: where x belongs to larger targets that keeps no digit of b
+            state.r[rows] = self.rhs[rows] - factor * product[rows]
         state.relative, state.largest = (
             ratio(norms(state.r), self.norms),
             largest(state.r),
