@@ -24,10 +24,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.attempts import way_after
 from dkrr.dataset import Dataset
 from dkrr.engine.session import blas_of
 from dkrr.engine.tasks import Executor
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import DataError, NumericalError, ParameterError
 from dkrr.fitting import FitSettings, ridge_operator, stored_gram
 from dkrr.left_out import leave_one_out_rows
 from dkrr.linalg.cg.solver import CGSolver
@@ -148,6 +149,31 @@ class PathFit(TiledFit):
         digest: str = "",
         ways: Ways | None = None,
     ) -> Model:
+        given_up: list[Any] = []
+        while True:
+            try:
+                return self._searched(dataset, settings, root, executor, given, digest, ways)
+            except NumericalError as exc:
+                following = way_after(ways, given_up, settings, exc)
+                if following is None:
+                    raise
+                logger.warning(
+                    "%s failed for these alphas (%s); went on with %s", settings.name, exc.message, following.name
+                )
+                same = ("kernel", "alpha", "fit_intercept", "drift_limit")
+                settings = replace(following, **{name: getattr(settings, name) for name in same})
+
+    def _searched(
+        self,
+        dataset: Dataset,
+        settings: FitSettings,
+        root: Any,
+        executor: Executor,
+        given: TileMatrix | None,
+        digest: str,
+        ways: Ways | None,
+    ) -> Model:
+        """The model of the best alpha by one way."""
         is_exact = settings.solver == "cholesky"
         if is_exact:
             precision = settings.precision if settings.precision == "float32" else "float64"
@@ -202,7 +228,9 @@ class PathFit(TiledFit):
         if settings.gram == "stored" and given is None:
             operator = replace(operator, gram=stored_gram(operator, workspace))
         solver = CGSolver(
-            settings=settings.iterative, precision="mixed" if settings.precision == "mixed" else "float64"
+            settings=settings.iterative,
+            precision="mixed" if settings.precision == "mixed" else "float64",
+            accept_limit=self.choice.solver == "auto",
         )
         path = cg_path(
             operator, workspace, y, self.grid, solver, fit_intercept=settings.fit_intercept, num_probes=NUM_PROBES,
