@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dkrr.dataset.sources.table import to_floats
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import DataError, NumericalError, ParameterError
 from dkrr.linalg.inference.calibration import IntervalMethod, Quantiles, check_coverage, check_method
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.spread import OTHER_SOLVERS, Spread, Uncertain, alpha_of, variance_spread
@@ -30,6 +30,9 @@ __all__ = ["WithUncertainty", "half_widths", "interval", "loo_quantiles", "stand
 FloatArray = NDArray[np.float64]
 
 BLOCK_ROWS = 4096
+TINY = float(np.finfo(np.float64).tiny)
+# times targets, which are 1e-140 at least, they may be less than float64 holds
+SMALL_COEFFICIENTS = 1e-160
 # what estimated residuals may move a quantile by
 MAX_OFF = 0.1
 
@@ -40,8 +43,8 @@ def standard_deviation(
     model: Uncertain, variance: FloatArray, *, noise: bool = False, sigma2: Any = None
 ) -> FloatArray:
     """Standard deviations (m,) or (m, t) in the units of y, from var f / sigma^2 (m, t)."""
-    scale = _sigma2(model, sigma2)
-    values: FloatArray = np.sqrt(scale * (variance + (alpha_of(model) if noise else 0.0)))
+    # not the root of the product: sigma^2 of small targets is small where the variance of a large kernel is large
+    values: FloatArray = np.sqrt(_sigma2(model, sigma2)) * np.sqrt(variance + (alpha_of(model) if noise else 0.0))
     values = values[:, 0] if model.y_is_1d else values
     if model.scaling is None:
         return values
@@ -53,6 +56,7 @@ def _sigma2(model: Uncertain, given: Any) -> FloatArray:
         if model.sigma2 is None:
             why = "" if model.solution.converged else ", its fit did not converge"
             raise ParameterError(f"this model does not know sigma2{why}", hint="give sigma2=, or fit again")
+        _check_sigma2(model, model.sigma2)
         return model.sigma2
     raw = np.asanyarray(given)
     values = to_floats(raw, "sigma2") if raw.dtype.kind in "iuf" else np.full(1, np.nan)
@@ -61,6 +65,26 @@ def _sigma2(model: Uncertain, given: Any) -> FloatArray:
             f"sigma2 is {given!r}; a number of at least 0 expected, or one for each of {model.num_targets} targets"
         )
     return np.broadcast_to(values, (model.num_targets,))
+
+
+def _check_sigma2(model: Uncertain, sigma2: FloatArray) -> None:
+    """Refuse an estimate y^T dual_coef / n that left the range of float64; 0 is right where the fit leaves nothing.
+
+    Raises
+    ------
+    NumericalError
+        It did: the targets are small where the kernel is large, or the other way round.
+    """
+    for target in np.flatnonzero(~((sigma2 >= TINY) & (sigma2 < np.inf))):
+        starts = range(0, model.num_rows, BLOCK_ROWS)
+        blocks = (model.dual_coef.read(start, min(start + BLOCK_ROWS, model.num_rows)) for start in starts)
+        largest = max(float(np.abs(block[:, target]).max(initial=0.0)) for block in blocks)
+        if not 0 <= sigma2[target] < np.inf or 0 < largest < SMALL_COEFFICIENTS:
+            raise NumericalError(
+                f"sigma2 of target {target} is y^T dual_coef / n with coefficients of at most {largest:.3g}, which is "
+                "beyond float64",
+                hint="scale the targets or the rows (standardize = true does both), or give sigma2=",
+            )
 
 
 def half_widths(
@@ -82,7 +106,7 @@ def half_widths(
     check_coverage(coverage)
     if method == "gaussian":
         assert noisy_variance is not None  # noqa: S101  (narrows the type)
-        width: FloatArray = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None) * noisy_variance)
+        width: FloatArray = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None)) * np.sqrt(noisy_variance)
     else:
         if model.quantiles is None:
             raise ParameterError(

@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 import dkrr
 from dkrr import spread
-from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
 from dkrr.linalg.inference.calibration import conformal_rank
 from tests.reference import reference_kernel
 
@@ -106,6 +106,37 @@ def test_a_constant_with_an_intercept_has_no_uncertainty_left_in_its_scale() -> 
     x, _, z = data()
     model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf", gamma=0.5, fit_intercept=True).fit(x, np.full(N, 1e6))
     assert model.predict(z, return_std=True)[1].max() < 1e-4
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e-20, 1e-5])
+def test_standard_deviations_scale_with_the_targets_whatever_the_size_of_the_kernel(scale: float) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.random((60, 3))
+    y = np.sin(4 * x[:, 0]) + x[:, 1]
+    usual = dkrr.KernelRidge(0.3).fit(x, y)
+    wanted, ends = usual.predict(x[:3], return_std=True)[1], usual.predict_interval(x[:3], method="gaussian")
+    # sigma2 is scale^4, the variance of f over sigma2 is scale^-2
+    other = dkrr.KernelRidge(0.3 / scale**2).fit(x / scale, y * scale)
+    np.testing.assert_allclose(other.predict(x[:3] / scale, return_std=True)[1], wanted * scale, rtol=1e-10)
+    for found, expected in zip(other.predict_interval(x[:3] / scale, method="gaussian"), ends, strict=True):
+        np.testing.assert_allclose(found, expected * scale, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("rows", "targets"), [(1e70, 1e-100), (1e-90, 1e100)])
+def test_a_sigma2_beyond_float64_is_no_standard_deviation_of_zero(rows: float, targets: float) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.random((60, 3))
+    y = np.sin(4 * x[:, 0]) + x[:, 1]
+    est = dkrr.KernelRidge(0.3 * rows**2).fit(rows * x, targets * y)
+    for ask in (
+        lambda: est.predict(rows * x[:2], return_std=True),
+        lambda: est.predict(rows * x[:2], return_std=True, noise=True),
+        lambda: est.predict_interval(rows * x[:2], method="gaussian"),
+    ):
+        with pytest.raises(NumericalError, match="sigma2 of target 0"):
+            ask()
+    wanted = dkrr.KernelRidge(0.3).fit(x, y).predict(x[:2], return_std=True, sigma2=1.0)[1]
+    np.testing.assert_allclose(est.predict(rows * x[:2], return_std=True, sigma2=1.0)[1], wanted * rows, rtol=1e-10)
 
 
 def test_what_sigma2_may_be() -> None:
