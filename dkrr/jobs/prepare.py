@@ -135,7 +135,7 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
         test = open_data(job.data, store, path=evaluate.path, fitted=dataset)
         match_features(dataset, test)  # what does not fit is said before anything is computed
         match_targets(dataset, test)
-    elif evaluate is not None and evaluate.holds_out:
+    if evaluate is not None and (evaluate.mask is not None or evaluate.fraction is not None):
         mask = _mask(job, dataset)
     split = _key(
         dataset.digest,
@@ -144,7 +144,7 @@ def prepare(job: JobSpec, store: Any) -> Prepared:
         None if mask is None else hashlib.sha256(np.packbits(mask).tobytes()).hexdigest(),
         job.data.standardize,
     )
-    if mask is not None:
+    if mask is not None and test is None:
         location = place(store, "rows", f"{split}-test.zarr")
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
         locations.append(location)

@@ -93,6 +93,7 @@ class EvaluateSpec(Table):
     """``[evaluate]``: which rows are held out, and the score on them. One of ``path``, ``mask``, ``fraction``.
 
     ``mask`` is a column of the data (name or number) or a file, of which ``mask_column`` is used; true means held out.
+    With ``path`` as well those rows are only left out of the fit, and the rows of ``path`` alone are predicted.
     ``metric`` None means accuracy for one-hot targets and rmse otherwise. ``intervals`` is the coverage of prediction
     intervals: the model gets quantiles of its leave-one-out residuals, and held-out rows are counted. With
     ``leave_one_out`` every training row is predicted as by a fit without it (true: "stochastic" after cg without
@@ -116,14 +117,9 @@ class EvaluateSpec(Table):
     def _one_source(self) -> Self:
         given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]
         alone = not given and (self.intervals is not None or bool(self.leave_one_out))
-        if len(given) != 1 and not alone:
+        if len(given) != 1 and given != ["path", "mask"] and not alone:
             raise ValueError(f"one of path, mask and fraction expected, {' and '.join(given) or 'none'} given")
         return self
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether there are held-out rows."""
-        return not (self.path is None and self.mask is None and self.fraction is None)
 
     @property
     def mask_is_file(self) -> bool:

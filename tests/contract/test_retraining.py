@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -381,6 +382,53 @@ def test_numbers_of_columns_are_those_of_the_files(target: int | str, tmp_path: 
         assert result.exit_code == 0, result.output
     assert command(project).exit_code == 0
     assert dkrr.open_dataset(project.folder / "rows.zarr").num_rows == 240
+
+
+@pytest.mark.parametrize("first", [{"fraction": 0.2}, {"mask": "mask.npy"}])
+def test_held_out_rows_stay_held_out_when_others_judge(first: dict[str, Any], tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    np.save(project.folder / "mask.npy", np.arange(120) % 5 == 0)
+    project.deliver("test", seed=7, num_rows=60).rename(project.folder / "test.csv")
+    project.document["holdout"] = first
+    project.deliver("n1", seed=1)
+
+    def tick() -> dict[str, Any]:
+        result = command(project, "--json")
+        assert result.exit_code == 0, result.output
+        return dict(json.loads(result.stdout))
+
+    def judges(found: dict[str, Any]) -> int:
+        return int(found["fit"]["score"]["num_rows"])
+
+    before = tick()
+    assert before["num_rows"] + judges(before) == 120
+    project.document["holdout"] = {"path": "test.csv"}
+    after = tick()
+    assert (after["num_rows"], judges(after)) == (before["num_rows"], 60)
+    project.deliver("n2", seed=2)  # nothing of it is held out
+    assert tick()["num_rows"] == before["num_rows"] + 120
+    project.document["holdout"] = first
+    again = tick()
+    assert (again["num_rows"], judges(again)) == (before["num_rows"] + 120, judges(before))
+
+
+def test_rows_that_were_added_are_not_held_out_by_their_file(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0}, data={"path": "first.csv"})
+    project.deliver("first", seed=4).rename(project.folder / "first.csv")
+    for night in (1, 2):
+        project.deliver(f"n{night}", seed=night)
+    production = project.run().production
+    for name in ("incoming/n2.csv", "first.csv"):
+        project.document["holdout"] = {"path": name}
+        for _ in range(2):
+            result = command(project)
+            assert result.exit_code == 2, result.output
+            assert name in result.output
+            assert "were added to" in " ".join(result.output.split())
+    assert project.production == production
+    project.deliver("other", seed=9).rename(project.folder / "other.csv")
+    project.document["holdout"] = {"path": "other.csv"}
+    assert command(project).exit_code == 0
 
 
 @pytest.mark.parametrize("going_back", ["parameters", "rows"])

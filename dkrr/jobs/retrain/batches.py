@@ -13,7 +13,14 @@ from typing import Any
 
 from dkrr.dataset import Dataset, drop_generations, ingest, keep_last, open_dataset, read_mask
 from dkrr.dataset.destination import inspect
-from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
+from dkrr.errors import (
+    DataError,
+    InterruptedRunError,
+    JobFileError,
+    ParameterError,
+    StoreError,
+    StoreMismatchError,
+)
 from dkrr.failpoints import failpoint
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.drift import Reference, compare_rows
@@ -30,6 +37,7 @@ from dkrr.stores import remove_array
 
 __all__ = [
     "append_batch",
+    "check_held_out",
     "current_dataset",
     "freeze_reference",
     "initial_keys",
@@ -99,6 +107,23 @@ def initial_keys(spec: RetrainSpec) -> list[str]:
     if spec.initial is None or spec.initial.startswith(("sklearn:", "generate:")):
         return []
     return [content_hash(delivery) for delivery in deliveries(spec.initial)]
+
+
+def check_held_out(spec: RetrainSpec, ledger: Ledger) -> None:
+    """Refuse held-out rows of their own that are in the data set, or were: fits have seen them.
+
+    Raises
+    ------
+    JobFileError
+        A file has the bytes of a batch that was appended, or of the first rows.
+    """
+    for name, key in held_out_files(spec):
+        batch = ledger.batches.get(key) or ledger.batches.get(key[:PREFIX])
+        if key in (ledger.initial or ()) or (batch is not None and batch.appended is not None):
+            raise JobFileError(
+                f"[holdout] path {spec.holdout.path}: the rows of {name} were added to {spec.retrain.data}",
+                hint="judge by rows that no fit has seen",
+            )
 
 
 def restore(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None) -> tuple[Dataset | None, list[Batch]]:

@@ -41,13 +41,12 @@ def fit_job_of(spec: RetrainSpec, model: dict[str, Any], mask_path: str | None, 
         evaluate.pop(name, None)
     if mask_path is not None:
         evaluate["mask"] = mask_path
-    elif spec.holdout.path is not None:
+    if spec.holdout.path is not None:
         evaluate["path"] = spec.holdout.path
     if spec.gate.metric is not None:
         evaluate["metric"] = spec.gate.metric
-    data = {name: value for name, value in document["data"].items() if name in WHITENING}
-    if mask_path is None and spec.holdout.path is not None:  # read as the incoming files are
-        data = {name: value for name, value in document["data"].items() if name != "path"}
+    # rows of their own are read as the incoming files are
+    data = {name: value for name, value in document["data"].items() if name in WHITENING or spec.holdout.path}
     document["data"] = {**data, "path": spec.retrain.data}
     document["evaluate"] = evaluate
     document["model"] = model

@@ -76,7 +76,7 @@ class HoldoutSpec(Table):
 
     ``fraction`` is decided once for each row by a hash of its number. ``mask`` is a column of the incoming files (name
     or number), or a file with one value for each row of the data set. ``path`` holds rows of their own, which are never
-    added to the data set.
+    added to the data set; rows that were held out before stay out of the fits.
     """
 
     path: Location | None = None
@@ -296,7 +296,7 @@ def _job(document: dict[str, Any], retrain: Any, *, base: Path, text: str, sourc
 def _holdout_of(job: JobSpec, source: str) -> HoldoutSpec:
     """[holdout] from [evaluate] of the job, where that says which rows are held out."""
     evaluate = job.evaluate
-    if evaluate is None or not (evaluate.path or evaluate.fraction):
+    if evaluate is None or evaluate.mask is not None or not (evaluate.path or evaluate.fraction):
         raise JobFileError(
             f"{source or 'the document'} has no [holdout]",
             hint="rows that no fit sees are what a new model is judged by: fraction = 0.1, say",

@@ -17,6 +17,7 @@ from dkrr.fence import fence_holder
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.batches import (
     append_batch,
+    check_held_out,
     current_dataset,
     decide,
     freeze_reference,
@@ -98,6 +99,7 @@ class Tick:
             dataset = make_initial(spec)
             know_initial(spec, ledger, dataset, keys)
         know_initial(spec, ledger, dataset)
+        check_held_out(spec, ledger)
         reference = read_reference(self.directory)
         if dataset is not None:
             decide(spec, ledger, dataset)
@@ -171,9 +173,9 @@ class Tick:
         spec, records = self.spec, self.records
         mask = decide(spec, ledger, dataset)
         held_out, mask_path, mask_digest = int(np.count_nonzero(mask)), None, ""
-        if spec.holdout.path is None:
-            if held_out < spec.gate.min_rows:
-                return {"outcome": "refused", "checks": [_too_few(held_out, spec.gate.min_rows)]}
+        if spec.holdout.path is None and held_out < spec.gate.min_rows:
+            return {"outcome": "refused", "checks": [_too_few(held_out, spec.gate.min_rows)]}
+        if held_out:  # also those of an earlier [holdout], where rows of their own judge now
             mask_path, mask_digest = save_mask(self.directory, mask, dataset.kept)
         model = plan["model"]
         if plan["search"]:
