@@ -82,17 +82,18 @@ def resolve_once(plan: Plan, directory: str) -> None:
     """What "auto" became is fixed by the first attempt; a later one must use the same tiles and the same solver.
 
     So must a later fit of the same job on rows that have grown since: only tiles of the same size are continued. Of
-    rows with other features nothing is continued, and the plan is theirs.
+    rows with other features nothing is continued, and the plan is theirs. So are the centres of a Nystrom regression,
+    which are chosen of all rows.
     """
     found = read_json(directory, "plan.json")
     if found is None or found.get("num_features", plan.num_features) != plan.num_features:
         write_json(directory, "plan.json", plain(plan.to_dict()))
         return
     has_grown = found.get("num_rows", plan.num_rows) != plan.num_rows
-    for name in ("kernel", "alpha", "solver", "precision", "gram", "tile_size", "split", "rank", "nystrom"):
+    for name in ("kernel", "alpha", "solver", "precision", "gram", "tile_size", "split", "rank"):
         if name in found and found[name] != getattr(plan, name):
             if name == "split" and has_grown:
                 continue  # no byte depends on it, and other rows are cut in another way
             object.__setattr__(plan, name, found[name])
-    if has_grown:
+    if has_grown or found.get("nystrom") != plan.nystrom:
         write_json(directory, "plan.json", plain(plan.to_dict()))

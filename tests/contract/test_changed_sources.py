@@ -247,6 +247,31 @@ def test_defaults_that_depend_on_the_features_are_those_of_the_present_ones(
     assert (plan["num_features"], plan["kernel"]["gamma"]) == (4, 1 / 4)
 
 
+@pytest.mark.parametrize("num_rows", [12, 60])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_automatic_centres_are_as_many_as_the_present_rows_allow(
+    num_rows: int, weighted: bool, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solver = '[solver]\nname = "nystrom"\n'
+    toml = (job / "job.toml").read_text() + solver
+    (job / "job.toml").write_text(toml.replace("[model]", 'weight = "w"\n[model]') if weighted else toml)
+    header, *_ = (job / "rows.csv").read_text().splitlines()
+
+    def write(usable: int) -> None:
+        # rows of no weight are no centres, and leave the number of rows as it is
+        weights = [int(i < usable) for i in range(60 if weighted else usable)]
+        rows = [f"{i}.5,{i % 7},{i % 3}" + f",{w}" * weighted for i, w in enumerate(weights)]
+        (job / "rows.csv").write_text("\n".join([header + ",w" * weighted, *rows]) + "\n")
+
+    for usable in (20, num_rows):
+        write(usable)
+        fitted(job, monkeypatch)
+        plan = json.loads((job / "runs/job/plan.json").read_text())
+        assert plan["nystrom"]["num_centers"] == usable
+        model = dkrr.load_model(job / "runs/job/model.zarr")
+        assert model.num_rows == usable
+
+
 @pytest.mark.parametrize("form", ["C", "F", "npz", "classes"])
 def test_an_array_file_that_is_replaced_while_it_is_read_is_refused(form: str, tmp_path: Path) -> None:
     values = 1 + np.random.default_rng(0).random((500, 6))
