@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from dkrr.errors import ParameterError
 from dkrr.kernels.features import count_features
@@ -74,6 +73,7 @@ def priced_way(
         except ParameterError as exc:
             b, infeasible = 128, "" if solver in TILELESS else exc.message
     iterations: Iterations | None = None
+    single = solver == "cg" and precision == "mixed" and gram != "stored"  # products in float32
     if solver == "nystrom":
         m = choice.nystrom(n).num_centers
         task, client = nystrom_bytes(n, m, d, t)
@@ -93,9 +93,9 @@ def priced_way(
         if choice.preconditioner == "factor":
             iterations = FACTOR_ITERATIONS
         elif trial is not None:
-            inner: Any = "mixed" if precision == "mixed" and gram != "stored" else "float64"
-            iterations = trial.cg(problem.alpha, tuple(ranks_of(problem, choice)), choice.tol, inner)[rank]
-            if inner == "mixed" and choice.precision == "auto" and not trial.supports_single(problem.alpha):
+            ranks = tuple(ranks_of(problem, choice))
+            iterations = trial.cg(problem.alpha, ranks, choice.tol, "mixed" if single else "float64")[rank]
+            if single and choice.precision == "auto" and not trial.supports_single(problem.alpha):
                 infeasible = (
                     f"float32 products are off by up to {trial.rounding():.1e} |v|, which is not far below "
                     f"alpha {min(problem.alpha):.1e}"
@@ -125,7 +125,7 @@ def priced_way(
         return candidate
     if candidate.split is not None:
         candidate = replace(candidate, efficiency=_simulated(problem, candidate, machine).efficiency)
-    again = 1 if trial is None else trial.refinements(min(problem.alpha), choice.tol)
+    again = trial.refinements(min(problem.alpha), choice.tol) if single and trial is not None else 1
     low, high = (
         _seconds(problem, candidate, machine, 0.0 if iterations is None else count, again)
         for count in ((0, 0) if iterations is None else (iterations.low, iterations.high))
