@@ -86,3 +86,19 @@ def test_a_job_with_intervals_takes_exact_residuals_after_cg(tmp_path: Path) -> 
     model = dkrr.load_model(next((tmp_path / "runs").rglob("model.zarr")))
     for found, expected in zip(model.predict_interval(X, 0.8), est.predict_interval(X, 0.8), strict=True):
         assert found[:, 0] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "targets"), [(1e50, 1e-60), (1e-70, 1.0), (1.0, 1e-140)])
+def test_an_estimate_does_not_depend_on_units(rows: float, targets: float) -> None:
+    rng = np.random.default_rng(2)
+    X = rng.random((N, 3))
+    y = np.sin(4 * X[:, 0]) + X[:, 1]
+    usual, other = (
+        dkrr.KernelRidge(3 * a**2, kernel="linear", solver="cg", tile_size=32).fit(a * X, b * y)
+        for a, b in ((1.0, 1.0), (rows, targets))
+    )
+    wanted, found = usual.leave_one_out("stochastic"), other.leave_one_out("stochastic")
+    for name, power in (("mean_squared_error", 2), ("gcv", 2), ("degrees_of_freedom", 0), ("residuals", 1)):
+        for _ in range(power):
+            object.__setattr__(found, name, getattr(found, name) / targets)
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-3, err_msg=name)

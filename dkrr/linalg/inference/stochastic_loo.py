@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,19 +115,29 @@ def _mean_squares(
     for k, diagonal in enumerate(diagonals):
         targets = np.flatnonzero(number == k)
         value = np.maximum(diagonal.unbounded, diagonal.lower)
-        _, second, third = unbiased_powers(value, diagonal.standard_error)
-        squares = np.square(u[:, targets]).T / total
+        # in units in which u and D are about 1: powers of them leave float64 where alpha is large, or targets small
+        unit, size = _power_of_two(value.max()), _power_of_two(np.abs(u[:, targets]).max(axis=0))
+        value, tau, lower = value / unit, diagonal.standard_error / unit, diagonal.lower / unit
+        _, second, third = unbiased_powers(value, tau)
+        squares = np.square(u[:, targets] / size).T / total
         mean[targets] = squares @ second
         m = diagonal.num_probes
-        influence = (squares * third) @ diagonal.deviations
+        influence = (squares * third) @ (diagonal.deviations / unit)
         sampled = np.square(influence).sum(axis=1) / (m * (m - 1))
-        left = (squares * third) @ diagonal.solver_error
+        left = (squares * third) @ (diagonal.solver_error / unit)
         doubted = DOUBT * (squares @ (1 / value**2) - mean[targets])
-        noisy = diagonal.standard_error > MAX_NOISE * value
-        largest = _span(value, diagonal.standard_error, diagonal.lower, BELOW_MEAN)[noisy] / value[noisy]
+        noisy = tau > MAX_NOISE * value
+        largest = _span(value, tau, lower, BELOW_MEAN)[noisy] / value[noisy]
         spans = np.linalg.norm(squares[:, noisy] * np.square(largest), axis=1)
         error[targets] = np.sqrt(sampled + left**2 + doubted**2 + spans**2)
+        mean[targets] *= np.square(size / unit)
+        error[targets] *= np.square(size / unit)
     return mean, error
+
+
+def _power_of_two(value: Any) -> Any:
+    """The nearest one, by which numbers are divided without rounding; 1 for 0."""
+    return 2.0 ** np.round(np.log2(np.where(value > 0, value, 1.0)))
 
 
 def _span(value: FloatArray, error: FloatArray, lower: FloatArray, below: float) -> FloatArray:
