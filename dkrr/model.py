@@ -155,8 +155,8 @@ class Model(WithUncertainty):
         Parameters
         ----------
         X
-            NumPy array or anything array-like; a dask array or frame gives a lazy dask array. Columns of a frame are
-            found by the names of the fit, where it had names: their order does not matter, others are left aside.
+            NumPy array, sparse matrix or anything array-like; a dask array or frame gives a lazy one. Columns of a
+            frame are found by the names of the fit, where it had names: order does not matter, others are left aside.
         out : ndarray (m, t) of floats, optional
             Written to, also a memory map, so that predictions need not fit into memory.
 
@@ -182,7 +182,7 @@ class Model(WithUncertainty):
                     f"X is of type {type(X).__name__}; a dask array expected", hint="pass its .to_dask_array()"
                 )
             return self._predict_dask(X)
-        rows = X if hasattr(X, "shape") else np.asarray(X)
+        rows = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "shape") else np.asarray(X)
         if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
             raise DataError(
                 f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
@@ -198,7 +198,9 @@ class Model(WithUncertainty):
             )
         result = np.empty(shape) if out is None else out
         for start in range(0, rows.shape[0], BLOCK_ROWS):
-            block = np.ascontiguousarray(to_floats(rows[start : start + BLOCK_ROWS], "X", start))
+            given = rows[start : start + BLOCK_ROWS]
+            given = given.toarray() if hasattr(given, "toarray") else given
+            block = np.ascontiguousarray(to_floats(given, "X", start))
             values = self.predict_rows(block, first_row=start)
             result[start : start + BLOCK_ROWS] = values.reshape(values.shape[0], *np.shape(result)[1:])
         if out is not None:

@@ -198,8 +198,9 @@ class Kernel(ABC):
     def __add__(self, other: Kernel | float) -> Sum:
         return _combine(Sum, self, other)
 
-    def __radd__(self, other: float) -> Sum:
-        return _combine(Sum, other, self)
+    def __radd__(self, other: float) -> Kernel:
+        # what the built-in sum begins with
+        return self if other == 0 else _combine(Sum, other, self)
 
     def __mul__(self, other: Kernel | float) -> Product:
         return _combine(Product, self, other)

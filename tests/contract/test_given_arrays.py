@@ -337,3 +337,19 @@ def test_other_parameters_are_numbers_and_labels(rows: tuple[Any, Any, Any]) -> 
         dkrr.KernelRidgeCV(kernel="rbf", cv=np.ma.masked_array(np.arange(N) % 4, mask=np.arange(N) == 3)).fit(X, y)
     with pytest.raises(DataError, match="cv has labels"):
         dkrr.KernelRidgeCV(kernel="rbf", cv=np.where(np.arange(N) == 3, np.nan, np.arange(N) % 4)).fit(X, y)
+
+
+@pytest.mark.parametrize("form", ["csr_matrix", "csc_matrix", "coo_matrix", "csr_array", "coo_array"])
+def test_a_model_predicts_sparse_rows_as_its_estimator_does(form: str, tmp_path: Path) -> None:
+    from scipy import sparse
+
+    rng = np.random.default_rng(0)
+    X = rng.random((300, 3)) * (rng.random((300, 3)) < 0.5)
+    path = dkrr.KernelRidge(0.1, kernel="rbf", tile_size=128).fit(X, X.sum(axis=1)).save(tmp_path / "m.zarr")
+    model = dkrr.load_model(tmp_path / "m.zarr")
+    np.testing.assert_array_equal(model.predict(getattr(sparse, form)(X)), model.predict(X), err_msg=str(path))
+
+
+def test_kernels_are_added_by_sum() -> None:
+    one, two = dkrr.make_kernel("rbf", gamma=1.0), dkrr.make_kernel("linear")
+    assert sum([one, two]) == one + two
