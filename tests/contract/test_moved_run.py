@@ -100,3 +100,33 @@ def test_a_run_that_was_moved_alone_uses_the_store_that_stayed(finished: Path, t
         assert dkrr.load_model(new / "model.zarr").num_rows == 150
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("named", ["relative", "absolute"])
+@pytest.mark.parametrize("way", ["fit", "resume"])
+def test_a_copied_folder_has_its_own_files_while_the_first_is_there(
+    way: str, named: str, finished: Path, tmp_path: Path
+) -> None:
+    first, second = finished.parent / "first", tmp_path / "second"
+    shutil.copytree(finished, first)
+    try:
+        if named == "absolute":
+            for path in (first / "job.toml", first / "runs/t/job.toml"):
+                path.write_text(path.read_text().replace('"t.csv"', f'"{first / "t.csv"}"'))
+        shutil.copytree(first, second)
+        before = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
+        lines = (second / "t.csv").read_text().splitlines()
+        (second / "t.csv").write_text("\n".join(lines[:101]) + "\n")
+        if way == "fit":
+            said("fit", second / "job.toml")
+        else:
+            for name in ("result.json", "status.json"):
+                (second / "runs/t" / name).unlink()
+            shutil.rmtree(second / "runs/t/model.zarr")
+            assert drive(str(second / "runs/t")) == 0
+        of = first if named == "absolute" else second  # the path in job.toml says which file is meant
+        assert dkrr.load_model(second / "runs/t/model.zarr").num_rows == (150 if of == first else 100)
+        assert str(of / "t.csv") in said("info", second / "runs/t")
+        assert {path: path.stat().st_mtime_ns for path in before} == before
+    finally:
+        shutil.rmtree(first)

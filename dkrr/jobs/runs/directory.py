@@ -25,6 +25,8 @@ import difflib
 import os
 import re
 import shlex
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +121,25 @@ class RunDirectory:
         found = read_json(self.location, name)
         if found is not None and not isinstance(found, dict):
             raise StoreError(f"{name} of {self.location} is not an object", hint="restore or remove it")
-        return found if found is None or is_url(self.location) else _at_present(found, self.location)
+        if found is None or is_url(self.location):
+            return found
+        return _at_present(found, self.location, lambda: self._relative(found) if name == "job.json" else set())
+
+    def _relative(self, job: dict[str, Any]) -> set[str]:
+        """Paths of a job that its file names relative to itself."""
+        try:
+            written = tomllib.loads((self.read_bytes("job.toml") or b"").decode())
+        except ValueError:  # no TOML any more
+            return set()
+        return {
+            value
+            for table, values in job.items()
+            if isinstance(values, dict) and isinstance(written.get(table), dict)
+            for key, value in values.items()
+            if isinstance(value, str)
+            and os.path.isabs(value)
+            and not os.path.isabs(os.path.expanduser(str(written[table].get(key, "/"))))
+        }
 
     def write(self, name: str, document: dict[str, Any]) -> None:
         """Replace a JSON document of the run."""
@@ -175,10 +195,11 @@ def may_hold(location: str, kind: str) -> bool:
     return all(re.fullmatch(_BEGUN, name) for name in names)
 
 
-def _at_present(document: dict[str, Any], here: str) -> dict[str, Any]:
+def _at_present(document: dict[str, Any], here: str, relative: Callable[[], set[str]]) -> dict[str, Any]:
     """A document that names the run it belongs to, with present paths: those of the run, and what moved along with it.
 
-    Something outside the run moved along where it is at its old path no longer, and is beside the run as it was before.
+    Something outside the run moved along where it is beside the run as it was before, and is at its old path no longer
+    or was copied with a job file that named it by a ``relative`` path.
     A store that did not move along stays the store of the run.
     """
     output, model = document.get("output"), document.get("model")
@@ -187,7 +208,7 @@ def _at_present(document: dict[str, Any], here: str) -> dict[str, Any]:
     home = str(home).replace("{id}", name_of(here))
     if home == here or not os.path.isabs(home):
         return document
-    old, new = Path(home), Path(here)
+    old, new, copied = Path(home), Path(here), relative()
     while old.name == new.name and old.name:
         old, new = old.parent, new.parent
 
@@ -201,7 +222,7 @@ def _at_present(document: dict[str, Any], here: str) -> dict[str, Any]:
         if is_below(value, home):
             return here + value[len(home) :]
         moved = str(new / Path(value).relative_to(old)) if Path(value).is_relative_to(old) else value
-        return moved if os.path.exists(moved) and not os.path.exists(value) else value
+        return moved if os.path.exists(moved) and (value in copied or not os.path.exists(value)) else value
 
     found: dict[str, Any] = present(document)
     if output:
