@@ -45,16 +45,20 @@ def heard(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def no_row_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways are priced, and those in float32 are the cheapest."""
+    price_in_order(monkeypatch, "cg mixed", "cg float64", "cholesky float64", "cholesky mixed")
+
+
+def price_in_order(monkeypatch: pytest.MonkeyPatch, *order: str) -> None:
+    """All ways are priced, and these are the cheapest, in their order."""
     monkeypatch.setattr(planner, "SMALL_FLOPS", 0.0)
     priced_way = planner.priced_way
 
-    def cheap_in_float32(*arguments: Any) -> Any:
+    def in_order(*arguments: Any) -> Any:
         found = priced_way(*arguments)
-        order = ("cg mixed", "cg float64", "cholesky float64", "cholesky mixed")
         rank = next(k for k, name in enumerate(order) if found.name.startswith(name))
         return replace(found, seconds=found.seconds | {"start": 10.0 ** (2 * rank)}, infeasible="")
 
-    monkeypatch.setattr(planner, "priced_way", cheap_in_float32)
+    monkeypatch.setattr(planner, "priced_way", in_order)
 
 
 def test_a_breakdown_in_float32_goes_on_in_float64(
@@ -112,6 +116,36 @@ def test_a_matrix_that_no_way_solves_is_not_tried_again(
     with pytest.raises(dkrr.NotPositiveDefiniteError):
         estimator(precision="float64", alpha=0.0, kernel="linear", gamma=None).fit(X, Y)
     assert not [message for message in caplog.messages if "went on" in message]
+
+
+def nearly_singular() -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Of a polynomial whose float32 factor has a pivot far below zero, and whose float64 one has not."""
+    rng = np.random.default_rng(1)
+    n = int(rng.integers(200, 500))
+    rows = rng.random((n, 4)) * [1, 5, 0.2, 3]
+    rows[int(rng.integers(50, n - 20)) :] += 3
+    targets = np.sin(rows[:, 0])
+    return rng.permutation(rows), targets, {"kernel": "poly", "gamma": 1.0, "degree": 2, "coef0": 1, "tile_size": 100}
+
+
+def test_a_float32_factor_that_no_shift_mends_says_nothing_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    price_in_order(monkeypatch, "cholesky mixed", "cholesky float64", "cg mixed", "cg float64", "primal")
+    rows, targets, kernel = nearly_singular()
+    found = dkrr.KernelRidge(0.01, **kernel).fit(rows, targets)
+    assert (found.solution_.solver, found.solution_.precision) == ("cholesky", "float64")
+    assert "a float32 factor of A" in found.solution_.message
+    named = dkrr.KernelRidge(0.01, solver="cholesky", precision="float64", **kernel).fit(rows, targets)
+    np.testing.assert_array_equal(found.predict(rows), named.predict(rows))
+    with pytest.raises(dkrr.NotPositiveDefiniteError, match="a float32 factor of A") as caught:
+        dkrr.KernelRidge(0.01, solver="cholesky", precision="mixed", **kernel).fit(rows, targets)
+    assert "cholesky float64 would take" in caught.value.hint
+
+
+def test_an_indefinite_matrix_ends_in_the_error_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    price_in_order(monkeypatch, "cholesky mixed", "cholesky float64", "cg mixed", "cg float64")
+    with pytest.raises(dkrr.NotPositiveDefiniteError) as caught:
+        dkrr.KernelRidge(1e-3, kernel="sigmoid", gamma=2.0, coef0=-1.0, tile_size=128).fit(X, Y)
+    assert "float32" not in caught.value.message
 
 
 def test_a_preconditioner_that_fails_takes_its_rank_with_it(no_row_is_few: None) -> None:

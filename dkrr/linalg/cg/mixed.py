@@ -60,7 +60,7 @@ FloatMatrix = NDArray[np.float64]
 FIRST_SHIFT = 0.1
 SHIFT_GROWTH = 10.0
 MAX_SHIFTS = 4
-# A pivot further below zero than this says that the matrix is indefinite, which no precision mends.
+# A pivot further below zero than this is no rounding of the matrix, and a shift that mends it is no small one.
 NOT_ROUNDING = 10.0
 # Iterations that look for a direction without curvature: duplicated rows and matrices of low rank showed one within 10.
 NUM_CURVATURES = 16
@@ -129,11 +129,7 @@ class MixedSolver:
                 with contextlib.suppress(LockedError), hold_lock(useless):  # who is at it finds the same
                     remove_array(useless)
         else:
-            raise NotPositiveDefiniteError(
-                f"a float32 factor of A + {shifted.alpha - operator.alpha:.2g} I breaks down, too ({error.message})",
-                hint=error.hint,
-                **error.details | {"precision": "float32"},
-            ) from error
+            raise _beyond_shifts(operator, shifted, error) from error
         made = MadeFactor(factor, record)
         if record is not None:
             self._check_curvature(operator, made, record["row"])
@@ -203,8 +199,11 @@ def _next_shift(
 ) -> dict[str, Any]:
     """What is remembered of a breakdown, with the shift to try next; raises when no shift is the answer."""
     trace = float(diagonal_entries(operator).sum()) + operator.grid.n * operator.alpha
-    if trace <= 0 or -float(error.pivot) > NOT_ROUNDING * EPS32 * trace:
-        raise error
+    if trace <= 0:
+        raise error  # in every precision
+    if -float(error.pivot) > NOT_ROUNDING * EPS32 * trace:
+        # A may be definite all the same: errors of the factor of a nearly singular one grow from column to column
+        raise _beyond_shifts(operator, shifted, error) from error
     if record is None:
         record = {"row": int(error.row), "pivot": float(error.pivot), "shift": FIRST_SHIFT * EPS32 * trace}
     else:
@@ -219,6 +218,19 @@ def _next_shift(
         record["shift"],
     )
     return record
+
+
+def _beyond_shifts(
+    operator: RidgeOperator, shifted: RidgeOperator, error: NotPositiveDefiniteError
+) -> NotPositiveDefiniteError:
+    """The error of a float32 factor that no shift helps; what it says of A is said in float32."""
+    shift = shifted.alpha - operator.alpha
+    matrix, too = (f"A + {shift:.2g} I", ", too") if shift else ("A", "")
+    return NotPositiveDefiniteError(
+        f"a float32 factor of {matrix} breaks down{too} ({error.message})",
+        hint=error.hint,
+        **error.details | {"precision": "float32"},
+    )
 
 
 @dataclass(frozen=True)
