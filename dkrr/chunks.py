@@ -316,13 +316,24 @@ class ChunkArray:
 
     def _damaged(self, index: Sequence[int], reason: str) -> DamagedChunkError:
         chunk = ", ".join(str(int(i)) for i in index)
+        what, hint = "is damaged", "delete it and start the job again, or restore it"
+        if self._is_another():  # whose chunks are whole
+            what, hint = "is not one of the array that was opened", "the array was made anew: open it again"
         return DamagedChunkError(
-            f"chunk ({chunk}) of {self.location} is damaged ({reason})",
-            hint="delete it and start the job again, or restore it",
+            f"chunk ({chunk}) of {self.location} {what} ({reason})",
+            hint=hint,
             path=self.location,
             index=tuple(int(i) for i in index),
             reason=reason,
         )
+
+    def _is_another(self) -> bool:
+        """Whether an array of other chunks is there by now."""
+        try:
+            there = ChunkArray.open(self.store, self.path)
+        except (StoreError, OSError):
+            return False
+        return (there.chunks, there.dtype) != (self.chunks, self.dtype)
 
     def _document(self, attributes: dict[str, Any]) -> dict[str, Any]:
         return {

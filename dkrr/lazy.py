@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Floats, RowArray, open_dataset
 from dkrr.dataset.dataset import Part
-from dkrr.errors import DataError
+from dkrr.errors import DamagedChunkError, DataError
 from dkrr.temporary import TemporaryStore
 
 __all__ = ["HeldRows", "check_still_there", "lazy_rows"]
@@ -40,7 +40,12 @@ class HeldRows:
         DataError
             At the path of the data set are other rows now.
         """
-        found = self.rows.read(start, stop, out)
+        try:
+            found = self.rows.read(start, stop, out)
+        except DamagedChunkError:
+            if isinstance(self.holder, Dataset):  # chunks of other rows may have another size
+                check_still_there(self.holder)
+            raise
         if stop == self.num_rows and isinstance(self.holder, Dataset):
             check_still_there(self.holder)
         return found

@@ -88,6 +88,34 @@ def test_standard_deviations_after_mixed_precision_are_of_the_rows_of_the_fit(pa
     np.testing.assert_allclose(estimator.predict(X, return_std=True)[1], wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("begin", [40, 200])
+def test_a_data_set_that_was_made_anew_is_not_called_damaged(begin: int, tmp_path: Path) -> None:
+    X, y = np.random.default_rng(0).random((700, 3)), np.arange(700.0)
+    path, options = tmp_path / "data.zarr", {"kernel": "rbf", "tile_size": 128, "store": tmp_path / "store"}
+    for rows in (slice(0, begin), slice(begin, 700)):
+        dataset = dkrr.ingest(X[rows], path, y=y[rows], append=True)
+    estimator = dkrr.KernelRidge(**options).fit(str(path))  # type: ignore[arg-type]
+    shutil.rmtree(path)
+    dkrr.ingest(X + 1.0, path, y=y)  # in chunks of another size
+    for use in (
+        lambda: estimator.predict(X),
+        lambda: estimator.predict(X, return_std=True),
+        lambda: estimator.save(tmp_path / "model.zarr"),
+        estimator.leave_one_out,
+        estimator.X_fit_.compute,
+    ):
+        with pytest.raises(DkrrError, match=r"data\.zarr holds other rows than when it was opened"):
+            use()
+    with pytest.raises(DkrrError) as caught:
+        dataset.X.read(0, 700)
+    assert "delete" not in str(caught.value)
+    assert "open it again" in str(caught.value)
+    shutil.rmtree(path)
+    with pytest.raises(DkrrError) as caught:
+        estimator.predict(X)
+    assert "delete" not in str(caught.value)
+
+
 @pytest.mark.parametrize("grown", [False, True])
 def test_a_data_set_is_still_the_one_that_was_opened(grown: bool, parts: Parts, tmp_path: Path) -> None:
     X, y, _ = parts
