@@ -256,8 +256,8 @@ def test_a_run_is_verified_with_its_model_and_what_it_keeps(tmp_path: Path) -> N
     coefficients = ArrayRows(np.ones((200, 1)))
     run = tmp_path / "run"
     Model(kernel=system.kernel, x_fit=data.X, dual_coef=coefficients, solution=solution).save(run / "model.zarr")
-    for name in ("job.json", "plan.json"):
-        write_json(str(run), name, {})
+    write_json(str(run), "job.json", {"data": {}, "model": {}, "solver": {}, "output": {}})
+    write_json(str(run), "plan.json", {})
     result = {"model_path": "", "relative_residual": [1e-12], "seconds": {"total": 1.0}, "kept": {str(path): 1}}
     write_json(str(run), "result.json", result)
     assert describe(str(run)).kind == "run"
