@@ -42,7 +42,7 @@ def model_location(text: str, registry: str | None = None, *, finished: bool = F
     from dkrr.address import is_url, join, name_of
     from dkrr.errors import StoreError
     from dkrr.jobs.registry import ModelRegistry, parse_reference
-    from dkrr.jobs.runs.directory import RunDirectory, find_run, run_kind
+    from dkrr.jobs.runs.directory import RunDirectory, find_run
     from dkrr.jobs.runs.status import look_once
     from dkrr.stores import read_json
 
@@ -64,10 +64,10 @@ def model_location(text: str, registry: str | None = None, *, finished: bool = F
         except StoreError:
             seen = "is not a model" if os.path.lexists(text) else "does not exist"
             raise StoreError(f"{text} {seen}", hint="give a model.zarr, a run, or NAME@ALIAS of a registry") from None
-    if run_kind(run.location) in (None, "other"):
+    if not run.exists():
         return inside  # of a version, say
     state, shown = look_once(run, beat_seconds=0.0).state, run.shown
-    hint = f"`dkrr resume {shown}` goes on with it, `dkrr logs {shown}` says what happened"
+    hint = f"`dkrr resume {text}` goes on with it, `dkrr logs {text}` says what happened"
     if not run.has("model.zarr/zarr.json"):
         raise StoreError(f"run {text} has no model: it is {state}", hint=hint)
     model, result = run.path("model.zarr"), run.read("result.json")
