@@ -7,7 +7,10 @@ does not converge in as many iterations as it is allowed, is not a choice.
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,11 @@ from rich.table import Table
 
 from dkrr.dataset import ingest
 from dkrr.errors import ClusterError, ConvergenceError, NumericalError, PlanRefusedError
+from dkrr.jobs import toml
 from dkrr.jobs.run import FitSummary, fit_job
 from dkrr.jobs.spec import JobSpec
 from tests.measure.figures import Judge, scaled
+from tests.measure.test_tune import rows_of
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
 
@@ -168,5 +173,119 @@ def test_measure_auto(judge: Judge, folder: Path) -> None:
         f"at most {max(ratios):.2f} of the best fixed choice on {len(GRID)} problems",
         f"at most {MAX_TIME_RATIO}",
         max(ratios) <= MAX_TIME_RATIO,
+        at_full_size=True,
+    )
+
+
+# 25 fits of real rows with nothing set: four sets, two kernels, three length scales, and the ridges in turn
+SETS, KERNELS = ("pol", "elevators", "bike", "protein"), ("matern", "rbf")
+LENGTHS, RIDGES = (0.5, 5.0, 80.0), (1e-6, 1e-3, 1.0)
+REAL = [("protein", "matern", 80.0, 1e-5)] + [
+    (name, kernel, length, RIDGES[(i + j + k) % 3])
+    for i, name in enumerate(SETS)
+    for j, kernel in enumerate(KERNELS)
+    for k, length in enumerate(LENGTHS)
+]
+NUM_COMPARED = 10
+MAX_MEMORY_RATIO = 1.2
+MIN_GOOD_TIMES = 20
+
+
+def real_job(case: tuple[str, str, float, float], place: Path, data_folder: Path, solver: dict[str, Any]) -> Path:
+    """A job file that sets nothing but the model."""
+    name, kernel, length, alpha = case
+    widths = {"gamma": 0.5 / length**2} if kernel == "rbf" else {"kernel_params": {"nu": 1.5, "length_scale": length}}
+    document = rows_of(name, data_folder) | {
+        "model": {"kernel": kernel, "alpha": alpha, **widths},
+        "solver": solver,
+        "output": {"directory": str(place / "run"), "store": str(place / "store"), "keep": "model"},
+    }
+    path = place / "job.toml"
+    path.write_text(toml.dumps(document))
+    return path
+
+
+def real_fit(case: tuple[str, str, float, float], place: Path, data_folder: Path, solver: dict[str, Any]) -> Any:
+    """result.json of a fit by a process of its own, whose memory is its own; a word where there is none."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    job = real_job(case, place, data_folder, solver)
+    done = subprocess.run([sys.executable, "-m", "dkrr.cli", "fit", str(job)], capture_output=True, text=True)
+    found = place / "run" / "result.json"
+    result = json.loads(found.read_text()) if done.returncode == 0 and found.exists() else None
+    shutil.rmtree(place)
+    return result if result is not None else f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+
+
+def test_measure_auto_on_real_rows(judge: Judge, folder: Path, data_folder: Path) -> None:
+    compared = set(np.random.default_rng(16).choice(len(REAL), NUM_COMPARED, replace=False).tolist())
+    columns = ("case", "way", "iterations", "seconds", "worker MiB", "client MiB", "residual", "backward", "best fixed")
+    table, times, memory, ratios, errors = Table(*columns), [], [], [], []
+    for number, case in enumerate(REAL):
+        found = real_fit(case, folder / str(number), data_folder, {})
+        print(case, found if isinstance(found, str) else found["message"], flush=True)
+        if isinstance(found, str):
+            errors.append(case)
+            continue
+        plan = found["plan"]
+        high = sum(plan["estimated_seconds"].values())
+        foreseen = (high * (plan["estimated_low_seconds"] or high)) ** 0.5
+        total = found["seconds"]["total"]
+        taken = total - found["seconds"]["prepare"]
+        times.append(max(taken / foreseen, foreseen / taken))
+        peak = max(found["peak_rss_bytes"].values(), default=0)
+        memory.append(max(peak / plan["task_bytes"], found["client_peak_rss_bytes"] / plan["client_bytes"]))
+        good = (
+            max(found["relative_residual"]) <= 1e-8 or "limit of float64" in found["message"] or not plan["iterations"]
+        )
+        if not good:
+            errors.append(case)
+        best = ""
+        if number in compared:
+            others = {
+                name: one["seconds"]["total"]
+                for name, solver in FIXED.items()
+                if isinstance(one := real_fit(case, folder / str(number), data_folder, solver), dict)
+            }
+            fastest = min(others, key=lambda name: others[name])
+            ratios.append(total / min(total, others[fastest]))
+            best = f"{fastest} {others[fastest]:.0f} s, {ratios[-1]:.2f}"
+        range_ = "" if plan["iterations"] is None else "-".join(f"{count:.0f}" for count in plan["iterations"])
+        ways = [item["way"] for item in found["given_up"]] + [
+            f"{found['solver']} {found['precision']} {plan['rank'] or ''}"
+        ]
+        table.add_row(
+            " ".join(map(str, case)),
+            " > ".join(ways),
+            f"{range_}: {found['num_iterations']}",
+            f"{plan['estimated_low_seconds']:.0f}-{high:.0f}: {taken:.0f}",
+            f"{plan['task_bytes'] >> 20}: {peak >> 20}",
+            f"{plan['client_bytes'] >> 20}: {found['client_peak_rss_bytes'] >> 20}",
+            f"{max(found['relative_residual']):.1e}",
+            f"{max(found['backward_error']):.1e}",
+            best,
+        )
+        Console(width=200).print(table)
+    good_times = sum(ratio <= MAX_ESTIMATE_RATIO for ratio in times)
+    judge("real rows: answers", f"{len(REAL) - len(errors)} of {len(REAL)}; without: {errors}", "all", not errors)
+    judge(
+        "real rows: seconds",
+        f"within a factor of {MAX_ESTIMATE_RATIO} on {good_times} of {len(REAL)}; worst {max(times):.2f}",
+        f"at least {MIN_GOOD_TIMES}",
+        good_times >= MIN_GOOD_TIMES,
+        at_full_size=True,
+    )
+    judge(
+        "real rows: memory",
+        f"at most {max(memory):.2f} of what was announced",
+        f"at most {MAX_MEMORY_RATIO}",
+        max(memory) <= MAX_MEMORY_RATIO,
+        at_full_size=True,
+    )
+    judge(
+        "real rows: auto",
+        f"at most {max(ratios, default=1.0):.2f} of the best fixed way on {len(ratios)}",
+        f"at most {MAX_TIME_RATIO}",
+        max(ratios, default=1.0) <= MAX_TIME_RATIO,
         at_full_size=True,
     )
