@@ -149,17 +149,17 @@ class Trial:
             matrix *= self.root_weight[None, right]
         return matrix
 
-    def _system(self, size: int) -> FloatArray:
-        """S K S of the first rows."""
+    def _system(self, part: slice) -> FloatArray:
+        """S K S of some rows."""
 
         def make() -> FloatArray:
-            part = slice(0, len(self.targets))
-            return self._weighted(self.kernel.block(self.rows[part], self.rows[part], same=True), part, part)
+            every = slice(0, len(self.targets))
+            return self._weighted(self.kernel.block(self.rows[every], self.rows[every], same=True), every, every)
 
-        return np.ascontiguousarray(self._once(("system",), make)[:size, :size])
+        return np.ascontiguousarray(self._once(("system",), make)[part, part])
 
-    def _right_hand_sides(self, size: int) -> FloatArray:
-        return np.ascontiguousarray(self.targets[:size, :NUM_TARGETS])
+    def _right_hand_sides(self, part: slice) -> FloatArray:
+        return np.ascontiguousarray(self.targets[part, :NUM_TARGETS])
 
     # --- conjugate gradients ---------------------------------------------------------------------------------------
 
@@ -170,19 +170,22 @@ class Trial:
         largest = min(pool, max((rank for rank in ranks if rank <= affordable), default=min(ranks)))
         tried = sorted({min(rank, largest) for rank in ranks})
         factor = self._columns(largest)
-        counts = {size: self._counts(size, alpha, alpha * size / n, tried, factor, tol) for size in {half, s}}
-        found = {rank: extrapolate(counts[half][rank], counts[s][rank], s, n) for rank in tried}
+        whole = self._counts(slice(0, s), alpha, alpha * s / n, tried, factor, tol)
+        # both halves: the counts are small numbers, and one of them alone says little of how they grow
+        parts = [slice(0, half), slice(s - half, s)] if half < s else [slice(0, s)]
+        halves = [self._counts(part, alpha, alpha * half / n, tried, factor, tol) for part in parts]
+        found = {rank: extrapolate(_mean([each[rank] for each in halves]), whole[rank], s, n) for rank in tried}
         if 0 in found and n > s:
             # what a preconditioner does not take away is the smallest eigenvalues, which a sample sees least of
             found[0] = replace(found[0], high=ceil(PLAIN_MARGIN * found[0].high))
         return {rank: found[min(rank, largest)] for rank in ranks}
 
     def _counts(
-        self, size: int, alpha: float, scaled: float, ranks: Sequence[int], factor: FloatArray, tol: float
+        self, part: slice, alpha: float, scaled: float, ranks: Sequence[int], factor: FloatArray, tol: float
     ) -> dict[int, tuple[float, float]]:
         """Iterations with alpha and with alpha s / n for each rank, all of them in one block."""
-        matrix, rhs = self._system(size), self._right_hand_sides(size)
-        columns, t = np.ascontiguousarray(factor[:, :size]), rhs.shape[1]
+        matrix, rhs = self._system(part), self._right_hand_sides(part)
+        columns, t = np.ascontiguousarray(factor[:, part]), rhs.shape[1]
         cases = [(rank, value) for rank in ranks for value in (alpha, scaled)]
         gram = columns @ columns.T
         inner = [_shifted(gram[:rank, :rank], value) if rank else None for rank, value in cases]
@@ -281,7 +284,7 @@ class Trial:
 
     def _mixed_count(self, size: int, alpha: float, tol: float) -> float:
         """Iterations around the float32 factor, of a shifted matrix where it breaks down."""
-        matrix = self._system(size)
+        matrix = self._system(slice(0, size))
         single = matrix.astype(np.float32)
         diagonal = np.arange(size)
         shift, trace = 0.0, float(np.abs(matrix[diagonal, diagonal]).sum()) + size * alpha
@@ -302,8 +305,14 @@ class Trial:
             z = cho_solve((lower, True), (r / scale).astype(np.float32), check_finite=False)
             return np.asarray(z.astype(np.float64) * scale)
 
-        rhs = self._right_hand_sides(size)
+        rhs = self._right_hand_sides(slice(0, size))
         return float(_iterate(matrix, np.full(rhs.shape[1], alpha), rhs, apply, tol, self.seconds / 3).max())
+
+
+def _mean(counts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Geometric means, of the iterations with alpha and with alpha s / n."""
+    own, scaled = np.exp(np.log(np.maximum(counts, 1.0)).mean(axis=0))
+    return float(own), float(scaled)
 
 
 def _shifted(gram: FloatArray, alpha: float) -> Any:
