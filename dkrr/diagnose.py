@@ -54,6 +54,8 @@ class Training:
         Whether the fit went through tiles.
     max_in_process_rows
         Up to so many rows the tasks run in this process when there is no client.
+    store
+        Where the fit left its factors, whatever the current folder is by now; None for a temporary store.
     """
 
     X: Any
@@ -63,6 +65,7 @@ class Training:
     tile_size: int | None = None
     max_in_process_rows: int = 0
     checksum: int | None = None
+    store: str | None = None
 
 
 def leave_one_out(

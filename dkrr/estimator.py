@@ -40,7 +40,7 @@ from dkrr.planning.ways import is_plainly_primal
 from dkrr.records import primal_details, primal_parts
 from dkrr.resources import find_dataset
 from dkrr.spread import target_scale
-from dkrr.stores import check_place
+from dkrr.stores import at_present, check_place
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 from dkrr.tiled import TiledFit
@@ -284,8 +284,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             unique_names(frame_labels(y) or [], "y")
             y = y.to_dask_array(lengths=True)
         self._training = Training(
-            X=X, y=y, weight=weight, tiled=True, tile_size=tile_size, max_in_process_rows=MAX_IN_PROCESS_ROWS
-        )
+            X=X, y=y, weight=weight, tiled=True, tile_size=tile_size, max_in_process_rows=MAX_IN_PROCESS_ROWS,
+            store=None if self.store is None else at_present(self.store),
+        )  # fmt: skip
         tiled = TiledFit(
             kernel=kernel,
             alpha=self.alpha,
@@ -370,11 +371,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         return self._finish(replace(model, sample_weight=weights, sigma2=scale), X)
 
     def _fit_tiled(self, tiled: TiledFit, X: Any, y: Any, weight: Any, in_memory: bool) -> KernelRidge:
-        holder = None
-        if self.store is None:
+        holder, store = None, self._training.store
+        if store is None:
             holder = self.__dict__.pop("_unfinished", None) or TemporaryStore(tiled.store_bytes(X, y))
         try:
-            model, on_disk = tiled.solve(X, y, weight, str(self.store) if holder is None else holder.path)
+            model, on_disk = tiled.solve(X, y, weight, store if holder is None else holder.path)
         except BaseException as exc:
             if holder is not None and isinstance(exc, ConvergenceError) and not exc.stagnated:
                 self._unfinished = holder  # a fit with a larger max_iter goes on from here
@@ -535,7 +536,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         return share_inside(lower, upper, compared_targets(y, lower.shape))
 
     def _variance(self, X: Any) -> Any:
-        ensure_factor(self._model, self._training, self.store)
+        ensure_factor(self._model, self._training, self._training.store)
         is_rows = not is_dask_array(X) and (not is_out_of_core(X, 0, 0) or isinstance(X, np.memmap))
         return variance_of(self._model, rows_to_predict(self, X) if is_rows else X)
 
@@ -580,7 +581,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         over the kernel; its standard errors fall with the root of their number.
         """
         check_is_fitted(self)
-        return leave_one_out(self._model, self._training, self.store, method=method, num_probes=num_probes, seed=seed)
+        return leave_one_out(
+            self._model, self._training, self._training.store, method=method, num_probes=num_probes, seed=seed
+        )
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the fitted model to ``path``; :func:`dkrr.load_model` reads it."""

@@ -24,7 +24,7 @@ from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError
 from dkrr.lazy import check_still_there, lazy_rows
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
-from dkrr.stores import arrays_below, copy_tree, is_url, local_root, place, read_json, remove_array
+from dkrr.stores import arrays_below, at_present, copy_tree, is_url, local_root, place, read_json, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
@@ -128,7 +128,7 @@ def find_dataset(X: Any) -> Any:
     document = read_json(str(X), "zarr.json")
     attributes = document.get("attributes") if isinstance(document, dict) else None
     is_ours = isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT
-    return open_dataset(str(X)) if is_ours else X
+    return open_dataset(at_present(X)) if is_ours else X
 
 
 def source_table(X: Any, y: Any) -> Table:

@@ -33,6 +33,7 @@ __all__ = [
     "NO_LINKS",
     "Entry",
     "arrays_below",
+    "at_present",
     "check_place",
     "children",
     "copy_tree",
@@ -86,6 +87,12 @@ def local_root(store: Any) -> Path | None:
     if type(store).__name__ == "LocalStore" and type(store).__module__.startswith("zarr."):
         return Path(store.root)
     return None
+
+
+def at_present(path: Any) -> str:
+    """A path or URL as it is from every folder: workers need not have the current one, which may change, too."""
+    root = local_root(path)
+    return str(path) if root is None else str(root.absolute())
 
 
 def check_place(name: str, value: Any) -> None:
