@@ -511,3 +511,33 @@ def test_a_dry_run_says_what_a_lost_data_set_would_get_again(two_nights: Project
     assert found[0] == "missing"
     assert "n2.csv" in name
     assert "no file" in found[1]
+
+
+# --- rows that are there already --------------------------------------------------------------------------------------
+
+
+def test_rows_that_the_data_set_was_made_of_by_hand_are_not_appended_again(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    first, second = project.deliver("monday", seed=1), project.deliver("tuesday", seed=2)
+    data = project.folder / "rows.zarr"
+    dkrr.ingest(str(first), str(data), target="y")
+    dkrr.ingest(str(second), str(data), target="y", append=True, label="tuesday")
+    with pytest.raises(RefusedError, match="are those of generation 2 \\(tuesday\\)") as caught:
+        project.run()
+    assert "are those of generation 1, " in caught.value.message
+    assert dkrr.open_dataset(str(data)).num_rows == 240
+    project.deliver("wednesday", seed=3)
+    assert project.run().outcome == "promoted"
+    assert dkrr.open_dataset(str(data)).num_rows == 360
+
+
+def test_rows_that_were_written_again_are_not_appended_again(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    path = project.deliver("monday", seed=1)
+    project.run()
+    again = path.with_name("again.csv")
+    again.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    path.unlink()
+    with pytest.raises(RefusedError, match="are those of generation 1"):
+        project.run()
+    assert dkrr.open_dataset(str(project.folder / "rows.zarr")).num_rows == 120

@@ -11,7 +11,9 @@ import logging
 import tempfile
 from typing import Any
 
-from dkrr.dataset import Dataset, drop_generations, ingest, keep_last, open_dataset, read_mask
+import numpy as np
+
+from dkrr.dataset import Dataset, Generation, drop_generations, ingest, keep_last, open_dataset, read_mask
 from dkrr.dataset.destination import inspect
 from dkrr.errors import (
     DataError,
@@ -338,6 +340,16 @@ def _examined(
         if content_hash(delivery) != batch.key:
             remove_array(_staged(ledger, batch))
             raise InterruptedRunError(f"{delivery.location} was changed while it was read", hint="start again")
+    twin = None if base is None else _generation_of(base, staged, batch.label)
+    if twin is not None:
+        label = f" ({twin.label})" if twin.label else ""
+        return found | {
+            "reasons": [
+                f"its {staged.num_rows:,} rows are those of generation {twin.number}{label}, which {spec.retrain.data} "
+                "has: a second time they would be held out and trained on; take the file away, or drop the generation"
+            ],
+            "num_rows": staged.num_rows,
+        }
     findings = [] if reference is None else compare_rows(reference, staged, spec.drift)
     return found | {
         "accepted": not findings,
@@ -345,6 +357,28 @@ def _examined(
         "findings": [finding.to_dict() for finding in findings],
         "num_rows": staged.num_rows,
     }
+
+
+def _generation_of(dataset: Dataset, staged: Dataset, label: str) -> Generation | None:
+    """The generation that has the very rows of a batch, whatever bytes and name they came in; not the batch's own.
+
+    Cost: the rows of generations that are as long, up to the first that differs.
+    """
+
+    def has_them(generation: Generation) -> bool:
+        first = generation.n - generation.num_rows
+        for one, other in ((staged.X, dataset.X), (staged.y, dataset.y), (staged.weight, dataset.weight)):
+            if one is None or other is None:
+                if one is not other:
+                    return False
+                continue
+            for start, stop in one.blocks():
+                if not np.array_equal(one.read(start, stop), other.read(first + start, first + stop)):
+                    return False
+        return True
+
+    known = (item for item in dataset.generations if item.num_rows == staged.num_rows and item.label != label)
+    return next(filter(has_them, known), None)
 
 
 def _read(spec: RetrainSpec, ledger: Ledger, batch: Batch, delivery: Delivery, base: Dataset | None) -> Dataset:
