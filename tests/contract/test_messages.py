@@ -82,11 +82,11 @@ def test_what_is_no_model_is_named_for_what_it_is(
 
 def test_a_run_is_a_model_by_its_name_and_says_why_it_has_none(folder: Path) -> None:
     dkrr.KernelRidge(kernel="rbf").fit(np.eye(2), [1.0, 2.0]).save(folder / "runs" / "good" / "model.zarr")
-    (folder / "runs" / "good" / "job.json").write_text("{}")
+    (folder / "runs" / "good" / "job.json").write_text('{"data": {}, "model": {}, "solver": {}, "output": {}}')
     np.savetxt(folder / "new.csv", np.eye(2), delimiter=",", header="x0,x1", comments="")
     assert run("predict", "good", "new.csv", "-o", "p.csv").exit_code == 0
     (folder / "runs" / "bad").mkdir()
-    (folder / "runs" / "bad" / "job.json").write_text("{}")
+    (folder / "runs" / "bad" / "job.json").write_text('{"data": {}, "model": {}, "solver": {}, "output": {}}')
     for text in ("bad", "runs/bad"):
         result = run("predict", text, "new.csv", "-o", "q.csv")
         assert result.exit_code == 4
