@@ -250,8 +250,6 @@ def tune_table(summary: TuneSummary) -> Any:
     from rich.console import Group
     from rich.table import Table
 
-    from dkrr.jobs.tune import mark_of
-
     result = summary.result
     finalists = Table(title="tune", title_justify="left", title_style="bold", box=None)
     for name in ("kernel", "widths", "from", "alpha", "error", "s.e.", "condition", "rows", ""):
@@ -268,7 +266,7 @@ def tune_table(summary: TuneSummary) -> Any:
             "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}",
             "" if candidate.condition is None else f"{candidate.condition:.1e}",
             f"{candidate.num_rows:,}",
-            f"[bold]{mark_of(candidate, result)}[/bold]",
+            f"[bold]{result.mark(candidate)}[/bold]",
         )
     table = _table("")
     table.add_row(

@@ -33,7 +33,7 @@ from dkrr.selection.tuning import tune
 from dkrr.stores import is_url, read_json, write_file
 from dkrr.swap import create_bytes
 
-__all__ = ["TuneSummary", "mark_of", "tune_job"]
+__all__ = ["TuneSummary", "tune_job"]
 
 WIDTHS = {"shared": "shared", "per_feature": "per feature"}
 # no trial is still running when it took so long and more time than the whole search has
@@ -276,7 +276,7 @@ def _job_text(
         "standard deviations of the target, by the standard error (s.e.) of the difference:",
         "",
         f"{'kernel':<10} {'widths':<12} {'alpha':>10} {'error':>8} {'s.e.':>8} {'condition':>10}",
-        *(_candidate_line(candidate, mark_of(candidate, result)) for candidate in result.candidates),
+        *(_candidate_line(candidate, result.mark(candidate)) for candidate in result.candidates),
         *(f"note: {note}" for note in result.notes),
     ]
     text = toml.dumps(_document(job, path, best.keys(), names if best.widths.size > 1 else ()))
@@ -290,9 +290,3 @@ def _candidate_line(candidate: Candidate, mark: str) -> str:
     error = "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}"
     condition = "" if candidate.condition is None else f"{candidate.condition:.1e}"
     return f"{cells} {error:>8} {condition:>10}  {mark}".rstrip()
-
-
-def mark_of(candidate: Candidate, result: TuneResult) -> str:
-    """What a candidate is in a table."""
-    names = {"smallest error": result.least_error, "chosen": result.best}
-    return ", ".join(name for name, item in names.items() if item is candidate)

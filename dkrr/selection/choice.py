@@ -165,6 +165,11 @@ class TuneResult:
         """The candidate of the smallest error."""
         return self.candidates[0]
 
+    def mark(self, candidate: Candidate) -> str:
+        """What a candidate is in a table."""
+        names = {"smallest error": self.least_error, "chosen": self.best}
+        return ", ".join(name for name, item in names.items() if item is candidate)
+
     def parameters(self) -> dict[str, Any]:
         """Arguments of :class:`~dkrr.KernelRidge`: kernel, its parameters and alpha."""
         return self.best.keys()
