@@ -133,7 +133,7 @@ def test_a_retrain_job_writes_nothing_under_the_lease_of_another(
     spec = retrain_job(tmp_path)
     directory, stop = RunDirectory(spec.directory), threading.Event()
     other = DriverLease.acquire(directory, "retrain")
-    directory.write("job.json", {"mine": True})
+    directory.write("job.json", job := spec.to_dict())
 
     def beat() -> None:
         while not stop.wait(0.05):
@@ -148,7 +148,7 @@ def test_a_retrain_job_writes_nothing_under_the_lease_of_another(
     finally:
         stop.set()
         thread.join()
-    assert directory.read("job.json") == {"mine": True}
+    assert directory.read("job.json") == job
     assert sorted(str(path) for path in tmp_path.rglob("*") if not path.name.endswith(".partial")) == before
 
 
