@@ -114,6 +114,16 @@ class FitSettings:
         is_low_rank = self.solver == "cg" and iterative.preconditioner not in ("none", "factor")
         return int(iterative.rank) if is_low_rank and iterative.rank != "auto" else 0
 
+    def to_fit(self, other: FitSettings) -> FitSettings:
+        """This way to what ``other`` fits."""
+        return replace(
+            self,
+            kernel=other.kernel,
+            alpha=other.alpha,
+            fit_intercept=other.fit_intercept,
+            drift_limit=other.drift_limit,
+        )
+
     @property
     def name(self) -> str:
         """``cg mixed, rank 500``."""
@@ -259,9 +269,7 @@ class Attempts:
         return self._known
 
     def _of_this_fit(self, ways: Sequence[FitSettings]) -> list[FitSettings]:
-        first = self.first
-        same = {name: getattr(first, name) for name in ("kernel", "alpha", "fit_intercept", "drift_limit")}
-        return [replace(way, **same) for way in ways]
+        return [way.to_fit(self.first) for way in ways]
 
     def _next(self, ways: Sequence[FitSettings]) -> FitSettings | None:
         """The cheapest that does not share the defect of one that was given up."""

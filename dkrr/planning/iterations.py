@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
-__all__ = ["MARGIN", "Iterations", "extrapolate", "growth"]
+__all__ = ["Iterations", "extrapolate", "growth"]
 
 # the largest power of n with which iterations grow: the condition does like n^2, where rows come ever closer
 LARGEST_POWER = 1.0

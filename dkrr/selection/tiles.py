@@ -160,8 +160,7 @@ class PathFit(TiledFit):
                 logger.warning(
                     "%s failed for these alphas (%s); went on with %s", settings.name, exc.message, following.name
                 )
-                same = ("kernel", "alpha", "fit_intercept", "drift_limit")
-                settings = replace(following, **{name: getattr(settings, name) for name in same})
+                settings = following.to_fit(settings)
 
     def _searched(
         self,
