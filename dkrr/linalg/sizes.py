@@ -10,9 +10,10 @@ from dkrr.kernels import Kernel
 __all__ = ["BARE_BYTES", "BASELINE_BYTES", "choose_gram", "choose_tile_size", "task_bytes", "tile_bytes"]
 
 # A worker's interpreter with NumPy, SciPy and distributed, measured (peak, before any task): 92 to 105 MiB; and with
-# Numba, which it loads for compiled products: 194 to 206, and 220 where nobody has compiled them before.
+# Numba, which it loads for compiled products: 194 to 206, and up to 262 where its libraries were just installed, for
+# more of their pages are mapped there.
 BARE_BYTES = 110 * 2**20
-BASELINE_BYTES = 210 * 2**20
+BASELINE_BYTES = 260 * 2**20
 TILES_IN_MEMORY = 5
 # accumulator and padded tile, which wait for the next tile
 TILES_KEPT = 2
@@ -32,7 +33,7 @@ def task_bytes(tile_size: int, num_features: int, itemsize: int = 8) -> int:
     """Peak memory of a worker that factorises and evaluates the residual, with 3 b d 8 bytes more than the larger of
 
     110 MiB + 5 b^2 itemsize              the factor, see :func:`tile_bytes`
-    210 MiB + 2 b^2 itemsize + 8 MiB      the residual by compiled code, beside what is kept between tiles
+    260 MiB + 2 b^2 itemsize + 8 MiB      the residual by compiled code, beside what is kept between tiles
     """
     residual = BASELINE_BYTES + RESIDUAL_BYTES + TILES_KEPT * tile_size**2 * itemsize
     tiles = tile_bytes(tile_size, num_features, itemsize)

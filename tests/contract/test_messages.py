@@ -120,9 +120,9 @@ def test_too_little_memory_is_told_in_sizes_and_how_much_would_do(folder: Path) 
     assert result.exit_code == 3
     said = " ".join(result.stderr.split())
     assert "a worker of 100 MiB cannot hold a task" in said
-    assert "210 MiB of it Python and its libraries" in said
-    assert "273 MiB would do" in said
-    (folder / "job.toml").write_text((folder / "job.toml").read_text().replace("100MiB", "273MiB"))
+    assert "260 MiB of it Python and its libraries" in said
+    assert "336 MiB would do" in said
+    (folder / "job.toml").write_text((folder / "job.toml").read_text().replace("100MiB", "336MiB"))
     assert run("plan", "job.toml").exit_code == 0
 
 

@@ -217,6 +217,7 @@ def real_fit(case: tuple[str, str, float, float], place: Path, data_folder: Path
     return result if result is not None else f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
 
 
+@pytest.mark.timeout(7200)
 def test_measure_auto_on_real_rows(judge: Judge, folder: Path, data_folder: Path) -> None:
     compared = set(np.random.default_rng(16).choice(len(REAL), NUM_COMPARED, replace=False).tolist())
     columns = ("case", "way", "iterations", "seconds", "worker MiB", "client MiB", "residual", "backward", "best fixed")
