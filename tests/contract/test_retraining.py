@@ -412,6 +412,48 @@ def test_held_out_rows_stay_held_out_when_others_judge(first: dict[str, Any], tm
     assert (again["num_rows"], judges(again)) == (before["num_rows"] + 120, judges(before))
 
 
+def marked(rows: Any) -> Any:
+    """The rows with a column c that marks every fourth."""
+    rows[:, 2] = np.arange(len(rows)) % 4 == 0
+    return rows
+
+
+@pytest.mark.parametrize("rows_kept", [None, 250])
+@pytest.mark.parametrize("data", [{"path": "first.csv"}, {}])
+def test_a_column_marks_the_rows_of_a_data_set_that_another_job_made(
+    data: dict[str, Any], rows_kept: int | None, tmp_path: Path
+) -> None:
+    project = Project(tmp_path / "p", data={"features": ["a", "b"], **data}, gate={"tolerance": 9.0, "min_r2": -9.0})
+    project.document["holdout"] = {"mask": "c"}
+    if data:
+        project.deliver("first", seed=4, change=marked).rename(project.folder / "first.csv")
+    for night in (1, 2, 3):
+        project.deliver(f"n{night}", seed=night, change=marked)
+    if rows_kept is not None:
+        project.document["window"] = {"rows": rows_kept}
+    first = project.run()
+    project.document["retrain"]["name"] = "another"
+    again = project.run()
+    assert (again.num_rows, again.fit["score"]) == (first.num_rows, first.fit["score"])
+    assert rows_kept is not None or again.num_rows == (360 if data else 270)
+
+
+def test_a_column_marks_rows_that_were_appended_by_hand(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", data={"features": ["a", "b"]}, gate={"tolerance": 9.0, "min_r2": -9.0})
+    project.document["holdout"] = {"mask": "c"}
+    project.deliver("n1", seed=1, change=marked)
+    assert project.run().num_rows == 90
+    by_hand = project.deliver("n2", seed=2, change=marked).rename(project.folder / "n2.csv")
+    dkrr.ingest(by_hand, project.folder / "rows.zarr", append=True, target="y", features=["a", "b"])
+    result = command(project)
+    assert result.exit_code == 4, result.output
+    assert "generation 2" in result.stderr
+    assert "column 'c'" in result.stderr
+    dkrr.dataset.drop_generations(project.folder / "rows.zarr", [2])
+    by_hand.rename(project.folder / "incoming/n2.csv")
+    assert project.run().num_rows == 180
+
+
 def test_rows_that_were_added_are_not_held_out_by_their_file(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", gate={"tolerance": 9.0}, data={"path": "first.csv"})
     project.deliver("first", seed=4).rename(project.folder / "first.csv")

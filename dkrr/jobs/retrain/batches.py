@@ -98,8 +98,8 @@ def know_initial(spec: RetrainSpec, ledger: Ledger, dataset: Dataset | None, key
         return
     if keys is None:
         found = initial_keys(spec)
-        first = next((item for item in dataset.generations if item.label == INITIAL and item.first_row == 0), None)
-        keys = found if first is not None and _initial_is(spec, ledger, first.digest) else []
+        first = _labelled(dataset, INITIAL)
+        keys = found if first is not None and first.first_row == 0 and _initial_is(spec, ledger, first.digest) else []
     ledger.initial = keys
     ledger.write()
 
@@ -364,21 +364,27 @@ def _generation_of(dataset: Dataset, staged: Dataset, label: str) -> Generation 
 
     Cost: the rows of generations that are as long, up to the first that differs.
     """
-
-    def has_them(generation: Generation) -> bool:
-        first = generation.n - generation.num_rows
-        for one, other in ((staged.X, dataset.X), (staged.y, dataset.y), (staged.weight, dataset.weight)):
-            if one is None or other is None:
-                if one is not other:
-                    return False
-                continue
-            for start, stop in one.blocks():
-                if not np.array_equal(one.read(start, stop), other.read(first + start, first + stop)):
-                    return False
-        return True
-
     known = (item for item in dataset.generations if item.num_rows == staged.num_rows and item.label != label)
-    return next(filter(has_them, known), None)
+    return next((item for item in known if _has_rows(dataset, item, staged)), None)
+
+
+def _has_rows(dataset: Dataset, generation: Generation, staged: Dataset) -> bool:
+    """Whether a generation has the last rows of a file, or all of them where no window has cut it."""
+    first, skipped = generation.n - generation.num_rows, staged.num_rows - generation.num_rows
+    if skipped < 0 or (skipped and generation.number != dataset.generations[0].number):
+        return False
+    for one, other in ((staged.X, dataset.X), (staged.y, dataset.y), (staged.weight, dataset.weight)):
+        if one is None or other is None:
+            if one is not other:
+                return False
+            continue
+        for start, stop in other.blocks():
+            low, high = max(start, first), min(stop, generation.n)
+            if low < high and not np.array_equal(
+                one.read(low - first + skipped, high - first + skipped), other.read(low, high)
+            ):
+                return False
+    return True
 
 
 def _read(spec: RetrainSpec, ledger: Ledger, batch: Batch, delivery: Delivery, base: Dataset | None) -> Dataset:
@@ -403,9 +409,12 @@ def _mask_column(spec: RetrainSpec, path: str, num_rows: int) -> Mask:
 def append_batch(spec: RetrainSpec, ledger: Ledger, batch: Batch) -> Dataset:
     """Add an accepted batch to the data set as one generation; done once, whatever is interrupted."""
     failpoint("retrain.append.before")
-    staged = open_dataset(_staged(ledger, batch))
-    dataset = ingest(staged, spec.retrain.data, append=True, label=batch.label)
-    generation = next(found for found in dataset.generations if found.label == batch.label)
+    dataset = current_dataset(spec)
+    generation = None if dataset is None else _labelled(dataset, batch.label)
+    if dataset is None or generation is None:
+        staged = open_dataset(_staged(ledger, batch))
+        dataset = ingest(staged, spec.retrain.data, append=True, label=batch.label)
+        generation = dataset.generations[-1]
     decide(spec, ledger, dataset)
     batch.appended = {"generation": generation.number, "num_rows": generation.num_rows, "at": utc_now()}
     failpoint("retrain.append.before_record")
@@ -415,19 +424,64 @@ def append_batch(spec: RetrainSpec, ledger: Ledger, batch: Batch) -> Dataset:
     return dataset
 
 
+def _labelled(dataset: Dataset, label: str) -> Generation | None:
+    return next((found for found in dataset.generations if found.label == label), None)
+
+
 def decide(spec: RetrainSpec, ledger: Ledger, dataset: Dataset) -> Mask:
     """Which rows of the data set are held out; generations that are new are decided about now."""
-    given = {
-        batch.label: str(batch.verdict["held_out"])
-        for batch in ledger.batches.values()
-        if batch.verdict is not None and "held_out" in batch.verdict
-    }
-    mask = spec.holdout.mask
-    if mask is not None and not spec.holdout.mask_is_file and spec.initial is not None:
-        first = next((found for found in dataset.generations if found.label == INITIAL), None)
-        if first is not None and not ledger.directory.has(document_of(first.number)):
-            given[INITIAL] = pack(_mask_column(spec, spec.initial, len(first.kept)))
+    given: dict[int, str] = {}
+    if spec.holdout.mask is not None and not spec.holdout.mask_is_file:
+        known = {
+            batch.label: str(batch.verdict["held_out"])
+            for batch in ledger.batches.values()
+            if batch.verdict is not None and "held_out" in batch.verdict
+        }
+        for generation in dataset.generations:
+            if not ledger.directory.has(document_of(generation.number)):
+                mask = known.get(generation.label or "")
+                given[generation.number] = mask or pack(_mask_of(spec, ledger, dataset, generation))
     return decided_mask(ledger.directory, dataset, spec.holdout, given)
+
+
+def _mask_of(spec: RetrainSpec, ledger: Ledger, dataset: Dataset, generation: Generation) -> Mask:
+    """The column of the file whose rows a generation has, for one that this job has not appended itself.
+
+    Raises
+    ------
+    DataError
+        No file has these rows: which of them are held out is not known.
+
+    Cost
+    ----
+    The first rows, or the file that the label names, are read; where it is another one, all files.
+    """
+    m = len(generation.kept)
+    found = deliveries(spec.retrain.incoming, spec.own_files)
+    if spec.initial is not None:
+        if generation.label == INITIAL and generation.first_row == 0 and ledger.initial == initial_keys(spec):
+            return _mask_column(spec, spec.initial, m)
+        found.insert(0, Delivery(INITIAL, spec.initial, None))
+    name = (generation.label or "").rpartition(" ")[0]
+    location = ledger.directory.path("staged/marked.zarr")
+    for delivery in sorted(found, key=lambda item: item.name not in (generation.label, name)):
+        remove_array(location)
+        try:
+            staged = ingest(delivery.location, location, **spec.job.data.options(), like=dataset)
+            kept = staged.kept
+            is_its_file = _has_rows(dataset, generation, staged) and np.array_equal(kept[-m:], generation.kept)
+        except (DataError, ParameterError):
+            continue
+        finally:
+            remove_array(location)
+        if is_its_file:
+            return _mask_column(spec, delivery.location, len(kept))[-m:]
+    raise DataError(
+        f"[holdout] mask: no file of {spec.retrain.incoming} has the {generation.num_rows:,} rows of generation "
+        f"{generation.number} of {dataset.path} ({generation.label or 'no label'}), so which of them are held out "
+        f"(column {spec.holdout.mask!r}) is not known",
+        hint="drop the generation (`dkrr ingest --drop-generation`) and deliver its file, or give a mask file",
+    )
 
 
 def slide(spec: RetrainSpec, dataset: Dataset) -> Dataset:

@@ -57,14 +57,14 @@ def _decided_numbers(directory: RunDirectory) -> list[int]:
 
 
 def decided_mask(
-    directory: RunDirectory, dataset: Dataset, holdout: HoldoutSpec, given: dict[str, str] | None = None
+    directory: RunDirectory, dataset: Dataset, holdout: HoldoutSpec, given: dict[int, str] | None = None
 ) -> Mask:
     """True for the held-out rows of a data set (n,); decides about generations that nobody has decided about.
 
     Parameters
     ----------
     given
-        Packed masks by the label of their generation, for a mask that is a column of the batches.
+        Packed masks by the number of their generation, for a mask that is a column of the batches.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def decided_mask(
 
 
 def _decided(
-    directory: RunDirectory, dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[str, str]
+    directory: RunDirectory, dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[int, str]
 ) -> Mask:
     name = document_of(generation.number)
     found = directory.read(name)
@@ -111,7 +111,7 @@ def _decided(
     return whole[skipped:][generation.kept]
 
 
-def _decide(dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[str, str]) -> Mask:
+def _decide(dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[int, str]) -> Mask:
     first, m = generation.first_row, len(generation.kept)
     if holdout.fraction is not None:
         return row_hash_fraction(first, first + m, holdout.fraction)
@@ -123,8 +123,9 @@ def _decide(dataset: Dataset, generation: Generation, holdout: HoldoutSpec, give
             raise DataError(
                 f"{exc.message}: one value for each row that the data set ever had", hint="extend the mask first"
             ) from exc
-    packed = given.get(generation.label or "")
-    return np.zeros(m, dtype=bool) if packed is None else unpack(packed, m)
+    if holdout.mask is not None:
+        return unpack(given[generation.number], m)
+    return np.zeros(m, dtype=bool)
 
 
 def save_mask(directory: RunDirectory, held_out: Mask, kept: Mask) -> tuple[str, str]:
