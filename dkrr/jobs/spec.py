@@ -258,6 +258,10 @@ class JobSpec(Table):
     def _centres_are_rows(self) -> Self:
         if self.solver.name in ("nystrom", "primal") and self.model.kernel == "precomputed":
             raise ValueError(f"[solver] name = {self.solver.name!r} with a precomputed matrix: give rows and a kernel")
+        if self.data.standardize and self.model.kernel == "precomputed":
+            raise ValueError(
+                "[data] standardize with a precomputed matrix, whose columns are no features: leave it out"
+            )
         return self
 
     @classmethod

@@ -34,8 +34,12 @@ class TuneSpec(Table):
         return TuneSettings(
             kernels=tuple(self.kernels),
             widths=self.widths,
-            search_rows=tuple(self.search_rows),
+            search_rows=tuple(self.search_rows) if "search_rows" in self.model_fields_set else self._sizes(),
             rows=self.rows,
             seed=self.seed,
             budget_seconds=self.budget_seconds,
         )
+
+    def _sizes(self) -> tuple[int, ...]:
+        """The usual sizes of the subsets, as far as ``rows`` allows."""
+        return tuple(sorted({min(size, self.rows) for size in self.search_rows}))

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 import dkrr
 from dkrr.cli import main
 from dkrr.engine.tasks import InProcessExecutor
+from dkrr.jobs.spec import JobSpec
 
 N = 240
 
@@ -136,3 +137,19 @@ def test_an_array_of_a_check_that_is_lost_is_computed_again() -> None:
     checks[0].unlink()
     assert run("tune", "job.toml", "-o", "again.toml", "--no-picture").exit_code == 0
     assert json.loads(Path("again.search.json").read_text())["candidates"] == before["candidates"]
+
+
+def test_fewer_rows_in_the_job_make_a_smaller_search_as_on_the_command_line(tmp_path: Path) -> None:
+    document: dict[str, Any] = {"data": {"path": "generate:friedman?n=600&d=5&seed=0"}, "tune": {"rows": 250}}
+    tune = JobSpec.from_dict(document, tmp_path).tune
+    assert tune is not None
+    assert tune.settings().search_rows == (250,)
+    document["tune"]["search_rows"] = [1000, 2000]  # what was written down is meant
+    with pytest.raises(dkrr.JobFileError, match="search_rows"):
+        JobSpec.from_dict(document, tmp_path)
+
+
+def test_the_columns_of_a_precomputed_matrix_are_not_whitened(tmp_path: Path) -> None:
+    document = {"data": {"path": "K.npy", "standardize": True}, "model": {"kernel": "precomputed"}}
+    with pytest.raises(dkrr.JobFileError, match="standardize with a precomputed matrix"):
+        JobSpec.from_dict(document, tmp_path)

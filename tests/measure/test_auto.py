@@ -156,7 +156,7 @@ def test_measure_auto(judge: Judge, folder: Path) -> None:
             *(f"{seconds[name]:.1f}" if name in seconds else str(found[name]) for name in FIXED),
             f"{ratios[-1]:.2f}",
         )
-        print(problem.name, plan.reason, {name: round(value, 2) for name, value in auto.seconds.items()},
+        print(problem.name, plan.reasons, {name: round(value, 2) for name, value in auto.seconds.items()},
               {name: round(value, 2) for name, value in auto.estimated_seconds.items()}, flush=True)  # fmt: skip
         shutil.rmtree(place)
     Console(width=220).print(table)
