@@ -6,10 +6,11 @@ is made of r rows of a pool, its true rank, and the solver runs on s other rows.
     alpha as it is          right where rows are far from each other: what is left is nearly diagonal, whatever n is
     alpha s / n             right where rows are close: the eigenvalues of K grow like n, those of the sample like s
 
-The counts on s / 2 and s rows say how they go on growing; the smaller of the two extrapolations is taken. From samples
-of 1,000 it was compared with solves of 4,000 rows of real data (matern 3/2 and rbf, widths 0.5 to 80, alpha 1e-7 to
-1e-2) that ended within 200 iterations: within a factor of 1.5 in two of three cases, rather too many than too few, and
-far too many with a preconditioner where K is close to the identity, for which there is no use.
+The counts on s / 2 and s rows say how they go on growing. Without a preconditioner the smaller of the two
+extrapolations is taken: from samples of 1,000 it was compared with solves of 4,000 rows of real data (matern 3/2 and
+rbf, widths 0.5 to 80, alpha 1e-7 to 1e-2) that ended within 200 iterations, and was within a factor of 1.5 in two of
+three cases. With one they are the ends of a range (:mod:`dkrr.planning.iterations`), far too many where K is close to
+the identity, for which there is no use.
 
 A float32 product is off by E with |E| about eps32 |K|: where |E| is not below alpha, K + E + alpha I may be indefinite
 and refinement does not contract. |E| is measured on the sample, by the product itself, and grows with n as it does from
@@ -174,7 +175,10 @@ class Trial:
         # both halves: the counts are small numbers, and one of them alone says little of how they grow
         parts = [slice(0, half), slice(s - half, s)] if half < s else [slice(0, s)]
         halves = [self._counts(part, alpha, alpha * half / n, tried, factor, tol) for part in parts]
-        found = {rank: extrapolate(_mean([each[rank] for each in halves]), whole[rank], s, n) for rank in tried}
+        found = {
+            rank: extrapolate(_mean([each[rank] for each in halves]), whole[rank], s, n, preconditioned=rank > 0)
+            for rank in tried
+        }
         if 0 in found and n > s:
             # what a preconditioner does not take away is the smallest eigenvalues, which a sample sees least of
             found[0] = replace(found[0], high=ceil(PLAIN_MARGIN * found[0].high))

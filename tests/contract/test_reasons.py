@@ -66,7 +66,7 @@ def test_what_was_asked_for_is_said_so(tmp_path: Path) -> None:
 def test_memory_that_bounds_the_tiles_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkrr.jobs.plan.measure_machine", lambda *_, **__: nominal_machine(2))
     solver = 'name = "cholesky"\nprecision = "float64"'
-    assert "80 % of a worker's memory" in planned(tmp_path, n=12_000, solver=solver, memory="280MiB")[0]["tile_size"]
+    assert "80 % of a worker's memory" in planned(tmp_path, n=12_000, solver=solver, memory="340MiB")[0]["tile_size"]
 
 
 def test_few_features_of_a_kernel_are_counted(tmp_path: Path) -> None:

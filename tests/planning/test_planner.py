@@ -295,13 +295,17 @@ def test_a_rank_counts_for_as_many_rows_as_there_are(kernel: str) -> None:
 
 
 def test_iterations_grow_as_on_the_sample_where_alpha_says_nothing_and_with_alpha_where_it_does() -> None:
-    rough = extrapolate((20.0, 20.0), (30.0, 30.0), 2000, 8000)
+    rough = extrapolate((20.0, 20.0), (30.0, 30.0), 2000, 8000, preconditioned=False)
     assert rough.middle == pytest.approx(30 * 1.5**2, rel=0.05), "half as many again for twice the rows"
-    smooth = extrapolate((20.0, 55.0), (30.0, 60.0), 2000, 8000)
+    smooth = extrapolate((20.0, 55.0), (30.0, 60.0), 2000, 8000, preconditioned=False)
     assert smooth.middle == pytest.approx(60, rel=0.05), "alpha of all rows on the sample: the growth is in it already"
-    assert extrapolate((60.0, 60.0), (30.0, 40.0), 2000, 2000) == Iterations(30.0, 30.0)
+    assert extrapolate((60.0, 60.0), (30.0, 40.0), 2000, 2000, preconditioned=False) == Iterations(30.0, 30.0)
     # iterations around a float32 factor are counted for alpha s / n alone, which is alpha here
-    assert extrapolate((inf, 60.0), (inf, 40.0), 2000, 2000) == Iterations(40.0, 40.0)
+    assert extrapolate((inf, 60.0), (inf, 40.0), 2000, 2000, preconditioned=False) == Iterations(40.0, 40.0)
+    # with a preconditioner three iterations on a sample say nothing of growth, and alpha of all rows is the other end
+    few = extrapolate((3.0, 11.0), (3.0, 11.0), 2000, 100_000, preconditioned=True)
+    assert few.low <= 3
+    assert few.high >= 11
 
 
 @pytest.mark.parametrize(("length", "alpha", "supported"), [(80.0, 1e-5, False), (80.0, 1e-1, True), (0.5, 1e-2, True)])
