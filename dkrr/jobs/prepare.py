@@ -120,12 +120,16 @@ def open_data(
     return ingest(table, destination, wait=True, **options, classes=fitted.classes)
 
 
-def prepare(job: JobSpec, store: Any) -> Prepared:
-    """Split and whiten: training rows with the training rows' statistics, or frozen ones; held-out rows untouched."""
+def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepared:
+    """Split and whiten: training rows with the training rows' statistics, or frozen ones; held-out rows untouched.
+
+    ``dataset`` is what ``[data] path`` held when somebody opened it; None for what is there now.
+    """
     evaluate, sources = job.evaluate, _sources(job)  # before anything is read
     # where other rows are evaluated, numbers are those of columns of their file
     has_numbers = evaluate is None or evaluate.path is None
-    dataset = open_data(_without_mask(job), store, has_numbers=has_numbers)
+    if dataset is None:
+        dataset = open_data(_without_mask(job), store, has_numbers=has_numbers)
     if dataset.y is None:
         raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
     facts = {**_facts(dataset), "sources": sources}

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
-from dkrr.errors import RefusedError, StoreError
+from dkrr.errors import InterruptedRunError, RefusedError, StoreError
 from dkrr.jobs import toml
 from dkrr.objects import put_file
 from dkrr.stores import children
@@ -583,3 +583,60 @@ def test_rows_that_were_written_again_are_not_appended_again(tmp_path: Path) -> 
     with pytest.raises(RefusedError, match="are those of generation 1"):
         project.run()
     assert dkrr.open_dataset(str(project.folder / "rows.zarr")).num_rows == 120
+
+
+def changes_rows(project: Project, keep_rows: int | None) -> None:
+    """Somebody appends as many rows as leave on the other side, or just appends."""
+    path = project.folder / "hand.csv"
+    project.deliver("hand", seed=40, num_rows=40).rename(path)
+    dkrr.ingest(path, project.folder / "rows.zarr", append=True, label="hand", target="y")
+    if keep_rows is not None:
+        dkrr.dataset.keep_last(project.folder / "rows.zarr", rows=keep_rows)
+
+
+@pytest.mark.parametrize("keep_rows", [None, 240])
+def test_rows_that_change_while_a_fit_runs_are_not_those_that_models_are_compared_on(
+    keep_rows: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    project.deliver("n1", seed=1)
+    project.run()
+    project.deliver("n2", seed=2)
+    alone = project.copied(tmp_path / "alone").run()
+
+    real = dkrr.jobs.retrain.fit.drive_job
+
+    def disturbed(*args: Any, **options: Any) -> Any:
+        summary = real(*args, **options)
+        changes_rows(project, keep_rows)
+        return summary
+
+    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    found = project.run()
+    sentences = [
+        check["sentence"].replace(str(found.version), "") for check in found.checks if check["name"] == "score"
+    ]
+    said = [check["sentence"] for check in alone.checks if check["name"] == "score"]
+    assert sentences == said
+    assert found.outcome == "promoted"
+    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    assert project.run().outcome == "promoted"  # of what is there now
+
+
+def test_rows_that_change_before_a_fit_opens_them_are_fitted_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    for night in (1, 2):
+        project.deliver(f"n{night}", seed=night)
+    real = dkrr.jobs.retrain.fit.drive_job
+
+    def disturbed(*args: Any, **options: Any) -> Any:
+        changes_rows(project, 240)
+        return real(*args, **options)
+
+    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    with pytest.raises(InterruptedRunError, match="was changed"):
+        project.run()
+    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    assert project.run().outcome == "promoted"

@@ -13,6 +13,7 @@ from typing import Any
 from dkrr.address import join
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
+from dkrr.errors import InterruptedRunError
 from dkrr.jobs.claim import check_claim
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.records import Records, hash_of
@@ -76,6 +77,7 @@ def search_model(spec: RetrainSpec, mask_path: str | None, progress: Progress | 
 def fit_version(
     spec: RetrainSpec,
     job: JobSpec,
+    dataset: Dataset,
     named: NamedModel,
     key: str,
     *,
@@ -83,7 +85,12 @@ def fit_version(
     lease_epoch: int,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Fit, and publish the model as a version named "candidate"; plain facts about both.
+    """Fit ``dataset``, and publish the model as a version named "candidate"; plain facts about both.
+
+    Raises
+    ------
+    InterruptedRunError
+        The rows were changed before the fit had opened them: which of them are held out is not known.
 
     Cost
     ----
@@ -94,6 +101,9 @@ def fit_version(
     if result is None:
         drive_job(job, directory, progress=progress, source=job.to_toml().encode())
         result = directory.read("result.json") or {}
+    if result["data"]["digests"] != digests(dataset)[1:]:
+        directory.remove_all()
+        raise InterruptedRunError(f"{dataset.path} was changed before the fit had opened it", hint="start again")
     note_user(spec.store, spec.retrain.registry)
     score = result.get("score")
     found = {

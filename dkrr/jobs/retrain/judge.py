@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dkrr.bulk import MAX_IN_PROCESS_ENTRIES
+from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import StoreError
 from dkrr.jobs.prepare import prepare
@@ -44,6 +45,7 @@ class Check:
 def evaluate(
     job: JobSpec,
     store: str,
+    dataset: Dataset,
     named: NamedModel,
     candidate: str,
     production: str | None,
@@ -56,6 +58,8 @@ def evaluate(
 
     Parameters
     ----------
+    dataset
+        What the candidate was fitted on: by now there may be other rows in their places.
     candidate, production
         Ids of versions; None where nothing is in production.
     score
@@ -63,7 +67,7 @@ def evaluate(
     start
         Makes an executor, where there is too much to predict for this process.
     """
-    test = prepare(job, store).test
+    test = prepare(job, store, dataset).test
     if test is None:
         raise StoreError("the fit has no held-out rows", hint="say which in [holdout]")
     found: dict[str, Any] = {"num_rows": test.num_rows, "candidate": score, "production": None}

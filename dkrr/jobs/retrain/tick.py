@@ -196,6 +196,7 @@ class Tick:
             lambda: fit_version(
                 spec,
                 job,
+                dataset,
                 self.named,
                 key,
                 facts=facts,
@@ -239,6 +240,7 @@ class Tick:
             lambda: evaluate(
                 job,
                 spec.store,
+                dataset,
                 self.named,
                 version,
                 production,
