@@ -640,3 +640,30 @@ def test_rows_that_change_before_a_fit_opens_them_are_fitted_by_the_next(
         project.run()
     monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
     assert project.run().outcome == "promoted"
+
+
+def test_held_out_rows_that_are_replaced_while_a_fit_runs_judge_both_models_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    del project.document["holdout"]["fraction"]
+    project.document["holdout"]["path"] = "test.csv"
+    project.deliver("test", seed=7, num_rows=60).rename(project.folder / "test.csv")
+    project.deliver("n1", seed=1)
+    project.run()
+    project.deliver("n2", seed=2)
+    other = project.deliver("other", seed=8, num_rows=50).rename(project.folder / "other.csv")
+    expected = project.copied(tmp_path / "alone")
+    shutil.copy(other, expected.folder / "test.csv")
+    real = dkrr.jobs.retrain.fit.drive_job
+
+    def disturbed(*args: Any, **options: Any) -> Any:
+        summary = real(*args, **options)
+        shutil.copy(other, project.folder / "test.csv")
+        return summary
+
+    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    found = project.run()
+    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    scores = [[check for check in one.checks if check["name"] == "score"] for one in (found, expected.run())]
+    assert scores[0] == scores[1] != []

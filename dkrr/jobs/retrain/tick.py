@@ -244,7 +244,8 @@ class Tick:
                 self.named,
                 version,
                 production,
-                score=fit["score"],
+                # a file of held-out rows may have been replaced since the fit: both models see what it holds now
+                score=None if spec.holdout.path else fit["score"],
                 start=lambda: job_executor(job, spec.store),
                 progress=self.monitor.progress,
             ),
