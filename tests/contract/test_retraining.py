@@ -667,3 +667,28 @@ def test_held_out_rows_that_are_replaced_while_a_fit_runs_judge_both_models_or_n
     monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
     scores = [[check for check in one.checks if check["name"] == "score"] for one in (found, expected.run())]
     assert scores[0] == scores[1] != []
+
+
+@pytest.mark.parametrize("how", ["with new ones", "in another order"])
+def test_rows_that_come_again_are_told(how: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", retrain={"incoming": "night.csv"}, gate={"tolerance": 9.0})
+    path = project.deliver("night", seed=1).rename(project.folder / "night.csv")
+    project.run()
+    header, *lines = path.read_text().splitlines()
+    if how == "with new ones":
+        other = project.deliver("other", seed=2, num_rows=40)
+        lines += other.read_text().splitlines()[1:]
+        other.unlink()
+    else:
+        np.random.default_rng(0).shuffle(lines)
+    path.write_text("\n".join([header, *lines, ""]))
+    with pytest.raises(RefusedError, match=f"120 of its {len(lines)} rows are in .* already"):
+        project.run()
+    assert dkrr.open_dataset(project.folder / "rows.zarr").num_rows == 120
+
+
+def test_rows_of_few_values_may_come_again(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0, "min_r2": -9.0})
+    for night in (1, 2):
+        project.deliver(f"n{night}", seed=night, change=np.round)
+        assert project.run().outcome == "promoted"

@@ -12,6 +12,7 @@ import tempfile
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Generation, drop_generations, ingest, keep_last, open_dataset, read_mask
 from dkrr.dataset.destination import inspect
@@ -56,6 +57,8 @@ logger = logging.getLogger("dkrr.retrain")
 
 REFERENCE = "reference.json"
 INITIAL = "initial"
+# A batch is refused if more than this share of its rows is in the data set, unless as many are alike within the batch.
+MOST_AGAIN, MOST_ALIKE = 0.1, 0.01
 
 
 def current_dataset(spec: RetrainSpec) -> Dataset | None:
@@ -350,6 +353,15 @@ def _examined(
             ],
             "num_rows": staged.num_rows,
         }
+    again = 0 if base is None else _rows_again(base, staged, batch.label)
+    if again > MOST_AGAIN * staged.num_rows:
+        return found | {
+            "reasons": [
+                f"{again:,} of its {staged.num_rows:,} rows are in {spec.retrain.data} already: a second time they "
+                "would be held out and trained on; deliver those that are new"
+            ],
+            "num_rows": staged.num_rows,
+        }
     findings = [] if reference is None else compare_rows(reference, staged, spec.drift)
     return found | {
         "accepted": not findings,
@@ -385,6 +397,38 @@ def _has_rows(dataset: Dataset, generation: Generation, staged: Dataset) -> bool
             ):
                 return False
     return True
+
+
+def _rows_again(dataset: Dataset, staged: Dataset, label: str) -> int:
+    """How many rows of a batch the data set has, wherever they stand; 0 where rows of the batch are alike themselves.
+
+    Rows of few different values come again by chance. The batch's own generation does not count.
+
+    Cost: the rows of the data set are read once.
+    """
+    mine = np.concatenate([_hashes(staged, start, stop) for start, stop in staged.X.blocks()])
+    if len(np.unique(mine)) < (1 - MOST_ALIKE) * len(mine):
+        return 0
+    own = _labelled(dataset, label)
+    is_there = np.zeros(len(mine), dtype=bool)
+    for start, stop in dataset.X.blocks():
+        theirs = _hashes(dataset, start, stop)
+        if own is not None:
+            rows = np.arange(start, stop)
+            theirs = theirs[(rows < own.n - own.num_rows) | (rows >= own.n)]
+        is_there |= np.isin(mine, theirs)
+    return int(np.count_nonzero(is_there))
+
+
+def _hashes(dataset: Dataset, start: int, stop: int) -> NDArray[np.uint64]:
+    """A number for each row that tells features and targets from others."""
+    parts = [part.read(start, stop) for part in (dataset.X, dataset.y) if part is not None]
+    bits = np.ascontiguousarray(np.column_stack(parts) + 0.0).view(np.uint64)  # 0.0 and -0.0 are the same number
+    total = np.zeros(len(bits), dtype=np.uint64)
+    for column in bits.T:
+        total = (total ^ (column >> np.uint64(29)) ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        total ^= total >> np.uint64(32)
+    return total
 
 
 def _read(spec: RetrainSpec, ledger: Ledger, batch: Batch, delivery: Delivery, base: Dataset | None) -> Dataset:
