@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     from dkrr.jobs.plan import plan
     from dkrr.kernels import make_kernel
     from dkrr.linalg.gram import gram_matrix
+    from dkrr.machines import (
+        KernelHuberRegressor,
+        KernelLogisticRegression,
+        KernelQuantileRegressor,
+        KernelSVC,
+        KernelSVR,
+    )
     from dkrr.model import Model, load_model
     from dkrr.selection.cv import KernelRidgeCV
 
@@ -54,8 +61,13 @@ __all__ = [
     "DkrrError",
     "InterruptedRunError",
     "JobFileError",
+    "KernelHuberRegressor",
+    "KernelLogisticRegression",
+    "KernelQuantileRegressor",
     "KernelRidge",
     "KernelRidgeCV",
+    "KernelSVC",
+    "KernelSVR",
     "LockedError",
     "MemoryBudgetError",
     "Model",
@@ -82,8 +94,13 @@ __all__ = [
 
 _HOMES = {
     "Dataset": "dkrr.dataset",
+    "KernelHuberRegressor": "dkrr.machines",
+    "KernelLogisticRegression": "dkrr.machines",
+    "KernelQuantileRegressor": "dkrr.machines",
     "KernelRidge": "dkrr.estimator",
     "KernelRidgeCV": "dkrr.selection.cv",
+    "KernelSVC": "dkrr.machines",
+    "KernelSVR": "dkrr.machines",
     "Model": "dkrr.model",
     "gram_matrix": "dkrr.linalg.gram",
     "ingest": "dkrr.dataset",

@@ -60,7 +60,7 @@ from dkrr.validation import (
     rows_to_predict,
 )
 
-__all__ = ["KernelRidge"]
+__all__ = ["KernelRidge", "WithModel", "keeps_its_fit"]
 
 # Starting a cluster takes about two seconds, as long as one core needs for a factor of this many rows.
 MAX_IN_PROCESS_ROWS = 6_000
@@ -91,7 +91,37 @@ def keeps_its_fit(fit: Fit) -> Fit:
     return cast(Fit, guarded)
 
 
-class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class WithModel(BaseEstimator):  # type: ignore[misc]
+    """An estimator with a kernel whose fit is a :class:`dkrr.Model`: its tags, predictions, and where it is kept."""
+
+    kernel: Any
+    _model: Model
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.pairwise = isinstance(self.kernel, str) and self.kernel == "precomputed"
+        tags.input_tags.positive_only = isinstance(self.kernel, str) and self.kernel in ("chi2", "additive_chi2")
+        return tags
+
+    def _predict(self, X: Any) -> Any:
+        if is_dask_array(X) or is_dask_frame(X):
+            return self._model.predict(X)
+        if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap):
+            return predict_table(self._model, find_dataset(X))
+        X = rows_to_predict(self, X)
+        if is_worth_a_cluster(self._model, len(X)):
+            return predict_on_workers(self._model, X, len(X))
+        with single_blas_thread():
+            return self._model.predict(X)
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
+        """Write the fitted model to ``path``; :func:`dkrr.load_model` reads it."""
+        check_is_fitted(self)
+        self._model.save(path, overwrite=overwrite)
+
+
+class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[misc]
     """Exact kernel ridge regression, out of core: (K + alpha I) dual_coef = y.
 
     Minimises sum_i w_i (y_i - f(x_i))^2 + alpha |f|^2 over the reproducing kernel Hilbert space of the kernel;
@@ -192,13 +222,6 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         self.max_iter = max_iter
         self.solver_params = solver_params
         self.warm_start = warm_start
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.input_tags.pairwise = isinstance(self.kernel, str) and self.kernel == "precomputed"
-        tags.input_tags.positive_only = isinstance(self.kernel, str) and self.kernel in ("chi2", "additive_chi2")
-        return tags
 
     @keeps_its_fit
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelRidge:
@@ -540,17 +563,6 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         is_rows = not is_dask_array(X) and (not is_out_of_core(X, 0, 0) or isinstance(X, np.memmap))
         return variance_of(self._model, rows_to_predict(self, X) if is_rows else X)
 
-    def _predict(self, X: Any) -> Any:
-        if is_dask_array(X) or is_dask_frame(X):
-            return self._model.predict(X)
-        if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap):
-            return predict_table(self._model, find_dataset(X))
-        X = rows_to_predict(self, X)
-        if is_worth_a_cluster(self._model, len(X)):
-            return predict_on_workers(self._model, X, len(X))
-        with single_blas_thread():
-            return self._model.predict(X)
-
     def leave_one_out(self, method: str = "auto", num_probes: int = 32, seed: int = 0) -> LeaveOneOut:
         """What the fit would have said of each training row, had it not seen that row; nothing is fitted n times.
 
@@ -584,11 +596,6 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         return leave_one_out(
             self._model, self._training, self._training.store, method=method, num_probes=num_probes, seed=seed
         )
-
-    def save(self, path: Any, *, overwrite: bool = False) -> None:
-        """Write the fitted model to ``path``; :func:`dkrr.load_model` reads it."""
-        check_is_fitted(self)
-        self._model.save(path, overwrite=overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy takes along the rows that are in a temporary store, for the store ends with this estimator."""

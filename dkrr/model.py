@@ -11,14 +11,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.address import is_url
 from dkrr.dataset import Scaling
-from dkrr.dataset.columns import find_names, frame_labels, made_up_names, target_columns, unique_names
+from dkrr.dataset.columns import Fitted, find_names, frame_labels, made_up_names, target_columns, unique_names
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
@@ -32,22 +32,39 @@ from dkrr.saved import ARRAYS, SavedRows, save_arrays, saved_attributes
 from dkrr.stores import check_place, note_user, read_key
 from dkrr.uncertainty import WithUncertainty
 
-__all__ = ["Model", "load_model"]
+__all__ = ["Model", "load_model", "quantile_names"]
 
 BLOCK_ROWS = 4096
 IN_MEMORY_BYTES = 64 * 2**20
 
 
+def quantile_names(target: str, quantiles: Sequence[float]) -> list[str]:
+    """What the columns of the quantiles of a target are called: ``target q0.05``."""
+    return [f"{target} q{quantile:g}" for quantile in quantiles]
+
+
+class _Columns(NamedTuple):
+    """Columns of data that belong to a model, see :class:`dkrr.dataset.columns.Fitted`."""
+
+    names: tuple[str, ...]
+    named_targets: tuple[str, ...]
+    target_names: tuple[str, ...]
+    classes: Sequence[Any] | None
+    num_features: int
+    num_targets: int
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Model(WithUncertainty):
-    """A fitted kernel ridge regression.
+    """A fitted kernel ridge regression, or the same f of another loss (``provenance["loss"]``).
 
     Parameters
     ----------
     kernel
         Resolved kernel, None when it was fitted on a precomputed matrix.
     x_fit
-        Training rows (n, d) as the kernel saw them (scaled); None for a precomputed matrix, and with ``features``.
+        Training rows (n, d) as the kernel saw them (scaled), of another loss than the square those with a coefficient
+        other than 0; None for a precomputed matrix, and with ``features``.
     dual_coef
         (n, t); the coefficients (D, t) of the features where there are ``features``.
     features
@@ -119,16 +136,33 @@ class Model(WithUncertainty):
         """Names of the columns that the targets were read from, as far as somebody gave them; () for none."""
         return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
 
+    @property
+    def levels(self) -> list[float]:
+        """The quantile that each column of a sequence of them predicts, or the one of all targets; [] for another loss.
+
+        Not to be mixed up with ``quantiles``, those of leave-one-out residuals.
+        """
+        return np.atleast_1d(self.provenance["quantile"]).tolist() if self.provenance.get("loss") == "pinball" else []
+
+    @property
+    def observed(self) -> Fitted:
+        """The columns that the data of this model has: one target for a sequence of its quantiles."""
+        if len(self.levels) < 2:
+            return self
+        names = tuple(name.removesuffix(quantile_names("", self.levels)[0]) for name in self.target_names[:1])
+        named = () if "target_names" in self.made_up else names
+        return _Columns(self.names, named, names, None, self.num_features, 1)
+
     def __repr__(self) -> str:
         alpha = self.provenance.get("alpha")
         shown = "unknown" if alpha is None else ", ".join(f"{value:g}" for value in np.atleast_1d(alpha))
         rows = named(self.num_rows, "row" if self.features is None else "coefficient")
         targets = named(self.num_targets, "target", self.target_names)
-        residual = max(self.solution.relative_residual, default=0.0)
+        loss = f"{self.provenance['loss']} loss, " if "loss" in self.provenance else ""
         return lines_text(
-            f"Model: {self.kernel or 'precomputed'}, alpha {shown}; {rows} of {named(self.num_features, 'feature')}, "
-            f"{targets}",
-            f"{self.solution.solver}, {self.solution.precision}, relative residual {residual:.1e}",
+            f"Model: {self.kernel or 'precomputed'}, {loss}alpha {shown}; {rows} of "
+            f"{named(self.num_features, 'feature')}, {targets}",
+            self._solved(),
             self.location or "in memory",
         )
 
@@ -136,18 +170,23 @@ class Model(WithUncertainty):
         """For notebooks."""
         kernel = "precomputed" if self.kernel is None else str(self.kernel)
         alpha = self.provenance.get("alpha")
-        residual = max(self.solution.relative_residual, default=0.0)
+        loss = self.provenance.get("loss")
         rows = [
             ("kernel", kernel),
+            *([("loss", loss)] if loss else []),
             ("alpha", "unknown" if alpha is None else alpha),
             ("rows" if self.features is None else "explicit features", f"{self.num_rows:,}"),
             ("features", f"{self.num_features:,}: {', '.join(self.feature_names[:8])}".rstrip(": ")),
             ("targets", f"{self.num_targets:,}: {', '.join(self.target_names[:8])}".rstrip(": ")),
             ("whitened", "no" if self.scaling is None else "yes"),
-            ("solver", f"{self.solution.solver}, {self.solution.precision}, relative residual {residual:.1e}"),
+            ("solver", self._solved()),
             ("where", self.location or "in memory"),
         ]
-        return facts_html("kernel ridge regression", rows, self.solution.message)
+        return facts_html("kernel machine" if loss else "kernel ridge regression", rows, self.solution.message)
+
+    def _solved(self) -> str:
+        name, value = self.solution.worst
+        return f"{self.solution.solver}, {self.solution.precision}, {name} {value:.1e}"
 
     def predict(self, X: Any, out: Any = None) -> Any:
         """Predictions for rows X (m, d), in row blocks; for a precomputed matrix X is k(Z, X_fit) (m, n).

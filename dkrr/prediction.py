@@ -10,7 +10,7 @@ m n kernel entries and 2 m n t flops; a task holds its rows, one strip, and 2,04
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from dkrr.dataset.columns import match_features, match_targets
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.linalg.losses.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.model import BLOCK_ROWS, Model, load_model
 from dkrr.uncertainty import half_widths
@@ -41,6 +42,7 @@ class PredictTask:
     ``half_width``: how far from a prediction the ends of its interval are, per target, to count what is inside.
     ``sample_every``: of every so many rows truth and prediction are handed back as they are; 0 for none.
     ``columns``, ``targets``: those of the model among the columns of X and y (-1 for one of zeros); None for all.
+    ``has_classes``, ``is_logistic``, ``levels`` of quantiles: which errors are summed besides the squares.
     """
 
     model: str
@@ -52,6 +54,9 @@ class PredictTask:
     sample_every: int = 0
     columns: tuple[int, ...] | None = None
     targets: tuple[int, ...] | None = None
+    has_classes: bool = False
+    is_logistic: bool = False
+    levels: tuple[float, ...] = ()
 
     def span(self, i: int, num_rows: int) -> tuple[int, int]:
         """Rows of block i."""
@@ -67,14 +72,21 @@ class Score:
     num_rows
         m.
     rmse, r2 : lists of t
-        Root mean squared error in the units of the target; coefficient of determination.
+        Root mean squared error in the units of the target; coefficient of determination. Empty where predictions are
+        decision values of classes and not their targets, as those of hinge and logistic losses are.
     rmse_whitened : list of t or None
         RMSE divided by the training targets' standard deviation, when the model whitens.
     accuracy
         Fraction of rows whose largest output is the true class, for one-hot targets.
     intervals, coverage
         What jackknife intervals promise, and the fraction of rows that is inside them, per target; None for a model
-        without leave-one-out quantiles.
+        without leave-one-out quantiles. With ``pinball``: the same of the band between the outer two quantiles.
+    balanced_accuracy
+        The mean over the true classes of the fraction of their rows that is right.
+    log_loss
+        Minus the mean logarithm of the probability of the true class, of a logistic loss.
+    pinball : list of t or None
+        Mean of max(q r, (q - 1) r), r = y - prediction, of the quantile q of each column.
     """
 
     num_rows: int
@@ -84,16 +96,31 @@ class Score:
     accuracy: float | None = None
     intervals: float | None = None
     coverage: list[float] | None = None
+    balanced_accuracy: float | None = None
+    log_loss: float | None = None
+    pinball: list[float] | None = None
+
+    @property
+    def metric(self) -> str:
+        """What is looked at where nothing else is asked for."""
+        return "pinball" if self.pinball is not None else "rmse" if self.accuracy is None else "accuracy"
 
     def value(self, metric: str) -> float:
-        """One number: accuracy, or the mean of "rmse" or "r2" over the targets; constant ones, which are all 0 where no
-        row has a class, have no r2."""
-        if metric == "accuracy":
-            if self.accuracy is None:
-                raise DataError("accuracy needs a one-hot target", hint="set one_hot = true, or metric = 'rmse'")
-            return self.accuracy
-        if metric == "rmse":
-            return float(np.mean(self.rmse))
+        """One number: the mean over the targets where each has one; constant ones, which are all 0 where no row has a
+        class, have no r2.
+
+        Raises
+        ------
+        DataError
+            The model, or the data, has no such score.
+        """
+        if metric in ("accuracy", "balanced_accuracy") and self.accuracy is None:
+            raise DataError(f"{metric} needs a one-hot target", hint="set one_hot = true, or metric = 'rmse'")
+        found = getattr(self, metric)
+        if found is None or found == []:
+            raise DataError(f"predictions of this loss have no {metric}", hint=f"metric = {self.metric!r}")
+        if metric != "r2":
+            return float(np.mean(found))
         varying = [value for value in self.r2 if not math.isnan(value)]
         return sum(varying) / len(varying) if varying else math.nan
 
@@ -154,8 +181,16 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     values = saved_model(task.model, task.model_digest).predict_rows(rows, first_row=start)
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     truth = taken(dataset.y.read(start, stop), task.targets)
-    hits = int(np.sum(np.argmax(values, axis=1) == np.argmax(truth, axis=1)))
-    sums: dict[str, Any] = {"squares": np.square(values - truth).sum(axis=0), "hits": hits}
+    sums: dict[str, Any] = {"squares": np.square(values - truth).sum(axis=0)}
+    if task.has_classes:
+        sums["of_class"] = _hits(truth, values)
+    if task.is_logistic:
+        sums["log_loss"] = -float(np.take_along_axis(log_probabilities(values), np.argmax(truth, 1)[:, None], 1).sum())
+    if task.levels:
+        residual, level = truth - values, np.array(task.levels)
+        sums["pinball"] = np.maximum(level * residual, (level - 1) * residual).sum(axis=0)
+        low, high = values[:, np.argmin(level)], values[:, np.argmax(level)]
+        sums["between"] = int(np.sum((low <= truth[:, 0]) & (truth[:, 0] <= high)))
     if task.half_width is not None:
         sums["inside"] = (np.abs(values - truth) <= np.array(task.half_width)).sum(axis=0)
     if task.sample_every:
@@ -164,6 +199,13 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
         if 1 < truth.shape[1] <= MOST_CLASSES:
             sums["confusion"] = _confusion(truth, values)
     return True, sums
+
+
+def _hits(truth: Floats, values: Floats) -> Any:
+    """Rows of each true class (2, t): those that are right, and all."""
+    true = np.argmax(truth, axis=1)
+    right = true[np.argmax(values, axis=1) == true]
+    return np.stack([np.bincount(rows, minlength=truth.shape[1]) for rows in (right, true)])
 
 
 def _confusion(truth: Floats, values: Floats) -> Any:
@@ -231,7 +273,7 @@ def score_dataset(
     intervals: float | None = None,
     sample_rows: int = 0,
 ) -> tuple[Score, RunSummary]:
-    """RMSE, R^2 and (for one-hot targets) accuracy of a saved model on a data set with targets.
+    """RMSE, R^2 and what else a :class:`Score` has for this model, of a saved model on a data set with targets.
 
     ``intervals`` is the coverage that the model's jackknife intervals shall have, whose real one is counted; None: 0.9
     if the model has leave-one-out quantiles. With ``sample_rows`` the values of the tasks in the summary hold "sample",
@@ -245,7 +287,10 @@ def score_dataset(
     DataError
         Features, targets or classes that the model does not have, see :mod:`dkrr.dataset.columns`.
     """
-    columns, targets = match_features(model, dataset), match_targets(model, dataset)
+    columns, targets = match_features(model, dataset), match_targets(model.observed, dataset)
+    levels, loss = tuple(model.levels), model.provenance.get("loss", "square")
+    if len(levels) > 1:
+        targets = (0 if targets is None else targets[0],) * len(levels)
     dataset.verify()
     threads = max(1, executor.num_threads)
     block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
@@ -263,6 +308,9 @@ def score_dataset(
         sample_every=-(-dataset.num_rows // sample_rows) if sample_rows else 0,
         columns=columns,
         targets=targets,
+        has_classes=model.classes is not None,
+        is_logistic=model.classes is not None and loss == "logistic",
+        levels=levels * (model.num_targets if len(levels) == 1 else 1),
     )
     nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
     summary = executor.run("evaluate", score_block_task, task, nodes, progress)
@@ -273,9 +321,22 @@ def score_dataset(
     rmse = np.sqrt(mean_squares)
     r2 = 1 - np.divide(mean_squares, variance, out=np.full_like(mean_squares, np.nan), where=variance > 0)
     whitened = None if model.scaling is None else (rmse / model.scaling.y_std).tolist()
-    accuracy = sum(part["hits"] for part in parts) / m if model.classes is not None else None
     inside = None if width is None else (np.sum([part["inside"] for part in parts], axis=0) / m).tolist()
-    return Score(m, rmse.tolist(), r2.tolist(), whitened, accuracy, intervals, inside), summary
+    score = Score(m, rmse.tolist(), r2.tolist(), whitened, intervals=intervals, coverage=inside)
+    if task.has_classes:
+        right, count = np.sum([part["of_class"] for part in parts], axis=0)
+        balanced = float(np.mean(right[count > 0] / count[count > 0]))
+        score = replace(score, accuracy=int(right.sum()) / m, balanced_accuracy=balanced)
+        if make_loss(loss).is_for_labels:
+            score = replace(score, rmse=[], r2=[], rmse_whitened=None)
+    if task.is_logistic:
+        score = replace(score, log_loss=sum(part["log_loss"] for part in parts) / m)
+    if levels:
+        score = replace(score, pinball=(np.sum([part["pinball"] for part in parts], axis=0) / m).tolist())
+    if len(levels) > 1:
+        between = sum(part["between"] for part in parts) / m
+        score = replace(score, intervals=round(max(levels) - min(levels), 12), coverage=[between])
+    return score, summary
 
 
 def _std(dataset: Dataset) -> Any:

@@ -135,7 +135,7 @@ def variance_spread(model: Uncertain, store: Any = None) -> Spread:
     Raises
     ------
     ParameterError
-        The model has no variance of this kind: a given matrix, or an approximation.
+        The model has no variance of this kind: a given matrix, an approximation, or another loss than the square.
     StoreError
         There is no finished float64 factor, and there are more than 6,000 rows.
 
@@ -146,6 +146,11 @@ def variance_spread(model: Uncertain, store: Any = None) -> Spread:
     most 6,000 rows).
     """
     kernel, x = model.kernel, model.x_fit
+    if "loss" in model.provenance:
+        raise ParameterError(
+            f"standard deviations are those of the square loss, and this model has the {model.provenance['loss']} loss",
+            hint="fit dkrr.KernelRidge",
+        )
     solver = model.provenance.get("solver", "cholesky")
     if kernel is None or (x is None and solver not in OTHER_SOLVERS):
         raise ParameterError(

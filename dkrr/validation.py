@@ -6,12 +6,14 @@ column, and what those checks would convert without a word (datetimes, text, mas
 
 from __future__ import annotations
 
+import numbers
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from dkrr.dataset import Dataset
@@ -26,6 +28,7 @@ __all__ = [
     "check_alpha",
     "check_flag",
     "check_nonnegative",
+    "check_positive",
     "check_target_sizes",
     "check_tile_size",
     "check_weight",
@@ -35,6 +38,7 @@ __all__ = [
     "is_dask_array",
     "is_dask_frame",
     "is_out_of_core",
+    "label_arrays",
     "owned",
     "rows_to_predict",
 ]
@@ -76,6 +80,14 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ParameterError(f"{name} is {value!r}; True or False expected")
     return bool(value)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < np.inf:
+        raise ParameterError(f"{name} is {value!r}; a finite number above 0 expected")
+    return float(value)
 
 
 def check_nonnegative(X: NDArray[np.float64], kernel: str) -> None:
@@ -161,6 +173,37 @@ def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDA
         raise _explained(exc, X, y) from exc
     check_target_sizes(y)
     return dense_rows(X), y
+
+
+def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.intp]]:
+    """X (n, d) as :func:`fit_arrays`, the classes (k,) among the labels y (n,), in order, and the place of each label.
+
+    Raises
+    ------
+    DataError
+        A label is missing, or none (a number with a fraction, several in a row); or all rows have the same.
+    """
+    X = _refused(X, "X")
+    _refuse_missing_labels(y)
+    try:
+        with np.errstate(invalid="ignore"):
+            X, y = validate_data(estimator, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C")
+        check_classification_targets(y)
+        classes, codes = np.unique(y, return_inverse=True)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise _explained(exc, X, None) from exc
+    if len(classes) < 2:
+        raise DataError(f"y has one class, {classes.tolist()[0]!r}; at least two classes expected")
+    return dense_rows(X), classes, codes
+
+
+def _refuse_missing_labels(y: Any) -> None:
+    given = with_mask(y)
+    given = given.tolist() if isinstance(given, np.ma.MaskedArray) else given  # None under the mask
+    for row, label in enumerate(np.ravel(np.asarray(given, dtype=object)) if given is not None else ()):
+        is_number = isinstance(label, float | np.floating)
+        if label is None or type(label).__name__ in ("NAType", "NaTType") or (is_number and not np.isfinite(label)):
+            raise DataError(f"the label in row {row:,} of y is {label}", hint="remove rows without a class", row=row)
 
 
 def check_target_sizes(targets: Dataset | NDArray[np.float64]) -> None:

@@ -17,7 +17,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"linalg"}),
     frozenset({"estimator", "fitting", "given", "lazy", "model", "prediction", "resources", "selection", "temporary"})
     | frozenset({"attempts", "bulk", "bulk_variance", "diagnose", "left_out", "planning", "prediction_variance"})
-    | frozenset({"records", "saved", "spread", "tiled", "uncertainty", "validation"}),
+    | frozenset({"machines", "records", "saved", "spread", "tiled", "uncertainty", "validation"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),
 )

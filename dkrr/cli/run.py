@@ -166,6 +166,7 @@ def fit_command(job: str, as_json: bool, **options: Any) -> None:
     show_default=True,
     help="What intervals are made of.",
 )
+@click.option("--proba", is_flag=True, help="Probabilities of the classes, of a logistic loss.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at OUTPUT though dkrr did not write it so.")
 @click.option("--keep", multiple=True, metavar="COLUMN", help="Copy a column of DATA, e.g. an id; repeatable.")
 @text_options
@@ -178,6 +179,7 @@ def predict_command(
     noise: bool,
     interval: float | None,
     method: IntervalMethod,
+    proba: bool,
     overwrite: bool,
     keep: tuple[str, ...],
     registry: str | None,
@@ -202,7 +204,7 @@ def predict_command(
 
     if noise and not std:
         raise ParameterError("--noise without --std", hint="it says which standard deviation is meant")
-    asked = Asked(std=std, noise=noise, interval=interval, method=method)
+    asked = Asked(std=std, noise=noise, interval=interval, method=method, probabilities=proba)
     given: dict[str, Any] = {"asked": asked, "reading": given_options(**reading), "overwrite": overwrite, "keep": keep}
     reference = parse_reference(model)
     if reference is not None:
@@ -222,7 +224,11 @@ def predict_command(
 @click.command("evaluate", cls=Command)
 @click.argument("model")
 @click.argument("data")
-@click.option("--metric", type=click.Choice(["rmse", "r2", "accuracy"]), help="Only this score.")
+@click.option(
+    "--metric",
+    type=click.Choice(["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"]),
+    help="Only this score.",
+)
 @click.option("--interval", type=float, metavar="COVERAGE", help="Count the rows inside these intervals (default 0.9).")
 @text_options
 @missing_option

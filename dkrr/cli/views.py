@@ -10,6 +10,7 @@ import click
 from dkrr.address import join
 from dkrr.cli.estimate import clock_text
 from dkrr.cli.output import print_facts, print_json
+from dkrr.jobs.documents import exactness
 
 if TYPE_CHECKING:
     from dkrr.jobs.runs.directory import RunDirectory
@@ -113,8 +114,11 @@ def _result_facts(result: dict[str, Any], view: View) -> Iterator[tuple[str, Any
         yield "solver", f"{result['solver']}, {result.get('precision')}"
     for item in result.get("given_up", []):
         yield "went on", item.get("sentence", "")
-    if result.get("relative_residual"):
-        yield "residual", f"relative {max(result['relative_residual']):.1e}"
+    if exact := exactness(result):
+        name, value = exact
+        yield ("residual", f"relative {value:.1e}") if name == "relative residual" else (name, f"{value:.1e}")
+    if result.get("num_support") is not None:
+        yield "support vectors", f"{result['num_support']:,}"
     if score and result.get("metric"):
         value = score.get(result["metric"])
         value = sum(value) / len(value) if isinstance(value, list) and value else value

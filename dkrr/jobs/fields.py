@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from ipaddress import ip_address
+from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ __all__ = [
     "Location",
     "NumCenters",
     "Positive",
+    "Quantile",
     "Rank",
     "TileSize",
     "is_data_file",
@@ -87,6 +89,14 @@ def _alpha(value: Any) -> Any:
     return [float(item) for item in values] if isinstance(value, list) else float(value)
 
 
+def _quantile(value: Any) -> Any:
+    values = value if isinstance(value, list) else [value]
+    good = [isinstance(item, int | float) and not isinstance(item, bool) and 0 < item < 1 for item in values]
+    if not values or not all(good) or any(low >= high for low, high in pairwise(values)):
+        raise ValueError("a number between 0 and 1, or a list of some in increasing order, expected")
+    return [float(item) for item in values] if isinstance(value, list) else float(value)
+
+
 def _tile_size(value: Any) -> Any:
     if value == "auto":
         return value
@@ -133,3 +143,4 @@ Rank = Annotated[Any, BeforeValidator(_count)]
 NumCenters = Annotated[Any, BeforeValidator(_count)]
 Header = Annotated[Any, BeforeValidator(_header)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Quantile = Annotated[Any, BeforeValidator(_quantile)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from dkrr.address import is_url, join, parent_of
 from dkrr.errors import DkrrError, StoreError
+from dkrr.jobs.documents import exactness
 from dkrr.jobs.registry import ALIASES, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
 from dkrr.jobs.runs.directory import RunDirectory, run_kind
@@ -133,24 +134,31 @@ def _describe_model(path: str) -> dict[str, Any]:
         "features": model.num_features,
         "targets": model.num_targets,
         "kernel": "precomputed" if model.kernel is None else model.kernel.to_dict(),
-        "scaling": "none" if model.scaling is None else "X and y whitened",
+        "scaling": "none" if model.scaling is None else "X and y whitened" if _whitens_y(model) else "X whitened",
         "intercept": _intercept(model),
         "solver": f"{solution.solver}, {solution.precision}" + ("" if solution.converged else ", NOT CONVERGED"),
         "iterations": solution.num_iterations,
-        "relative residual": _worst(solution.relative_residual),
-        "backward error": _worst(solution.backward_error),
+        solution.worst[0]: _worst(solution.worst[1]),
     }
+    if solution.backward_error:
+        facts["backward error"] = _worst(solution.backward_error)
     if not solution.converged or model.provenance.get("is_approximation"):
         facts["note"] = solution.message
     details = {str(name).replace("_", " "): value for name, value in model.provenance.items()}
     return facts | {name: value for name, value in details.items() if name not in facts}
 
 
+def _whitens_y(model: Any) -> bool:
+    """Whether targets are; classes of a loss for labels are not."""
+    scaling = model.scaling
+    return scaling is not None and bool(scaling.y_mean.any() or (scaling.y_std != 1).any())
+
+
 def _intercept(model: Any) -> str:
     if model.intercept is None:
         return "none"
     shown = ", ".join(f"{value:.6g}" for value in model.intercept[:8]) + (", ..." if len(model.intercept) > 8 else "")
-    return shown if model.scaling is None else f"{shown} (of the whitened target)"
+    return shown if not _whitens_y(model) else f"{shown} (of the whitened target)"
 
 
 def _worst(values: Any) -> str:
@@ -239,9 +247,10 @@ def _describe_run(path: str) -> dict[str, Any]:
         return facts | {
             "earlier fit": f"{result['plan']['num_rows']:,} rows, finished; {result['model_path']} is its model"
         }
+    exact = exactness(result)
     return facts | {
         "model": result["model_path"],
-        "relative residual": _worst(result["relative_residual"]),
+        **({} if exact is None else {exact[0]: _worst(exact[1])}),
         "seconds": f"{result['seconds']['total']:.1f}",
         "kept": ", ".join(result["kept"]) or "only the model",
     }

@@ -22,6 +22,8 @@ from dkrr.errors import ParameterError
 from dkrr.fitting import center_of_lineage
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import method_of
+from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
+from dkrr.jobs.loss_spec import C_of, parameters_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.report.words import size
@@ -33,11 +35,12 @@ from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.planning.costs import CLIENT_BYTES, Machine
 from dkrr.planning.leave_one_out import with_leave_one_out
+from dkrr.planning.losses import DECOMPOSITION_PASSES, NEWTON_PRODUCTS, loss_candidate
 from dkrr.planning.planner import ASKED, Decision, decide
 from dkrr.planning.pricing import DISK_RESERVE_BYTES
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import Trial, sample_trial
-from dkrr.records import usable_rows
+from dkrr.records import loss_solver, usable_rows
 from dkrr.resources import free_bytes, measured_place
 from dkrr.stores import arrays_below, read_json
 from dkrr.tiles import TileGrid, TileMatrix
@@ -71,6 +74,8 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     recorded
         The plan of an earlier attempt of the same run: what "auto" became stays.
     """
+    if job.model.loss != "square":
+        return _loss_plan(job, prepared, store, recorded)
     train = prepared.train
     n, d, t = train.num_rows, train.num_features, train.num_targets
     kernel = job.model.build_kernel()
@@ -235,6 +240,77 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         notes=notes,
         reused=reused,
         **known,
+    )
+
+
+def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None) -> Plan:
+    """:func:`make_plan` of another loss than the square, which has one solver."""
+    train, model = prepared.train, job.model
+    n, d = train.num_rows, train.num_features
+    losses = check_loss_targets(job, train)
+    kernel = model.build_kernel().resolve(d)
+    solver = loss_solver(losses[0])
+    num_columns = num_loss_columns(losses, train)
+    problem = Problem(
+        num_rows=n,
+        num_features=d,
+        num_targets=num_columns,
+        kernel=kernel,
+        alpha=(model.alpha,),
+        fit_intercept=model.fit_intercept,
+    )
+    workers = job.cluster.workers or cpu_count()
+    threads = min(workers * job.cluster.threads_per_worker, cpu_count())
+    known = (recorded or {}).get("calibration") or {}
+    if known.get("threads") == threads:
+        machine = Machine(**known)
+    else:
+        where = "new cluster" if job.cluster.scheduler == "local" else "client"
+        machine = measure_machine(kernel, d, measured_place(store), threads=threads, where=where)  # type: ignore[arg-type]
+    chosen = loss_candidate(problem, solver, machine)
+    limit, free, memory = _memory_limit(job, workers), free_bytes(store), free_memory_bytes()
+    per_task = chosen.memory_bytes * job.cluster.threads_per_worker
+    refusal, hint = _refusal(chosen, d, store, limit, per_task, sum(chosen.disk_bytes.values()), free)
+    if chosen.client_bytes > memory:
+        refusal = f"{solver} needs {size(chosen.client_bytes)} in this process, {size(memory)} are free"
+        hint = "give fewer rows, or a machine with more memory"
+    notes = [
+        f"{solver} runs in the driver's process, with {threads} thread{'s' * (threads > 1)}; workers predict",
+        f"{chosen.seconds[solver]:.1f} s for it is a rough estimate: it depends on how many rows are support vectors",
+    ]
+    reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
+    return Plan(
+        num_rows=n,
+        num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
+        num_features=d,
+        num_targets=train.num_targets,
+        kernel=kernel.to_dict(),
+        alpha=[model.alpha],
+        solver=solver,
+        precision=chosen.precision,
+        gram=chosen.gram,
+        tile_size=chosen.tile_size,
+        num_tiles_per_side=0,
+        num_tasks=0,
+        flops=2.0 * n * n * (d + num_columns) * (NEWTON_PRODUCTS if solver == "newton" else DECOMPOSITION_PASSES),
+        workers=workers,
+        threads_per_worker=job.cluster.threads_per_worker,
+        memory_limit_bytes=limit,
+        task_bytes=per_task,
+        client_bytes=max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
+        disk_bytes=chosen.disk_bytes,
+        disk_present_bytes=0,
+        disk_free_bytes=free,
+        estimated_seconds=chosen.seconds,
+        estimated_low_seconds=chosen.total_seconds,
+        calibration=machine.to_dict(),
+        choice=job.solver.choice().to_dict(),
+        reasons={"solver": f"the {model.loss} loss {'is smooth' if solver == 'newton' else 'has corners'}"},
+        refusal=refusal,
+        hint=hint,
+        notes=notes,
+        reused=reused,
+        loss={"loss": model.loss, "C": C_of(model), **parameters_of(model)},
     )
 
 

@@ -21,7 +21,8 @@ class Plan:
     ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
     ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
     there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
-    "scaling" and "center", and empty where all is computed.
+    "scaling" and "center", and empty where all is computed. ``loss`` is another one than the square: "loss", "C", and
+    "quantile" or "epsilon" where the job has it.
     """
 
     num_rows: int
@@ -54,6 +55,7 @@ class Plan:
     estimated_low_seconds: float = 0.0
     choice: dict[str, Any] = field(default_factory=dict)
     nystrom: dict[str, Any] | None = None
+    loss: dict[str, Any] | None = None
     candidates: list[dict[str, Any]] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     refusal: str = ""

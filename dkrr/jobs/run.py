@@ -163,6 +163,6 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     summary.client_peak_rss_bytes = peak_rss_bytes()
     if summary.score is not None:
         asked = job.evaluate.metric if job.evaluate is not None else None
-        summary.metric = asked or ("rmse" if summary.score.accuracy is None else "accuracy")
+        summary.metric = asked or summary.score.metric
     directory.write("result.json", plain(summary.to_dict()))
     return summary

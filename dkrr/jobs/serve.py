@@ -21,7 +21,7 @@ from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.export import Beside, check_output, export_predictions, work_of
 from dkrr.jobs.registry.versions import RECORD
-from dkrr.jobs.uncertain import Asked, uncertain_columns, uncertain_table
+from dkrr.jobs.uncertain import Asked, probability_table, uncertain_columns, uncertain_table
 from dkrr.lock import hold_lock
 from dkrr.manifest import manifest_digest
 from dkrr.model import Model, load_model
@@ -137,6 +137,8 @@ def predict_held(
         with _executor(model, dataset, asked) as executor:
             result = place(work, RESULT)
             predictions, _ = predict_dataset(model, dataset, result, executor, progress)
+            if asked.probabilities:
+                predictions = probability_table(predictions, result)
             if asked.std or asked.interval is not None:
                 predictions = uncertain_table(model, dataset, predictions, asked, result, executor, progress)
     except DataError:  # these rows stay as bad as they are, there is nothing to continue
@@ -186,13 +188,20 @@ def evaluate_job(
         work.close()
     if metric is not None:
         return {metric: score.value(metric), "rows": score.num_rows}
-    facts: dict[str, Any] = {"rows": score.num_rows, "rmse": score.value("rmse"), "r2": score.value("r2")}
+    facts: dict[str, Any] = {"rows": score.num_rows}
+    if score.rmse:
+        facts |= {"rmse": score.value("rmse"), "r2": score.value("r2")}
     if score.rmse_whitened is not None:
         facts["rmse (whitened)"] = float(np.mean(score.rmse_whitened))
     if score.accuracy is not None:
-        facts["accuracy"] = score.accuracy
+        facts |= {"accuracy": score.accuracy, "balanced accuracy": score.balanced_accuracy}
+    if score.log_loss is not None:
+        facts["log loss"] = score.log_loss
+    if score.pinball is not None:
+        facts["pinball loss"] = score.value("pinball")
     if score.coverage is not None:
-        facts[f"inside {score.intervals:.1%} intervals"] = float(np.mean(score.coverage))
+        what = "intervals" if score.pinball is None else "of the outer quantiles"
+        facts[f"inside {score.intervals:.1%} {what}"] = float(np.mean(score.coverage))
     return facts
 
 
@@ -258,11 +267,12 @@ def _rows_for(
         # by name: a number may be the name of another column
         features = [table.names[column] for column in feature_columns(model, table)]
         return ingest(table, destination, features=features), table
-    options = ordered_like(model, table)
+    observed = model.observed
+    options = ordered_like(observed, table)
     if not options and table.target is None:
-        labels = target_columns(model.target_names, model.classes)
+        labels = target_columns(observed.target_names, model.classes)
         is_there = bool(labels) and set(labels) <= set(table.names)
-        last = range(-1 if model.classes is not None else -model.num_targets, 0)
+        last = range(-1 if model.classes is not None else -observed.num_targets, 0)
         options = {"target": list(labels if is_there else last)}
     one_hot = model.classes is not None and table.classes is None
     missing = reading.get("missing", "error")

@@ -12,6 +12,7 @@ from dkrr.dataset import Dataset
 from dkrr.fitting import FitResult, fit_rows, with_lineage
 from dkrr.given import store_given_matrix
 from dkrr.jobs.leave_one_out import leave_out
+from dkrr.jobs.loss_fit import fit_loss
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
@@ -45,6 +46,16 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     NumericalError, DataError, StoreError, LockedError
         See :func:`dkrr.fitting.fit_rows`.
     """
+    if job.model.loss != "square":
+        fitted = fit_loss(job, prepared, plan, workspace, directory)
+        parts = dict(fitted.parts)
+        solution = replace(parts.pop("solution"), reused=dict(workspace.reused))
+        _save(_model(prepared, solution, parts | fitted.columns, plan, fitted.details), directory)
+        fitted.checkpoint.remove()
+        summary = summary_of(plan, workspace, directory, place(directory, "model.zarr"), solution, parts["intercept"])
+        summary.num_support, summary.history = parts["dual_coef"].num_rows, fitted.history
+        summary.target_names = fitted.columns["target_names"]
+        return summary
     train, given, digest = prepared.train, None, ""
     check_target_sizes(train)
     kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)
@@ -167,13 +178,15 @@ class _LazyMatrix:
 
 
 def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: Plan, details: dict[str, Any]) -> Model:
+    columns = {
+        "scaling": prepared.scaling,
+        "y_is_1d": prepared.train.y_is_1d,
+        "target_names": list(prepared.train.target_names or []),
+    }
     return Model(
-        **parts,
+        **(columns | parts),
         solution=solution,
-        scaling=prepared.scaling,
-        y_is_1d=prepared.train.y_is_1d,
         feature_names=list(prepared.train.feature_names or []),
-        target_names=list(prepared.train.target_names or []),
         made_up=prepared.train.made_up,
         classes=None if prepared.train.classes is None else list(prepared.train.classes),
         provenance={
@@ -181,9 +194,8 @@ def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: 
             "rows_digest": prepared.train.digest,
             "targets_digest": prepared.train.digest_y,
             "alpha": plan.alpha,
-            "tile_size": plan.tile_size,
+            **({} if plan.loss else {"tile_size": plan.tile_size, "gram": plan.gram}),
             "precision": plan.precision,
-            "gram": plan.gram,
             **details,
         },
     )

@@ -24,7 +24,7 @@ from pydantic import (
 
 from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
 from dkrr.dataset.drift import DRIFT_LIMIT
-from dkrr.jobs import mistakes, toml
+from dkrr.jobs import loss_spec, mistakes, toml
 from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
 from dkrr.jobs.fields import (
     Alpha,
@@ -33,6 +33,8 @@ from dkrr.jobs.fields import (
     Header,
     Location,
     NumCenters,
+    Positive,
+    Quantile,
     Rank,
     TileSize,
     is_data_file,
@@ -94,17 +96,17 @@ class EvaluateSpec(Table):
 
     ``mask`` is a column of the data (name or number) or a file, of which ``mask_column`` is used; true means held out.
     With ``path`` as well those rows are only left out of the fit, and the rows of ``path`` alone are predicted.
-    ``metric`` None means accuracy for one-hot targets and rmse otherwise. ``intervals`` is the coverage of prediction
-    intervals: the model gets quantiles of its leave-one-out residuals, and held-out rows are counted. With
-    ``leave_one_out`` every training row is predicted as by a fit without it (true: "stochastic" after cg without
-    ``intervals``, "exact" otherwise). Both may stand alone.
+    ``metric`` None means accuracy for one-hot targets, pinball for that loss, and rmse otherwise. ``intervals`` is the
+    coverage of prediction intervals: the model gets quantiles of its leave-one-out residuals, and held-out rows are
+    counted. With ``leave_one_out`` every training row is predicted as by a fit without it (true: "stochastic" after cg
+    without ``intervals``, "exact" otherwise). Both may stand alone.
     """
 
     path: Location | None = None
     mask: Column | None = None
     mask_column: Column = 0
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    metric: Literal["rmse", "r2", "accuracy"] | None = None
+    metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
     leave_one_out: bool | Literal["exact", "stochastic"] | None = None
     intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
 
@@ -130,7 +132,10 @@ class EvaluateSpec(Table):
 class ModelSpec(KernelParameters):
     """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults.
 
-    ``fit_intercept`` adds a constant that the ridge does not shrink.
+    ``fit_intercept`` adds a constant that the ridge does not shrink; other losses than the square have one by default.
+    Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way, and have a parameter ``quantile``
+    (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with ``standardize``). What is
+    left out is what the estimators of :mod:`dkrr.machines` have: C = 1, alpha = 1 for pinball and huber.
     """
 
     kernel: Annotated[
@@ -138,6 +143,24 @@ class ModelSpec(KernelParameters):
     ] = "linear"
     alpha: Alpha = 1.0
     fit_intercept: bool = False
+    loss: Literal[
+        "square",
+        "hinge",
+        "squared_hinge",
+        "logistic",
+        "epsilon_insensitive",
+        "squared_epsilon_insensitive",
+        "pinball",
+        "huber",
+    ] = "square"
+    C: Positive | None = None
+    quantile: Quantile | None = None
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_loss(cls, values: Any) -> Any:
+        return loss_spec.with_defaults(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check_kernel(self) -> Self:
@@ -254,6 +277,11 @@ class JobSpec(Table):
     tune: TuneSpec | None = None
     output: OutputSpec = OutputSpec()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tol_of_the_loss(cls, values: Any) -> Any:
+        return loss_spec.with_tol(values) if isinstance(values, dict) else values
+
     @model_validator(mode="after")
     def _centres_are_rows(self) -> Self:
         if self.solver.name in ("nystrom", "primal") and self.model.kernel == "precomputed":
@@ -299,16 +327,23 @@ class JobSpec(Table):
         if isinstance(document.get("output", {}), dict):
             document = {**document, "output": {"directory": f"runs/{name}", **document.get("output", {})}}
         try:
-            return cls.model_validate(document, context={"base": base})._with_locations(with_settings)
+            job = cls.model_validate(document, context={"base": base})
         except ValidationError as exc:
             raise mistakes.describe(exc, text=text, source=source) from None
+        for mistake in loss_spec.mistakes_of(job, document):
+            raise mistakes.located(mistake.message, mistake.path, text=text, source=source, hint=mistake.hint)
+        return job._with_locations(with_settings)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
         document: dict[str, dict[str, Any]] = self.as_written().model_dump(mode="json", exclude_none=True)
         # runs that began before there were these keys are still the same jobs
-        if not self.model.fit_intercept:
-            del document["model"]["fit_intercept"]
+        if self.model.loss == "square":
+            del document["model"]["loss"]
+            if not self.model.fit_intercept:
+                del document["model"]["fit_intercept"]
+        elif self.model.C is not None:
+            del document["model"]["alpha"]  # which C makes
         for key, default in (("drift_limit", DRIFT_LIMIT), ("decimal", "."), ("missing", "error")):
             if document["data"][key] == default:
                 del document["data"][key]

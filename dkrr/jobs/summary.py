@@ -21,6 +21,9 @@ class FitSummary:
     ``reused`` is what earlier fits saved (:class:`~dkrr.linalg.solution.Solution`, and "scaling"), ``data`` names the
     rows of the job's data set, ``training_rows`` where they are as the kernel saw them: a later fit takes the scaling
     from there, so `dkrr gc` leaves them. ``given_up`` are the ways that led to no answer before this one.
+
+    With another ``loss`` than the square there are ``certificates`` instead of residuals, and ``num_support`` rows are
+    in the model; ``history`` has [iteration, gap, violation] of some iterations of each of ``target_names``.
     """
 
     run_directory: str
@@ -49,6 +52,11 @@ class FitSummary:
     training_rows: str = ""
     estimated_seconds: dict[str, float] = field(default_factory=dict)
     given_up: list[dict[str, Any]] = field(default_factory=list)
+    loss: dict[str, Any] | None = None
+    num_support: int | None = None
+    target_names: list[str] = field(default_factory=list)
+    certificates: list[dict[str, Any]] = field(default_factory=list)
+    history: list[list[list[float]]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -94,6 +102,8 @@ def summary_of(
         intercept=None if intercept is None else intercept.tolist(),
         reused=_reused(plan, solution),
         given_up=solution.given_up,
+        loss=plan.loss,
+        certificates=[certificate.to_dict() for certificate in solution.certificates],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import join
-from dkrr.jobs.report.words import kernel_words, reasons_of, size
+from dkrr.jobs.report.words import kernel_words, loss_words, reasons_of, size
 
 if TYPE_CHECKING:
     from dkrr.jobs.planned import Plan
@@ -44,15 +44,16 @@ def _rows(plan: Plan) -> str:
     return f"{plan.num_rows:,} x {plan.num_features:,}, {targets}"
 
 
-def _alpha(plan: Plan) -> str:
-    return ", ".join(f"{value:g}" for value in plan.alpha)
+def _model(plan: Plan) -> str:
+    loss = f"{loss_words(plan.loss)}, " if plan.loss else ""
+    return f"{kernel_words(plan.kernel)}, {loss}alpha {', '.join(f'{value:g}' for value in plan.alpha)}"
 
 
 def plan_table(plan: Plan) -> Any:
     """What the job needs and what there is."""
     table = _table("plan")
     table.add_row("training rows", _rows(plan) + (f"; {plan.num_test_rows:,} held out" if plan.num_test_rows else ""))
-    table.add_row("model", f"{kernel_words(plan.kernel)}, alpha {_alpha(plan)}")
+    table.add_row("model", _model(plan))
     table.add_row("solver", _solver(plan))
     for name, text in reasons_of(plan.to_dict()):
         table.add_row(f"  {name}", text)
@@ -99,6 +100,8 @@ def _solver(plan: Plan) -> str:
         return f"nystrom, {plan.precision}, {plan.nystrom['num_centers']:,} centres: an approximation"
     if plan.solver == "primal":
         return f"primal, {plan.precision}: explicit features, no Gram matrix"
+    if plan.loss is not None:
+        return f"{plan.solver}, {plan.precision}: rows in this process, columns of the Gram matrix made when needed"
     gram = f"Gram matrix {plan.gram.replace('_', ' ')}"
     if plan.solver == "cg":
         how = f"preconditioner of rank {plan.rank:,}" if plan.rank else "no preconditioner"
@@ -160,7 +163,7 @@ def fit_table(summary: FitSummary) -> Any:
     plan = summary.plan
     table = _table("fit")
     table.add_row("rows", _rows(plan))
-    table.add_row("model", f"{kernel_words(plan.kernel)}, alpha {_alpha(plan)}")
+    table.add_row("model", _model(plan))
     table.add_row("solver", _solver(plan))
     for item in summary.given_up:
         table.add_row("went on", item["sentence"])
@@ -182,15 +185,21 @@ def fit_table(summary: FitSummary) -> Any:
             text = f" ({_range(plan.estimated_low_seconds, expected)} expected)"
         table.add_row(f"  {phase}", f"{seconds:.2f} s{rate}{text}")
     matrices = sum(plan.disk_bytes.get(name, 0) for name in ("factor", "gram", "preconditioner", "centres"))
-    table.add_row("matrices on disk", size(matrices))
+    if plan.loss is None:
+        table.add_row("matrices on disk", size(matrices))
     if summary.peak_rss_bytes:
         peak = max(summary.peak_rss_bytes.values())
         limit = f" of {size(plan.memory_limit_bytes)}" if plan.memory_limit_bytes else ""
         worker = f"worker {size(peak)}{limit} ({size(plan.task_bytes)} expected)"
         client = f"client {size(summary.client_peak_rss_bytes)} ({size(plan.client_bytes)} expected)"
         table.add_row("peak memory", f"{worker}, {client}")
-    residual, error = max(summary.relative_residual), max(summary.backward_error)
-    table.add_row("residual", f"relative {residual:.1e}, backward error {error:.1e}")
+    if summary.certificates:
+        gap, kkt = (max(certificate[name] for certificate in summary.certificates) for name in ("gap", "kkt"))
+        table.add_row("duality gap", f"{gap:.1e}, largest KKT violation {kkt:.1e}")
+        table.add_row("support vectors", f"{summary.num_support:,} of {plan.num_rows:,} rows")
+    else:
+        residual, error = max(summary.relative_residual), max(summary.backward_error)
+        table.add_row("residual", f"relative {residual:.1e}, backward error {error:.1e}")
     if not summary.converged:
         table.add_row("[red]not converged[/red]", summary.message)
     if summary.intercept is not None:
@@ -200,14 +209,15 @@ def fit_table(summary: FitSummary) -> Any:
     score = summary.score
     if score is not None:
         value = score.value(summary.metric)
-        text = f"{100 * value:.2f} %" if summary.metric == "accuracy" else f"{value:.5g}"
+        text = f"{100 * value:.2f} %" if summary.metric.endswith("accuracy") else f"{value:.5g}"
         text = f"[bold]{text}[/bold] on {score.num_rows:,} rows"
         if summary.metric == "rmse":
             text += f"; R2 {score.value('r2'):.4f}, where the mean of the target has 0"
         table.add_row(f"held-out {summary.metric}", text)
         if score.coverage is not None and score.intervals is not None:
             inside = ", ".join(f"{share:.1%}" for share in score.coverage)
-            table.add_row(f"{100 * score.intervals:g} % intervals", f"jackknife: {inside} of these rows are inside")
+            how = "jackknife" if score.pinball is None else "between the outer quantiles"
+            table.add_row(f"{100 * score.intervals:g} % intervals", f"{how}: {inside} of these rows are inside")
     table.add_row("model in", summary.model_path)
     table.add_row("report in", join(summary.run_directory, "report.html"))
     for location, num_bytes in summary.kept.items():

@@ -21,6 +21,7 @@ from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
 from dkrr.jobs import toml
 from dkrr.jobs.claim import run_id
+from dkrr.jobs.loss_spec import check_square
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.run import job_executor
@@ -118,6 +119,7 @@ def tune_job(
     """
     if not isinstance(job, JobSpec):
         job = JobSpec.load(job)
+    check_square(job, "the search is")
     path = Path(output).absolute()
     settings = _settings(job, rows=rows, budget_seconds=budget_seconds, seed=seed)
     _refuse(job, path)

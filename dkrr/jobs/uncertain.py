@@ -1,4 +1,4 @@
-"""Predictions with standard deviations and intervals: the columns of the file that ``dkrr predict`` writes."""
+"""Predictions with standard deviations and intervals, or as probabilities: the columns that ``dkrr predict`` writes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.tasks import Executor, Progress
+from dkrr.errors import ParameterError
 from dkrr.linalg.inference.calibration import IntervalMethod, check_coverage, check_method
+from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.model import BLOCK_ROWS, Model
 from dkrr.prediction_variance import predict_variance
 from dkrr.uncertainty import half_widths, interval, standard_deviation
 
-__all__ = ["Asked", "uncertain_columns", "uncertain_table"]
+__all__ = ["Asked", "probability_table", "uncertain_columns", "uncertain_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class Asked:
         The coverage of intervals, None for no interval.
     method
         Of the intervals.
+    probabilities
+        Of the classes, in the place of the decision values of a logistic loss.
 
     Raises
     ------
@@ -40,6 +44,7 @@ class Asked:
     noise: bool = False
     interval: float | None = None
     method: IntervalMethod = "jackknife"
+    probabilities: bool = False
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -56,8 +61,13 @@ class Asked:
         Raises
         ------
         ParameterError, StoreError
-            No factor, or no leave-one-out quantiles for this coverage.
+            No factor, no leave-one-out quantiles for this coverage, or no probabilities.
         """
+        if self.probabilities and (model.provenance.get("loss") != "logistic" or model.classes is None):
+            raise ParameterError(
+                "this model has no probabilities, which are those of a logistic loss of classes",
+                hint="fit a job with [model] loss = 'logistic'",
+            )
         if self.needs_variance:
             _ = model.spread
         if self.interval is not None:
@@ -68,6 +78,20 @@ def uncertain_columns(names: list[str], asked: Asked) -> list[str]:
     """Names of the columns: the targets, then each with _std, with _lower, and with _upper."""
     endings = ["", *(["_std"] if asked.std else []), *(["_lower", "_upper"] if asked.interval is not None else [])]
     return [name + ending for ending in endings for name in names]
+
+
+def probability_table(predictions: RowArray, store: Any) -> RowArray:
+    """Decision values (m, k) as probabilities, an array in ``store``."""
+    table = RowArray.create(
+        store,
+        "probabilities",
+        num_rows=predictions.num_rows,
+        num_columns=predictions.num_columns,
+        rows_per_chunk=predictions.rows_per_chunk,
+    )
+    for number, (start, stop) in enumerate(table.blocks()):
+        table.write_chunk(number, np.exp(log_probabilities(predictions.read(start, stop))))
+    return table
 
 
 def uncertain_table(

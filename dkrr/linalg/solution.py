@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dkrr.markup import facts_html, lines_text, named
+
+if TYPE_CHECKING:
+    from dkrr.linalg.losses.problem import Certificate
 
 __all__ = ["BACKWARD_ERROR_FACTOR", "Solution", "backward_error_bar", "limit_bar"]
 
@@ -50,6 +53,9 @@ class Solution:
     given_up
         Ways that were tried before this one and did not lead to an answer: "way", "next", "because", "iterations" and
         a "sentence" each.
+    certificates
+        Of another loss than the square, per target, which has no residual: see
+        :class:`dkrr.linalg.losses.problem.Certificate`.
     """
 
     solver: str
@@ -62,6 +68,18 @@ class Solution:
     message: str = ""
     reused: dict[str, Any] = field(default_factory=dict)
     given_up: list[dict[str, Any]] = field(default_factory=list)
+    certificates: list[Certificate] = field(default_factory=list)
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """What tells how exact the answer is, and its value for the least exact target."""
+        name, values = self._measured()
+        return name, max(values, default=0.0)
+
+    def _measured(self) -> tuple[str, list[float]]:
+        if self.certificates:
+            return "duality gap", [certificate.gap for certificate in self.certificates]
+        return "relative residual", self.relative_residual
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -73,7 +91,7 @@ class Solution:
         del facts["precision"], facts["converged"], facts["targets"]
         return lines_text(
             f"Solution: {self.solver}, {self.precision}, {state}",
-            "; ".join([named(len(self.relative_residual), "target"), *(f"{name} {facts[name]}" for name in facts)]),
+            "; ".join([named(len(self._measured()[1]), "target"), *(f"{name} {facts[name]}" for name in facts)]),
             self.message,
         )
 
@@ -82,15 +100,18 @@ class Solution:
         return facts_html(f"{self.solver} solution", self._facts(), self.message)
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        worst = max(range(len(self.relative_residual)), key=self.relative_residual.__getitem__, default=None)
+        name, values = self._measured()
         yield "precision", self.precision
         yield "converged", "yes" if self.converged else "NO"
         if self.num_iterations:
             yield "iterations", f"{self.num_iterations:,}"
-        yield "targets", f"{len(self.relative_residual):,}"
-        if worst is not None:
-            where = f" (target {worst})" if len(self.relative_residual) > 1 else ""
-            yield "largest relative residual", f"{self.relative_residual[worst]:.2e}{where}"
+        yield "targets", f"{len(values):,}"
+        if values:
+            where = f" (target {values.index(max(values))})" if len(values) > 1 else ""
+            yield f"largest {name}", f"{max(values):.2e}{where}"
+        if self.certificates:
+            yield "largest KKT violation", f"{max(certificate.kkt for certificate in self.certificates):.2e}"
+        elif values:
             yield "largest backward error", f"{max(self.backward_error, default=0.0):.2e}"
         if self.seconds:
             yield "seconds", ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())
@@ -98,4 +119,6 @@ class Solution:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Solution:
         """Inverse of :meth:`to_dict`."""
-        return cls(**values)
+        from dkrr.linalg.losses.problem import Certificate
+
+        return cls(**values | {"certificates": [Certificate(**item) for item in values.get("certificates", [])]})

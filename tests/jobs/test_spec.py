@@ -168,7 +168,7 @@ def test_sums_and_products_of_kernels(tmp_path: Path) -> None:
 MISTAKES = [
     ('[model]\nkernal = "rbf"', "unknown key 'kernal' in [model]; nearest right name: 'kernel'"),
     ("[modle]\nalpha = 1", "unknown table [modle]; nearest right name: 'model'"),
-    ("[model]\nzzz = 1", "unknown key 'zzz' in [model]; known: alpha, coef0, degree, fit_intercept, gamma, kernel"),
+    ("[model]\nzzz = 1", "unknown key 'zzz' in [model]; known: C, alpha, coef0, degree, epsilon, fit_intercept, gamma"),
     ('[model.kernel]\nsum = [{kernel = "rbf", gama = 1}]', "unknown key 'gama' in [model.kernel.sum]"),
     ('[model.kernel]\nsum = [{product = [{kernel = "rbf"}, 2], alpha = 1}]', "unknown key 'alpha' in [model.kernel"),
     ('[model]\nkernel = "rfb"', "rbf"),
@@ -215,7 +215,7 @@ MISTAKES = [
     ("[evaluate]\nfraction = 1.5", "[evaluate] fraction = 1.5: input should be less than 1"),
     ('[evaluate]\nfraction = 0.1\npath = "x"', "[evaluate]: one of path, mask and fraction expected, path and"),
     ('[evaluate]\nmetric = "rmse"', "[evaluate]: one of path, mask and fraction expected, none given"),
-    ('[evaluate]\nfraction = 0.1\nmetric = "mse"', "'rmse', 'r2' or 'accuracy' expected"),
+    ('[evaluate]\nfraction = 0.1\nmetric = "mse"', "'log_loss' or 'pinball' expected"),
     ('[cluster]\ndriver = "cluster"', 'driver = "cluster" with scheduler = "local"'),
     ('[cluster]\ndriver = "cloud"', "'here', 'cluster' or 'slurm'"),
     ('[output]\ndirectory = "runs/{name}"', "{id} is the only thing that braces may hold"),

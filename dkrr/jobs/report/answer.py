@@ -10,7 +10,7 @@ from dkrr.jobs.report.axes import number, short_number
 from dkrr.jobs.report.blocks import Chart, Facts, Section, Table, Text, cut
 from dkrr.jobs.report.charts import Series, histogram, line_chart, scatter
 from dkrr.jobs.report.findings import Findings
-from dkrr.jobs.report.words import listed
+from dkrr.jobs.report.words import listed, loss_words
 
 __all__ = ["convergence_section", "held_out_section", "residual_section"]
 
@@ -21,8 +21,9 @@ _EPS = {"float64": 2.220446049250313e-16, "float32": 1.1920928955078125e-07, "mi
 
 
 def convergence_section(found: Findings) -> Section:
-    """Residuals of conjugate gradients against the iteration."""
-    section = Section("convergence", "Convergence of conjugate gradients")
+    """Residuals of conjugate gradients, or the gap of another loss than the square, against the iteration."""
+    what = "conjugate gradients" if not found.plan.get("loss") else f"{found.plan.get('solver')}: duality gap"
+    section = Section("convergence", f"Convergence of {cut(what, 60)}")
     traces = [trace for trace in found.part("convergence") or [] if trace.get("iterations")]
     solver = found.result.get("solver") or found.plan.get("solver") or "unknown"
     precision = found.plan.get("precision")
@@ -31,7 +32,8 @@ def convergence_section(found: Findings) -> Section:
         if direct or solver == "primal":
             way = "a Cholesky factor" if direct else "explicit features"
             return section.missing(f"There were no iterations: the system was solved by {way}, directly.")
-        return section.missing(f"There is no history of residuals: {found.before('the iteration began')}.")
+        of = "gaps" if found.plan.get("loss") else "residuals"
+        return section.missing(f"There is no history of {of}: {found.before('the iteration began')}.")
     for k, trace in enumerate(traces):
         section.blocks.append(_convergence_chart(found, k, trace))
     return section
@@ -41,26 +43,28 @@ def _convergence_chart(found: Findings, k: int, trace: dict[str, Any]) -> Chart:
     iterations, rows = trace["iterations"], trace["relative_residual"]
     last, tol = max(rows[-1]), trace["tol"]
     alpha = f", alpha {listed(trace['alpha'], '.4g', 4)}" if trace.get("alpha") else ""
-    reached = f"the largest residual was {last:.2g} after {iterations[-1]:,} iterations"
+    of = "duality gap" if found.plan.get("loss") else "residual"
+    reached = f"the largest {of} was {last:.2g} after {iterations[-1]:,} iterations"
     goal = f"{tol:.2g} was asked for" + ("" if last <= tol else ", which was not reached")
     if not trace.get("is_over"):
         goal += f"; {found.before('the iteration ended')}"
     targets = trace.get("num_targets", len(rows[0]))
     sentence = f"{cut(trace['name'], 160)}{alpha}: {reached}, {goal}."
     if targets > len(trace["curves"]):
-        sentence += f" Of {targets:,} targets the largest, median and smallest residual are drawn."
+        sentence += f" Of {targets:,} targets the largest, median and smallest {of} are drawn."
     names = [cut(name, 40) for name in trace["curves"]]
     series = [Series(name, iterations, [row[column] or None for row in rows]) for column, name in enumerate(names)]
+    shown = "duality gap" if found.plan.get("loss") else "relative residual"
     svg = line_chart(
-        f"cg-{k}", "Relative residual against the iteration", sentence, series,
-        x_label="iteration", y_label="relative residual", log=True, lines=[(tol, f"tol {tol:.2g}")],
+        f"cg-{k}", f"{shown.capitalize()} against the iteration", sentence, series,
+        x_label="iteration", y_label=shown, log=True, lines=[(tol, f"tol {tol:.2g}")],
     )  # fmt: skip
     step = -(-len(iterations) // MOST_TABLE_ROWS)
     picked = sorted({*range(0, len(iterations), step), len(iterations) - 1})
     table = Table(
         ("iteration", *names),
         [(f"{iterations[i]:,}", *(f"{value:.2e}" for value in rows[i])) for i in picked],
-        "Relative residuals",
+        f"{shown.capitalize()}s",
         folded=True,
     )
     return Chart(svg, sentence, table)
@@ -68,6 +72,8 @@ def _convergence_chart(found: Findings, k: int, trace: dict[str, Any]) -> Chart:
 
 def residual_section(found: Findings) -> Section:
     """Relative residual and backward error of every target, beside the bar that they have to pass."""
+    if found.plan.get("loss"):
+        return _gap_section(found)
     section = Section("residuals", "Residuals")
     relative, backward = found.result.get("relative_residual") or [], found.result.get("backward_error") or []
     if not relative:
@@ -115,6 +121,51 @@ def residual_section(found: Findings) -> Section:
     return section
 
 
+def _gap_section(found: Findings) -> Section:
+    """Both objectives, gap, violation and support vectors of every target of another loss than the square."""
+    section = Section("residuals", "Duality gaps")
+    certificates = found.result.get("certificates") or []
+    if not certificates:
+        return section.missing(f"There is no answer whose gap could be known: {found.before('it was solved')}.")
+    support, n = number(found.result.get("num_support")), number(found.plan.get("num_rows"))
+    verdict = "converged" if found.result.get("converged") else "did NOT converge, which was allowed"
+    section.blocks.append(Text(f"{cut(found.result.get('message', ''))}. The solve {verdict}."))
+    section.blocks.append(
+        Facts(
+            [
+                ("loss", loss_words(found.plan["loss"])),
+                ("largest gap", f"{max(item['gap'] for item in certificates):.3e}"),
+                ("largest KKT violation", f"{max(item['kkt'] for item in certificates):.3e}"),
+                (
+                    "support vectors",
+                    f"{support} of {n} rows",
+                ),
+            ],
+            "Of all targets",
+        )
+    )
+    names = found.result.get("target_names") or []
+    columns = ("primal", "dual", "gap", "kkt")
+    rows = [
+        (
+            cut(names[k] if k < len(names) else f"target {k}", 60),
+            *(f"{item[column]:.6g}" for column in columns),
+            number(item["num_support"]),
+        )
+        for k, item in enumerate(certificates)
+    ]
+    left = len(rows) - MOST_TARGETS
+    section.blocks.append(
+        Table(
+            ("target", "primal objective", "dual objective", "gap", "KKT violation", "support vectors"),
+            rows[:MOST_TARGETS],
+            f"Evaluated in float64 from the kernel and the rows{f' ({left:,} more targets)' if left > 0 else ''}",
+            folded=len(rows) > 12,
+        )
+    )
+    return section
+
+
 def held_out_section(found: Findings) -> Section:
     """Scores on rows that the fit has not seen; predictions beside the truth, or classes taken for others."""
     section = Section("held-out", "Predicted against true on held-out rows")
@@ -127,7 +178,7 @@ def held_out_section(found: Findings) -> Section:
         return section.missing(f"No held-out row was predicted: {found.before('it came to that')}.")
     section.blocks.append(Facts(list(_scores(found, score)), "Scores on held-out rows"))
     held_out = found.part("held_out") or {}
-    names = found.part("data", "target_names") or []
+    names = found.result.get("target_names") or found.part("data", "target_names") or []
     if held_out.get("confusion"):
         section.blocks.append(_confusion(held_out["confusion"], found.part("data", "classes") or []))
         return section
@@ -151,13 +202,20 @@ def _scores(found: Findings, score: dict[str, Any]) -> Any:
     yield "rows", number(score.get("num_rows"))
     if score.get("accuracy") is not None:
         yield "accuracy", f"{score['accuracy']:.2%}"
-    yield "rmse", listed(score.get("rmse") or [])
-    yield "R²", listed(score.get("r2") or [])
+    for key, shown in (("balanced_accuracy", "{:.2%}"), ("log_loss", "{:.5g}")):
+        if score.get(key) is not None:
+            yield key.replace("_", " "), shown.format(score[key])
+    if score.get("rmse"):
+        yield "rmse", listed(score["rmse"])
+        yield "R²", listed(score.get("r2") or [])
+    if score.get("pinball"):
+        yield "pinball loss", listed(score["pinball"])
     if score.get("rmse_whitened"):
         yield "rmse / standard deviation of the training targets", listed(score["rmse_whitened"])
     if score.get("coverage") and score.get("intervals"):
         inside = ", ".join(f"{share:.1%}" for share in score["coverage"][:8])
-        yield f"{100 * score['intervals']:g} % intervals", f"{inside} of these rows are inside (jackknife)"
+        how = "between the outer quantiles" if score.get("pinball") else "inside (jackknife)"
+        yield f"{100 * score['intervals']:g} % intervals", f"{inside} of these rows are {how}"
     if found.result.get("metric"):
         yield "metric of the job", cut(found.result["metric"])
 

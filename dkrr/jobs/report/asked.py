@@ -9,7 +9,7 @@ from dkrr.jobs.report.axes import number
 from dkrr.jobs.report.blocks import DASH, Chart, Code, Facts, Section, Table, Text, cut
 from dkrr.jobs.report.charts import bar_chart, histogram
 from dkrr.jobs.report.findings import Findings
-from dkrr.jobs.report.words import kernel_words, listed, reasons_of, seconds, size
+from dkrr.jobs.report.words import kernel_words, listed, loss_words, reasons_of, seconds, size
 
 __all__ = ["asked_section", "data_section"]
 
@@ -60,10 +60,15 @@ def _choices(found: Findings) -> Iterator[tuple[str, str, str]]:
     if not isinstance(kernel, dict):
         kernel = {"kernel": kernel, "gamma": model.get("gamma"), **(model.get("kernel_params") or {})}
     yield "kernel", kernel_words(kernel), kernel_words(plan["kernel"]) if plan.get("kernel") else DASH
-    yield "alpha", asked("model", "alpha", "1"), became("alpha")
-    for name, key in (("solver", "name"), ("precision", "precision"), ("gram", "gram")):
+    if plan.get("loss"):
+        given = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
+        yield "loss", loss_words(given), loss_words(plan["loss"])
+    yield "alpha", asked("model", "alpha", DASH if model.get("C") else "1"), became("alpha")
+    has_tiles = not plan.get("loss")
+    for name, key in (("solver", "name"), ("precision", "precision"), *([("gram", "gram")] if has_tiles else [])):
         yield name if name != "gram" else "Gram matrix", asked("solver", key), became(name).replace("_", " ")
-    yield "rows of a tile", asked("solver", "tile_size"), became("tile_size")
+    if has_tiles:
+        yield "rows of a tile", asked("solver", "tile_size"), became("tile_size")
     if plan.get("solver") == "cg":
         yield "rank of the preconditioner", asked("solver", "rank"), became("rank")
     if plan.get("nystrom"):

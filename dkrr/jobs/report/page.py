@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dkrr._version import __version__
 from dkrr.errors import StoreError
+from dkrr.jobs.documents import exactness
 from dkrr.jobs.report.answer import convergence_section, held_out_section, residual_section
 from dkrr.jobs.report.asked import asked_section, data_section
 from dkrr.jobs.report.axes import number
@@ -149,10 +150,12 @@ def _figures(found: Findings) -> list[tuple[str, str]]:
     score, metric = result.get("score") or {}, result.get("metric")
     if score and metric:
         value = score.get(metric)
-        shown = f"{value:.2%}" if metric == "accuracy" and value is not None else listed(value, ".4g", 2)
+        shown = f"{value:.2%}" if str(metric).endswith("accuracy") and value is not None else listed(value, ".4g", 2)
         rows.append((f"held-out {metric}", shown))
-    if result.get("relative_residual"):
-        rows.append(("relative residual", f"{max(result['relative_residual']):.1e}"))
+    if exact := exactness(result):
+        rows.append((exact[0], f"{exact[1]:.1e}"))
+    if result.get("num_support") is not None:
+        rows.append(("support vectors", number(result["num_support"])))
     rows.append(("time", seconds((result.get("seconds") or {}).get("total", status.elapsed_seconds))))
     if result.get("flops_per_second"):
         rows.append(("factorisation", rate(result["flops_per_second"])))

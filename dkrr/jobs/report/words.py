@@ -11,7 +11,7 @@ from dkrr.jobs.report.axes import bytes_unit, number
 from dkrr.jobs.report.blocks import DASH, cut
 from dkrr.markup import telling
 
-__all__ = ["clock", "kernel_words", "listed", "rate", "ratio", "reasons_of", "seconds", "size"]
+__all__ = ["clock", "kernel_words", "listed", "loss_words", "rate", "ratio", "reasons_of", "seconds", "size"]
 
 
 def size(num_bytes: Any) -> str:
@@ -75,6 +75,14 @@ def kernel_words(kernel: Any) -> str:
         f"{key} {kernel_words(value) if isinstance(value, dict) else _part(value)}" for key, value in parts.items()
     )
     return cut(f"{name} ({inner})" if inner else name)
+
+
+def loss_words(loss: Any) -> str:
+    """``hinge loss, C 1``, ``pinball loss, C 0.5, quantile 0.05, 0.95``; "" for the square."""
+    if not isinstance(loss, dict):
+        return ""
+    rest = [f"{name} {listed(value, 'g')}" for name, value in loss.items() if name != "loss"]
+    return ", ".join([f"{cut(loss.get('loss'), 40)} loss", *rest])
 
 
 def reasons_of(plan: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,8 +16,8 @@ MOST_TABLE_ROWS = 24
 MOST_PHASES = 20
 MOST_WORKERS = 32
 USUAL = (
-    "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "apply", "solve",
-    "solve forward", "solve backward", "residual", "leave-one-out", "evaluate", "end",
+    "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
+    "apply", "solve", "solve forward", "solve backward", "residual", "leave-one-out", "evaluate", "end",
 )  # fmt: skip
 TOO_FEW = "There is no curve: fewer than two samples were taken, one every two seconds while a run goes on."
 

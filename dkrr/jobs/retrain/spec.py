@@ -27,6 +27,7 @@ from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes
 from dkrr.jobs.fields import Column, Location, is_data_file, locate
 from dkrr.jobs.kernel_table import Table
+from dkrr.jobs.loss_spec import check_square
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.toml import read_toml
@@ -246,6 +247,7 @@ class RetrainSpec(Table):
         if "retrain" not in values:
             raise JobFileError(f"{source or 'the document'} has no [retrain]", hint="give name, data and incoming")
         job = _job(document, values["retrain"], base=base, text=text, source=source)
+        check_square(job, "retraining is", text=text, source=source)
         settings = job.storage.settings()
         values["retrain"] = _located(values["retrain"], ("data", "incoming", "registry"), settings)
         if "holdout" not in values:

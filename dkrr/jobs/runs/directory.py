@@ -14,6 +14,7 @@
     samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.runs.samples`)
     report.html   the page of the run (:mod:`dkrr.jobs.report`), made at its end, in whatever way it ended
     model.zarr    the model
+    loss-KEY.npy  coefficients of a fit with another loss than the square, while it goes on (:mod:`dkrr.jobs.loss_fit`)
 
 Every document appears whole or not at all. Nothing here imports more than the standard library, so that looking at a
 run costs milliseconds, on a machine that has neither the scheduler nor the data.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dkrr.jobs.documents import exactness
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import look_once
 
@@ -28,8 +29,8 @@ def run_facts(directory: RunDirectory) -> Iterator[tuple[str, str]]:
         yield "rows", f"{plan.get('num_rows', 0):,} of {plan.get('num_features', 0):,} features"
         yield "solver", f"{plan.get('solver')}, {plan.get('precision')}"
     if result and view.state == "finished":
-        if result.get("relative_residual"):
-            yield "relative residual", f"{max(result['relative_residual']):.1e}"
+        if exact := exactness(result):
+            yield exact[0], f"{exact[1]:.1e}"
         value = (result.get("score") or {}).get(result.get("metric") or "")
         value = sum(value) / len(value) if isinstance(value, list) and value else value
         if isinstance(value, float):
