@@ -334,7 +334,7 @@ class KernelSVC(_KernelClassifier):
     feature_names_in_ : (d,)
         Of rows that had names.
     n_iter_ : int
-        Of all decision functions together.
+        Of the decision function that took most.
     solution_ : Solution
         With ``certificates``: objectives, gap and largest violation of the conditions of Karush, Kuhn and Tucker.
 

@@ -42,7 +42,7 @@ class LossFit:
 
     @property
     def num_iterations(self) -> int:
-        """Of all solves: columns that go together count once."""
+        """Of the column that took most."""
         return max(answer.num_iterations for answer in self.answers)
 
     def mirrored(self) -> LossFit:

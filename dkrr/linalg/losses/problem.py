@@ -137,9 +137,9 @@ class LossProblem:
             room = np.where(a * total > 0, np.abs(a), 0.0)
         return a - room * (total / room.sum()) if total else a
 
-    def allowed(self, a: Vector) -> tuple[Vector, Vector]:
-        """The ends of the predictions at which a_i would be right."""
-        low, high = self.loss.predictions(self.y, self.slopes(a))
+    def allowed(self, slopes: Vector) -> tuple[Vector, Vector]:
+        """The ends of the predictions at which coefficients with these :meth:`slopes` would be right."""
+        low, high = self.loss.predictions(self.y, slopes)
         return np.where(self.C > 0, low, -np.inf), np.where(self.C > 0, high, np.inf)
 
 
@@ -175,7 +175,7 @@ def intercept_of(problem: LossProblem, a: Vector, f: Vector) -> float:
     """b in the middle of those that violate the conditions of all rows least; 0.0 without an intercept."""
     if not problem.fit_intercept:
         return 0.0
-    low, high = problem.allowed(a)
+    low, high = problem.allowed(problem.slopes(a))
     least, most = float((low - f).max()), float((high - f).min())
     if not np.isfinite(least) and not np.isfinite(most):
         return 0.0
@@ -185,7 +185,7 @@ def intercept_of(problem: LossProblem, a: Vector, f: Vector) -> float:
 def certify(problem: LossProblem, a: Vector, b: float, f: Vector | None = None) -> Certificate:
     """Both objectives at (a, b); ``f`` = K a where it is known, evaluated otherwise (n times support entries)."""
     f = problem.columns.product(a) if f is None else f
-    norm = 0.5 * float(a @ f)
+    norm, slopes = 0.5 * float(a @ f), problem.slopes(a)
     if norm < -problem.rounding - 1e-10 * float(np.abs(a) @ np.abs(f)):
         raise NotPositiveDefiniteError(
             f"a^T K a is {2 * norm:.3g} for the coefficients a of a fit: the Gram matrix has negative eigenvalues, "
@@ -193,8 +193,8 @@ def certify(problem: LossProblem, a: Vector, b: float, f: Vector | None = None) 
             hint="take a kernel that is positive semi-definite",
         )
     primal = norm + float(problem.C @ problem.loss.value(problem.y, f + b))
-    dual = -norm - float(problem.C @ problem.loss.conjugate(problem.y, problem.slopes(a)))
-    low, high = problem.allowed(a)
+    dual = -norm - float(problem.C @ problem.loss.conjugate(problem.y, slopes))
+    low, high = problem.allowed(slopes)
     u = f + b
     kkt = float(np.maximum(np.maximum(low - u, u - high), 0.0).max())
     is_zero = max(abs(primal), primal - dual) <= problem.rounding
