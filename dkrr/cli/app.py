@@ -7,7 +7,7 @@ import click
 from dkrr._version import __version__
 from dkrr.cli.data import ingest_command, init_command
 from dkrr.cli.errors import CommandGroup
-from dkrr.cli.inspect import doctor_command, gc_command, info_command
+from dkrr.cli.inspect import doctor_command, gc_command, help_command, info_command
 from dkrr.cli.models import models_command
 from dkrr.cli.report import report_command
 from dkrr.cli.retrain import retrain_command
@@ -34,8 +34,7 @@ def main() -> None:
     Start with `dkrr init DATA > job.toml`, look at it with `dkrr plan job.toml`, run it with `dkrr fit job.toml`,
     or `dkrr submit job.toml` and walk away. `dkrr fit DATA --target NAME` writes such a file and runs it.
 
-    Exit codes: 0 done, 2 usage or job file, 3 plan refused, 4 bad data, 5 numerical, 6 cluster, 7 refused by a
-    quality gate, 8 locked, 75 interrupted and resumable.
+    `dkrr help job` lists the keys of a job file, `dkrr help exit-codes` what a command ends with.
     """
 
 
@@ -58,6 +57,7 @@ for command in (
     info_command,
     doctor_command,
     gc_command,
+    help_command,
     models_command,
     retrain_command,
 ):

@@ -1,24 +1,65 @@
-"""Commands that look at what is there: ``info``, ``doctor`` and ``gc``."""
+"""Commands that look at what is there: ``info``, ``doctor`` and ``gc``; and ``help`` on files and exit codes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
+from dkrr import errors
 from dkrr.cli.errors import Command
-from dkrr.cli.output import print_facts, print_json
+from dkrr.cli.output import print_facts, print_json, print_table
 from dkrr.jobs.report.words import kernel_words, size
 
 if TYPE_CHECKING:
     from dkrr.engine.doctor import MachineReport
     from dkrr.jobs.garbage import Garbage
 
-__all__ = ["doctor_command", "gc_command", "info_command"]
+__all__ = ["doctor_command", "gc_command", "help_command", "info_command"]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+
+
+@click.command("help", cls=Command)
+@click.argument("topic", required=False, type=click.Choice(["job", "retrain", "exit-codes"]))
+@click.pass_context
+def help_command(context: click.Context, topic: str | None) -> None:
+    """List the keys of a job file, those of RETRAIN.toml, or the exit codes; without a TOPIC the commands."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    def show(title: str, rows: Iterable[Iterable[object]], *headers: str) -> None:
+        table = Table(*headers, title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(*(Text(str(cell)) for cell in row))
+        print_table(table)
+
+    if topic is None:
+        click.echo((context.parent or context).get_help())
+    elif topic == "exit-codes":
+        show("exit codes", exit_codes(), "code", "error", "when")
+    else:
+        from dkrr.jobs.retrain.spec import RetrainSpec
+        from dkrr.jobs.spec import JobSpec
+
+        for name, table in (JobSpec if topic == "job" else RetrainSpec).tables().items():
+            if name == "job":
+                click.echo("and the tables of a job: `dkrr help job` lists their keys")
+                continue
+            what = (table.__doc__ or "").partition("\n")[0].partition(": ")[2].replace("``", "")
+            show(f"[{name}]  {what}", table.described_keys(), "key", "values", "default", "means")
+
+
+def exit_codes() -> list[tuple[int, str, str]]:
+    """Every exit code with the error that ends with it, and when that is raised."""
+    kinds = sorted((getattr(errors, name) for name in errors.__all__), key=lambda kind: (kind.exit_code, kind.__name__))
+    lines = [((kind.__doc__ or "").partition("\n")[0].removeprefix("Raised when "), kind) for kind in kinds]
+    unforeseen = (errors.DkrrError.exit_code, "", "something unforeseen; --verbose shows the traceback")
+    listed = [(kind.exit_code, kind.__name__, line) for line, kind in lines if kind is not errors.DkrrError]
+    return [(0, "", "done"), unforeseen, *listed]
 
 
 @click.command("info", cls=Command)

@@ -29,6 +29,21 @@ class ClusterSpec(Table):
 
     ``driver`` is where ``dkrr submit`` starts the process that drives the run: "here", a detached process on this
     machine; "cluster", a process started by a worker that declares the resource ``dkrr-driver``; "slurm", by sbatch.
+
+    Parameters
+    ----------
+    scheduler
+        "local" starts workers here; or tcp://host:port, tls://host:port, or a scheduler file.
+    workers
+        The number of worker processes; one for each core unless given. Of a scheduler: how many to wait for.
+    threads_per_worker
+        Threads of each; processes are faster than threads.
+    memory_limit
+        Memory of each worker; tiles are chosen to fit into it.
+    insecure
+        Allow a scheduler on tcp:// that is not on this machine: whoever reaches it can run any code there.
+    driver
+        Where `dkrr submit` starts the process that drives the run.
     """
 
     scheduler: str = "local"

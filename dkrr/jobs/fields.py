@@ -1,7 +1,7 @@
 """Types of single values in a job file: each knows what it accepts and says so in one sentence.
 
 You need them only in :mod:`dkrr.jobs.spec`. pydantic's own unions would report one mistake once for each branch; a
-value with more than one form is therefore checked by one function here.
+value with more than one form is therefore checked by one function here, whose docstring `dkrr help` prints.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def locate(value: str, info: ValidationInfo) -> str:
 
 
 def _columns(value: Any) -> Any:
-    """One name or number, or a list of them, as a list."""
+    """a name or a number of a column, or a list"""
     columns = value if isinstance(value, list) else [value]
     if not columns or any(isinstance(item, bool) or not isinstance(item, str | int) for item in columns):
         raise ValueError("column names or numbers expected")
@@ -60,12 +60,14 @@ def _columns(value: Any) -> Any:
 
 
 def _column(value: Any) -> Any:
+    """a name or a number of a column"""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise ValueError("a column name or number expected")
     return value
 
 
 def _bytes(value: Any) -> Any:
+    """a size such as "2GiB", a number of bytes, or "auto\""""
     if value == "auto":
         return value
     try:
@@ -80,6 +82,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _alpha(value: Any) -> Any:
+    """number >= 0, or a list"""
     values = value if isinstance(value, list) else [value]
     good = [
         isinstance(item, int | float) and not isinstance(item, bool) and 0 <= item < float("inf") for item in values
@@ -90,6 +93,7 @@ def _alpha(value: Any) -> Any:
 
 
 def _quantile(value: Any) -> Any:
+    """number > 0 and < 1, or a list in increasing order"""
     values = value if isinstance(value, list) else [value]
     good = [isinstance(item, int | float) and not isinstance(item, bool) and 0 < item < 1 for item in values]
     if not values or not all(good) or any(low >= high for low, high in pairwise(values)):
@@ -98,6 +102,7 @@ def _quantile(value: Any) -> Any:
 
 
 def _tile_size(value: Any) -> Any:
+    """a whole number >= 1, or "auto\""""
     if value == "auto":
         return value
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TILE_SIZE:
@@ -106,12 +111,14 @@ def _tile_size(value: Any) -> Any:
 
 
 def _header(value: Any) -> Any:
+    """true, false, or "auto\""""
     if value is not True and value is not False and value != "auto":
         raise ValueError('true, false or "auto" expected')
     return value
 
 
 def _count(value: Any) -> Any:
+    """a whole number >= 1, or "auto\""""
     if value == "auto":
         return value
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -66,6 +66,32 @@ class DataSpec(Table):
 
     With ``standardize`` rows that came after those of an earlier fit are whitened like them, unless they have drifted
     by more than ``drift_limit`` (in standard deviations of a column): then all rows are fitted anew.
+
+    Parameters
+    ----------
+    path
+        The rows: .csv, .csv.gz, .npy, .parquet (a file or a folder), .zarr, an s3:// address, sklearn:NAME or
+        generate:NAME?n=1000&d=10. Relative paths mean the folder of the job file.
+    target
+        The columns of y; -1 is the last one. A data set (.zarr) knows its own.
+    features
+        The columns of X; all others unless given.
+    weight
+        The column of the sample weights.
+    header
+        Whether the first line of a text file has names.
+    delimiter
+        What separates the fields of a text file; found unless given.
+    decimal
+        What stands before the fraction of a number in a text file.
+    missing
+        "drop" leaves out, and counts, rows that lack a value.
+    one_hot
+        Turn the classes of the target into one column each.
+    standardize
+        Whiten X and y with mean and standard deviation of the training rows; predictions are in the units of y.
+    drift_limit
+        How far newer rows may lie from those that the scaling is of, in standard deviations.
     """
 
     path: Location
@@ -100,6 +126,23 @@ class EvaluateSpec(Table):
     coverage of prediction intervals: the model gets quantiles of its leave-one-out residuals, and held-out rows are
     counted. With ``leave_one_out`` every training row is predicted as by a fit without it (true: "stochastic" after cg
     without ``intervals``, "exact" otherwise). Both may stand alone.
+
+    Parameters
+    ----------
+    path
+        Held-out rows of their own.
+    mask
+        A column of the data, or a file with a value for each row; true means held out.
+    mask_column
+        Which column of a mask file.
+    fraction
+        The share of the rows that is held out, decided for each row by a hash of its number.
+    metric
+        The score that is shown first: rmse for numbers, accuracy for classes, pinball for quantiles unless given.
+    leave_one_out
+        Predict every training row as by a fit without it; takes as long as the factor.
+    intervals
+        Coverage of prediction intervals: keep what they need, and count the held-out rows inside.
     """
 
     path: Location | None = None
@@ -136,6 +179,23 @@ class ModelSpec(KernelParameters):
     Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way, and have a parameter ``quantile``
     (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with ``standardize``). What is
     left out is what the estimators of :mod:`dkrr.machines` have: C = 1, alpha = 1 for pinball and huber.
+
+    Parameters
+    ----------
+    kernel
+        A name; or a sum or product of kernels as nested tables: {sum = [{kernel = "rbf", gamma = 0.1}, "linear"]}.
+    alpha
+        The ridge, added to the diagonal as it is; a list has one for each target.
+    fit_intercept
+        Add a constant that the ridge does not shrink.
+    loss
+        What is minimised; the square is kernel ridge regression.
+    C
+        1 / (2 alpha), for other losses than the square.
+    quantile
+        Of pinball; a list gives a column for each.
+    epsilon
+        Of huber and the insensitive losses: errors up to it are quadratic, or free.
     """
 
     kernel: Annotated[
@@ -180,6 +240,33 @@ class SolverSpec(Table):
     ``tol``, ``max_iter``, ``seed`` and ``allow_unconverged`` are for everything that iterates (cg, nystrom, and
     precision = "mixed"); ``preconditioner`` and ``rank`` for cg; ``num_centers`` and ``centers`` for nystrom, an
     approximation, which is never chosen by "auto".
+
+    Parameters
+    ----------
+    name
+        The way to the answer; nystrom is an approximation.
+    tile_size
+        Rows of a tile.
+    precision
+        float64; mixed: float32 inside, a float64 answer; float32: a float32 answer. "auto" gives a float64 answer.
+    gram
+        stored keeps the Gram matrix on disk; on_the_fly evaluates each tile when it is needed.
+    tol
+        The relative residual at which iterations end; the duality gap for other losses than the square.
+    max_iter
+        The most iterations.
+    preconditioner
+        Of cg; factor is an earlier factor of the same rows for another alpha.
+    rank
+        Of the preconditioner of cg.
+    seed
+        Of everything random: the rows of a preconditioner, of centres.
+    allow_unconverged
+        Keep, and record, an answer that did not reach tol, instead of an error.
+    num_centers
+        Of nystrom: the number m of rows that stand for all.
+    centers
+        Of nystrom: how they are chosen.
     """
 
     name: Literal["auto", "cholesky", "cg", "nystrom", "primal"] = "auto"
@@ -221,6 +308,17 @@ class StorageSpec(Table):
     """``[storage]``: how the s3:// addresses of the job are reached. Credentials are found by each process itself.
 
     In memory every address of the job carries these settings (:mod:`dkrr.address`), so that tasks need nothing else.
+
+    Parameters
+    ----------
+    endpoint_url
+        The address of the server, where it is not Amazon's.
+    region
+        The region of the bucket.
+    profile
+        The profile of ~/.aws whose credentials are used.
+    allow_http
+        Allow an endpoint without encryption.
     """
 
     endpoint_url: str | None = None
@@ -239,7 +337,17 @@ class StorageSpec(Table):
 
 
 class OutputSpec(Table):
-    """``[output]``: where the run and the store are, and what stays in the store afterwards."""
+    """``[output]``: where the run and the store are, and what stays in the store afterwards.
+
+    Parameters
+    ----------
+    directory
+        The directory of the run; runs/NAME for NAME.toml unless given. {id} becomes the id of the run.
+    store
+        Where Gram matrices and factors are, which runs share; "store" beside the run unless given.
+    keep
+        What stays in the store: everything, the factor (new targets and more rows use it), or nothing but the model.
+    """
 
     directory: Location = "runs/job"
     store: Location | None = None
@@ -390,12 +498,7 @@ def _unknown_keys(document: dict[str, Any]) -> list[tuple[tuple[Any, ...], list[
                     visit_kernel(part, (*path, form, index))
 
     visit(document, (), JobSpec.model_fields)
-    tables: dict[str, type[Table]] = {
-        "data": DataSpec, "evaluate": EvaluateSpec, "model": ModelSpec, "solver": SolverSpec,
-        "cluster": ClusterSpec, "storage": StorageSpec, "output": OutputSpec,
-        "tune": TuneSpec,
-    }  # fmt: skip
-    for table, model in tables.items():
+    for table, model in JobSpec.tables().items():
         visit(document.get(table), (table,), model.model_fields)
     if isinstance(document.get("model"), dict):
         visit_kernel(document["model"].get("kernel"), ("model", "kernel"))

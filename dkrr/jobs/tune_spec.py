@@ -15,7 +15,23 @@ _DEFAULT = TuneSettings()
 
 
 class TuneSpec(Table):
-    """``[tune]``: kernels, widths, sizes of the subsets, seed and time of a search; nothing is needed here."""
+    """``[tune]``: kernels, widths, sizes of the subsets, seed and time of a search; nothing is needed here.
+
+    Parameters
+    ----------
+    kernels
+        The kernels that are searched.
+    widths
+        One width for all features, one for each, or whichever predicts better.
+    search_rows
+        Sizes of the subsets on which widths are searched.
+    rows
+        The most rows on which the best are compared.
+    seed
+        Of the subsets.
+    budget_seconds
+        Time of the search; what would take longer is left out, and noted.
+    """
 
     kernels: list[str] = Field(default_factory=lambda: list(_DEFAULT.kernels))
     widths: Literal["shared", "per_feature", "both"] = _DEFAULT.widths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from click.testing import CliRunner
 from dkrr import errors
 from dkrr.cli import main
 from dkrr.cli.errors import CommandGroup, resumable
+from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.spec import DataSpec, JobSpec, ModelSpec, SolverSpec
 
 COMMANDS = {
     "cancel",
@@ -23,6 +26,7 @@ COMMANDS = {
     "evaluate",
     "fit",
     "gc",
+    "help",
     "info",
     "ingest",
     "init",
@@ -209,3 +213,46 @@ def test_ctrl_c_in_any_command_ends_as_an_interruption_does() -> None:
     result = CliRunner().invoke(group_that_raises(KeyboardInterrupt()), ["go"])
     assert result.exit_code == 75
     assert result.stderr.startswith("error: interrupted\n")
+
+
+@pytest.mark.parametrize("spec", [JobSpec, RetrainSpec])
+def test_help_lists_every_key_of_a_file_with_a_line_each(spec: type[JobSpec] | type[RetrainSpec]) -> None:
+    topic = "job" if spec is JobSpec else "retrain"
+    result = CliRunner().invoke(main, ["help", topic])
+    assert result.exit_code == 0
+    for name, table in spec.tables().items():
+        if table.tables():
+            continue  # [data] and the others of a job
+        shown = result.stdout.partition(f"[{name}]")[2]
+        for key in table.described_keys():
+            assert len(key.help) > 10, f"[{name}] {key.name} has no line in the section Parameters of {table.__name__}"
+            assert key.values not in ("", "value")
+            assert re.search(rf"^ *{key.name} ", shown, re.MULTILINE), f"[{name}] {key.name}"
+
+
+def test_help_says_types_and_defaults() -> None:
+    keys = {key.name: key for key in SolverSpec.described_keys()}
+    assert keys["tol"][1:3] == ("number > 0 and < 1", "1e-08")
+    assert keys["gram"][1:3] == ('"auto" | "stored" | "on_the_fly"', '"auto"')
+    assert keys["max_iter"][1:3] == ("whole number >= 1", "")
+    assert keys["allow_unconverged"][1:3] == ("true or false", "false")
+    data = {key.name: key for key in DataSpec.described_keys()}
+    assert data["path"].default == "required"
+    kernel = {key.name: key for key in ModelSpec.described_keys()}
+    assert "1 / d" in kernel["gamma"].help  # of the class above it
+
+
+def test_help_lists_every_exit_code() -> None:
+    result = CliRunner().invoke(main, ["help", "exit-codes"])
+    assert result.exit_code == 0
+    listed = re.findall(r"^ +(\d+) +(\w+Error)? +(\w.*)$", result.stdout, re.MULTILINE)
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    assert {int(code) for code, _, _ in listed} == {0, *(kind.exit_code for kind in kinds)}
+    assert {name for _, name, _ in listed if name} == {kind.__name__ for kind in kinds} - {"DkrrError"}
+
+
+def test_help_alone_lists_the_commands() -> None:
+    result = CliRunner().invoke(main, ["help"])
+    assert result.exit_code == 0
+    assert result.stdout == CliRunner().invoke(main, ["--help"]).stdout
+    assert CliRunner().invoke(main, ["help", "jobs"]).exit_code == 2

@@ -42,8 +42,20 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class RetrainTable(Table):
     """``[retrain]``: the model, its data set, where new rows come from, and how often the search is repeated.
 
-    ``registry`` is the root of the registry; ``job`` a job file instead of its tables here; every ``search_every``-th
-    fit kernel, widths and alpha are searched again.
+    Parameters
+    ----------
+    name
+        The name of the model in the registry.
+    data
+        The data set (.zarr) that grows; made from the first batch, or from [data] path.
+    incoming
+        New rows: a file, a folder, or a pattern such as incoming/*.csv.
+    registry
+        A folder or an s3:// address with models and their versions.
+    job
+        A job file, instead of the tables of a job in this file.
+    search_every
+        Every so many fits kernel, widths and alpha are searched again.
     """
 
     name: str
@@ -78,6 +90,15 @@ class HoldoutSpec(Table):
     ``fraction`` is decided once for each row by a hash of its number. ``mask`` is a column of the incoming files (name
     or number), or a file with one value for each row of the data set. ``path`` holds rows of their own, which are never
     added to the data set; rows that were held out before stay out of the fits.
+
+    Parameters
+    ----------
+    path
+        Held-out rows of their own.
+    mask
+        A column of the incoming files, or a file with one value for each row of the data set.
+    fraction
+        The share of the rows that is held out, decided once for each row by a hash of its number.
     """
 
     path: Location | None = None
@@ -150,7 +171,15 @@ class DriftSpec(Table):
 
 
 class WindowSpec(Table):
-    """``[window]``: how much stays in the data set; older generations or rows leave it. One of the two."""
+    """``[window]``: how much stays in the data set; older generations or rows leave it. One of the two.
+
+    Parameters
+    ----------
+    rows
+        The last so many rows stay.
+    generations
+        The last so many generations stay.
+    """
 
     rows: Annotated[int, Field(ge=1)] | None = None
     generations: Annotated[int, Field(ge=1)] | None = None
@@ -163,7 +192,17 @@ class WindowSpec(Table):
 
 
 class MlflowSpec(Table):
-    """``[mlflow]``: where runs and models are logged besides; needs ``dkrr[mlflow]``."""
+    """``[mlflow]``: where runs and models are logged besides; needs ``dkrr[mlflow]``.
+
+    Parameters
+    ----------
+    tracking_uri
+        The server or folder of MLflow.
+    experiment
+        The experiment that runs belong to.
+    log_model
+        Log the model as well, without pickle.
+    """
 
     tracking_uri: str
     experiment: str = "dkrr"
