@@ -74,7 +74,11 @@ def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
             hint="write a job for each target, or give one quantile",
         )
     if train.classes is not None and len(train.classes) < 2:
-        raise DataError(f"all rows are of class {train.classes[0]!r}; at least two classes expected")
+        raise DataError(
+            f"all {train.num_rows:,} training rows of {job.data.path} are of class {train.classes[0]!r}; at least two "
+            "classes expected",
+            hint="check [data] target and the rows that [evaluate] takes",
+        )
     return losses
 
 
@@ -168,7 +172,11 @@ def fit_loss(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace,
     kernel = kernel_from_dict(plan.kernel)
     X = train.X.read(0, train.num_rows)
     weight = np.ones(len(X)) if train.weight is None else train.weight.read(0, len(X))[:, 0]
-    targets = _targets(train, weight, prepared.scaling)
+    try:
+        targets = _targets(train, weight, prepared.scaling)
+    except DataError as exc:
+        hint = f"{exc.hint}; see [data] weight and [evaluate]"
+        raise DataError(f"training rows of {job.data.path}: {exc.message}", hint=hint) from None
     t = max(len(losses), targets.shape[1])
     center = kernel.center(X.mean(axis=0), X.std(axis=0))
     C = C_of(model)

@@ -6,6 +6,12 @@
 P is half of the objective over alpha; D <= P for every a and b (weak duality), with equality at the answer: the gap
 between the two bounds how far P is from its minimum, whoever found a and b. At the answer -a_i / C_i is a subgradient
 of the loss at f_i + b for every row (the conditions of Karush, Kuhn and Tucker); rows with a_i = 0 could be left out.
+
+With an intercept D(a) is a bound for 1^T a = 0 alone: P(a, b) - D(a) + b 1^T a is what is never negative, and the fit
+without an intercept has D(a) = P(a, 0), above the minimum over b. Where 1^T a is more than rounding the bound is D at
+a + v, the nearest point of :meth:`LossProblem.feasible`, with (a + v)^T K (a + v) <= a^T K a + 2 v^T K a +
+(sum_i |v_i| k(x_i, x_i)^1/2)^2 instead of a product with K: a bound for every a, and as good as D(a + v) where v is
+small.
 """
 
 from __future__ import annotations
@@ -28,6 +34,8 @@ __all__ = ["Certificate", "GramColumns", "LossProblem", "Minimiser", "certify", 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 MIN_ENTRIES_OF_A_THREAD = 1_000_000
+# of |a|_1: how large 1^T a may be by the rounding of sums
+SUM_ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
 
 class GramColumns:
@@ -49,6 +57,11 @@ class GramColumns:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def diagonal(self) -> Vector:
+        """k(x_i, x_i) (n,)."""
+        return self.rows.diagonal() if self.kernel is None else self.kernel.diag(self.rows)
 
     def block(self, index: NDArray[np.intp]) -> Matrix:
         """K[index, index] (k, k)."""
@@ -150,12 +163,12 @@ class Certificate:
     Parameters
     ----------
     primal, dual
-        P and D above.
+        P(a, b), and D at the nearest point with 1^T a = 0: bounds of the minimum from both sides.
     gap
         (P - D) / P; 0 where both are rounding alone, as of a fit without errors.
     kkt
-        How far the prediction of a row is, at most, from those at which its coefficient would be right, where that
-        changes the objective at all: in units of the predictions.
+        How far the prediction of a row is, at most, from those at which its coefficient at that point would be right,
+        where that changes the objective at all: in units of the predictions.
     num_support
         Rows with a_i != 0.
     """
@@ -193,6 +206,11 @@ def certify(problem: LossProblem, a: Vector, b: float, f: Vector | None = None) 
             hint="take a kernel that is positive semi-definite",
         )
     primal = norm + float(problem.C @ problem.loss.value(problem.y, f + b))
+    if problem.fit_intercept and abs(float(a.sum())) > SUM_ROUNDING * float(np.abs(a).sum()):
+        point = problem.feasible(a)
+        move = point - a
+        length = float(np.abs(move) @ np.sqrt(np.maximum(problem.columns.diagonal, 0.0)))
+        norm, slopes = norm + float(move @ f) + 0.5 * length**2, problem.slopes(point)
     dual = -norm - float(problem.C @ problem.loss.conjugate(problem.y, slopes))
     low, high = problem.allowed(slopes)
     u = f + b
