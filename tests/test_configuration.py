@@ -72,7 +72,7 @@ def test_a_scheduler_file_of_a_place() -> None:
         ({"cluster": ["local"]}, r"dkrr.cluster is \['local'\]"),
         ({"cluster": {"workers": 0}}, "Dask's configuration of dkrr: .*workers"),
         ({"cluster": {"scheduler": "tcp://elsewhere:8786"}}, "without encryption"),
-        ({"cluster": {"driver": "there"}}, "'here', 'cluster' or 'slurm' expected"),
+        ({"cluster": {"driver": "slurm"}}, "unknown key dkrr.cluster.driver"),
     ],
 )
 def test_a_mistake_is_named(tables: dict[str, Any], expected: str) -> None:

@@ -9,19 +9,24 @@ from dkrr.cli.data import ingest_command, init_command
 from dkrr.cli.errors import CommandGroup
 from dkrr.cli.inspect import doctor_command, gc_command, help_command, info_command
 from dkrr.cli.models import models_command
-from dkrr.cli.report import report_command
-from dkrr.cli.retrain import retrain_command
-from dkrr.cli.run import evaluate_command, fit_command, plan_command, predict_command
+from dkrr.cli.run import (
+    evaluate_command,
+    fit_command,
+    plan_command,
+    predict_command,
+    retrain_command,
+    tune_command,
+)
 from dkrr.cli.runs import (
     cancel_command,
     list_command,
     logs_command,
+    report_command,
     resume_command,
     status_command,
     submit_command,
     wait_command,
 )
-from dkrr.cli.tune import tune_command
 
 __all__ = ["main"]
 

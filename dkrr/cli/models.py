@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,7 @@ from dkrr.cli.output import print_facts, print_json
 if TYPE_CHECKING:
     from dkrr.jobs.registry import Aliases, NamedModel, Version
 
-__all__ = ["models_command", "registry_option"]
+__all__ = ["model_location", "models_command", "registry_option"]
 
 registry_option = click.option(
     "--registry", metavar="ROOT", help="Folder or s3:// address of the registry; DKRR_MODELS or ./models by default."
@@ -107,8 +108,6 @@ def add_command(name: str, model: str, at_once: bool, registry: str | None) -> N
 
     The model of a run whose last fit is not finished is that of an earlier one: it is not promoted.
     """
-    from dkrr.cli.run import model_location
-
     named = _open(registry, name)
     version = named.add(model_location(model, finished=at_once))
     if at_once:
@@ -156,6 +155,63 @@ def prune_command(name: str, keep: int, grace: float, dry_run: bool, registry: s
         click.echo(f"{'would delete' if dry_run else 'deleted'} {version.id}")
     if not gone:
         click.echo("nothing to delete")
+
+
+def model_location(text: str, registry: str | None = None, *, finished: bool = False) -> str:
+    """The model that a text means: a path itself, that of a run (its directory or name), or NAME@ALIAS of a registry.
+
+    Where a run is meant that is not finished, the model may be that of an earlier fit, and a line on stderr says so.
+
+    Parameters
+    ----------
+    finished
+        Whether such a run is refused.
+
+    Raises
+    ------
+    StoreError
+        Nothing is there, or something else.
+    """
+    from dkrr.address import is_url, join, name_of
+    from dkrr.errors import StoreError
+    from dkrr.jobs.registry import ModelRegistry, parse_reference
+    from dkrr.jobs.runs.facts import Run, find_run
+    from dkrr.jobs.runs.status import look_once
+    from dkrr.stores import read_json
+
+    reference = parse_reference(text)
+    if reference is not None:
+        return ModelRegistry(registry).open(reference.name).resolve(reference.selector).model_path
+    inside = join(text, "model.zarr")
+    if is_url(text):
+        if name_of(text).endswith(".zarr") or read_json(inside, "zarr.json") is None:
+            return text
+        run = Run(text)
+    elif os.path.isdir(inside):
+        run = Run(text)
+    elif os.path.isfile(join(text, "zarr.json")) or (text.endswith(".zarr") and os.path.isdir(text)):
+        return text  # what may be wrong with it is said where it is read
+    else:
+        try:
+            run = find_run(text)
+        except StoreError:
+            seen = "is not a model" if os.path.lexists(text) else "does not exist"
+            raise StoreError(f"{text} {seen}", hint="give a model.zarr, a run, or NAME@ALIAS of a registry") from None
+    if not run.exists():
+        return inside  # of a version, say
+    state, shown = look_once(run, beat_seconds=0.0).state, run.shown
+    hint = f"`dkrr resume {text}` goes on with it, `dkrr logs {text}` says what happened"
+    if not run.has("model.zarr/zarr.json"):
+        raise StoreError(f"run {text} has no model: it is {state}", hint=hint)
+    model, result = run.path("model.zarr"), run.read("result.json")
+    if state != "finished":
+        which = "has not been evaluated" if result is None else "is the model of an earlier fit"
+        if result is not None and "plan" in result:
+            which += f", of {result['plan']['num_rows']:,} rows"
+        if finished:
+            raise StoreError(f"run {shown} is {state}, and what it holds {which}", hint=f"{hint}; or name {model}")
+        click.echo(f"run {shown} is {state}: what it holds {which}", err=True)
+    return model
 
 
 def _names(aliases: Aliases, version: str) -> list[str]:

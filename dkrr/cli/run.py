@@ -1,4 +1,4 @@
-"""Commands that work on a job or on its model: ``plan``, ``fit``, ``predict``, ``evaluate``."""
+"""Commands that work on a job or on its model: ``plan``, ``fit``, ``tune``, ``retrain``, ``predict``, ``evaluate``."""
 
 from __future__ import annotations
 
@@ -11,74 +11,24 @@ import click
 
 from dkrr.cli.data import column, given_options, missing_option, text_options
 from dkrr.cli.errors import Command, resumable
-from dkrr.cli.models import registry_option
+from dkrr.cli.models import model_location, registry_option
 from dkrr.cli.output import print_facts, print_json, print_table
 from dkrr.cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from dkrr.linalg.inference.calibration import IntervalMethod
 
-__all__ = ["evaluate_command", "fit_command", "plan_command", "predict_command"]
+__all__ = [
+    "evaluate_command",
+    "fit_command",
+    "plan_command",
+    "predict_command",
+    "retrain_command",
+    "tune_command",
+]
 
 job_argument = click.argument("job")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
-
-
-def model_location(text: str, registry: str | None = None, *, finished: bool = False) -> str:
-    """The model that a text means: a path itself, that of a run (its directory or name), or NAME@ALIAS of a registry.
-
-    Where a run is meant that is not finished, the model may be that of an earlier fit, and a line on stderr says so.
-
-    Parameters
-    ----------
-    finished
-        Whether such a run is refused.
-
-    Raises
-    ------
-    StoreError
-        Nothing is there, or something else.
-    """
-    from dkrr.address import is_url, join, name_of
-    from dkrr.errors import StoreError
-    from dkrr.jobs.registry import ModelRegistry, parse_reference
-    from dkrr.jobs.runs.directory import RunDirectory, find_run
-    from dkrr.jobs.runs.status import look_once
-    from dkrr.stores import read_json
-
-    reference = parse_reference(text)
-    if reference is not None:
-        return ModelRegistry(registry).open(reference.name).resolve(reference.selector).model_path
-    inside = join(text, "model.zarr")
-    if is_url(text):
-        if name_of(text).endswith(".zarr") or read_json(inside, "zarr.json") is None:
-            return text
-        run = RunDirectory(text)
-    elif os.path.isdir(inside):
-        run = RunDirectory(text)
-    elif os.path.isfile(join(text, "zarr.json")) or (text.endswith(".zarr") and os.path.isdir(text)):
-        return text  # what may be wrong with it is said where it is read
-    else:
-        try:
-            run = find_run(text)
-        except StoreError:
-            seen = "is not a model" if os.path.lexists(text) else "does not exist"
-            raise StoreError(f"{text} {seen}", hint="give a model.zarr, a run, or NAME@ALIAS of a registry") from None
-    if not run.exists():
-        return inside  # of a version, say
-    state, shown = look_once(run, beat_seconds=0.0).state, run.shown
-    hint = f"`dkrr resume {text}` goes on with it, `dkrr logs {text}` says what happened"
-    if not run.has("model.zarr/zarr.json"):
-        raise StoreError(f"run {text} has no model: it is {state}", hint=hint)
-    model, result = run.path("model.zarr"), run.read("result.json")
-    if state != "finished":
-        which = "has not been evaluated" if result is None else "is the model of an earlier fit"
-        if result is not None and "plan" in result:
-            which += f", of {result['plan']['num_rows']:,} rows"
-        if finished:
-            raise StoreError(f"run {shown} is {state}, and what it holds {which}", hint=f"{hint}; or name {model}")
-        click.echo(f"run {shown} is {state}: what it holds {which}", err=True)
-    return model
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,6 +102,81 @@ def fit_command(job: str, as_json: bool, **options: Any) -> None:
         print_table(summary.table())
 
 
+@click.command("tune", cls=Command)
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Job file to write.")
+@click.option("--rows", type=click.IntRange(min=1), help="Most rows of the subsets; [tune] rows by default.")
+@click.option("--time", "budget_seconds", type=float, metavar="SECONDS", help="Time for the search, about 8 minutes.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the subset.")
+@click.option("--picture/--no-picture", default=True, help="Draw the search.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+def tune_command(
+    job: Path,
+    output: Path,
+    rows: int | None,
+    budget_seconds: float | None,
+    seed: int | None,
+    picture: bool,
+    as_json: bool,
+) -> None:
+    """Choose kernel, width (shared, and one for each feature) and alpha for JOB, and write a job that uses them.
+
+    Searches on random subsets of the training rows, compares the best on more of them. Interrupted and started again,
+    it continues with the trials that are finished.
+    """
+    from dkrr.jobs.spec import JobSpec
+
+    spec = JobSpec.load(job)
+    from dkrr.jobs.tune import tune_job
+
+    with resumable(), ProgressDisplay() as progress:
+        summary = tune_job(
+            spec,
+            output,
+            rows=rows,
+            budget_seconds=budget_seconds,
+            seed=seed,
+            picture=picture,
+            progress=progress,
+        )
+    if as_json:
+        print_json(summary.to_dict())
+    else:
+        print_table(summary.table())
+    click.echo(summary.where, err=as_json)
+
+
+@click.command("retrain", cls=Command)
+@click.argument("job", type=click.Path(path_type=Path), metavar="RETRAIN.TOML")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--dry-run", is_flag=True, help="Only say which batches would be appended or refused, or are missing.")
+def retrain_command(job: Path, as_json: bool, dry_run: bool) -> None:
+    """Add the rows that were delivered, fit, judge, and promote what passes; with nothing new, do nothing.
+
+    Started again after any interruption it does what is missing. Exit code 7: a batch or the model was refused, and the
+    model in production stays. Retry only after 6 (cluster) and 75 (interrupted). With --dry-run nothing is changed, and
+    refused batches are no error.
+    """
+    from dkrr.errors import RefusedError
+    from dkrr.jobs.retrain.spec import RetrainSpec
+
+    spec = RetrainSpec.load(job)
+    from dkrr.jobs.retrain.run import retrain
+
+    refused: RefusedError | None = None
+    with resumable(), ProgressDisplay() as progress:
+        try:
+            summary = retrain(spec, progress=progress, dry_run=dry_run)
+        except RefusedError as exc:
+            refused, summary = exc, exc.summary
+    if as_json:
+        print_json(summary.to_dict())
+    else:
+        print_facts(summary.lines())
+    if refused is not None:
+        raise refused
+
+
 @click.command("predict", cls=Command)
 @click.argument("model")
 @click.argument("data")
@@ -189,7 +214,7 @@ def predict_command(
 
     Every row of DATA gets a prediction: one with a missing value is an error. Where the model and DATA have names of
     columns, names decide: their order is free, others are left aside. A model of classes adds the label of the largest
-    score to .csv and .parquet, the classes to the attributes of .zarr. --keep takes .csv or .parquet to either.
+    score to .csv and .parquet; OUTPUT.json has the classes. --keep takes .csv or .parquet to either.
 
     NAME@production is looked up once. OUTPUT.json beside the output says which model made it, of which rows; earlier
     predictions are replaced when they are still what it describes, anything else only with --overwrite, MODEL and DATA

@@ -23,7 +23,7 @@ from dkrr.dataset.scaling import Scaling
 
 __all__ = ["DRIFT_LIMIT", "MIN_ROWS", "Drift", "measure_drift"]
 
-# before everything is fitted anew, unless a job says otherwise: a mean may move by one standard deviation
+# before everything is fitted anew: a mean may move by one standard deviation
 DRIFT_LIMIT = 1.0
 
 # of fewer rows a mean and a spread say little
@@ -53,10 +53,10 @@ class Drift:
         """Plain data."""
         return {"value": self.value, "column": self.column, "rows": self.num_rows}
 
-    def words(self, limit: float) -> str:
+    def words(self) -> str:
         """How far, and how far it may be."""
         of_column = f"{self.column}; " if self.column else ""
-        return f"{self.num_rows:,} newer rows drift by {self.value:.2g} ({of_column}limit {limit:g})"
+        return f"{self.num_rows:,} newer rows drift by {self.value:.2g} ({of_column}limit {DRIFT_LIMIT:g})"
 
 
 def measure_drift(scaling: Scaling, x: Moments, y: Moments | None, names: tuple[str, ...]) -> Drift:

@@ -1,8 +1,8 @@
-"""What workers are and what they are doing: memory and running tasks while a graph runs, versions and BLAS once.
+"""What workers are, and how much memory they take: the one while a graph runs, versions and BLAS once.
 
-The scheduler knows both from the heartbeats of its workers, half a second old. It is asked by one small message, and
-nobody waits for the answer: :meth:`Activity.poll` hands out the last one. A scheduler that does not answer, or does not
-run functions, costs a line in the log.
+The scheduler knows their memory from heartbeats, half a second old. It is asked by one small message, and nobody waits
+for the answer: :meth:`WorkerMemory.poll` hands out the last one. A scheduler that does not answer, or does not run
+functions, costs a line in the log.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import logging
 import platform
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from dkrr.engine.checks import PACKAGES, WorkerInfo, process_versions
 from dkrr.engine.doctor import cpu_model
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import total_memory_bytes
-from dkrr.engine.receipts import Key
 from dkrr.engine.selftest import blas_libraries
 from dkrr.engine.tasks import DaskExecutor, Executor
 
-__all__ = ["Activity", "Reading", "describe_executor"]
+__all__ = ["WorkerMemory", "describe_executor"]
 
 logger = logging.getLogger("dkrr.engine.activity")
 
@@ -32,16 +31,8 @@ MOST_WORKERS = 1000
 MOST_SHOWN = 16
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What the workers were doing: resident bytes of each, and ``(phase, key)`` of the tasks that ran."""
-
-    memory_bytes: dict[str, int] = field(default_factory=dict)
-    running: tuple[tuple[str, Key], ...] = ()
-
-
-class Activity:
-    """Asks a scheduler now and then what its workers are doing.
+class WorkerMemory:
+    """Asks a scheduler now and then how much memory its workers take.
 
     Parameters
     ----------
@@ -52,19 +43,22 @@ class Activity:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor if isinstance(executor, DaskExecutor) else None
         self._asked: concurrent.futures.Future[Any] | None = None
-        self._last: Reading | None = None
+        self._last: dict[str, int] = {}
 
-    def poll(self) -> Reading | None:
-        """The last answer, and ask again; never waits. None until there was one, and when the scheduler is gone."""
+    def poll(self) -> dict[str, int]:
+        """Resident bytes by address, as of the last answer, and ask again; never waits.
+
+        Empty until there was an answer, and when the scheduler is gone.
+        """
         executor = self._executor
         if executor is None or executor.client.status != "running":
-            return None
+            return {}
         if self._asked is not None and self._asked.done():
             try:
-                self._last = _reading(self._asked.result())
+                self._last = {address: size for address, size in self._asked.result() if size}
             except Exception as exc:  # whatever a scheduler answers, the work does not depend on it
-                self._last = None
-                logger.debug("the scheduler does not say what its workers do (%r)", exc)
+                self._last = {}
+                logger.debug("the scheduler does not say what its workers take (%r)", exc)
             self._asked = None
         if self._asked is None:
             self._asked = asyncio.run_coroutine_threadsafe(_ask(executor.client), executor.client.loop.asyncio_loop)
@@ -80,19 +74,9 @@ def _question() -> Callable[..., Any]:
 
     def workers_now(most: int, dask_scheduler: Any = None) -> Any:
         found = list(dask_scheduler.workers.values())[:most]
-        return [(w.address, int(w.metrics.get("memory", 0)), [ts.key for ts in w.executing]) for w in found]
+        return [(w.address, int(w.metrics.get("memory", 0))) for w in found]
 
     return workers_now
-
-
-def _reading(answer: Any) -> Reading:
-    running = []
-    for _, _, keys in answer:
-        for key in keys:
-            # a graph of ours is "factorise-<32 hexadecimal digits>"
-            if isinstance(key, tuple) and len(key) > 1 and isinstance(key[0], str) and "-" in key[0]:
-                running.append((key[0].rpartition("-")[0], tuple(key[1:])))
-    return Reading({address: size for address, size, _ in answer if size}, tuple(running))
 
 
 def describe_executor(executor: Executor) -> dict[str, Any]:

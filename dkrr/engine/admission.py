@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dkrr.configuration import timeout_seconds
-from dkrr.engine.checks import DRIVER_RESOURCE, WorkerInfo, describe_workers, difference
+from dkrr.engine.checks import WorkerInfo, describe_workers, difference
 from dkrr.engine.probe import challenge
 from dkrr.errors import ClusterError, DkrrError
 
@@ -89,21 +89,15 @@ class Admission:
         Raises
         ------
         ClusterError
-            One of the present workers is too small. A worker that is there for drivers (it declares the resource
-            ``dkrr-driver``) may be: it gets no task then.
+            One of the present workers is too small.
         """
         self._needed_bytes = bytes_per_thread
-        small = [worker for worker in self.workers if self._too_small(worker)]
-        wrong = [worker for worker in small if DRIVER_RESOURCE not in worker.resources]
-        if wrong or len(small) == len(self.workers):
-            first = (wrong or small)[0]
-            raise ClusterError(
-                f"worker {first.address}: {self._too_small(first)}",
-                hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
-            )
-        for worker in small:
-            self._refuse(worker.address, worker.name, self._too_small(worker))
-        self._admit(worker for worker in self.workers if worker not in small)
+        for worker in self.workers:
+            if reason := self._too_small(worker):
+                raise ClusterError(
+                    f"worker {worker.address}: {reason}",
+                    hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
+                )
 
     def choose(self) -> list[str]:
         """Addresses that the next task may run on."""

@@ -29,20 +29,15 @@ if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = [
-    "DRIVER_RESOURCE",
     "WorkerInfo",
     "check_workers",
     "describe_process",
     "describe_workers",
     "difference",
-    "difference_of_versions",
     "process_versions",
 ]
 
 logger = logging.getLogger("dkrr.engine.checks")
-
-DRIVER_RESOURCE = "dkrr-driver"
-"""Resource that a worker declares on whose machine drivers may be started."""
 
 PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "crc32c")
 MISSING = "missing"
@@ -81,7 +76,6 @@ class WorkerInfo:
     blas_threads_before: int = 1
     failures: tuple[str, ...] = ()
     store_problem: str = ""
-    resources: tuple[str, ...] = ()
 
     @property
     def blas_kernel(self) -> str:
@@ -118,7 +112,6 @@ def describe_process(dask_worker: Any = None) -> dict[str, Any]:
         "blas": libraries,
         "blas_threads_before": threads_before,
         "failures": self_test(),
-        "resources": [] if dask_worker is None else sorted(dask_worker.state.total_resources),
     }
 
 
@@ -205,13 +198,6 @@ def difference(reference: WorkerInfo, worker: WorkerInfo) -> str:
     return "; ".join(differing)
 
 
-def difference_of_versions(worker: WorkerInfo) -> str:
-    """In which versions a worker differs from this process, e.g. "dkrr 0.1, 0.2 here"; "" when in none."""
-    here = process_versions()
-    differing = [name for name in _COMPARED if getattr(worker, name) != here[name]]
-    return "; ".join(f"{name} {getattr(worker, name)}, {here[name]} here" for name in differing)
-
-
 async def describe_workers(
     client: Client, addresses: Sequence[str], timeout: float, asked: Challenge | None
 ) -> list[WorkerInfo]:
@@ -252,7 +238,7 @@ async def describe_workers(
 def _worker_info(address: str, answer: Mapping[str, Any]) -> WorkerInfo:
     fields = {name: answer[name] for name in WorkerInfo.__dataclass_fields__ if name in answer}
     missing = {name: MISSING for name in (*_COMPARED, "crc32c") if name not in answer}
-    lists = {name: tuple(answer.get(name, ())) for name in ("blas", "failures", "resources")}
+    lists = {name: tuple(answer.get(name, ())) for name in ("blas", "failures")}
     return WorkerInfo(**{**fields, **missing, **lists, "address": address})
 
 

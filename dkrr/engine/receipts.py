@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-__all__ = ["Key", "Node", "Progress", "Receipt", "Reporter", "RunSummary", "TaskObserver"]
+__all__ = ["Key", "Node", "Progress", "Receipt", "Reporter", "RunSummary"]
 
 Key = tuple[int, ...]
 Progress = Callable[[str, int, int, float, float], None]
-"""``progress(phase, done, total, flops_done, flops_total)``. One that has an attribute ``tasks``, a
-:class:`TaskObserver`, is told of every task as well."""
-
-
-class TaskObserver(Protocol):
-    """Wants to know which tasks of a graph are done, and not only how many. Called often: it has to be quick."""
-
-    def begin(self, phase: str, keys: Sequence[Key]) -> None:
-        """A graph of these tasks begins."""
-
-    def started(self, key: Key) -> None:
-        """A task runs, where this process knows it."""
-
-    def finished(self, key: Key) -> None:
-        """A task is done."""
+"""``progress(phase, done, total, flops_done, flops_total)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +84,13 @@ class Reporter:
 
     def __init__(self, phase: str, nodes: Sequence[Node], progress: Progress | None) -> None:
         self.phase, self.progress = phase, progress
-        self._observer: TaskObserver | None = getattr(progress, "tasks", None)
         self.total, self.done = 0, 0
         self.flops_total, self.flops_done = 0.0, 0.0
         self._finished: set[Key] = set()
         for node in nodes:
             self.total += 1
             self.flops_total += node.flops
-        if self._observer is not None:
-            self._observer.begin(phase, [node.key for node in nodes])
         self.report()
-
-    def started(self, node: Node) -> None:
-        if self._observer is not None:
-            self._observer.started(node.key)
 
     def finished(self, node: Node) -> None:
         if node.key in self._finished:  # a receipt was lost, and its task run again
@@ -119,8 +98,6 @@ class Reporter:
         self._finished.add(node.key)
         self.done += 1
         self.flops_done += node.flops
-        if self._observer is not None:
-            self._observer.finished(node.key)
         self.report()
 
     def report(self) -> None:

@@ -84,7 +84,6 @@ class InProcessExecutor:
         with cancellable(self.cancelled):
             for node in nodes:
                 check_cancelled()
-                reporter.started(node)
                 receipt = run_task(function, payload, node.key)
                 summary.add(receipt, node)
                 reporter.finished(node)

@@ -7,7 +7,7 @@ of the place has the table ``dkrr.cluster`` (:mod:`dkrr.configuration`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -27,9 +27,6 @@ class ClusterSpec(Table):
 
     A job that names no scheduler gets what Dask's configuration says under ``dkrr.cluster`` for all keys it leaves out.
 
-    ``driver`` is where ``dkrr submit`` starts the process that drives the run: "here", a detached process on this
-    machine; "cluster", a process started by a worker that declares the resource ``dkrr-driver``; "slurm", by sbatch.
-
     Parameters
     ----------
     scheduler
@@ -42,8 +39,6 @@ class ClusterSpec(Table):
         Memory of each worker; tiles are chosen to fit into it.
     insecure
         Allow a scheduler on tcp:// that is not on this machine: whoever reaches it can run any code there.
-    driver
-        Where `dkrr submit` starts the process that drives the run.
     """
 
     scheduler: str = "local"
@@ -51,7 +46,6 @@ class ClusterSpec(Table):
     threads_per_worker: Annotated[int, Field(ge=1)] = 1
     memory_limit: ByteSize = "auto"
     insecure: bool = False
-    driver: Literal["here", "cluster", "slurm"] = "here"
 
     @field_validator("scheduler")
     @classmethod
@@ -70,12 +64,6 @@ class ClusterSpec(Table):
                 f"scheduler {self.scheduler} is reached without encryption and authentication;"
                 " use tls://, or say insecure = true where the network is trusted"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _driver_on_a_cluster(self) -> Self:
-        if self.driver == "cluster" and self.scheduler == "local":
-            raise ValueError('driver = "cluster" with scheduler = "local": a local cluster lives in its driver')
         return self
 
 

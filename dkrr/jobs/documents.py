@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["exactness", "plain"]
+__all__ = ["plain"]
 
 
 def plain(value: Any) -> Any:
@@ -19,11 +19,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def exactness(result: dict[str, Any]) -> tuple[str, float] | None:
-    """What a ``result.json`` says of how exact the answer is, and the value of the least exact target; None of none."""
-    gaps = [certificate.get("gap") for certificate in result.get("certificates") or []]
-    name, values = ("duality gap", gaps) if gaps else ("relative residual", result.get("relative_residual") or [])
-    known = [value for value in values if value is not None]
-    return (name, max(known)) if known else None

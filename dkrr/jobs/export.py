@@ -117,9 +117,7 @@ def _stamp_at(location: str) -> dict[str, Any] | None:
         return {}
     if said is None or (isinstance(said, dict) and {"dkrr", "sha256", "replaced"} <= said.keys()):
         return said
-    # before there was one for every output, that of a registered model said less
-    known = isinstance(said, dict) and {"model", "version", "rows_digest", "sha256"} <= said.keys()
-    return {**said, "replaced": None} if known else {}
+    return {}
 
 
 def _foreign(location: str) -> StoreError:
@@ -139,7 +137,7 @@ class Beside:
         Columns of the rows that were predicted, copied as they stand into .csv and .parquet, in front of the numbers.
     label, classes
         Of scores, the first columns: the class of the largest one is a last column of this name in .csv and .parquet.
-        The attributes of a .zarr array, and every stamp, have the classes in the order of the scores.
+        The stamp has the classes in the order of the scores.
     """
 
     source: Table | None = None
@@ -183,7 +181,7 @@ def export_predictions(
     if is_url(output) and ending == ".zarr":
         # objects take the place of others one by one: until all are there the stamp holds for any of them
         _put_stamp(output, said | {"sha256": None, "unfinished": True})
-        _zarr_objects(predictions, output, beside)
+        _zarr_objects(predictions, output)
         _put_stamp(output, said | {"sha256": content_digest(output)})
         return
     work = None if is_url(output) else work_of(output)
@@ -218,30 +216,20 @@ def _put_stamp(output: str, said: dict[str, Any]) -> None:
 def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
     root = local_root(predictions.array.store)
     if root is None:  # predicted beside an address: fetched, chunk by chunk
-        _zarr_objects(predictions, path, beside)
+        _zarr_objects(predictions, path)
         return
     for start, stop in predictions.blocks():
         predictions.read(start, stop)  # verifies every chunk before it is handed over
     shutil.copytree(root / predictions.array.path, path)
-    if beside.classes:
-        write_json(path, "zarr.json", _with_classes(read_json(path, "zarr.json"), beside))
 
 
-def _with_classes(document: Any, beside: Beside) -> Any:
-    """The metadata of an array with the classes among its attributes."""
-    if not beside.classes:
-        return document
-    return {**document, "attributes": {**document.get("attributes", {}), "classes": list(beside.classes)}}
-
-
-def _zarr_objects(predictions: RowArray, output: str, beside: Beside) -> None:
+def _zarr_objects(predictions: RowArray, output: str) -> None:
     """The array at an address: what was there goes first, the metadata comes last."""
     array, copy = predictions.array, replace(predictions.array, store=output, path="")
     remove_array(output)
     for i in range(predictions.num_chunks):
         copy.write((i, 0), array.read((i, 0)))
-    document = read_json(array.store, f"{array.path}/zarr.json" if array.path else "zarr.json")
-    write_json(output, "zarr.json", _with_classes(document, beside))
+    write_json(output, "zarr.json", read_json(array.store, f"{array.path}/zarr.json" if array.path else "zarr.json"))
 
 
 def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dkrr.address import name_of
 from dkrr.dataset import Dataset, Scaling, open_dataset
-from dkrr.dataset.drift import Drift, measure_drift
+from dkrr.dataset.drift import DRIFT_LIMIT, Drift, measure_drift
 from dkrr.dataset.split import mask_digest
 from dkrr.dataset.summary import row_moments
 from dkrr.errors import StoreError
@@ -42,38 +42,35 @@ class Frozen:
         Rows of the data set, held-out ones included, whose statistics these are.
     location
         The training rows of exactly this data set, where they are prepared already.
-    drift, limit
-        Of all rows that came after those, and the most that is allowed.
+    drift
+        Of all rows that came after those; :data:`~dkrr.dataset.drift.DRIFT_LIMIT` is the most that is allowed.
     """
 
     scaling: Scaling | None
     num_rows: int
     location: str | None
     drift: Drift
-    limit: float
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the record of a run."""
         state = "anew" if self.scaling is None else "frozen"
-        return {"scaling": state, "rows": self.num_rows, "drift": self.drift.to_dict(), "limit": self.limit}
+        return {"scaling": state, "rows": self.num_rows, "drift": self.drift.to_dict(), "limit": DRIFT_LIMIT}
 
     def sentence(self) -> str:
         """What happened, in words."""
-        text = self.drift.words(self.limit)
+        text = self.drift.words()
         if self.scaling is None:
             return f"fitted anew with statistics of all rows: {text}"
         return f"whitened with the statistics of the first {self.num_rows:,} rows, frozen; {text}"
 
 
-def find_scaling(store: Any, dataset: Dataset, mask: Mask | None, limit: float) -> Frozen | None:
+def find_scaling(store: Any, dataset: Dataset, mask: Mask | None) -> Frozen | None:
     """The scaling of the earlier fit that shares the most rows with a data set; None where there is none.
 
     Parameters
     ----------
     mask : (n,) bool, optional
         Rows that are held out.
-    limit
-        The drift up to which it is taken.
     """
     best: tuple[int, int, Dataset] | None = None
     for location in arrays_below(store, "rows"):
@@ -88,7 +85,7 @@ def find_scaling(store: Any, dataset: Dataset, mask: Mask | None, limit: float) 
         # of two with the same rows that with the newer statistics, which replaced the others
         if shared and (best is None or (shared, first) > best[:2]):
             best = shared, first, earlier
-    return None if best is None else _judged(best[2], best[0], dataset, mask, limit)
+    return None if best is None else _judged(best[2], best[0], dataset, mask)
 
 
 def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) -> int:
@@ -102,7 +99,7 @@ def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) ->
     return m
 
 
-def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None, limit: float) -> Frozen:
+def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None) -> Frozen:
     origin = earlier.origin or {}
     scaling, first = Scaling.from_dict(origin["resolved"]), int(origin.get("scaling_rows", shared))
     same_targets = _has_prefix(dataset, origin, shared, "y")
@@ -114,12 +111,12 @@ def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None, 
     targets = row_moments(dataset.parts()["y"], first, without=mask) if has_targets else None
     names = (*dataset.feature_names, *dataset.target_names)
     drift = measure_drift(scaling, row_moments(dataset.X, first, without=mask), targets, names)
-    if drift.value > limit:
-        found = Frozen(scaling=None, num_rows=first, location=None, drift=drift, limit=limit)
+    if drift.value > DRIFT_LIMIT:
+        found = Frozen(scaling=None, num_rows=first, location=None, drift=drift)
         logger.warning("%s", found.sentence())
         return found
     location = str(earlier.path) if is_same else None
-    return Frozen(scaling=scaling, num_rows=first, location=location, drift=drift, limit=limit)
+    return Frozen(scaling=scaling, num_rows=first, location=location, drift=drift)
 
 
 def _has_prefix(dataset: Dataset, origin: dict[str, Any], shared: int, part: Any) -> bool:

@@ -15,10 +15,10 @@ import numpy as np
 
 from dkrr.address import is_url, join, parent_of
 from dkrr.errors import DkrrError, StoreError
-from dkrr.jobs.documents import exactness
 from dkrr.jobs.registry import ALIASES, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
 from dkrr.jobs.runs.directory import RunDirectory, run_kind
+from dkrr.jobs.runs.facts import result_facts
 from dkrr.jobs.runs.status import look_once
 from dkrr.stores import arrays_below, list_keys, read_json
 
@@ -247,13 +247,8 @@ def _describe_run(path: str) -> dict[str, Any]:
         return facts | {
             "earlier fit": f"{result['plan']['num_rows']:,} rows, finished; {result['model_path']} is its model"
         }
-    exact = exactness(result)
-    return facts | {
-        "model": result["model_path"],
-        **({} if exact is None else {exact[0]: _worst(exact[1])}),
-        "seconds": f"{result['seconds']['total']:.1f}",
-        "kept": ", ".join(result["kept"]) or "only the model",
-    }
+    kept = ", ".join(result["kept"]) or "only the model"
+    return facts | {"model": result["model_path"], **dict(result_facts(plan, result)), "kept": kept}
 
 
 def _verify_run(path: str) -> Iterator[str]:

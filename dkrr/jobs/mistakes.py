@@ -23,6 +23,11 @@ _SECRET = re.compile(
 )
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_.\"'-]+)\s*=")
+# where the work of a key that older job files may have is done by now
+_REPLACED = {
+    ("cluster", "driver"): "it runs where `dkrr submit` is typed; with Slurm, `sbatch` the script in cluster/slurm",
+    ("data", "drift_limit"): "[drift] of a retrain job says how far new rows may be from those of the beginning",
+}
 _TAGS = {"kernel name", "kernel table", "kernel number"}  # of unions in dkrr.jobs.kernel_table; no keys of the file
 
 
@@ -73,9 +78,10 @@ def unknown_key(path: tuple[Any, ...], choices: Iterable[str], *, text: str, sou
     choices = sorted(choices)
     *parents, key = [part for part in path if not isinstance(part, int)]
     what = f"unknown key {key!r} in [{'.'.join(map(str, parents))}]" if parents else f"unknown table [{key}]"
-    close = nearest(key, choices)
+    hint = _REPLACED.get(path, "")
+    close = None if hint else nearest(key, choices)
     remedy = f"nearest right name: {close!r}" if close else f"known: {', '.join(choices)}"
-    return located(f"{what}; {remedy}", path, text=text, source=source)
+    return located(f"{what}; {remedy}", path, text=text, source=source, hint=hint)
 
 
 def describe(error: ValidationError, *, text: str, source: str, table: str | None = None) -> JobFileError:

@@ -96,15 +96,16 @@ class Plan:
 
     def table(self) -> Any:
         """The plan as a rich table."""
-        from dkrr.jobs.tables import plan_table
+        from dkrr.jobs.tables import facts_table, plan_facts
 
-        return plan_table(self)
+        return facts_table("plan", plan_facts(self))
 
     def __rich__(self) -> Any:
         return self.table()
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        from dkrr.jobs.tables import table_html
+        from dkrr.jobs.tables import plan_facts
+        from dkrr.markup import facts_html
 
-        return table_html("plan", self.table())
+        return facts_html("plan", plan_facts(self))

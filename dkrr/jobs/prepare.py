@@ -26,6 +26,7 @@ from dkrr.dataset.columns import (
     resolve,
     target_columns,
 )
+from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.parquet import is_visible, visible_files
@@ -44,8 +45,7 @@ class Prepared:
     """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two.
 
     ``frozen`` says where the scaling comes from, when an earlier fit had the first of these rows; ``data`` which rows
-    the job's data had, held-out ones included, and in which state its files were. ``center_drift_limit`` is how far
-    newer rows may lie from a centre that is frozen: None where they are whitened, for then their scaling decides.
+    the job's data had, held-out ones included, and in which state its files were.
     """
 
     train: Dataset
@@ -54,7 +54,11 @@ class Prepared:
     locations: tuple[str, ...]
     frozen: Frozen | None = None
     data: dict[str, Any] = field(default_factory=dict)
-    center_drift_limit: float | None = None
+
+    @property
+    def center_drift_limit(self) -> float | None:
+        """How far newer rows may lie from a frozen centre; None where they are whitened: then their scaling decides."""
+        return DRIFT_LIMIT if self.scaling is None else None
 
 
 def _key(*parts: Any) -> str:
@@ -153,8 +157,8 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
         locations.append(location)
     if mask is None and not job.data.standardize:
-        return Prepared(dataset, test, None, tuple(locations), None, facts, job.data.drift_limit)
-    frozen = find_scaling(store, dataset, mask, job.data.drift_limit) if job.data.standardize else None
+        return Prepared(dataset, test, None, tuple(locations), None, facts)
+    frozen = find_scaling(store, dataset, mask) if job.data.standardize else None
     if frozen is not None and frozen.location is not None:
         train = replace(open_dataset(frozen.location), **fields_of(dataset))
         return Prepared(train, test, frozen.scaling, (*locations, frozen.location), frozen, facts)
@@ -171,8 +175,7 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         scaling_rows=None if frozen is None or scaling is None else frozen.num_rows,
     )
     train = replace(train, **fields_of(dataset))  # the same rows may have been prepared under other names
-    limit = None if job.data.standardize else job.data.drift_limit
-    return Prepared(train, test, scaling, (*locations, location), frozen, facts, limit)
+    return Prepared(train, test, scaling, (*locations, location), frozen, facts)
 
 
 def _without_mask(job: JobSpec) -> DataSpec:

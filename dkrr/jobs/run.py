@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dkrr.engine.activity import Activity, describe_executor
+from dkrr.engine.activity import WorkerMemory, describe_executor
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.tasks import Executor, Progress
@@ -93,7 +93,7 @@ def drive_job(
 ) -> FitSummary:
     """Be the driver of the run in ``directory`` until it ends; see :func:`fit_job`.
 
-    ``kind`` is where this driver is: "fit", or the placement of a submitted one, whose job file is there already.
+    ``kind`` is "fit", or "here" for the detached driver of a submitted run, whose job file is there already.
     """
     check_claim(job, directory.location)  # before anything is written there
     with driving(directory, kind=kind, progress=progress, detached=kind != "fit") as monitor:
@@ -128,7 +128,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     with job_executor(job, store) as executor:
         seconds["start"] = time.perf_counter() - begin
         executor.cancelled = monitor.is_cancelled
-        monitor.working(lambda: executor_facts(executor), Activity(executor).poll)
+        monitor.working(lambda: executor_facts(executor), WorkerMemory(executor).poll)
         figures.note(lambda: {"environment": describe_executor(executor)})
         # workers that could not hold a task would be killed again and again
         require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))

@@ -7,6 +7,7 @@ mean the folder of the job file, so a job runs the same from anywhere. Costs a f
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,6 @@ from pydantic import (
 )
 
 from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
-from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.jobs import loss_spec, mistakes, toml
 from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
 from dkrr.jobs.fields import (
@@ -65,7 +65,7 @@ class DataSpec(Table):
     """``[data]``: where the rows come from and what their columns mean.
 
     With ``standardize`` rows that came after those of an earlier fit are whitened like them, unless they have drifted
-    by more than ``drift_limit`` (in standard deviations of a column): then all rows are fitted anew.
+    (:mod:`dkrr.dataset.drift`): then all rows are fitted anew.
 
     Parameters
     ----------
@@ -90,8 +90,6 @@ class DataSpec(Table):
         Turn the classes of the target into one column each.
     standardize
         Whiten X and y with mean and standard deviation of the training rows; predictions are in the units of y.
-    drift_limit
-        How far newer rows may lie from those that the scaling is of, in standard deviations.
     """
 
     path: Location
@@ -104,7 +102,6 @@ class DataSpec(Table):
     missing: Literal["error", "drop"] = "error"
     one_hot: bool = False
     standardize: bool = False
-    drift_limit: Annotated[float, Field(gt=0)] = DRIFT_LIMIT
 
     def text_options(self) -> dict[str, Any]:
         """How text files are read, for :func:`~dkrr.dataset.ingest`; what is left out has its default."""
@@ -427,6 +424,23 @@ class JobSpec(Table):
         return cls._checked(document, base=Path(base).absolute(), name=name, text="", source="")
 
     @classmethod
+    def from_run(cls, document: dict[str, Any]) -> JobSpec:
+        """The job that the ``job.json`` of a run holds; keys that another version of dkrr had are left out.
+
+        Raises
+        ------
+        JobFileError
+            A value is not allowed.
+        """
+        document = copy.deepcopy(document)
+        for path, _ in _unknown_keys(document):
+            table: Any = document
+            for name in path[:-1]:
+                table = table[name]
+            del table[path[-1]]
+        return cls.from_dict(document)
+
+    @classmethod
     def _checked(cls, document: dict[str, Any], *, base: Path, name: str, text: str, source: str) -> JobSpec:
         document = with_cluster_of_this_place(document, base)
         mistakes.refuse_secrets(document, text=text, source=source)
@@ -452,7 +466,7 @@ class JobSpec(Table):
                 del document["model"]["fit_intercept"]
         elif self.model.C is not None:
             del document["model"]["alpha"]  # which C makes
-        for key, default in (("drift_limit", DRIFT_LIMIT), ("decimal", "."), ("missing", "error")):
+        for key, default in (("decimal", "."), ("missing", "error")):
             if document["data"][key] == default:
                 del document["data"][key]
         return document

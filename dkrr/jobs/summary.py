@@ -66,15 +66,16 @@ class FitSummary:
 
     def table(self) -> Any:
         """The summary as a rich table."""
-        from dkrr.jobs.tables import fit_table
+        from dkrr.jobs.tables import facts_table, fit_facts
 
-        return fit_table(self)
+        return facts_table("fit", fit_facts(self))
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        from dkrr.jobs.tables import table_html
+        from dkrr.jobs.tables import fit_facts
+        from dkrr.markup import facts_html
 
-        return table_html("fit", self.table())
+        return facts_html("fit", fit_facts(self))
 
 
 def summary_of(

@@ -1,7 +1,8 @@
-"""Plans and summaries as tables for people."""
+"""Plans and summaries as names and values for people, which terminals and notebooks show in their ways."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import join
@@ -12,31 +13,22 @@ if TYPE_CHECKING:
     from dkrr.jobs.run import FitSummary
     from dkrr.jobs.tune import TuneSummary
 
-__all__ = ["fit_table", "plan_table", "reused_rows", "table_html", "tune_table"]
+__all__ = ["facts_table", "fit_facts", "plan_facts", "reused_rows", "tune_table"]
 
 
-def _table(title: str) -> Any:
+def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Any:
+    """Names and values as a rich table."""
     from rich import box
     from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
-    return table
-
-
-def table_html(title: str, table: Any) -> str:
-    """One of these tables as HTML, for notebooks."""
     from rich.text import Text
 
-    from dkrr.markup import facts_html
-
-    names, values = (list(column.cells) for column in table.columns)
-    plain = (
-        (Text.from_markup(str(name)).plain, Text.from_markup(str(value)).plain)
-        for name, value in zip(names, values, strict=True)
-    )
-    return facts_html(title, plain)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, text in facts:
+        told = "bold" if name.startswith(("held-out", "leave-one-out")) else ""
+        table.add_row(Text(name, "red" if name in ("refused", "not converged") else "cyan"), Text(text, told))
+    return table
 
 
 def _rows(plan: Plan) -> str:
@@ -49,38 +41,35 @@ def _model(plan: Plan) -> str:
     return f"{kernel_words(plan.kernel)}, {loss}alpha {', '.join(f'{value:g}' for value in plan.alpha)}"
 
 
-def plan_table(plan: Plan) -> Any:
+def plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     """What the job needs and what there is."""
-    table = _table("plan")
-    table.add_row("training rows", _rows(plan) + (f"; {plan.num_test_rows:,} held out" if plan.num_test_rows else ""))
-    table.add_row("model", _model(plan))
-    table.add_row("solver", _solver(plan))
+    yield "training rows", _rows(plan) + (f"; {plan.num_test_rows:,} held out" if plan.num_test_rows else "")
+    yield "model", _model(plan)
+    yield "solver", _solver(plan)
     for name, text in reasons_of(plan.to_dict()):
-        table.add_row(f"  {name}", text)
+        yield f"  {name}", text
     side = plan.num_tiles_per_side
     count = side * (side + 1) // 2
     if plan.solver == "cholesky":
-        table.add_row("tiles", f"{plan.tile_size} rows; {side} a side, {count:,} in all")
-        table.add_row("work", f"{plan.num_tasks:,} tasks, {plan.flops:.3g} flops")
+        yield "tiles", f"{plan.tile_size} rows; {side} a side, {count:,} in all"
+        yield "work", f"{plan.num_tasks:,} tasks, {plan.flops:.3g} flops"
         if plan.expected_efficiency:
-            table.add_row("schedule", _schedule(plan))
+            yield "schedule", _schedule(plan)
     else:
-        table.add_row("work", f"{plan.flops:.3g} flops")
-    table.add_row("workers", f"{plan.workers}, memory limit {size(plan.memory_limit_bytes)} each")
-    table.add_row("memory", f"projected peak {size(plan.task_bytes)} a worker, {size(plan.client_bytes)} this process")
+        yield "work", f"{plan.flops:.3g} flops"
+    yield "workers", f"{plan.workers}, memory limit {size(plan.memory_limit_bytes)} each"
+    yield "memory", f"projected peak {size(plan.task_bytes)} a worker, {size(plan.client_bytes)} this process"
     parts = ", ".join(f"{name} {size(value)}" for name, value in plan.disk_bytes.items() if value)
-    table.add_row("disk", f"{size(plan.disk_needed_bytes)} to write ({parts}); {size(plan.disk_free_bytes)} free")
+    yield "disk", f"{size(plan.disk_needed_bytes)} to write ({parts}); {size(plan.disk_free_bytes)} free"
     if plan.iterations is not None:
-        table.add_row("iterations", _iterations(plan.iterations))
+        yield "iterations", _iterations(plan.iterations)
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in plan.estimated_seconds.items())
-    table.add_row("estimated", f"{_range(plan.estimated_low_seconds, plan.total_seconds)} s ({seconds})")
-    for name, text in _candidates(plan):
-        table.add_row(name, text)
+    yield "estimated", f"{_range(plan.estimated_low_seconds, plan.total_seconds)} s ({seconds})"
+    yield from _candidates(plan)
     for note in plan.notes:
-        table.add_row("note", note)
+        yield "note", note
     if plan.refusal:
-        table.add_row("[red]refused[/red]", plan.refusal + (f": {plan.hint}" if plan.hint else ""))
-    return table
+        yield "refused", plan.refusal + (f": {plan.hint}" if plan.hint else "")
 
 
 def _schedule(plan: Plan) -> str:
@@ -147,7 +136,7 @@ def _leave_one_out(figures: dict[str, Any]) -> str:
     def listed(values: list[float], form: str) -> str:
         return ", ".join(format(value, form) for value in values)
 
-    text = f"[bold]rmse {listed(figures['rmse'], '.5g')}[/bold]"
+    text = f"rmse {listed(figures['rmse'], '.5g')}"
     if "mean_squared_error_se" in figures:
         pairs = zip(figures["mean_squared_error_se"], figures["rmse"], strict=True)
         text += f" +- {listed([spread / (2 * rmse) if rmse else 0.0 for spread, rmse in pairs], '.1g')}"
@@ -158,24 +147,22 @@ def _leave_one_out(figures: dict[str, Any]) -> str:
     )
 
 
-def fit_table(summary: FitSummary) -> Any:
+def fit_facts(summary: FitSummary) -> Iterator[tuple[str, str]]:
     """What the fit did, in the order in which it did it."""
     plan = summary.plan
-    table = _table("fit")
-    table.add_row("rows", _rows(plan))
-    table.add_row("model", _model(plan))
-    table.add_row("solver", _solver(plan))
+    yield "rows", _rows(plan)
+    yield "model", _model(plan)
+    yield "solver", _solver(plan)
     for item in summary.given_up:
-        table.add_row("went on", item["sentence"])
+        yield "went on", item["sentence"]
     if summary.tiles_total:
         reused = summary.tiles_total - summary.tiles_computed
         tiles = f"{summary.tiles_total:,} of {plan.tile_size} x {plan.tile_size}, {summary.tiles_computed:,} computed"
-        table.add_row("tiles", tiles + (f", {reused:,} found valid" if reused else ""))
-    for name, text in reused_rows(summary.reused):
-        table.add_row(name, text)
+        yield "tiles", tiles + (f", {reused:,} found valid" if reused else "")
+    yield from reused_rows(summary.reused)
     if summary.num_iterations or plan.solver != "cholesky":
         guess = "" if plan.iterations is None or summary.given_up else f" ({_iterations(plan.iterations)} expected)"
-        table.add_row("iterations", f"{summary.num_iterations:,}{guess}")
+        yield "iterations", f"{summary.num_iterations:,}{guess}"
     for phase, seconds in summary.seconds.items():
         known = phase == "factorise" and summary.flops_per_second
         rate = f", {summary.flops_per_second / 1e9:.0f} GF/s" if known else ""
@@ -183,46 +170,45 @@ def fit_table(summary: FitSummary) -> Any:
         text = "" if expected is None or phase == "total" else f" ({expected:.1f} expected)"
         if phase == "total" and expected is not None:
             text = f" ({_range(plan.estimated_low_seconds, expected)} expected)"
-        table.add_row(f"  {phase}", f"{seconds:.2f} s{rate}{text}")
+        yield f"  {phase}", f"{seconds:.2f} s{rate}{text}"
     matrices = sum(plan.disk_bytes.get(name, 0) for name in ("factor", "gram", "preconditioner", "centres"))
     if plan.loss is None:
-        table.add_row("matrices on disk", size(matrices))
+        yield "matrices on disk", size(matrices)
     if summary.peak_rss_bytes:
         peak = max(summary.peak_rss_bytes.values())
         limit = f" of {size(plan.memory_limit_bytes)}" if plan.memory_limit_bytes else ""
         worker = f"worker {size(peak)}{limit} ({size(plan.task_bytes)} expected)"
         client = f"client {size(summary.client_peak_rss_bytes)} ({size(plan.client_bytes)} expected)"
-        table.add_row("peak memory", f"{worker}, {client}")
+        yield "peak memory", f"{worker}, {client}"
     if summary.certificates:
         gap, kkt = (max(certificate[name] for certificate in summary.certificates) for name in ("gap", "kkt"))
-        table.add_row("duality gap", f"{gap:.1e}, largest KKT violation {kkt:.1e}")
-        table.add_row("support vectors", f"{summary.num_support:,} of {plan.num_rows:,} rows")
+        yield "duality gap", f"{gap:.1e}, largest KKT violation {kkt:.1e}"
+        yield "support vectors", f"{summary.num_support:,} of {plan.num_rows:,} rows"
     else:
         residual, error = max(summary.relative_residual), max(summary.backward_error)
-        table.add_row("residual", f"relative {residual:.1e}, backward error {error:.1e}")
+        yield "residual", f"relative {residual:.1e}, backward error {error:.1e}"
     if not summary.converged:
-        table.add_row("[red]not converged[/red]", summary.message)
+        yield "not converged", summary.message
     if summary.intercept is not None:
-        table.add_row("intercept", ", ".join(f"{value:.5g}" for value in summary.intercept))
+        yield "intercept", ", ".join(f"{value:.5g}" for value in summary.intercept)
     if summary.leave_one_out is not None:
-        table.add_row("leave-one-out", _leave_one_out(summary.leave_one_out))
+        yield "leave-one-out", _leave_one_out(summary.leave_one_out)
     score = summary.score
     if score is not None:
         value = score.value(summary.metric)
         text = f"{100 * value:.2f} %" if summary.metric.endswith("accuracy") else f"{value:.5g}"
-        text = f"[bold]{text}[/bold] on {score.num_rows:,} rows"
+        text = f"{text} on {score.num_rows:,} rows"
         if summary.metric == "rmse":
             text += f"; R2 {score.value('r2'):.4f}, where the mean of the target has 0"
-        table.add_row(f"held-out {summary.metric}", text)
+        yield f"held-out {summary.metric}", text
         if score.coverage is not None and score.intervals is not None:
             inside = ", ".join(f"{share:.1%}" for share in score.coverage)
             how = "jackknife" if score.pinball is None else "between the outer quantiles"
-            table.add_row(f"{100 * score.intervals:g} % intervals", f"{how}: {inside} of these rows are inside")
-    table.add_row("model in", summary.model_path)
-    table.add_row("report in", join(summary.run_directory, "report.html"))
+            yield f"{100 * score.intervals:g} % intervals", f"{how}: {inside} of these rows are inside"
+    yield "model in", summary.model_path
+    yield "report in", join(summary.run_directory, "report.html")
     for location, num_bytes in summary.kept.items():
-        table.add_row("kept", f"{size(num_bytes)} in {location}")
-    return table
+        yield "kept", f"{size(num_bytes)} in {location}"
 
 
 def reused_rows(reused: dict[str, Any]) -> list[tuple[str, str]]:
@@ -278,21 +264,21 @@ def tune_table(summary: TuneSummary) -> Any:
             f"{candidate.num_rows:,}",
             f"[bold]{result.mark(candidate)}[/bold]",
         )
-    table = _table("")
-    table.add_row(
-        "error", "leave-one-out, in standard deviations of the target; s.e.: of its difference to the smallest"
-    )
-    for name, text in _cost_and_saving(summary):
-        table.add_row(name, text)
-    table.add_row("trials", f"{len(result.records)}, {result.seconds:.0f} s")
+    return Group(finalists, facts_table("", _search_facts(summary)))
+
+
+def _search_facts(summary: TuneSummary) -> Iterator[tuple[str, str]]:
+    result = summary.result
+    yield "error", "leave-one-out, in standard deviations of the target; s.e.: of its difference to the smallest"
+    yield from _cost_and_saving(summary)
+    yield "trials", f"{len(result.records)}, {result.seconds:.0f} s"
     for note in result.notes:
-        table.add_row("note", note)
-    table.add_row("job", summary.path)
-    table.add_row("trials in", summary.trials_path)
-    table.add_row("search in", summary.search_path)
+        yield "note", note
+    yield "job", summary.path
+    yield "trials in", summary.trials_path
+    yield "search in", summary.search_path
     if summary.picture_path is not None:
-        table.add_row("picture", summary.picture_path)
-    return Group(finalists, table)
+        yield "picture", summary.picture_path
 
 
 def _cost_and_saving(summary: TuneSummary) -> list[tuple[str, str]]:

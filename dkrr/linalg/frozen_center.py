@@ -60,7 +60,7 @@ class FrozenCenter:
             return f"fitted anew, not centred: distances from the first {self.num_rows:,} rows would be rounded"
         if self.limit is None or not self.drift.num_rows:
             return ""
-        far = self.drift.words(self.limit)
+        far = self.drift.words()
         if self.center is None:
             return f"fitted anew, with the centre of all rows: {far}"
         return f"centred at the mean of the first {self.num_rows:,} rows, frozen; {far}"

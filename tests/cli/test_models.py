@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
-from dkrr.cli.run import model_location
+from dkrr.cli.models import model_location
 from dkrr.jobs.registry import ModelRegistry
 from tests.jobs.registry.helpers import make_model
 

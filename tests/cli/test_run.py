@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
-from dkrr.cli.run import model_location
+from dkrr.cli.models import model_location
 from dkrr.errors import NotPositiveDefiniteError, PlanRefusedError
 from dkrr.jobs.spec import JobSpec
 
@@ -83,7 +83,7 @@ def test_fit_reports_progress_on_stderr_and_the_result_on_stdout(job: Path, monk
     fake_fit(monkeypatch, fit)
     result = run("fit", job)
     assert (result.exit_code, result.stdout) == (0, "the table\n")
-    assert result.stderr == "factorise: 3 of 6 tiles\n"
+    assert result.stderr == "factorise: 3 of 6 tasks\n"
 
 
 def test_fit_ends_with_the_exit_code_of_its_error(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,11 +60,11 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs whose drivers were started; the driver is this process."""
     started: list[str] = []
 
-    def start(location: str, job: JobSpec) -> dict[str, Any]:
-        started.append(location)
+    def start(directory: RunDirectory) -> dict[str, Any]:
+        started.append(directory.location)
         return {"kind": "here", **process_record()}
 
-    monkeypatch.setattr("dkrr.jobs.placement.start_driver", start)
+    monkeypatch.setattr("dkrr.jobs.runs.submit.start_driver", start)
     return started
 
 
@@ -125,8 +125,8 @@ def test_a_finished_job_prints_its_result(run: RunDirectory, placed: list[str]) 
     for command in (("submit", "job.toml"), ("resume", "job"), ("wait", "job")):
         result = dkrr(*command)
         assert result.exit_code == 0, result.stderr
-        assert "held-out r2  0.93" in result.stdout
-        assert "relative 1.0e-13" in result.stdout
+        for line in ("rows               60 of 5 features", "held-out r2        0.93", "relative residual  1.0e-13"):
+            assert f"  {line}\n" in result.stdout
     assert placed == []
 
 
@@ -143,7 +143,7 @@ def test_resuming_a_finished_run_says_that_its_data_set_has_grown(folder: Path, 
     append(x[12:], folder / "rows.zarr", y=x[12:, 0])
     result = dkrr("resume", "job")
     assert result.exit_code == 0
-    assert "held-out r2  0.93" in result.stdout
+    assert "held-out r2        0.93" in result.stdout
     assert result.stderr == (
         f"job is complete for generation 1 of {folder}/rows.zarr (12 rows), which is at generation 2 now (20 rows): "
         "start `dkrr fit JOB` to extend the fit to generation 2\n"
@@ -169,6 +169,20 @@ def test_another_job_in_the_directory_is_refused(folder: Path, run: RunDirectory
     (folder / "job.toml").write_text(JOB + "[cluster]\nworkers = 7\n")
     assert dkrr("submit", "job.toml").exit_code == 0
     assert placed == []
+
+
+@pytest.mark.parametrize("driver", ["here", "slurm"])
+def test_a_run_whose_job_has_a_key_of_an_earlier_version(driver: str, run: RunDirectory, placed: list[str]) -> None:
+    document = run.read("job.json") or {}
+    run.write("job.json", {**document, "cluster": {**document["cluster"], "driver": driver}})
+    run.write("placement.json", {"kind": driver})
+    finished(run)
+    for command in ("resume", "wait", "status", "report"):
+        result = dkrr(command, "job")
+        assert result.exit_code == 0, result.stderr
+    ended(run, "cancelled", 75)
+    assert dkrr("resume", "job").exit_code == 0
+    assert placed == [run.location]
 
 
 def test_a_job_without_a_plan_yet_gives_way(folder: Path, run: RunDirectory, placed: list[str]) -> None:
@@ -209,7 +223,7 @@ def test_a_driver_that_cannot_be_started_leaves_the_status(run: RunDirectory, mo
     def start(*_: Any) -> dict[str, Any]:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("dkrr.jobs.placement.start_driver", start)
+    monkeypatch.setattr("dkrr.jobs.runs.submit.start_driver", start)
     assert dkrr("resume", "job").exit_code == 1
     assert json.loads(dkrr("status", "job", "--json").stdout)["state"] == "cancelled"
 

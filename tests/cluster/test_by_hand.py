@@ -19,7 +19,7 @@ from dkrr.engine.roster import roster
 from dkrr.errors import ClusterError
 from tests.cluster.helpers import ByHandJob, byte_for_byte, fit_again_on_new_servers
 from tests.faults import Command, finish, stopped, wait_until
-from tests.servers import ByHand, by_hand, import_path
+from tests.servers import by_hand, import_path
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -160,34 +160,6 @@ def test_plain_tcp_to_another_machine_is_refused_in_the_job_file(tmp_path: Path)
     job = ByHandJob(tmp_path / "insecure", "tcp://dkrr.invalid:8786", more="insecure = true\n")
     ended = job.command().run(90)
     assert (ended.code, "no connection" in ended.err) == (6, True)
-
-
-def test_a_driver_on_the_cluster_is_where_the_resource_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr.jobs import placement_cluster
-    from dkrr.jobs.spec import JobSpec
-
-    monkeypatch.setattr(placement_cluster, "DRIVER_MODULE", "tests.jobs.fake_driver")
-    run = tmp_path / "run"
-    run.mkdir()
-    with by_hand(tmp_path / "servers", workers=1) as cluster:
-        cluster.start_worker("--name", "drivers", "--resources", "dkrr-driver=1", DRIVER_SECONDS="600")
-        with Client(cluster.address, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=60)
-            workers = {w["name"]: a for a, w in roster(client).items()}
-        record = placement_cluster.start_on_cluster(str(run), JobSpec.load(ByHandJob(tmp_path, cluster.address).file))
-        try:
-            assert record["worker"] == workers["drivers"]
-            wait_until(lambda: (run / "ran.json").exists(), 60)
-            end_of(cluster)
-            os.kill(record["pid"], 0)  # it outlives scheduler, worker and nanny
-        finally:
-            os.kill(record["pid"], signal.SIGKILL)
-
-
-def end_of(cluster: ByHand) -> None:
-    for worker in cluster.workers:
-        worker.terminate()
-    cluster.wait_for_the_end_of_workers()
 
 
 def test_the_command_line_tells_what_by_hand_needs() -> None:

@@ -1,25 +1,22 @@
-"""The image, step by step in a container without an engine; compose.yaml by docker-compose; the lock; what they run."""
+"""The image, step by step in a container without an engine; its locks; what it runs."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.cluster.containers import Container, Engine, engine
-from tests.cluster.programs import CLUSTER, make_certificates
-from tests.faults import chunk_files, wait_until
+from tests.cluster.containers import Container, engine
+from tests.cluster.programs import CLUSTER
+from tests.faults import chunk_files
 
 ROOT = CLUSTER.parent
 FOLDER = CLUSTER / "docker"
@@ -64,65 +61,7 @@ def test_the_lock_is_that_of_the_project() -> None:
             assert requirement.specifier.contains(version), f"{requirement}: {version} in {lock}: {RECOMPILE}"
 
 
-# --- compose.yaml -----------------------------------------------------------------------------------------------------
-
-
-def compose_command() -> list[str]:
-    for command in (["docker-compose"], ["docker", "compose"]):
-        if shutil.which(command[0]):
-            done = subprocess.run([*command, "version"], capture_output=True, timeout=60, check=False)
-            if done.returncode == 0:
-                return command
-    pytest.skip("docker-compose not found: apt-get install docker-compose")
-
-
-def resolved(file: Path, **environment: str) -> dict[str, Any]:
-    """compose.yaml as docker-compose understands it."""
-    import yaml
-
-    command = [*compose_command(), "-f", str(file), "--profile", "driver", "config"]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
-    )
-    if done.returncode:
-        raise ValueError(done.stderr)
-    found: dict[str, Any] = yaml.safe_load(done.stdout)
-    return found["services"]
-
-
-@pytest.mark.system
-@pytest.mark.short
-def test_compose_accepts_its_file_and_no_wrong_one(tmp_path: Path) -> None:
-    services = resolved(FOLDER / "compose.yaml")
-    assert set(services) == {"scheduler", "worker", "driver"}
-    for service in services.values():
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
-        assert service["user"] == "10001:10001"
-        assert "ports" not in service  # nobody outside of the network reaches any of them
-    wrong = tmp_path / "compose.yaml"
-    wrong.write_text((FOLDER / "compose.yaml").read_text().replace("read_only:", "readonly:"))
-    with pytest.raises(ValueError, match="readonly"):
-        resolved(wrong)
-
-
-def container_of(service: dict[str, Any], folders: dict[str, Path]) -> Container:
-    """A service as the image runs it: entry point, and what compose.yaml says."""
-    command = service["command"]
-    words = shlex.split(command) if isinstance(command, str) else list(command)
-    mounts = []
-    for volume in service["volumes"]:
-        parts = [volume["source"], volume["target"]] if isinstance(volume, dict) else volume.split(":")
-        read_only = volume.get("read_only", False) if isinstance(volume, dict) else parts[2:] == ["ro"]
-        mounts.append((parts[1], folders[parts[1]], read_only))
-    return Container(
-        ["with-environment", *words],
-        {"HOME": "/tmp", "NUMBA_CACHE_DIR": "/tmp/numba", "PYTHONDONTWRITEBYTECODE": "1", **service["environment"]},
-        mounts,
-        ["/tmp"],
-        user=service["user"],
-        workdir="/data",
-    )
+# --- Dockerfile -------------------------------------------------------------------------------------------------------
 
 
 def small_job(folder: Path) -> Path:
@@ -140,40 +79,6 @@ def given_to_the_user(folder: Path) -> Path:
     for path in [folder, *folder.rglob("*")]:
         os.chown(path, 10001, 10001)
     return folder
-
-
-def run_services(containers: Engine, services: dict[str, Any], folders: dict[str, Path], image: Path | None) -> None:
-    """Scheduler, two workers and the driver; the driver has made a model."""
-
-    def start(name: str) -> Any:
-        container = container_of(services[name], folders)
-        container.image = image
-        return containers.start(container)
-
-    servers = [start("scheduler"), start("worker"), start("worker")]
-    for server in servers:
-        wait_until(lambda server=server: "tls://" in containers.log(server) or server.poll() is not None, 60)
-        assert server.poll() is None, containers.logs()
-    driver = start("driver")
-    assert driver.wait(120) == 0, containers.logs()
-    assert chunk_files(folders["/data"] / "runs/cluster/model.zarr")
-
-
-def folders_of(tmp_path: Path) -> dict[str, Path]:
-    tls = given_to_the_user(make_certificates(tmp_path / "tls", "-p", "/etc/dkrr"))
-    roles = {f"/etc/dkrr/{role}": tls / role for role in ("scheduler", "worker", "client")}
-    return {**roles, "/data": small_job(tmp_path / "data")}
-
-
-@pytest.mark.system
-@pytest.mark.timeout(300)
-def test_what_compose_runs(tmp_path: Path) -> None:
-    services = resolved(FOLDER / "compose.yaml", DKRR_WORKERS="2")
-    with engine(tmp_path / "engine", "scheduler") as containers:
-        run_services(containers, services, folders_of(tmp_path), None)
-
-
-# --- Dockerfile -------------------------------------------------------------------------------------------------------
 
 
 def steps() -> list[tuple[str, str]]:
@@ -241,12 +146,18 @@ def test_the_steps_of_the_dockerfile_and_what_its_image_runs(tmp_path: Path) -> 
                 copy_in(text, ROOT, built if stage == 1 else image.parent / "image-root")
     entry = image.parent / "image-root/opt/dkrr/bin/with-environment"
     shutil.copy2(entry, image / "dkrr/bin/with-environment")
-    services = resolved(FOLDER / "compose.yaml", DKRR_WORKERS="2")
-    with engine(tmp_path / "engine-2", "scheduler") as containers:
+    data = small_job(tmp_path / "data")
+    with engine(tmp_path / "engine-2") as containers:
         container = Container(["python", "-c", "import dkrr; print(dkrr.__file__)"], image=image, tmpfs=["/tmp"])
         said = containers.run(container)
         assert (said.code, said.out.startswith("/opt/dkrr/lib/")) == (0, True), said
-        run_services(containers, services, folders_of(tmp_path), image)
+        fit = Container(
+            ["with-environment", "dkrr", "fit", "/data/job.toml"],
+            {"HOME": "/tmp", "NUMBA_CACHE_DIR": "/tmp/numba", "PYTHONDONTWRITEBYTECODE": "1"},
+            [("/data", data, False)], ["/tmp"], user="10001:10001", workdir="/data", image=image,
+        )  # fmt: skip
+        assert containers.run(fit, 180).code == 0, containers.logs()
+        assert chunk_files(data / "runs/cluster/model.zarr")
     for folder in (built, image):  # half a gigabyte
         shutil.rmtree(folder)
 

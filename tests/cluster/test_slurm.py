@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,18 +126,16 @@ def test_cancelled_it_is_not_requeued_and_nothing_of_it_is_left(slurm: Slurm, tm
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
-def test_the_driver_alone_as_a_batch_job(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``[cluster] driver = "slurm"``: what `dkrr submit` gives to sbatch."""
-    for name, value in slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    local, job = ByHandJob(tmp_path / "local", n=700), ByHandJob(tmp_path / "job", n=700, more='driver = "slurm"\n')
+def test_one_node_without_the_script(slurm: Slurm, tmp_path: Path) -> None:
+    """The line that cluster/slurm/README.md has for a fit whose workers are on the node of its driver."""
+    line = re.search(r"`(sbatch --signal[^`]+)`", (CLUSTER / "slurm/README.md").read_text())
+    assert line is not None
+    local, job = ByHandJob(tmp_path / "local", n=700), ByHandJob(tmp_path / "job", n=700)
     local.fit()
-    ended = job.command("submit", str(job.file)).run(120)
-    assert ended.code == 0, ended.err
-    number = re.search(r"slurm_job (\d+)", ended.err)
-    assert number is not None, ended.err
-    assert slurm.wait(number[1], 120)["JobState"] == "COMPLETED"
-    assert job.command("wait", str(job.folder / "runs/job")).run(60).code == 0
+    path = f"{programs(tmp_path / 'bin')}:{slurm.environment['PATH']}"
+    _, *options = shlex.split(line[1])
+    number = slurm.run("sbatch", "--parsable", "--ntasks=1", "--mem=4G", *options, cwd=job.folder, PATH=path)
+    assert slurm.wait(number, 120)["JobState"] == "COMPLETED"
     byte_for_byte(local, job)
 
 

@@ -362,11 +362,11 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     in_process(monkeypatch)
     found: list[str] = []
 
-    def start(location: str, job: Any) -> dict[str, Any]:
-        found.append(location)
+    def start(run: Any) -> dict[str, Any]:
+        found.append(run.location)
         return {"kind": "here", **process_record()}
 
-    monkeypatch.setattr("dkrr.jobs.placement.start_driver", start)
+    monkeypatch.setattr("dkrr.jobs.runs.submit.start_driver", start)
     return found
 
 

@@ -350,8 +350,10 @@ def test_the_label_stands_beside_the_scores(classifier: Path, tmp_path: Path) ->
         assert found["kind"].tolist() == TREES["kind"].tolist()
     assert run("predict", classifier, data, "-o", tmp_path / "out.zarr").exit_code == 0
     array = zarr.open_array(tmp_path / "out.zarr", mode="r")
-    assert array.attrs["classes"] == NAMES.tolist()
-    assert np.array(array.attrs["classes"])[np.argmax(array[:], axis=1)].tolist() == TREES["kind"].tolist()
+    stamp = json.loads((tmp_path / "out.zarr.json").read_text())
+    assert stamp["classes"] == NAMES.tolist()
+    assert np.array(stamp["classes"])[np.argmax(array[:], axis=1)].tolist() == TREES["kind"].tolist()
+    assert "classes" not in array.attrs
     # the true label can be kept beside it
     assert run("predict", classifier, data, "-o", tmp_path / "both.csv", "--keep", "kind").exit_code == 0
     found = pd.read_csv(tmp_path / "both.csv")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from dkrr.cli import main
 from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.lock import hold_lock
+from dkrr.processes import process_record
 from tests.faults import failing_at, flip
 from tests.jobs.retrain.project import Project, in_process
 
@@ -168,17 +168,6 @@ def test_what_was_overwritten_once_is_asked_about_again_where_it_was_put_back(
     result = run("predict", "model.zarr", "data.zarr", "-o", name)
     assert result.exit_code == 4, result.output
     assert contents(place) == before
-
-
-def test_predictions_of_a_registered_model_with_an_earlier_stamp_are_replaced(place: Path) -> None:
-    earlier = b"y\n1.0\n"
-    Path("out.csv").write_bytes(earlier)
-    said = {"model": "demo", "version": "7", "rows_digest": "0", "sha256": hashlib.sha256(earlier).hexdigest()}
-    Path("out.csv.json").write_text(json.dumps(said))
-    assert run("predict", "model.zarr", "data.zarr", "-o", "out.csv").exit_code == 0
-    Path("out.csv").write_bytes(b"y\n2.0\n")  # the user's by now
-    Path("out.csv.json").write_text(json.dumps(said))
-    assert run("predict", "model.zarr", "data.zarr", "-o", "out.csv").exit_code == 4
 
 
 def test_a_folder_of_the_users_is_not_taken_for_half_made_predictions(place: Path) -> None:
@@ -589,7 +578,7 @@ def test_what_says_that_a_folder_is_a_run_says_it_to_every_command(place: Path) 
 def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "job.toml").write_text(f'[data]\npath = "{place}/a.npy"\ntarget = -1\n[output]\ndirectory = "web"\n')
     np.save(place / "a.npy", ROWS)
-    monkeypatch.setattr("dkrr.jobs.placement.start_driver", lambda run, job: {"kind": "here"})
+    monkeypatch.setattr("dkrr.jobs.runs.submit.start_driver", lambda run: {"kind": "here", **process_record()})
     write = stores.write_key
     for number in (1, 2):
         written: list[str] = []

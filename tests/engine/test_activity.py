@@ -1,87 +1,48 @@
-"""What workers are doing: their memory and the tasks that run, heard without waiting."""
+"""What workers are, and their memory, heard without waiting."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dkrr.engine.activity import Activity, Reading, describe_executor
+from dkrr.engine.activity import WorkerMemory, describe_executor
 from dkrr.engine.session import checked_executor
-from dkrr.engine.tasks import InProcessExecutor, Node
+from dkrr.engine.tasks import InProcessExecutor
 from tests.faults import wait_until
 
 
-def wait_for_file(payload: str, i: int, j: int) -> bool:
-    deadline = time.monotonic() + 60
-    while not Path(payload).exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return True
-
-
-def test_memory_and_running_tasks(cluster_client: Any, tmp_path: Path) -> None:
-    executor = checked_executor(cluster_client)
-    activity = Activity(executor)
-    seen: list[Reading] = []
-
-    def progress(*_: Any) -> None:
-        """Called when the graph begins: look until the scheduler has heard that both tasks run."""
-
-    import threading
-
-    go = tmp_path / "go"
-
-    def look() -> None:
-        def heard() -> bool:
-            found = activity.poll()
-            if found is not None and len(found.running) == 2:
-                seen.append(found)
-                return True
-            return False
-
-        try:
-            wait_until(heard, 30)
-        finally:
-            go.touch()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    nodes = [Node((1, 0)), Node((1, 1)), Node((2, 0))]
-    executor.run("factorise", wait_for_file, str(go), nodes, progress)
-    thread.join()
-    (found,) = seen
-    assert {phase for phase, _ in found.running} == {"factorise"}
-    assert {key for _, key in found.running} < {(1, 0), (1, 1), (2, 0)}
-    assert len(found.memory_bytes) == 2
-    assert all(10**7 < size < 2**31 for size in found.memory_bytes.values())
+def test_memory_of_every_worker(cluster_client: Any) -> None:
+    memory = WorkerMemory(checked_executor(cluster_client))
+    found = wait_until(lambda: len(now := memory.poll()) == 2 and now, 30)
+    assert all(10**7 < size < 2**31 for size in found.values())
 
 
 def test_asking_never_waits(cluster_client: Any) -> None:
-    activity = Activity(checked_executor(cluster_client))
+    memory = WorkerMemory(checked_executor(cluster_client))
     began = time.perf_counter()
-    first = activity.poll()
+    first = memory.poll()
     assert time.perf_counter() - began < 5
-    assert first is None
-    assert wait_until(activity.poll, 20)
+    assert first == {}
+    assert wait_until(memory.poll, 20)
 
 
 def test_a_process_without_a_scheduler_has_nothing_to_tell() -> None:
-    assert Activity(InProcessExecutor()).poll() is None
+    assert WorkerMemory(InProcessExecutor()).poll() == {}
 
 
 def test_a_scheduler_that_fails_to_answer(cluster_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = checked_executor(cluster_client)
-    activity = Activity(executor)
+    memory = WorkerMemory(executor)
 
     async def broken(*_: Any, **__: Any) -> Any:
         raise OSError("gone")
 
     monkeypatch.setattr("dkrr.engine.activity._ask", broken)
-    activity.poll()
-    wait_until(lambda: activity._asked is not None and activity._asked.done(), 20)
-    assert activity.poll() is None
+    memory.poll()
+    wait_until(lambda: memory._asked is not None and memory._asked.done(), 20)
+    assert memory.poll() == {}
 
 
 def test_workers_that_are_alike_are_one_entry(cluster_client: Any) -> None:

@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 
 from dkrr.engine import admission as admission_module
 from dkrr.engine.admission import MOST_NAMED, Admission
-from dkrr.engine.checks import DRIVER_RESOURCE, WorkerInfo, check_workers, difference
+from dkrr.engine.checks import WorkerInfo, check_workers, difference
 from dkrr.engine.cluster import local_cluster
 from dkrr.engine.roster import roster
 from dkrr.engine.session import checked_executor, memory_limit_of
@@ -192,15 +192,8 @@ def test_a_worker_that_is_too_small(worker: WorkerInfo) -> None:
     admission.require_memory(2**26)
     with pytest.raises(ClusterError, match=r"tcp://127.0.0.1:2: it may use 134,217,728 bytes a thread, a task needs"):
         admission.require_memory(2**28)
-    driver = replace(small, resources=(DRIVER_RESOURCE,))
-    admission = Admission(None, [worker, driver])
-    admission.require_memory(2**28)
-    assert [entry["address"] for entry in admission.refused] == [driver.address]
-    assert admission.choose() == [worker.address]
     executor = DaskExecutor(None, admission=admission)
-    assert (executor.num_threads, memory_limit_of(executor)) == (2, 2**29)
-    with pytest.raises(ClusterError, match="may use"):
-        Admission(None, [driver]).require_memory(2**28)
+    assert (executor.num_threads, memory_limit_of(executor)) == (4, 2**27)
 
 
 def test_without_a_limit_everything_fits(worker: WorkerInfo) -> None:

@@ -18,7 +18,6 @@ from dkrr.jobs.garbage import delete_garbage, find_garbage
 from dkrr.jobs.plan import make_plan, plan
 from dkrr.jobs.prepare import has_changed, prepare
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tables import reused_rows
 from dkrr.linalg.operators import _open_rows
 from dkrr.model import load_model
@@ -166,12 +165,6 @@ def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: py
     assert third.reused["scaling"]["rows"] == 600
     assert third.reused["scaling"]["scaling"] == "frozen"
     assert "factor" in third.reused
-    # a limit that is lowered later counts, too
-    assert fit_job(make(data={"drift_limit": 1e-9}, output={"directory": "narrow"})).reused["scaling"]["rows"] == 600
-    # and a limit that is not reached keeps the old one
-    grow(tmp_path, 620, 660, shift=1.3)
-    job = make(data={"drift_limit": 100.0}, output={"directory": "wide"})
-    assert fit_job(job).reused["scaling"]["scaling"] == "frozen"
 
 
 def test_rows_far_from_a_frozen_centre_are_fitted_anew(plain: Make, tmp_path: Path) -> None:
@@ -201,9 +194,6 @@ def test_rows_far_from_a_frozen_centre_are_fitted_anew(plain: Make, tmp_path: Pa
         assert (more.reused["center"]["center"], more.reused["center"]["rows"]) == ("frozen", 800)
         assert more.reused["center"]["drift"]["rows"] == start + 50 - 800
         assert more.reused["factor"]["rows"] == start
-    # a limit that is lowered later counts, too
-    narrow = fit_job(plain(data={"drift_limit": 1e-9}, output={"directory": "narrow"}))
-    assert (narrow.reused["center"]["center"], "factor" in narrow.reused) == ("anew", False)
 
 
 @pytest.mark.parametrize("when", ["before its workers open them", "in its midst"])
@@ -244,7 +234,7 @@ def test_few_rows_have_no_drift_and_new_targets_have_their_own_scaling(make: Mak
     assert before is not None
     grow(tmp_path, 500, 510, shift=1e6)
     dataset = open_dataset(tmp_path / "data.zarr")
-    found = find_scaling(str(tmp_path / "store"), dataset, held_out(dataset), 1.0)
+    found = find_scaling(str(tmp_path / "store"), dataset, held_out(dataset))
     assert found is not None
     assert (found.scaling, found.drift.value) == (before, 0.0)
     ingest(X[:500], tmp_path / "targets.zarr", y=5 * Y[:500] + 3)
@@ -314,14 +304,6 @@ def test_the_disk_of_shared_rows_is_in_the_plan_until_they_are_done(
     assert strips() == wanted, "the next attempt goes on from the older factor, too"
     fit_job(make())
     assert strips() == 0
-
-
-def test_the_limit_of_drift_is_part_of_the_job(tmp_path: Path) -> None:
-    job = JobSpec.from_dict({"data": {"path": "a.npy", "drift_limit": 2}}, base=tmp_path)
-    assert JobSpec.from_dict(job.to_dict()).data.drift_limit == 2
-    assert "drift_limit" not in JobSpec.from_dict({"data": {"path": "a.npy"}}, base=tmp_path).to_dict()["data"]
-    with pytest.raises(Exception, match="drift_limit"):
-        JobSpec.from_dict({"data": {"path": "a.npy", "drift_limit": 0}}, base=tmp_path)
 
 
 def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from dkrr.errors import LockedError, StoreError
 from dkrr.fence import fenced
-from dkrr.jobs.runs.directory import RunDirectory, find_run, list_runs, runs_folder
+from dkrr.jobs.runs.directory import RunDirectory, runs_folder
+from dkrr.jobs.runs.facts import find_run, list_runs
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import MAX_EVENTS, EventLog, first_free, read_events, segment_name
-from dkrr.jobs.runs.follow import Follower
+from dkrr.jobs.runs.events import MAX_EVENTS, EventLog, Follower, first_free, read_events, segment_name
 
 
 @pytest.fixture

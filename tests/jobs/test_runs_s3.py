@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from dkrr.cli import main
 from dkrr.errors import CancelledError, LockedError
 from dkrr.jobs.runs import monitor as monitor_module
-from dkrr.jobs.runs.directory import RunDirectory, find_run, list_runs
+from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import EventLog, read_events
+from dkrr.jobs.runs.facts import find_run, list_runs
 from dkrr.jobs.runs.lease import DriverLease, current_driver
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.runs.session import driving

@@ -10,8 +10,7 @@ import pytest
 
 from dkrr.jobs.runs import samples as samples_module
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.recorder import Recorder
-from dkrr.jobs.runs.samples import MOST_ATTEMPTS, MOST_SAMPLES, MOST_WORKERS, Samples, read_attempts
+from dkrr.jobs.runs.samples import MOST_ATTEMPTS, MOST_SAMPLES, MOST_WORKERS, Recorder, Samples, read_attempts
 from dkrr.jobs.runs.status import Status
 
 

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from dkrr._version import __version__
 from dkrr.errors import StoreError
-from dkrr.jobs.documents import exactness
 from dkrr.jobs.report.answer import convergence_section, held_out_section, residual_section
 from dkrr.jobs.report.asked import asked_section, data_section
 from dkrr.jobs.report.axes import number
 from dkrr.jobs.report.blocks import Section, cut
 from dkrr.jobs.report.findings import Findings, gather
 from dkrr.jobs.report.outcome import events_section, plan_section, reuse_section, versions_section
-from dkrr.jobs.report.words import clock, listed, rate, seconds
+from dkrr.jobs.report.words import clock, rate, seconds
 from dkrr.jobs.report.work import memory_section, rate_section, time_section
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.facts import progress_words, result_facts
 from dkrr.jobs.runs.status import View, look_once
 from dkrr.stores import write_file
 
@@ -141,27 +141,14 @@ def _verdict(found: Findings) -> str:
 
 def _figures(found: Findings) -> list[tuple[str, str]]:
     """A few figures for the top of the page."""
-    plan, result, status = found.plan, found.result, found.status
-    rows: list[tuple[str, str]] = []
-    if plan:
-        rows.append(("rows", f"{number(plan.get('num_rows'))} of {number(plan.get('num_features'))} features"))
-        took = result if result.get("solver") else plan
-        rows.append(("solver", f"{cut(took.get('solver'), 20)}, {cut(took.get('precision'), 20)}"))
-    score, metric = result.get("score") or {}, result.get("metric")
-    if score and metric:
-        value = score.get(metric)
-        shown = f"{value:.2%}" if str(metric).endswith("accuracy") and value is not None else listed(value, ".4g", 2)
-        rows.append((f"held-out {metric}", shown))
-    if exact := exactness(result):
-        rows.append((exact[0], f"{exact[1]:.1e}"))
-    if result.get("num_support") is not None:
-        rows.append(("support vectors", number(result["num_support"])))
-    rows.append(("time", seconds((result.get("seconds") or {}).get("total", status.elapsed_seconds))))
+    result, status = found.result, found.status
+    rows = [(cut(name, 40), cut(value, 60)) for name, value in result_facts(found.plan, result)]
+    if not result.get("seconds"):
+        rows.append(("time", seconds(status.elapsed_seconds)))
     if result.get("flops_per_second"):
         rows.append(("factorisation", rate(result["flops_per_second"])))
     if not found.is_finished and status.phase:
-        done = f", {status.tasks_done:,} of {status.tasks_total:,} tasks" if status.tasks_total else ""
-        rows.append(("phase", cut(status.phase, 60) + done))
+        rows.append(("phase", cut(progress_words(status), 80)))
     rows.append(("attempt", number(status.epoch)))
     rows.append(("began", clock(status.started_at)))
     return rows

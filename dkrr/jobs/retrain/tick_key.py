@@ -15,7 +15,7 @@ from dkrr.jobs.retrain.spec import RetrainSpec
 __all__ = ["WHITENING", "digests", "held_out_files", "held_out_rows", "tick_key"]
 
 # what of [data] is about the rows of a data set, and not about files
-WHITENING = ("standardize", "drift_limit")
+WHITENING = ("standardize",)
 
 
 def digests(dataset: Dataset) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A run is a directory: what is in it, and how a run is found by its name.
+"""A run is a directory: what is in it.
 
     job.toml      the job file as it was given, byte for byte
     job.json      the same job, checked, its paths absolute
@@ -6,7 +6,7 @@
     status.json   how far the run is (:mod:`dkrr.jobs.runs.status`), replaced every few seconds
     driver.json   who drives it (:mod:`dkrr.jobs.runs.lease`); drivers/ has one document for each epoch
     cancel.json   a request to stop
-    placement.json  where ``submit`` started the driver
+    placement.json  the process that ``submit`` started as the driver
     events/       what happened, in numbered segments (:mod:`dkrr.jobs.runs.events`)
     driver.log    what a detached driver printed
     result.json   the figures of the finished run
@@ -22,7 +22,6 @@ run costs milliseconds, on a machine that has neither the scheduler nor the data
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -47,7 +46,7 @@ from dkrr.stores import (
 )
 from dkrr.swap import create_bytes
 
-__all__ = ["RUNS_VARIABLE", "RunDirectory", "find_run", "list_runs", "may_hold", "run_kind", "runs_folder"]
+__all__ = ["RUNS_VARIABLE", "RunDirectory", "may_hold", "run_kind", "runs_folder"]
 
 RUNS_VARIABLE = "DKRR_RUNS"
 _MARKS = ("status.json", "job.json")
@@ -75,13 +74,6 @@ class RunDirectory:
 
     def __repr__(self) -> str:
         return f"RunDirectory({self.location!r})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: how the run stands, without waiting for anybody."""
-        from dkrr.jobs.runs.form import run_facts
-        from dkrr.markup import facts_html
-
-        return facts_html(f"run {self.name}", run_facts(self))
 
     @property
     def name(self) -> str:
@@ -237,33 +229,3 @@ def _at_present(document: dict[str, Any], here: str, relative: Callable[[], set[
 def runs_folder() -> str:
     """Where runs are looked for by name: ``DKRR_RUNS``, a path or a URL, else ./runs."""
     return os.environ.get(RUNS_VARIABLE) or "runs"
-
-
-def find_run(text: str) -> RunDirectory:
-    """The run that a person means: a path, a URL, or a name below the runs folder.
-
-    Raises
-    ------
-    StoreError
-        There is no such run; names the nearest one.
-    """
-    candidates = [RunDirectory(text)]
-    if not is_url(text) and os.sep not in text:
-        candidates.append(RunDirectory(join(runs_folder(), text)))
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
-    where = parent_of(candidates[-1].location)
-    names = [run.name for run in list_runs()] if len(candidates) > 1 else []
-    near = difflib.get_close_matches(text, names, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?" if near else f"`dkrr list` shows what there is; {RUNS_VARIABLE} names the folder"
-    )
-    raise StoreError(f"no run {candidates[0].name!r} in {where}", hint=hint)
-
-
-def list_runs(folder: str | None = None) -> list[RunDirectory]:
-    """The runs right below a folder (the runs folder by default), by name; none when there is no such folder."""
-    base = runs_folder() if folder is None else folder
-    runs = (RunDirectory(join(base, name)) for name in children(base))
-    return [run for run in runs if run.exists()]

@@ -1,7 +1,7 @@
 """The driver of a submitted run: ``python -m dkrr.jobs.runs.driver RUN`` runs or resumes it, in the foreground.
 
-It reads the job from the run's directory, and ends with the exit codes of the command line. Where it is started is the
-business of :mod:`dkrr.jobs.placement`; its output is the run's ``driver.log`` (on an object store: from its end on).
+It reads the job from the run's directory, and ends with the exit codes of the command line. Its output is the run's
+``driver.log`` (on an object store: from its end on).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 
 from dkrr.errors import DkrrError, LockedError, StoreError
 from dkrr.interrupts import resumable
-from dkrr.jobs.report.at_end import report_at_end
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.monitor import report_at_end
 from dkrr.jobs.runs.status import read_status, write_status
 
 __all__ = ["drive", "main"]
 
 
-def drive(run: str, kind: str = "here") -> int:
+def drive(run: str) -> int:
     """Run or resume the run at ``run``; the exit code. Errors are printed on stderr and stand in the status."""
     directory = RunDirectory(run)
     try:
         with resumable():
-            _drive(directory, kind)
+            _drive(directory)
     except DkrrError as exc:
         _say(f"error: {exc.message}" + (f"\nhint: {exc.hint}" if exc.hint else ""))
         _note_early_end(directory, exc, exc.exit_code)
@@ -41,7 +41,7 @@ def drive(run: str, kind: str = "here") -> int:
     return 0
 
 
-def _drive(directory: RunDirectory, kind: str) -> None:
+def _drive(directory: RunDirectory) -> None:
     document = directory.read("job.json")
     if document is None:
         raise StoreError(f"{directory.location} has no job.json", hint="submit the job, or check the path")
@@ -49,7 +49,7 @@ def _drive(directory: RunDirectory, kind: str) -> None:
     from dkrr.jobs.run import drive_job
     from dkrr.jobs.spec import JobSpec
 
-    drive_job(JobSpec.from_dict(document), directory, kind=kind)
+    drive_job(JobSpec.from_run(document), directory, kind="here")
 
 
 def _note_early_end(directory: RunDirectory, error: Exception, code: int) -> None:
@@ -74,10 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command itself."""
     parser = argparse.ArgumentParser(prog="dkrr-driver", description="Run or resume a run in the foreground.")
     parser.add_argument("run", help="directory of the run, a path or a URL")
-    parser.add_argument("--kind", default="here", help="where this process is: here, cluster or slurm")
     parser.add_argument("--log", help="local file with this process' output, for a run that is not on a file system")
     options = parser.parse_args(arguments)
-    code = drive(options.run, options.kind)
+    code = drive(options.run)
     if options.log is not None:
         with contextlib.suppress(OSError, StoreError):
             RunDirectory(options.run).write_bytes("driver.log", Path(options.log).read_bytes())

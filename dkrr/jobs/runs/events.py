@@ -15,7 +15,7 @@ from typing import Any
 
 from dkrr.jobs.runs.directory import RunDirectory
 
-__all__ = ["EventLog", "read_events", "segment_name", "utc_now"]
+__all__ = ["EventLog", "Follower", "read_events", "segment_name", "utc_now"]
 
 MAX_EVENTS = 1000
 
@@ -103,3 +103,25 @@ def read_events(directory: RunDirectory, start: int = 0) -> Iterator[tuple[int, 
                 event = {"time": "", "kind": "warning", "message": f"unreadable line in {segment_name(number)}"}
             yield number, event
         number += 1
+
+
+class Follower:
+    """Hands out each event of a run once, and each line that its driver printed."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self._segment = 0
+        self._offset = 0
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events that were not there the last time."""
+        for number, event in read_events(self.directory, self._segment):
+            self._segment = number + 1
+            yield event
+
+    def log_lines(self) -> Iterator[str]:
+        """Whole lines of ``driver.log`` that were not there the last time."""
+        data = (self.directory.read_bytes("driver.log") or b"")[self._offset :]
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        yield from whole.decode(errors="replace").splitlines()

@@ -64,7 +64,7 @@ class DriverLease:
         Parameters
         ----------
         kind
-            Where this driver is: "fit", "here", "cluster" or "slurm".
+            What this driver is: "fit", in the foreground, or "here", a detached process.
 
         Raises
         ------

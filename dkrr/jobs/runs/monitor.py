@@ -18,14 +18,13 @@ from typing import Any
 from dkrr.errors import CancelledError, DkrrError, LockedError, StoreError
 from dkrr.fence import fenced
 from dkrr.interrupts import interrupt_main_thread
-from dkrr.jobs.report.at_end import report_at_end
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import EventLog, utc_now
 from dkrr.jobs.runs.lease import DriverLease
-from dkrr.jobs.runs.recorder import Reading, Recorder
-from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Status, write_status
+from dkrr.jobs.runs.samples import Recorder
+from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, View, write_status
 
-__all__ = ["CANCEL", "Monitor", "Progress", "cancelled_error"]
+__all__ = ["CANCEL", "Monitor", "Progress", "cancelled_error", "report_at_end"]
 
 CANCEL = "cancel.json"
 POLL_SECONDS_REMOTE = 2.0
@@ -47,7 +46,7 @@ class Monitor:
         Who else wants to know of every finished task. Where it has a method ``attach``, it is called with a function
         that says how the run stands, as a :class:`~dkrr.jobs.runs.status.Status`.
 
-    Called as a function it is the callback of the engine, which also tells it of every task (``tasks``).
+    Called as a function it is the callback of the engine.
     """
 
     def __init__(self, directory: RunDirectory, lease: DriverLease, progress: Progress | None = None) -> None:
@@ -62,10 +61,8 @@ class Monitor:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="dkrr-heartbeat")
         self._handler = _Warnings(self.events)
-        self._phase_began = self._began
-        self._done_at_start, self._flops_at_start = 0, 0.0
+        self._meter = Meter(self._status)
         self._recorder = Recorder(lease.epoch, self._status.started_at)
-        self.tasks = self._recorder.tasks
         self._executor_facts: Callable[[], dict[str, Any]] | None = None
         self._told_at: float | None = None
 
@@ -102,35 +99,24 @@ class Monitor:
         with self._lock:
             now = time.monotonic()
             self._status.elapsed_seconds = round(now - self._began, 3)
-            self._status.phase_seconds = round(now - self._phase_began, 3)
-            tiles = self.tasks.to_dict(self._status.num_threads)
-            self._status.tiles = tiles if tiles is not None and tiles["phase"] == self._status.phase else None
+            self._status.phase_seconds = round(now - self._meter.began, 3)
             self._status.driver = dict(self.lease.record)
             return replace(self._status, seconds=dict(self._status.seconds), phases=dict(self._status.phases))
 
     def progress(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
         """The callback of the engine; raises when the run is cancelled or lost."""
         self.check()
-        name = phase.partition(", ")[0]
-        if name != self._status.phase.partition(", ")[0] or done < self._status.tasks_done:
+        if self._meter.is_new(phase, done):
             self._enter(phase, done, flops_done)
         with self._lock:
-            status = self._status
-            status.phase, status.tasks_done, status.tasks_total = phase, done, total
             self._recorder.count(flops_done)
-            status.phase_seconds = seconds = time.monotonic() - self._phase_began
-            flops, tasks = flops_done - self._flops_at_start, done - self._done_at_start
-            status.flops_per_second = flops / seconds if seconds > 0 else 0.0
-            work, left = (flops, flops_total - flops_done) if flops_total > 0 else (float(tasks), float(total - done))
-            status.phase_seconds_left = left * seconds / work if work > 0 and total > 0 else None
+            self._meter.read(phase, done, total, flops_done, flops_total)
         if self._others is not None:
             self._others(phase, done, total, flops_done, flops_total)
 
-    def working(
-        self, facts: Callable[[], dict[str, Any]], activity: Callable[[], Reading | None] | None = None
-    ) -> None:
-        """The run has its workers; ``facts()`` says which, ``activity()`` what they do, and neither waits."""
-        self._executor_facts, self._recorder.activity = facts, activity
+    def working(self, facts: Callable[[], dict[str, Any]], memory: Callable[[], dict[str, int]] | None = None) -> None:
+        """The run has its workers; ``facts()`` says which, ``memory()`` their resident bytes, and neither waits."""
+        self._executor_facts, self._recorder.memory = facts, memory
         self._recorder.sample()
         with self._lock:
             self._status.state = "running" if self._status.state == "starting" else self._status.state
@@ -246,11 +232,7 @@ class Monitor:
     def _enter(self, phase: str, done: int, flops_done: float) -> None:
         with self._lock:
             self._leave(self._recorder.count(flops_done, anew=True))
-            self._phase_began = time.monotonic()
-            self._done_at_start, self._flops_at_start = done, flops_done
-            status = self._status
-            status.phase, status.tasks_done, status.tasks_total = phase, done, 0
-            status.flops_per_second, status.phase_seconds, status.phase_seconds_left = 0.0, 0.0, None
+            self._meter.begin(phase, done, flops_done)
         self.events.add("phase", f"{phase.partition(', ')[0]} began", tasks_done=done)
 
     def _leave(self, flops_done: float) -> None:
@@ -259,14 +241,14 @@ class Monitor:
         name = status.phase.partition(", ")[0]
         if not name:
             return
-        seconds = time.monotonic() - self._phase_began
+        seconds = time.monotonic() - self._meter.began
         status.seconds[name] = round(status.seconds.get(name, 0.0) + seconds, 3)
-        flops = flops_done - self._flops_at_start
+        flops = flops_done - self._meter.flops
         last = status.phases.get(name, {})
         status.phases[name] = {
             "number": last.get("number", len(status.phases)),
             "seconds": round(seconds, 3),
-            "tasks": status.tasks_done - self._done_at_start,
+            "tasks": status.tasks_done - self._meter.done,
             "flops_per_second": round(flops / seconds) if seconds > 0 else 0,
             "times": 1 + int(last.get("times", 0)),
         }
@@ -280,6 +262,23 @@ class Monitor:
 def cancelled_error(directory: RunDirectory) -> CancelledError:
     """The error that a cancelled run ends with."""
     return CancelledError("cancelled on request", hint=f"`dkrr resume {directory.shown}` continues it")
+
+
+def report_at_end(directory: RunDirectory, status: Status) -> None:
+    """Make the page of a run that ends with ``status``.
+
+    Never raises, not even when it is interrupted: the run is over, its model is written, and a page is no reason to
+    call that a failure. What went wrong is a warning that names the command that makes the page again.
+    """
+    try:
+        from dkrr.jobs.report.page import write_report
+
+        write_report(directory, view=View(status, status.state))
+    except (Exception, KeyboardInterrupt) as exc:
+        reason = f"{type(exc).__name__}: {exc}".rstrip(": ")
+        logger.warning(
+            "the report of the run could not be made (%s); `dkrr report %s` makes it again", reason, directory.shown
+        )
 
 
 def _described(error: BaseException) -> dict[str, str]:

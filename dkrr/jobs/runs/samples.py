@@ -2,7 +2,8 @@
 
 A sample is taken with each heartbeat. When 240 are there, neighbours become one (the larger of two sizes, the mean of
 two rates) and every later one stands for twice the time. Up to 12 workers have a curve each; of more, the largest, the
-median and the smallest are kept. The last eight attempts have an entry each, of some 30 kB at most.
+median and the smallest are kept. The last eight attempts have an entry each, of some 30 kB at most. The document is
+written every 20 s and at the end, for a page that is read when the run is over.
 
 Nothing here imports more than the standard library.
 """
@@ -11,14 +12,19 @@ from __future__ import annotations
 
 import os
 import statistics
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.runs.status import Status
 
-__all__ = ["NAME", "Samples", "read_attempts"]
+__all__ = ["NAME", "Recorder", "Samples", "read_attempts"]
 
 NAME = "samples.json"
 MOST_SAMPLES = 240
+WRITE_SECONDS = 20.0
 MOST_WORKERS = 12
 MOST_ATTEMPTS = 8
 DRIVER = "driver"
@@ -132,3 +138,53 @@ def read_attempts(directory: RunDirectory) -> list[dict[str, Any]]:
     """The attempts in ``samples.json``, oldest first; none where there is no such document."""
     found = (directory.read(NAME) or {}).get("attempts")
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+class Recorder:
+    """Takes and writes the samples of one attempt; ``memory()`` says the resident bytes of each worker.
+
+    The thread that works counts flops here, the heartbeat takes the samples.
+
+    Parameters
+    ----------
+    epoch, started_at
+        Of the attempt.
+    """
+
+    def __init__(self, epoch: int, started_at: str) -> None:
+        self.samples = Samples(epoch, started_at)
+        self.memory: Callable[[], dict[str, int]] | None = None
+        self._earlier: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._began = self._written = time.monotonic()
+        self._flops_seen, self._work = 0.0, 0.0
+        self._sampled = (self._began, 0.0)
+
+    def begin(self, directory: RunDirectory) -> None:
+        """Find what earlier attempts recorded."""
+        self._earlier = [item for item in read_attempts(directory) if item.get("epoch") != self.samples.epoch]
+
+    def count(self, flops_done: float, *, anew: bool = False) -> float:
+        """So many flops of the phase are done; with ``anew``, they were done before it began. Those of the phase."""
+        with self._lock:
+            if not anew:
+                self._work += max(0.0, flops_done - self._flops_seen)
+            before, self._flops_seen = self._flops_seen, flops_done
+            return before
+
+    def sample(self) -> int:
+        """Take a sample; the resident bytes of the largest worker, 0 while unknown."""
+        memory = {} if self.memory is None else self.memory()
+        now = time.monotonic()
+        with self._lock:
+            before, work = self._sampled
+            rate = (self._work - work) / (now - before) if now > before else 0.0
+            self._sampled = now, self._work
+            self.samples.add(now - self._began, rate, memory)
+        return max(memory.values(), default=0)
+
+    def write(self, directory: RunDirectory, status: Status, *, now: bool = False) -> None:
+        """Write ``samples.json`` when it is due, or ``now``."""
+        if now or time.monotonic() - self._written >= WRITE_SECONDS:
+            self._written = time.monotonic()
+            self.samples.write(directory, self._earlier, state=status.state, phases=dict(status.phases))

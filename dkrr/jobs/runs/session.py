@@ -35,7 +35,7 @@ def driving(
     Parameters
     ----------
     kind
-        Where the driver is, for those who look: "fit", "here", "cluster", "slurm".
+        What the driver is, for those who look: "fit", in the foreground, or "here", a detached process.
     progress
         Called for every finished task.
     detached

@@ -20,7 +20,7 @@ from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.lease import current_driver, described
 from dkrr.processes import is_gone, is_here, is_stopped, stale_seconds
 
-__all__ = ["ENDED", "LOST", "Status", "View", "Watch", "look_once", "read_status", "write_status"]
+__all__ = ["ENDED", "LOST", "Meter", "Status", "View", "Watch", "look_once", "read_status", "write_status"]
 
 ENDED = ("finished", "failed", "cancelled", "interrupted")
 LOST = "lost"
@@ -35,9 +35,8 @@ class Status:
     """What ``status.json`` holds. Seconds are wall time, rates are of the current phase, times are UTC.
 
     ``phases`` are those that are over: ``number`` in their order, ``seconds``, ``tasks``, ``flops_per_second`` of the
-    last time, and the number of ``times``; ``seconds`` has the sums. ``tiles`` is the map of
-    :mod:`dkrr.jobs.runs.tilemap`, ``memory_bytes`` the resident memory of the largest worker. ``given_up`` are the ways
-    that led to no answer, see :class:`~dkrr.linalg.solution.Solution`.
+    last time, and the number of ``times``; ``seconds`` has the sums. ``memory_bytes`` is the resident memory of the
+    largest worker. ``given_up`` are the ways that led to no answer, see :class:`~dkrr.linalg.solution.Solution`.
     """
 
     state: str = "starting"
@@ -50,7 +49,6 @@ class Status:
     phase_seconds_left: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     phases: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tiles: dict[str, Any] | None = None
     memory_bytes: int = 0
     elapsed_seconds: float = 0.0
     driver: dict[str, Any] | None = None
@@ -99,6 +97,40 @@ def write_status(directory: RunDirectory, status: Status) -> None:
     """Replace the status; ``updated_at`` becomes now."""
     status.updated_at = utc_now()
     directory.write(NAME, status.to_dict())
+
+
+class Meter:
+    """Puts the progress of a phase into a status: tasks, rate, seconds so far and seconds left.
+
+    Rate and time left count from the first reading of the phase, so that tiles finished before a resume make neither
+    look better.
+    """
+
+    def __init__(self, status: Status, clock: Callable[[], float] = time.monotonic) -> None:
+        self.status, self.clock = status, clock
+        self.began, self.done, self.flops = clock(), 0, 0.0
+
+    def is_new(self, phase: str, done: int) -> bool:
+        """Whether a reading is that of another phase, or of the same one that began again."""
+        before = self.status.phase.partition(", ")[0]
+        return phase.partition(", ")[0] != before or done < self.status.tasks_done
+
+    def begin(self, phase: str, done: int = 0, flops_done: float = 0.0) -> None:
+        """A phase begins, with what is done already."""
+        status = self.status
+        self.began, self.done, self.flops = self.clock(), done, flops_done
+        status.phase, status.tasks_done, status.tasks_total = phase, done, 0
+        status.flops_per_second, status.phase_seconds, status.phase_seconds_left = 0.0, 0.0, None
+
+    def read(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
+        """Take a reading, as the engine gives it."""
+        status, seconds = self.status, self.clock() - self.began
+        status.phase, status.tasks_done, status.tasks_total, status.phase_seconds = phase, done, total, seconds
+        flops, tasks = flops_done - self.flops, done - self.done
+        status.flops_per_second = flops / seconds if seconds > 0 else 0.0
+        work, left = (flops, flops_total - flops_done) if flops_total > 0 else (float(tasks), float(total - done))
+        known = work > 0 and seconds > 0 and total > 0
+        status.phase_seconds_left = left * seconds / work if known else None
 
 
 @dataclass(frozen=True)

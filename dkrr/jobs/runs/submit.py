@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +25,7 @@ __all__ = ["Submitted", "cancel_run", "resume_run", "submit_job"]
 
 @dataclass(frozen=True)
 class Submitted:
-    """What became of a submission: ``started`` is a record of the new driver's place, None when none was needed.
+    """What became of a submission: ``started`` is a record of the new driver's process, None when none was needed.
 
     ``note`` says what a finished run, which was not started again, leaves to do.
     """
@@ -60,7 +64,7 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
             return Submitted(directory, view)
     directory.write("job.json", document)  # first: it is what makes the folder a run
     directory.write_bytes("job.toml", source)
-    return _start(directory, job)
+    return _start(directory)
 
 
 def _has_changed(job: JobSpec, directory: RunDirectory) -> bool:
@@ -87,11 +91,10 @@ def resume_run(directory: RunDirectory) -> Submitted:
     document = directory.read("job.json")
     if document is None:
         raise StoreError(f"{directory.location} has no job.json", hint="submit its job again")
-    view = look_once(directory)
+    job, view = JobSpec.from_run(document), look_once(directory)
     if view.state == "finished":
         from dkrr.jobs.prepare import changed_since
 
-        job = JobSpec.from_dict(document)
         return Submitted(directory, view, note=changed_since(job, directory.read("result.json") or {}))
     if not view.is_over:
         who = current_driver(directory)
@@ -99,20 +102,18 @@ def resume_run(directory: RunDirectory) -> Submitted:
             f"{directory.shown} is {view.state}" + ("" if who is None else f", driven by {described(who)}"),
             hint=f"`dkrr wait {directory.shown}`, or `dkrr cancel {directory.shown}` and resume it then",
         )
-    return _start(directory, JobSpec.from_dict(document))
+    return _start(directory)
 
 
-def _start(directory: RunDirectory, job: JobSpec) -> Submitted:
-    from dkrr.jobs.placement import start_driver
-
+def _start(directory: RunDirectory) -> Submitted:
     directory.remove(CANCEL)
-    # where the last driver was says nothing about this one
-    directory.write("placement.json", {"kind": job.cluster.driver})
+    # the process of the last driver says nothing about this one
+    directory.write("placement.json", {"kind": "here"})
     before, last = read_status(directory), current_driver(directory)
     epoch = 0 if last is None else int(last["epoch"])
     try:
         write_status(directory, Status(state="starting", epoch=epoch, started_at=utc_now()))
-        record = start_driver(directory.location, job)
+        record = start_driver(directory)
     except BaseException:
         if directory.has("status.json"):
             before.state = before.state if before.is_ended else "interrupted"
@@ -120,6 +121,42 @@ def _start(directory: RunDirectory, job: JobSpec) -> Submitted:
         raise
     directory.write("placement.json", record)
     return Submitted(directory, look_once(directory), record)
+
+
+def start_driver(directory: RunDirectory) -> dict[str, Any]:
+    """Start a detached driver of a run on this machine; it outlives the shell, and stops when the machine sleeps.
+
+    It has a session of its own (no terminal, no SIGHUP), nothing on stdin, and its output in the run's ``driver.log``;
+    that of a run on an object store goes to a temporary file of this machine, which the record names.
+
+    Returns
+    -------
+    record : dict
+        ``kind`` ("here"), ``log``, and what :func:`dkrr.processes.process_record` says; plain values.
+    """
+    from dkrr.engine.environment import subprocess_environment
+
+    # -P: a file numpy.py in the current folder must not become NumPy
+    command = [sys.executable, "-P", "-m", "dkrr.jobs.runs.driver", directory.location]
+    log = directory.path("driver.log")
+    if directory.folder is None:
+        descriptor, log = tempfile.mkstemp(prefix=f"dkrr-{directory.name}-", suffix=".log")
+        os.close(descriptor)
+        command += ["--log", log]
+    pid = os.posix_spawn(
+        sys.executable,
+        command,
+        subprocess_environment(),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP],  # a shell's background jobs ignore SIGINT
+    )
+    return {"kind": "here", **process_record(pid), "log": log}
 
 
 def cancel_run(directory: RunDirectory) -> View:
