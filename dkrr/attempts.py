@@ -43,7 +43,7 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
 from dkrr.stores import read_json, remove_array, write_json
 
-__all__ = ["Attempts", "FitSettings", "OtherWays", "way_after"]
+__all__ = ["Attempts", "FitSettings", "OtherWays"]
 
 logger = logging.getLogger("dkrr.fitting")
 
@@ -273,7 +273,8 @@ class Attempts:
 
     def _next(self, ways: Sequence[FitSettings]) -> FitSettings | None:
         """The cheapest that does not share the defect of one that was given up."""
-        return min(_without_defects(ways, self._given_up), key=self._seconds, default=None)
+        usable = [way for way in ways if not any(_shares(because, failed, way) for failed, because in self._given_up)]
+        return min(usable, key=self._seconds, default=None)
 
     def _seconds(self, way: FitSettings) -> float:
         """What a way costs now: what is there costs nothing, and iterations are as many times more as they were."""
@@ -352,25 +353,6 @@ class Attempts:
         )
         for number, (start, stop) in enumerate(rows.blocks()):
             rows.write_chunk(number, np.ascontiguousarray(iterate[start:stop]))
-
-
-def way_after(
-    ways: OtherWays | None, given_up: list[tuple[FitSettings, Blame]], way: FitSettings, error: DkrrError
-) -> FitSettings | None:
-    """The cheapest way that follows one that ended in an error; None where there is none.
-
-    For what keeps no record of it, such as a search. ``given_up`` takes the way and what of it failed.
-    """
-    because = _blame(way, error)
-    if not because or ways is None:
-        return None
-    given_up.append((way, because))
-    return next(iter(_without_defects(ways.others(), given_up)), None)
-
-
-def _without_defects(ways: Sequence[FitSettings], given_up: Sequence[tuple[FitSettings, Blame]]) -> list[FitSettings]:
-    """The ways that share no defect of one that was given up."""
-    return [way for way in ways if not any(_shares(because, failed, way) for failed, because in given_up)]
 
 
 def _blame(way: FitSettings, error: DkrrError) -> Blame:

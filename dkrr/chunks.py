@@ -24,18 +24,16 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from dkrr.address import is_url, join
-from dkrr.cancellation import check_cancelled
+from dkrr.address import join
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
 from dkrr.failpoints import failpoint
+from dkrr.interruption import check_cancelled
 from dkrr.stores import (
     delete_key,
     key_size,
     list_entries,
-    list_keys,
     local_root,
     read_json,
-    read_key,
     sync_folder,
     write_json,
     write_key,
@@ -57,7 +55,7 @@ class ChunkArray:
     Parameters
     ----------
     store
-        Folder (``str``), URL, or Zarr store object; everything a task needs to find the array again.
+        Folder or URL; everything a task needs to find the array again.
     path
         Path of the array inside the store, "" for the root.
     shape, chunks
@@ -66,7 +64,7 @@ class ChunkArray:
         "float64" or "float32".
     """
 
-    store: Any
+    store: str
     path: str
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -90,7 +88,7 @@ class ChunkArray:
         StoreMismatchError
             An array exists there and differs; the message lists the differing fields.
         """
-        wanted = cls(_plain(store), path, tuple(map(int, shape)), tuple(map(int, chunks)), dtype)
+        wanted = cls(str(store), path, tuple(map(int, shape)), tuple(map(int, chunks)), dtype)
         wanted_attributes = json.loads(json.dumps(attributes or {}))
         document = wanted._document(wanted_attributes)
         found = read_json(wanted.store, wanted._key("zarr.json"))
@@ -133,7 +131,7 @@ class ChunkArray:
         StoreError
             Nothing there, another Zarr format, or a data type or codec that dkrr does not write.
         """
-        array = cls(_plain(store), path, (), (), "float64")
+        array = cls(str(store), path, (), (), "float64")
         document = read_json(array.store, array._key("zarr.json"))
         where = array.location
         if document is None:
@@ -163,9 +161,7 @@ class ChunkArray:
     @property
     def location(self) -> str:
         """Where the array is, for messages."""
-        if isinstance(self.store, str):
-            return join(self.store, self.path) if self.path else self.store
-        return f"{type(self.store).__name__}/{self.path}" if self.path else type(self.store).__name__
+        return join(self.store, self.path) if self.path else self.store
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -200,11 +196,8 @@ class ChunkArray:
 
         A listing may lag behind; whether a chunk has to be computed is decided by :meth:`is_valid`.
         """
-        base = self.location if isinstance(self.store, str) else None
-        if base is None:
-            return {key for key in list_keys(self.store) if key_size(self.store, key) == self.chunk_bytes + CRC_BYTES}
         wanted = self.chunk_bytes + CRC_BYTES
-        return {self._key(entry.key) for entry in list_entries(base) if entry.num_bytes == wanted}
+        return {self._key(entry.key) for entry in list_entries(self.location) if entry.num_bytes == wanted}
 
     def read(self, index: Sequence[int], *, verify: bool = True) -> FloatArray:
         """Read one whole chunk, read-only: mapped on a local file system, fetched by key elsewhere.
@@ -271,15 +264,11 @@ class ChunkArray:
         return memoryview(data).cast("B"), block
 
     def _fetch_by_key(self, index: Sequence[int]) -> Any:
-        """A whole object, or the value of a Zarr store."""
-        key, num_bytes = self.chunk_key(index), self.chunk_bytes + CRC_BYTES
-        if is_url(self.store):
-            from dkrr.objects import fetch
+        """A whole object."""
+        from dkrr.objects import fetch
 
-            found = fetch(self.store, key, num_bytes)
-        else:
-            value = read_key(self.store, key)
-            found = None if value is None else (len(value), value)
+        num_bytes = self.chunk_bytes + CRC_BYTES
+        found = fetch(self.store, self.chunk_key(index), num_bytes)
         if found is None:
             raise self._damaged(index, "missing")
         if found[0] != num_bytes:
@@ -347,8 +336,3 @@ class ChunkArray:
             "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
             "attributes": attributes,
         }
-
-
-def _plain(store: Any) -> Any:
-    root = local_root(store)
-    return store if root is None else str(root)

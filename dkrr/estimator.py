@@ -18,15 +18,19 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.bulk import is_worth_a_cluster, predict_on_workers, predict_table
-from dkrr.bulk_variance import ensure_factor, variance_of
-from dkrr.dataset import Dataset
+from dkrr.dataset import CheckedRows, Dataset, lazy_rows
 from dkrr.dataset.columns import frame_labels, unique_names
-from dkrr.diagnose import Training, leave_one_out
 from dkrr.errors import ConvergenceError, StoreError
 from dkrr.given import check_given
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.lazy import HeldRows, lazy_rows
+from dkrr.large_predictions import (
+    ensure_factor,
+    is_worth_a_cluster,
+    predict_on_workers,
+    predict_table,
+    variance_of,
+)
+from dkrr.leave_one_out import leave_one_out
 from dkrr.linalg.factor.dense import DenseFit, fit_dense
 from dkrr.linalg.inference.calibration import IntervalMethod, check_coverage, check_method
 from dkrr.linalg.inference.calibration import coverage as share_inside
@@ -38,13 +42,12 @@ from dkrr.planning.candidates import Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.ways import is_plainly_primal
 from dkrr.records import primal_details, primal_parts
-from dkrr.resources import find_dataset
-from dkrr.spread import target_scale
+from dkrr.resources import Training, find_dataset
 from dkrr.stores import at_present, check_place
 from dkrr.temporary import TemporaryStore
 from dkrr.threads import single_blas_thread
 from dkrr.tiled import TiledFit
-from dkrr.uncertainty import interval, loo_quantiles, standard_deviation
+from dkrr.uncertainty import interval, loo_quantiles, standard_deviation, target_scale
 from dkrr.validation import (
     check_alpha,
     check_flag,
@@ -101,7 +104,7 @@ class WithModel(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.pairwise = isinstance(self.kernel, str) and self.kernel == "precomputed"
-        tags.input_tags.positive_only = isinstance(self.kernel, str) and self.kernel in ("chi2", "additive_chi2")
+        tags.input_tags.positive_only = isinstance(self.kernel, str) and self.kernel == "chi2"
         return tags
 
     def _predict(self, X: Any) -> Any:
@@ -132,7 +135,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
     alpha : float or array of (t,), default 1.0
         The ridge, at least 0, never multiplied by n; one per target costs one factor per distinct value.
     kernel : str, callable or Kernel, default "linear"
-        linear, poly, rbf, laplacian (L1), matern, cosine, sigmoid, chi2, additive_chi2, precomputed; a scikit-learn
+        linear, poly, rbf, laplacian (L1), matern, cosine, sigmoid, chi2, precomputed; a scikit-learn
         Gaussian-process kernel; a function of two blocks of rows or of two rows; sums and products of kernels.
     gamma, degree, coef0
         As in scikit-learn; gamma=None means 1 / d.
@@ -426,8 +429,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
         if in_memory and not tiled.is_given:
             model = replace(model, x_fit=ArrayRows(X))
         elif on_disk is not None:
-            held = X if isinstance(X, Dataset) and on_disk == X.X else holder
-            kept = on_disk if held is None else HeldRows(on_disk, held)
+            is_theirs = isinstance(X, Dataset) and on_disk == X.X
+            check = X.check_still_there if is_theirs else None if holder is None else holder.check
+            kept = on_disk if check is None else CheckedRows(on_disk, check)
             model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         self.n_features_in_ = model.num_features
         return self._finish(model, rows, holder)
@@ -527,21 +531,18 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
         Raises
         ------
         ParameterError
-            Too few rows for this coverage; more than 6,000 rows after cg, whose estimated residuals are not known well
-            enough; what :meth:`leave_one_out` and :meth:`predict` raise.
+            Too few rows for this coverage; what :meth:`leave_one_out` and :meth:`predict` raise.
 
         Cost
         ----
-        :meth:`leave_one_out` once, "exact" up to 6,000 rows, whose quantiles stay with the estimator and are saved with
-        it; then that of :meth:`predict`, with standard deviations unless ``method`` is "jackknife".
+        :meth:`leave_one_out` once, whose quantiles stay with the estimator and are saved with it; then that of
+        :meth:`predict`, with standard deviations unless ``method`` is "jackknife".
         """
         check_is_fitted(self)
         check_method(method)
         check_coverage(coverage)
         if method != "gaussian" and self._model.quantiles is None:
-            few = self._model.num_rows <= MAX_IN_PROCESS_ROWS
-            found = self.leave_one_out("exact" if few else "auto")  # estimates after cg would be wider or narrower
-            self._model = self._model.with_quantiles(loo_quantiles(self._model, found))
+            self._model = self._model.with_quantiles(loo_quantiles(self._model, self.leave_one_out()))
         variance = None if method == "jackknife" else self._variance(X)
         return interval(self._model, self._predict(X), coverage, method, variance)
 
@@ -563,39 +564,30 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
         is_rows = not is_dask_array(X) and (not is_out_of_core(X, 0, 0) or isinstance(X, np.memmap))
         return variance_of(self._model, rows_to_predict(self, X) if is_rows else X)
 
-    def leave_one_out(self, method: str = "auto", num_probes: int = 32, seed: int = 0) -> LeaveOneOut:
+    def leave_one_out(self) -> LeaveOneOut:
         """What the fit would have said of each training row, had it not seen that row; nothing is fitted n times.
 
         Residuals (n, t), their weighted mean square, degrees of freedom and generalised cross validation per target:
         see :class:`dkrr.linalg.inference.leave_one_out.LeaveOneOut`. With weights, with an intercept, for every solver;
         the centres of "nystrom" stay centres.
 
-        Parameters
-        ----------
-        method
-            "exact", or "stochastic" for estimates with standard errors; "auto" is "stochastic" after a fit by cg.
-        num_probes, seed
-            Of "stochastic": random vectors, each the right-hand side of one more solve.
-
         Raises
         ------
-        ParameterError
-            "stochastic" for a Nystrom regression.
         DataError
             A row decides its own prediction, so that nothing can be said of a fit without it.
+        ConvergenceError
+            The fit's own residual is not small beside those of the rows that are left out.
+        ClusterError, StorageFullError
+            A float64 factor, which is needed after cg, fits no worker, or not the disk.
 
         Cost
         ----
-        "exact": n^3 / 3 flops for each distinct alpha, as much as the factor, and that again where the fit left no
-        float64 factor: in memory, after cg or "mixed" (unless ``precision`` is "float32", whose factor will do), or
-        without ``store=``. For nystrom 4 n m^2 flops. The result of a stored factor is stored beside it.
-        "stochastic": ``num_probes`` columns of conjugate gradients to 1e-6 for each distinct alpha, up to 64 in a pass
-        over the kernel; its standard errors fall with the root of their number.
+        n^3 / 3 flops for each distinct alpha, as much as the factor, and that again where the fit left no float64
+        factor: in memory, after cg or "mixed" (unless ``precision`` is "float32", whose factor will do), or without
+        ``store=``. For nystrom 4 n m^2 flops. The result of a stored factor is stored beside it.
         """
         check_is_fitted(self)
-        return leave_one_out(
-            self._model, self._training, self._training.store, method=method, num_probes=num_probes, seed=seed
-        )
+        return leave_one_out(self._model, self._training, self._training.store)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy takes along the rows that are in a temporary store, for the store ends with this estimator."""

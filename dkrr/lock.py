@@ -4,7 +4,7 @@ The lock is a small JSON document beside the array, a file or an object, that is
 (:mod:`dkrr.swap`). Its owner raises a counter every few seconds. A lock is stale when its process is known to be gone
 (:mod:`dkrr.processes`), or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of
 different machines are never compared. Taking over raises the epoch by one, and who was taken over finds out before it
-writes: the block runs behind a fence (:mod:`dkrr.fence`).
+writes: the block runs behind a fence (:mod:`dkrr.interruption`).
 
 A file is removed in the end. An object cannot be removed under a condition, so it stays and says that it was released:
 the next owner goes on counting epochs from there, and ``dkrr gc`` removes what is old.
@@ -23,9 +23,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dkrr.address import join, name_of, parent_of
-from dkrr.cancellation import check_cancelled
 from dkrr.errors import LockedError, StoreError
-from dkrr.fence import fence_holder, fenced
+from dkrr.interruption import check_cancelled, fence_holder, fenced
 from dkrr.processes import ABANDONED, is_here, is_stopped, process_record
 from dkrr.processes import is_gone as _is_gone
 from dkrr.processes import stale_seconds as default_stale_seconds
@@ -56,7 +55,7 @@ def _is_void(owner: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool = False) -> Iterator[None]:
-    """Hold ``location``.lock, on a path or at an address, while the block runs; Zarr stores are not locked.
+    """Hold ``location``.lock, on a path or at an address, while the block runs.
 
     The lock of a process that is stopped, or is not seen from here, is watched for ``stale_seconds``
     (:func:`dkrr.processes.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
@@ -76,9 +75,6 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
         A place where nothing can be locked, see :func:`dkrr.swap.check_conditions`.
     """
     root = local_root(location)
-    if root is None and not is_url(location):
-        yield
-        return
     # beside what a link means: what is reached by two names has one lock
     where = location if root is None else os.path.realpath(root)
     lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)

@@ -28,7 +28,7 @@ from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.manifest import MANIFEST, manifest_digest
 from dkrr.markup import facts_html, lines_text, named
-from dkrr.saved import ARRAYS, SavedRows, save_arrays, saved_attributes
+from dkrr.saved import ARRAYS, save_arrays, saved_attributes, saved_rows
 from dkrr.stores import check_place, note_user, read_key
 from dkrr.uncertainty import WithUncertainty
 
@@ -467,8 +467,8 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
     names, made_up = (attributes["feature_names"], attributes["target_names"]), attributes.get("made_up")
     model = Model(
         kernel=kernel,
-        x_fit=None if kernel is None or inputs is not None else SavedRows.open(path, "X_fit", digest),
-        dual_coef=SavedRows.open(path, "dual_coef", digest),
+        x_fit=None if kernel is None or inputs is not None else saved_rows(path, "X_fit", digest),
+        dual_coef=saved_rows(path, "dual_coef", digest),
         solution=Solution.from_dict(attributes["solution"]),
         center=None if center is None else np.asarray(center, dtype=np.float64),
         features=None if inputs is None else feature_map(kernel, inputs),
@@ -482,7 +482,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
         provenance=_at_present(attributes["provenance"], str(path)),
         location=str(path),
         digest=digest,
-        sample_weight=SavedRows.open(path, "sample_weight", digest) if attributes.get("weighted") else None,
+        sample_weight=saved_rows(path, "sample_weight", digest) if attributes.get("weighted") else None,
         sigma2=None if sigma2 is None else np.asarray(sigma2, dtype=np.float64),
         quantiles=None if quantiles is None else Quantiles.from_dict(quantiles),
     )

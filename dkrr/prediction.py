@@ -1,10 +1,11 @@
-"""Predict and score a data set with a model, a block of rows a task, on the workers.
+"""Predict and score a data set with a model, or say how uncertain predictions are, a block of rows a task.
 
-A block that is valid is not predicted again, so an interrupted prediction continues where it was.
+A block that is valid is not computed again, so an interrupted prediction continues where it was.
 
 Cost
 ----
-m n kernel entries and 2 m n t flops; a task holds its rows, one strip, and 2,048 training rows.
+m n kernel entries and 2 m n t flops; a task holds its rows, one strip, and 2,048 training rows. Variances: n^2 m flops
+for each distinct alpha and m / w passes over the factor; a task holds w rows of V, 8 n w bytes.
 """
 
 from __future__ import annotations
@@ -12,33 +13,42 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, Floats, RowArray
 from dkrr.dataset.columns import match_features, match_targets
+from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint
+from dkrr.linalg.inference import variance
 from dkrr.linalg.losses.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.model import BLOCK_ROWS, Model, load_model
 from dkrr.uncertainty import half_widths
 
-__all__ = ["Score", "column_facts", "is_whole", "predict_dataset", "saved_model", "score_dataset", "taken"]
+__all__ = ["Score", "predict_dataset", "predict_variance", "score_dataset"]
 
 MIN_BLOCK_ROWS = 128
 DEFAULT_INTERVALS = 0.9
 SAMPLE_TARGETS = 4
 MOST_CLASSES = 50
+# of a worker's memory, for the rows of V: the rest is the interpreter, two mapped tiles and a tile's operands
+SHARE_OF_LIMIT = 0.3
+TASKS_PER_THREAD = 4
+
+
+_COMPUTED = {"predict": "predictions", "variance": "variances"}
 
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Which model, which rows, and where predictions go (None: only their errors are summed).
+    """Which model, which rows, and where what is computed goes (None: only errors of predictions are summed).
 
+    ``phase``: predictions, or their variances.
     ``half_width``: how far from a prediction the ends of its interval are, per target, to count what is inside.
     ``sample_every``: of every so many rows truth and prediction are handed back as they are; 0 for none.
     ``columns``, ``targets``: those of the model among the columns of X and y (-1 for one of zeros); None for all.
@@ -50,6 +60,7 @@ class PredictTask:
     rows: Rows
     block_rows: int
     result: RowArray | None = None
+    phase: Literal["predict", "variance"] = "predict"
     half_width: tuple[float, ...] | None = None
     sample_every: int = 0
     columns: tuple[int, ...] | None = None
@@ -125,7 +136,7 @@ class Score:
         return sum(varying) / len(varying) if varying else math.nan
 
 
-def taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
+def _taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
     """The ``columns`` of some rows; -1 stands for a column of zeros, None for all as they are."""
     if columns is None:
         return rows
@@ -135,7 +146,7 @@ def taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
 
 
 @lru_cache(maxsize=2)
-def saved_model(path: str, digest: str) -> Model:
+def _saved_model(path: str, digest: str) -> Model:
     """The model at a path, kept open per process; ``digest`` is that of its manifest."""
     # the caller has verified the manifest; chunks carry their own checksum
     model = load_model(path, verify=False)
@@ -145,25 +156,31 @@ def saved_model(path: str, digest: str) -> Model:
 
 
 def predict_block_task(task: PredictTask, i: int) -> bool:
-    """Predict row block i into the result unless it is there."""
+    """Compute predictions, or variances, of row block i into the result unless they are there."""
     assert task.result is not None  # noqa: S101  (narrows the type)
-    if is_whole(task.result.array, i):
+    if _is_whole(task.result.array, i):
         return False
-    failpoint("predict.block.before_read")
+    failpoint(f"{task.phase}.block.before_read")
     dataset = task.rows.open()
     start, stop = task.span(i, dataset.num_rows)
-    rows = taken(dataset.X.read(start, stop), task.columns)
-    values = saved_model(task.model, task.model_digest).predict_rows(rows, first_row=start)
-    failpoint("predict.block.after_compute", values)
+    rows = _taken(dataset.X.read(start, stop), task.columns)
+    model = _saved_model(task.model, task.model_digest)
+    if task.phase == "predict":
+        values = model.predict_rows(rows, first_row=start)
+    else:
+        values = model.spread.variance(model.prepared_rows(rows, start))
+    failpoint(f"{task.phase}.block.after_compute", values)
     if not np.isfinite(values).all():
-        raise DataError(f"predictions of rows {start:,} to {stop:,} are not finite", hint="scale the features")
+        raise DataError(
+            f"{_COMPUTED[task.phase]} of rows {start:,} to {stop:,} are not finite", hint="scale the features"
+        )
     task.result.write_chunk(i, values)
-    failpoint("predict.block.after_write")
+    failpoint(f"{task.phase}.block.after_write")
     return True
 
 
-def is_whole(array: ChunkArray, i: int) -> bool:
-    """Whether a block is there and its checksum right: reading it costs nothing beside predicting it."""
+def _is_whole(array: ChunkArray, i: int) -> bool:
+    """Whether a block is there and its checksum right: reading it costs nothing beside computing it."""
     if not array.is_valid((i, 0)):
         return False
     try:
@@ -177,10 +194,10 @@ def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
     """Sums of squared errors over row block i."""
     dataset = task.rows.open()
     start, stop = task.span(i, dataset.num_rows)
-    rows = taken(dataset.X.read(start, stop), task.columns)
-    values = saved_model(task.model, task.model_digest).predict_rows(rows, first_row=start)
+    rows = _taken(dataset.X.read(start, stop), task.columns)
+    values = _saved_model(task.model, task.model_digest).predict_rows(rows, first_row=start)
     assert dataset.y is not None  # noqa: S101  (narrows the type)
-    truth = taken(dataset.y.read(start, stop), task.targets)
+    truth = _taken(dataset.y.read(start, stop), task.targets)
     sums: dict[str, Any] = {"squares": np.square(values - truth).sum(axis=0)}
     if task.has_classes:
         sums["of_class"] = _hits(truth, values)
@@ -234,34 +251,69 @@ def predict_dataset(
     model
         A saved model (its ``location`` is what the tasks open).
     """
+    width = min(BLOCK_ROWS, dataset.num_rows)
+    return _in_blocks("predict", "predictions", model, dataset, store, width, _flops_per_row(model), executor, progress)
+
+
+def predict_variance(
+    model: Model, dataset: Dataset, store: Any, executor: Executor, progress: Progress | None = None
+) -> tuple[RowArray, RunSummary]:
+    """var f / sigma^2 of every row of a data set, into an array ``variances-w`` (m, t) in ``store``.
+
+    Parameters
+    ----------
+    model
+        A saved model, with factors that the workers can open.
+
+    Raises
+    ------
+    ParameterError, StoreError
+        See :func:`dkrr.uncertainty.variance_spread`.
+    """
+    flops = float(model.num_rows) ** 2 * len(model.spread.systems)  # what is wrong with the factors is said here
+    limit = memory_limit_of(executor)
+    width = variance.block_rows(model.num_rows, None if limit is None else int(SHARE_OF_LIMIT * limit))
+    wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
+    width = min(width, max(variance.MIN_BLOCK_ROWS, wanted))
+    # another number of workers, another width: blocks of the same are found again
+    return _in_blocks("variance", f"variances-{width}", model, dataset, store, width, flops, executor, progress)
+
+
+def _in_blocks(
+    phase: Literal["predict", "variance"],
+    name: str,
+    model: Model,
+    dataset: Dataset,
+    store: Any,
+    width: int,
+    flops_per_row: float,
+    executor: Executor,
+    progress: Progress | None,
+) -> tuple[RowArray, RunSummary]:
+    """Compute every row into an array of ``store``, ``width`` rows a block; damaged blocks again, at most twice."""
     columns = match_features(model, dataset)
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
     assert model.digest is not None  # noqa: S101  (narrows the type)
+    attributes = {"model": model.digest, "rows_digest": dataset.digest}
     result = RowArray.create(
         store,
-        "predictions",
+        name,
         num_rows=dataset.num_rows,
         num_columns=model.num_targets,
-        rows_per_chunk=min(BLOCK_ROWS, dataset.num_rows),
-        attributes={"model": model.digest, "rows_digest": dataset.digest} | column_facts(columns),
+        rows_per_chunk=width,
+        attributes=attributes if columns is None else attributes | {"columns": list(columns)},
     )
-    task = PredictTask(
-        str(model.location),
-        model.digest,
-        Rows.of(dataset),
-        result.rows_per_chunk,
-        result,
-        columns=columns,
-    )
-    nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
+    rows = Rows.of(dataset)
+    task = PredictTask(str(model.location), model.digest, rows, width, result, phase, columns=columns)
+    nodes = _nodes(task, dataset.num_rows, flops_per_row)
     for _ in range(3):
         try:
-            return result, executor.run("predict", predict_block_task, task, nodes, progress)
+            return result, executor.run(phase, predict_block_task, task, nodes, progress)
         except DamagedChunkError as damage:
             if damage.path != result.array.location:
                 raise
             result.array.delete(damage.index)
-    raise DataError(f"the predictions in {store} are damaged again and again", hint="use another store")
+    raise DataError(f"the {_COMPUTED[phase]} in {store} are damaged again and again", hint="use another store")
 
 
 def score_dataset(
@@ -317,9 +369,9 @@ def score_dataset(
     parts = [summary.values[node.key] for node in nodes]
     m = dataset.num_rows
     mean_squares = np.sum([part["squares"] for part in parts], axis=0) / m
-    variance = np.square(taken(_std(dataset)[None], targets)[0])
+    spread = np.square(_taken(_std(dataset)[None], targets)[0])
     rmse = np.sqrt(mean_squares)
-    r2 = 1 - np.divide(mean_squares, variance, out=np.full_like(mean_squares, np.nan), where=variance > 0)
+    r2 = 1 - np.divide(mean_squares, spread, out=np.full_like(mean_squares, np.nan), where=spread > 0)
     whitened = None if model.scaling is None else (rmse / model.scaling.y_std).tolist()
     inside = None if width is None else (np.sum([part["inside"] for part in parts], axis=0) / m).tolist()
     score = Score(m, rmse.tolist(), r2.tolist(), whitened, intervals=intervals, coverage=inside)
@@ -346,8 +398,3 @@ def _std(dataset: Dataset) -> Any:
     for start, stop in dataset.y.blocks():
         total += np.square(dataset.y.read(start, stop) - dataset.y_mean).sum(axis=0)
     return np.sqrt(total / dataset.num_rows)
-
-
-def column_facts(columns: tuple[int, ...] | None) -> dict[str, Any]:
-    """What says in a store of predictions that they are of these columns; nothing for all in order."""
-    return {} if columns is None else {"columns": list(columns)}

@@ -21,7 +21,7 @@ from dkrr.linalg.nystrom.result import NystromResult
 from dkrr.linalg.predict import ArrayRows, RowSource
 from dkrr.linalg.primal.solver import PrimalResult
 from dkrr.linalg.solution import Solution
-from dkrr.spread import target_scale
+from dkrr.uncertainty import target_scale
 
 __all__ = [
     "label_targets",

@@ -1,4 +1,4 @@
-"""What an estimator's fit on tiles uses: rows on disk, room for its tiles, and somebody to run its tasks."""
+"""What a fit on tiles uses: rows on disk, room for its tiles, somebody to run its tasks; and what was fitted."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dkrr.address import join, parent_of
-from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.dataset import Dataset, ingest, lazy_rows, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import Table, open_table
@@ -22,13 +22,16 @@ from dkrr.engine.cluster import find_client
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError
-from dkrr.lazy import check_still_there, lazy_rows
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
+from dkrr.model import Model
 from dkrr.stores import arrays_below, at_present, copy_tree, is_url, local_root, place, read_json, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
+    "Training",
+    "changed",
     "check_disk",
+    "check_unchanged",
     "existing_folder",
     "find_dataset",
     "find_executor",
@@ -158,7 +161,7 @@ def rows_on_disk(X: Any, y: Any, sample_weight: Any, root: Any) -> Iterator[Data
         At the path of a data set are other rows than when it was opened.
     """
     if isinstance(X, Dataset):
-        check_still_there(X)
+        X.check_still_there()
         if y is None and sample_weight is None:
             yield X
             return
@@ -188,8 +191,6 @@ def _parts(dataset: Dataset, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]
 def _named_by_content(dataset: Dataset) -> Dataset:
     """The same rows under a name made of their digests; objects are copied by their store, and the metadata last."""
     root = local_root(dataset.path)
-    if root is None and not is_url(dataset.path):
-        return dataset
     digests = [digest[:40] for digest in (dataset.digest, dataset.digest_y, dataset.digest_weight) if digest]
     name = "-".join(digests) + ("-1d" if dataset.y_is_1d else "") + ".zarr"
     if root is None:
@@ -224,3 +225,57 @@ def nothing_new(root: Any) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What an estimator was fitted on: copies of arrays, and all else as it was given.
+
+    Parameters
+    ----------
+    X, y, weight
+        As ``fit`` took them; y and weight None where a data set has its own.
+    checksum
+        crc32c of an X that is the caller's, which may have changed since; None for a copy, and for what is on disk.
+    tile_size
+        As it was asked for; None for "auto".
+    tiled
+        Whether the fit went through tiles.
+    max_in_process_rows
+        Up to so many rows the tasks run in this process when there is no client.
+    store
+        Where the fit left its factors, whatever the current folder is by now; None for a temporary store.
+    """
+
+    X: Any
+    y: Any
+    weight: Any
+    tiled: bool
+    tile_size: int | None = None
+    max_in_process_rows: int = 0
+    checksum: int | None = None
+    store: str | None = None
+
+
+def check_unchanged(model: Model, dataset: Dataset, digest: str = "") -> None:
+    """Compare rows that were read once more with those of the fit, as far as it has digests: one in memory has none.
+
+    Parameters
+    ----------
+    digest
+        Of a given matrix, which is no rows.
+
+    Raises
+    ------
+    DataError
+        X, y or weight has changed.
+    """
+    found = {"rows": digest or dataset.digest, "targets": dataset.digest_y, "weight": dataset.digest_weight}
+    for part, (name, value) in zip(("X", "y", "weight"), found.items(), strict=True):
+        if model.provenance.get(f"{name}_digest", value) != value:
+            raise changed(part)
+
+
+def changed(part: str) -> DataError:
+    """The error of rows, targets or weights that are not those of the fit."""
+    return DataError(f"{part} has changed since the fit", hint="fit again, or bring back what was there")

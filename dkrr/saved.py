@@ -12,14 +12,11 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dkrr.address import is_below
-from dkrr.dataset import RowArray
+from dkrr.dataset import CheckedRows, RowArray
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
@@ -29,7 +26,6 @@ from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_link
 from dkrr.stores import (
     check_place,
     children,
-    is_url,
     list_keys,
     local_root,
     put_back,
@@ -40,7 +36,7 @@ from dkrr.stores import (
     write_json,
 )
 
-__all__ = ["ARRAYS", "SavedRows", "save_arrays", "saved_attributes"]
+__all__ = ["ARRAYS", "save_arrays", "saved_attributes", "saved_rows"]
 
 FORMAT = "dkrr-model"
 FORMAT_VERSION = 1
@@ -49,43 +45,17 @@ ARRAYS = ("X_fit", "dual_coef", "sample_weight")
 _KNOWN = {"zarr.json", MANIFEST, *ARRAYS}
 
 
-@dataclass(frozen=True)
-class SavedRows:
+def saved_rows(path: Any, name: str, digest: str) -> CheckedRows:
     """Rows of the model at ``path`` whose manifest had this digest; they are read from disk, and never from another's.
 
     A model is replaced whole: while its manifest is there, so are its rows.
     """
+    return CheckedRows(RowArray.open(path, name), partial(_check_digest, path, digest), every_read=True)
 
-    rows: RowArray
-    path: Any
-    digest: str
 
-    @classmethod
-    def open(cls, path: Any, name: str, digest: str) -> SavedRows:
-        """Open one of the arrays of a model."""
-        return cls(RowArray.open(path, name), path, digest)
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows.num_rows
-
-    @property
-    def num_columns(self) -> int:
-        return self.rows.num_columns
-
-    def read(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Rows ``start`` to ``stop``.
-
-        Raises
-        ------
-        StoreError
-            Another model is there now, or none.
-        """
-        try:
-            return self.rows.read(start, stop)
-        finally:
-            if read_key(self.path, MANIFEST) is None or manifest_digest(self.path) != self.digest:
-                raise StoreError(f"{self.path} was replaced by another model, or removed", hint="load it again")
+def _check_digest(path: Any, digest: str) -> None:
+    if read_key(path, MANIFEST) is None or manifest_digest(path) != digest:
+        raise StoreError(f"{path} was replaced by another model, or removed", hint="load it again")
 
 
 def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource], *, overwrite: bool) -> None:
@@ -168,13 +138,12 @@ def _require_nothing_else(path: Any) -> None:
 
 
 def _save_objects(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
-    if is_url(path):
-        if any(isinstance(rows, SavedRows) and is_below(rows.path, path) for rows in arrays.values()):
-            raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
-        foreign = [name for name in children(path) if name not in _KNOWN]
-        if foreign:
-            raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another address")
-        remove_array(path)  # the metadata first; also what a save that was interrupted left
+    if any(isinstance(rows, CheckedRows) and is_below(rows.rows.array.store, path) for rows in arrays.values()):
+        raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
+    foreign = [name for name in children(path) if name not in _KNOWN]
+    if foreign:
+        raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another address")
+    remove_array(path)  # the metadata first; also what a save that was interrupted left
     _write(path, attributes, arrays)
     failpoint("model.after_pointer")
 

@@ -1,8 +1,8 @@
-"""Places where things are kept: local folders, addresses and Zarr stores, with one set of verbs for all three.
+"""Places where things are kept: local folders and addresses, with one set of verbs for both.
 
-A store is given as a path, an address such as ``s3://bucket/key`` (:mod:`dkrr.address`), or a Zarr store object. Writes
-are atomic everywhere: a reader sees the old value, the new one, or none. An object store is asked for exact keys; only
-what counts and cleans up lists (:func:`list_entries`, :func:`children`).
+A store is given as a path or an address such as ``s3://bucket/key`` (:mod:`dkrr.address`). Writes are atomic
+everywhere: a reader sees the old value, the new one, or none. An object store is asked for exact keys; only what counts
+and cleans up lists (:func:`list_entries`, :func:`children`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from dkrr.address import is_below, is_url, join, parent_of, parse_address
 from dkrr.errors import DkrrError, ParameterError, StorageFullError, StoreError
 from dkrr.failpoints import failpoint
-from dkrr.fence import check_fence
+from dkrr.interruption import check_fence
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -80,13 +80,8 @@ class Entry:
 
 
 def local_root(store: Any) -> Path | None:
-    """The folder behind a store given as a path or a plain ``LocalStore``; None for any other store."""
-    if isinstance(store, str | os.PathLike) and not is_url(store):
-        return Path(store)
-    # zarr costs 0.3 s to import and workers on local paths never need it, hence no isinstance here
-    if type(store).__name__ == "LocalStore" and type(store).__module__.startswith("zarr."):
-        return Path(store.root)
-    return None
+    """A path as one; None for an address."""
+    return None if is_url(store) else Path(store)
 
 
 def at_present(path: Any) -> str:
@@ -101,10 +96,9 @@ def check_place(name: str, value: Any) -> None:
     Raises
     ------
     ParameterError
-        ``value`` is neither a path, an address nor a Zarr store.
+        ``value`` is neither a path nor an address.
     """
-    is_path = isinstance(value, str | os.PathLike) and os.fspath(value) not in ("", b"")
-    if not is_path and all(kind.__module__ != "zarr.abc.store" for kind in type(value).__mro__):
+    if not isinstance(value, str | os.PathLike) or os.fspath(value) in ("", b""):
         raise ParameterError(f"{name} is {value!r}; a path or an address expected")
 
 
@@ -114,12 +108,10 @@ def place(root: Any, *names: str) -> str:
     Raises
     ------
     StoreError
-        ``root`` is a store object, or a folder cannot be made.
+        A folder cannot be made.
     """
     if is_url(root):
         return join(root, *names)
-    if not isinstance(root, str | os.PathLike):
-        raise StoreError(f"a store root is a path or a URL, {type(root).__name__} given")
     path = Path(root).joinpath(*names)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,16 +121,11 @@ def place(root: Any, *names: str) -> str:
 
 
 def zarr_store(location: Any) -> Store:
-    """The Zarr store for a path, an address or a store object: for what Zarr itself shall read."""
-    from zarr.abc.store import Store
-    from zarr.storage import LocalStore
+    """The Zarr store for a path or an address: for what Zarr itself shall read."""
+    from zarr.storage import LocalStore, ObjectStore
 
-    if isinstance(location, Store):
-        return location
     if not is_url(location):
         return LocalStore(str(location))
-    from zarr.storage import ObjectStore
-
     from dkrr.objects import client_of
 
     store, _ = client_of(location, below=True)
@@ -153,16 +140,10 @@ def read_key(location: Any, key: str) -> bytes | None:
             return (root / key).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-    if is_url(location):
-        from dkrr.objects import read_object
+    from dkrr.objects import read_object
 
-        found = read_object(location, key)
-        return None if found is None else found[0]
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.core.sync import sync
-
-    buffer = sync(location.get(key, default_buffer_prototype()))
-    return None if buffer is None else buffer.to_bytes()
+    found = read_object(location, key)
+    return None if found is None else found[0]
 
 
 def write_key(location: Any, key: str, *parts: Any, durable: bool = False) -> None:
@@ -179,18 +160,11 @@ def write_key(location: Any, key: str, *parts: Any, durable: bool = False) -> No
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, *parts, durable=durable)
         return
-    if is_url(location):
-        from dkrr.objects import put_object
+    from dkrr.objects import put_object
 
-        failpoint("chunk.mid_write")
-        check_fence()
-        put_object(location, key, *parts)
-        return
+    failpoint("chunk.mid_write")
     check_fence()
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.core.sync import sync
-
-    sync(location.set(key, default_buffer_prototype().buffer.from_bytes(b"".join(bytes(part) for part in parts))))
+    put_object(location, key, *parts)
 
 
 def key_size(location: Any, key: str) -> int | None:
@@ -201,14 +175,10 @@ def key_size(location: Any, key: str) -> int | None:
             return os.stat(root / key).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
-    if is_url(location):
-        from dkrr.objects import find_object
+    from dkrr.objects import find_object
 
-        found = find_object(location, key)
-        return None if found is None else found.num_bytes
-    from zarr.core.sync import sync
-
-    return int(sync(location.getsize(key))) if sync(location.exists(key)) else None
+    found = find_object(location, key)
+    return None if found is None else found.num_bytes
 
 
 def delete_key(location: Any, key: str) -> None:
@@ -218,14 +188,10 @@ def delete_key(location: Any, key: str) -> None:
     if root is not None:
         with contextlib.suppress(FileNotFoundError):
             (root / key).unlink()
-    elif is_url(location):
-        from dkrr.objects import delete_objects
+        return
+    from dkrr.objects import delete_objects
 
-        delete_objects(location, [key])
-    else:
-        from zarr.core.sync import sync
-
-        sync(location.delete(key))
+    delete_objects(location, [key])
 
 
 def list_entries(location: Any) -> list[Entry]:
@@ -246,24 +212,15 @@ def list_entries(location: Any) -> list[Entry]:
 
 
 def list_keys(location: Any) -> list[str]:
-    """Every key below a path, an address or in a Zarr store, sorted."""
-    if is_url(location) or local_root(location) is not None:
-        return [entry.key for entry in list_entries(location)]
-    from zarr.core.sync import sync
-
-    async def collect() -> list[str]:
-        return [key async for key in location.list()]
-
-    return sorted(sync(collect()))
+    """Every key below a path or an address, sorted."""
+    return [entry.key for entry in list_entries(location)]
 
 
 def children(location: Any) -> list[str]:
-    """Names right below a path or address, sorted; none where nothing is, and none of a Zarr store."""
+    """Names right below a path or address, sorted; none where nothing is."""
     root = local_root(location)
     if root is not None:
         return sorted(os.listdir(root)) if root.is_dir() else []
-    if not is_url(location):
-        return []
     from dkrr.objects import list_names
 
     return list_names(location)
@@ -438,11 +395,6 @@ def remove_array(location: Any) -> None:
                 (root / "zarr.json").unlink()
         shutil.rmtree(root, ignore_errors=True)
         return
-    if not is_url(location):
-        from zarr.core.sync import sync
-
-        sync(location.delete_dir(""))
-        return
     if not parse_address(location).key:
         raise StoreError(f"{location} is a whole bucket, which is never emptied", hint="give a key below it")
     from dkrr.objects import delete_objects
@@ -518,7 +470,7 @@ def parse_json(data: bytes, location: Any, key: str) -> Any:
 
 
 def write_json(location: Any, key: str, value: Any, *, durable: bool = False) -> None:
-    """Write a JSON document atomically below ``location`` (path, address or store); ``durable`` as in a key."""
+    """Write a JSON document atomically below ``location`` (path or address); ``durable`` as in a key."""
     write_key(location, key, json_bytes(value), durable=durable)
 
 
@@ -538,7 +490,7 @@ def note_user(store: Any, location: Any) -> None:
     What lies in the folder beside the store, or below that, not behind a link, is found without; a store that is not
     there is not made.
     """
-    if not all(is_url(item) or isinstance(item, str | os.PathLike) for item in (store, location)):
+    if store is None:
         return
     root, user = (str(item) if is_url(item) else os.path.realpath(item) for item in (store, location))
     if is_below(user, parent_of(root)) or not (is_url(root) or os.path.isdir(root)):

@@ -29,8 +29,8 @@ from typing import Any
 
 from dkrr.address import is_url, parent_of, parse_address
 from dkrr.errors import StoreError
-from dkrr.fence import check_fence
-from dkrr.stores import NO_LINKS, json_bytes, local_root, parse_json, sync_path, write_file
+from dkrr.interruption import check_fence
+from dkrr.stores import NO_LINKS, json_bytes, parse_json, sync_path, write_file
 
 __all__ = [
     "Versioned",
@@ -65,7 +65,7 @@ def read_versioned(location: Any, key: str) -> Versioned | None:
         found = read_object(location, key)
         return None if found is None else Versioned(parse_json(found[0], location, key), found[1])
     try:
-        data = (_folder(location) / key).read_bytes()
+        data = (Path(location) / key).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     return Versioned(parse_json(data, location, key), _digest(data))
@@ -90,7 +90,7 @@ def create_bytes(location: Any, key: str, data: bytes, *, durable: bool = False)
         check_conditions(location)
         check_fence()
         return put_if(location, key, data, None)
-    path = _folder(location) / key
+    path = Path(location) / key
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
@@ -140,7 +140,7 @@ def swap_json(location: Any, key: str, value: Any, version: str, *, durable: boo
         check_conditions(location)
         check_fence()
         return put_if(location, key, data, version)
-    path = _folder(location) / key
+    path = Path(location) / key
     with _exclusive(path):
         if _version_of(path) != version:
             return None
@@ -153,7 +153,7 @@ def discard_json(location: Any, key: str, version: str) -> bool:
 
     Object stores have no removal under a condition: swap in a document that says so instead.
     """
-    path = _folder(location) / key
+    path = Path(location) / key
     with _exclusive(path):
         if _version_of(path) != version:
             return False
@@ -173,7 +173,7 @@ def check_conditions(location: str) -> None:
         It does not, and nothing there could be locked; or it cannot be written.
     """
     if not is_url(location):
-        folder = _folder(location)
+        folder = Path(location)
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".dkrr-probe-{uuid.uuid4().hex}.partial"
         try:
@@ -222,13 +222,6 @@ def _probe(bucket: str, settings: Any, location: str) -> None:
             hint="nothing can be locked there: use a store that does (Amazon S3, MinIO, R2, Ceph), or a local path",
         )
     known.append(True)
-
-
-def _folder(location: Any) -> Path:
-    root = local_root(location)
-    if root is None:
-        raise StoreError(f"{type(location).__name__} has no compare and swap", hint="give a path or an s3:// address")
-    return root
 
 
 def _digest(data: bytes) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from dkrr.engine.memory import free_memory_bytes
-from dkrr.errors import StorageFullError
+from dkrr.errors import StorageFullError, StoreError
 
 __all__ = ["TemporaryStore", "temporary_folder"]
 
@@ -42,6 +42,17 @@ class TemporaryStore:
     def __init__(self, needed_bytes: int = 0) -> None:
         self.path: str = temporary_folder(needed_bytes)
         self._finalizer: Any = weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def check(self) -> None:
+        """Refuse to go on without the folder.
+
+        Raises
+        ------
+        StoreError
+            It was removed.
+        """
+        if not os.path.isdir(self.path):
+            raise StoreError(f"the temporary store {self.path} is gone", hint="fit again, or with store=")
 
     def close(self) -> None:
         """Remove the folder now."""

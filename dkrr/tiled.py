@@ -53,10 +53,10 @@ from dkrr.resources import (
     rows_on_disk,
     source_table,
 )
-from dkrr.spread import recorded_factors
 from dkrr.stores import full_disk, is_url, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.uncertainty import recorded_factors
 from dkrr.validation import check_alpha, check_target_sizes
 
 __all__ = ["TiledFit"]

@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import obstore
+import obstore.store
 import psutil
 import pytest
-from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
-from zarr.storage import MemoryStore, WrapperStore
 
-from dkrr import failpoints
+from dkrr import failpoints, objects
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DkrrError
 
@@ -49,6 +49,7 @@ __all__ = [
     "kill_all_workers",
     "kill_worker",
     "lasts_from",
+    "objects_in_memory",
     "stopped",
     "swap",
     "times",
@@ -83,54 +84,104 @@ class Fault:
         return operation == self.operation and (count >= self.number if self.forever else count == self.number)
 
 
-class FaultyStore(WrapperStore[Store]):
-    """A store whose accesses are counted, and one of which fails. It is no ``LocalStore``: dkrr goes by key."""
+class FaultyStore:
+    """An object store in memory, at an address of its own; accesses below it are counted, and one of them fails.
 
-    def __init__(self, store: Store | None = None, fault: Fault | None = None) -> None:
-        super().__init__(MemoryStore() if store is None else store)
-        self.fault = fault
-        self.counts = {"get": 0, "set": 0}
-        self.fired = 0
+    Tests that have one use the fixture ``objects_in_memory``.
+    """
+
+    def __init__(self, fault: Fault | None = None) -> None:
+        self.memory = obstore.store.MemoryStore()
+        bucket = f"memory-{len(_IN_MEMORY)}"
+        _IN_MEMORY[bucket] = self
+        self.address = f"s3://{bucket}/at"
+        self.arm(fault)
 
     def arm(self, fault: Fault | None) -> None:
         """Count from zero, towards another fault."""
         self.fault, self.counts, self.fired = fault, {"get": 0, "set": 0}, 0
 
-    def _due(self, operation: str) -> str:
+    def _due(self, operation: str, path: str) -> str:
+        if not path.startswith("at/"):  # a lock beside it
+            return ""
         self.counts[operation] += 1
         if self.fault is None or not self.fault.is_due(operation, self.counts[operation]):
             return ""
         self.fired += 1
+        if self.fault.kind == "missing":
+            raise FileNotFoundError(errno.ENOENT, "missing on purpose", path)
         return self.fault.kind
 
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        kind = self._due("get")
-        if kind in _ERRNOS:
-            raise OSError(_ERRNOS[kind], f"{os.strerror(_ERRNOS[kind])} on purpose", key)
-        value = await self._store.get(key, prototype, byte_range)
-        if not kind or value is None or kind == "missing":
-            return None if kind == "missing" else value
-        return _buffer(_spoilt(value.to_bytes(), kind))
-
-    async def set(self, key: str, value: Buffer) -> None:
-        kind = self._due("set")
-        if kind in ("torn", "short", "flip"):
-            await self._store.set(key, _buffer(_spoilt(value.to_bytes(), kind)))
-        if kind in _ERRNOS:
-            raise OSError(_ERRNOS[kind], f"{os.strerror(_ERRNOS[kind])} on purpose", key)
+    def get(self, path: str) -> Any:
+        kind = self._due("get", path)
+        _fail(kind, path)
+        found = obstore.get(self.memory, path)
         if not kind:
-            await self._store.set(key, value)
+            return found
+        data = _spoilt(bytes(found.bytes()), kind)
+        meta = {**found.meta, "size": len(data)}
+        return SimpleNamespace(meta=meta, bytes=lambda: data, stream=lambda min_chunk_size: iter([data]))
+
+    def get_range(self, path: str, *, start: int, length: int) -> Any:
+        kind = self._due("get", path)
+        _fail(kind, path)
+        data = bytes(obstore.get_range(self.memory, path, start=start, length=length))
+        return _spoilt(data, kind) if kind else data
+
+    def put(self, path: str, parts: Any, **options: Any) -> Any:
+        kind = self._due("set", path)
+        data = parts if isinstance(parts, bytes) else b"".join(parts)
+        if kind in ("torn", "short", "flip"):
+            obstore.put(self.memory, path, _spoilt(data, kind))
+        _fail(kind, path)
+        return {"e_tag": kind} if kind else obstore.put(self.memory, path, data, **options)
+
+    def delete(self, key: str) -> None:
+        """Remove a key, past the faults."""
+        obstore.delete(self.memory, f"at/{key}")
 
     def contents(self) -> dict[str, bytes]:
         """Every key and its bytes, past the faults."""
-        from zarr.core.sync import collect_aiterator, sync
-
-        keys = sorted(collect_aiterator(self._store.list()))
-        return {key: sync(self._store.get(key, default_buffer_prototype())).to_bytes() for key in keys}
+        keys = sorted(str(item["path"]) for page in obstore.list(self.memory, "at") for item in page)
+        return {key.removeprefix("at/"): bytes(obstore.get(self.memory, key).bytes()) for key in keys}
 
 
-def _buffer(data: bytes) -> Buffer:
-    return default_buffer_prototype().buffer.from_bytes(data)
+_IN_MEMORY: dict[str, FaultyStore] = {}
+
+
+class _Library:
+    """obstore, but for what a FaultyStore does itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        usual = getattr(obstore, name)
+
+        def call(store: Any, *arguments: Any, **options: Any) -> Any:
+            if not isinstance(store, FaultyStore):
+                return usual(store, *arguments, **options)
+            if name in ("get", "get_range", "put"):
+                return getattr(store, name)(*arguments, **options)
+            return usual(store.memory, *arguments, **options)
+
+        return call if callable(usual) else usual
+
+
+@pytest.fixture(scope="module")
+def objects_in_memory() -> Iterator[None]:
+    """Addresses of FaultyStores are theirs."""
+    usual = objects._client
+
+    def client(bucket: str, *settings: Any) -> Any:
+        return _IN_MEMORY[bucket] if bucket in _IN_MEMORY else usual(bucket, *settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "_client", client)
+        patch.setattr(objects, "_library", _Library)
+        yield
+
+
+def _fail(kind: str, path: str) -> None:
+    if kind in _ERRNOS:
+        raise OSError(_ERRNOS[kind], f"{os.strerror(_ERRNOS[kind])} on purpose", path)
 
 
 def _spoilt(data: bytes, kind: str) -> bytes:

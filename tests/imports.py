@@ -9,15 +9,15 @@ from pathlib import Path
 # from the lowest floor to the highest; a module may import from its own floor and from those below
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "chunks", "errors", "failpoints", "kernels", "lock", "manifest", "stores", "threads"})
-    | frozenset({"address", "buffers", "cancellation", "credentials", "fence", "interrupts", "objects", "processes"})
+    | frozenset({"address", "buffers", "credentials", "interruption", "objects", "processes"})
     | frozenset({"configuration", "markup", "swap"}),
     frozenset({"dataset"}),
     frozenset({"tiles"}),
     frozenset({"engine"}),
     frozenset({"linalg"}),
-    frozenset({"estimator", "fitting", "given", "lazy", "model", "prediction", "resources", "selection", "temporary"})
-    | frozenset({"attempts", "bulk", "bulk_variance", "diagnose", "left_out", "planning", "prediction_variance"})
-    | frozenset({"machines", "records", "saved", "spread", "tiled", "uncertainty", "validation"}),
+    frozenset({"estimator", "fitting", "given", "model", "prediction", "resources", "selection", "temporary"})
+    | frozenset({"attempts", "large_predictions", "leave_one_out", "planning"})
+    | frozenset({"machines", "records", "saved", "tiled", "uncertainty", "validation"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),
 )

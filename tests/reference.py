@@ -44,7 +44,7 @@ def dense_predict(K_test: np.ndarray, dual_coef: np.ndarray) -> np.ndarray:
     return K_test @ dual_coef
 
 
-def _additive_chi2(a: np.ndarray, b: np.ndarray) -> float:
+def _chi2(a: np.ndarray, b: np.ndarray) -> float:
     return -sum((p - q) ** 2 / (p + q) for p, q in zip(a, b, strict=True) if p + q > 0)
 
 
@@ -76,10 +76,8 @@ def reference_kernel(values: dict[str, Any], A: np.ndarray, B: np.ndarray) -> np
         case "matern":
             r = np.sqrt(2 * p["nu"]) * cdist(A / scale, B / scale)
             return {0.5: 1.0, 1.5: 1 + r, 2.5: 1 + r + r**2 / 3}[p["nu"]] * np.exp(-r)
-        case "additive_chi2":
-            return _pairs(_additive_chi2, A, B)
         case "chi2":
-            return np.exp(gamma * _pairs(_additive_chi2, A, B))
+            return np.exp(gamma * _pairs(_chi2, A, B))
         case "constant":
             return np.full((len(A), len(B)), p["value"])
         case "sum":

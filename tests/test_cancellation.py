@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr.cancellation import cancellable, check_cancelled
 from dkrr.engine.tasks import InProcessExecutor, Node
 from dkrr.errors import CancelledError, InterruptedRunError
+from dkrr.interruption import cancellable, check_cancelled
 from dkrr.tiles import TileGrid, TileMatrix
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.storage import LocalStore, MemoryStore
 
 from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
-from dkrr.stores import read_json, write_json
+from dkrr.stores import read_json, write_json, write_key
+from tests.faults import FaultyStore, objects_in_memory
+
+__all__ = ["objects_in_memory"]
 
 
 def filled(store: object, n: int = 10, dtype: str = "float64") -> tuple[ChunkArray, np.ndarray]:
@@ -30,9 +33,8 @@ def filled(store: object, n: int = 10, dtype: str = "float64") -> tuple[ChunkArr
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("kind", ["path", "local", "memory"])
-def test_zarr_reads_what_we_write(tmp_path: Path, kind: str, dtype: str) -> None:
-    store = {"path": str(tmp_path), "local": LocalStore(str(tmp_path)), "memory": MemoryStore()}[kind]
+def test_zarr_reads_what_we_write(tmp_path: Path, dtype: str) -> None:
+    store = str(tmp_path)
     array, values = filled(store, dtype=dtype)
     reader = zarr.open_array(store, path="x", mode="r", zarr_format=3)
     np.testing.assert_array_equal(reader[:], values)
@@ -74,15 +76,14 @@ def _empty(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_missing, _truncated, _flipped, _zeroed, _empty])
 @pytest.mark.parametrize("kind", ["path", "by key"])
-def test_damage_is_found(tmp_path: Path, kind: str, damage) -> None:
+def test_damage_is_found(tmp_path: Path, kind: str, damage, objects_in_memory: None) -> None:
     array, _ = filled(str(tmp_path))
     damage(tmp_path / "x/c/1/0")
     if kind == "by key":
-        store = MemoryStore()
+        store = FaultyStore().address
         for path in tmp_path.rglob("*"):
             if path.is_file():
-                buffer = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(path.read_bytes())
-                zarr.core.sync.sync(store.set(str(path.relative_to(tmp_path)), buffer))
+                write_key(store, str(path.relative_to(tmp_path)), path.read_bytes())
         array = ChunkArray.open(store, "x")
     with pytest.raises(DamagedChunkError, match=r"chunk \(1, 0\) of .*x is damaged") as caught:
         array.read((1, 0))
@@ -159,9 +160,9 @@ def test_nothing_there(tmp_path: Path) -> None:
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(1, 40), rows=st.integers(1, 17), columns=st.integers(1, 5), seed=st.integers(0, 9))
 def test_any_shape_round_trips(n: int, rows: int, columns: int, seed: int) -> None:
-    store = MemoryStore()
-    array = ChunkArray.create(store, "", shape=(n, columns), chunks=(rows, columns))
-    values = np.random.default_rng(seed).standard_normal((array.num_chunks[0] * rows, columns))
-    for i in range(array.num_chunks[0]):
-        array.write((i, 0), np.ascontiguousarray(values[i * rows : (i + 1) * rows]))
-    np.testing.assert_array_equal(zarr.open_array(store, mode="r", zarr_format=3)[:], values[:n])
+    with tempfile.TemporaryDirectory() as store:
+        array = ChunkArray.create(store, "", shape=(n, columns), chunks=(rows, columns))
+        values = np.random.default_rng(seed).standard_normal((array.num_chunks[0] * rows, columns))
+        for i in range(array.num_chunks[0]):
+            array.write((i, 0), np.ascontiguousarray(values[i * rows : (i + 1) * rows]))
+        np.testing.assert_array_equal(zarr.open_array(store, mode="r", zarr_format=3)[:], values[:n])

@@ -11,7 +11,7 @@ import pytest
 
 import dkrr
 from dkrr.chunks import ChunkArray
-from dkrr.errors import ParameterError, ResidualError
+from dkrr.errors import ResidualError
 from tests.reference import brute_leave_one_out, reference_kernel
 
 N, M = 90, 20
@@ -68,7 +68,7 @@ def brute_nystrom(x: np.ndarray, y: np.ndarray, z: np.ndarray, weight: Any, inte
 def test_leave_one_out_is_refitting(name: str, weighted: bool, intercept: bool) -> None:
     x, y, weight = data(weighted)
     estimator = fitted(x, y, weight, **SOLVERS[name], fit_intercept=intercept)
-    found = estimator.leave_one_out("exact")
+    found = estimator.leave_one_out()
     if name == "nystrom":
         expected = brute_nystrom(x, y, estimator.X_fit_, weight, intercept)
     else:
@@ -77,7 +77,6 @@ def test_leave_one_out_is_refitting(name: str, weighted: bool, intercept: bool) 
     np.testing.assert_allclose(found.residuals, expected, rtol=1e-8, atol=1e-8)
     w = np.ones(N) if weight is None else weight
     np.testing.assert_allclose(found.mean_squared_error, w @ expected**2 / w.sum(), rtol=1e-7)
-    assert found.method == "exact"
     assert ((found.degrees_of_freedom > intercept) & (found.degrees_of_freedom < (w > 0).sum())).all()
 
 
@@ -160,12 +159,3 @@ def test_on_workers(cluster_client: Any) -> None:
         if "tile_size" in parameters:
             expected = fitted(x, y, weight, fit_intercept=True).leave_one_out()
             np.testing.assert_allclose(found.residuals, expected.residuals, rtol=1e-9, atol=1e-9)
-
-
-def test_what_is_refused() -> None:
-    x, y, _ = data(False)
-    estimator = fitted(x, y, None, **SOLVERS["nystrom"])
-    with pytest.raises(ParameterError, match="stochastic"):
-        estimator.leave_one_out("stochastic")
-    with pytest.raises(ParameterError, match="auto, exact, stochastic"):
-        estimator.leave_one_out("jackknife")

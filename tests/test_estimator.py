@@ -29,9 +29,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-import dkrr.bulk
 import dkrr.engine.session
 import dkrr.estimator
+import dkrr.large_predictions
 from dkrr import KernelRidge, ingest, load_model, make_kernel
 from dkrr.errors import ClusterError, StorageFullError, StoreError
 from dkrr.temporary import TemporaryStore, file_system, temporary_folder
@@ -192,7 +192,6 @@ def stored(folder: Path) -> dict[str, tuple[Any, Any]]:
     np.save(folder / "X.npy", X)
     np.save(folder / "y.npy", y)
     np.save(folder / "Xf.npy", np.asfortranarray(X))
-    np.savez(folder / "Xy.npz", X=X, y=y)
     with_targets = ingest(X, folder / "with.zarr", y=y)
     without = ingest(X, folder / "without.zarr")
     array = zarr.create_array(str(folder / "X.zarr"), data=X, chunks=(70, 3))
@@ -201,7 +200,6 @@ def stored(folder: Path) -> dict[str, tuple[Any, Any]]:
         ".npy": (folder / "X.npy", y),
         ".npy for both": (str(folder / "X.npy"), str(folder / "y.npy")),
         ".npy Fortran": (str(folder / "Xf.npy"), y),
-        ".npz": (folder / "Xy.npz", None),
         "memory map": (np.load(folder / "X.npy", mmap_mode="r"), y),
         "memory maps": (np.load(folder / "X.npy", mmap_mode="r"), np.load(folder / "y.npy", mmap_mode="r")),
         "zarr array": (array, y),
@@ -216,7 +214,7 @@ def stored(folder: Path) -> dict[str, tuple[Any, Any]]:
 
 
 FORMS = (
-    ".npy", ".npy for both", ".npy Fortran", ".npz", "memory map", "memory maps", "zarr array", "zarr path", "dask",
+    ".npy", ".npy for both", ".npy Fortran", "memory map", "memory maps", "zarr array", "zarr path", "dask",
     "dask for both", "data set", "data set path", "data set, other targets", "data set without targets",
 )  # fmt: skip
 
@@ -472,26 +470,26 @@ def test_large_predictions_run_on_workers(
     estimator = KernelRidge(kernel="rbf", alpha=0.1).fit(X, targets)
     rows = RNG.standard_normal((9000, 5))
     expected = estimator.predict(rows)
-    monkeypatch.setattr(dkrr.bulk, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
+    monkeypatch.setattr(dkrr.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
     phases = []
-    real = dkrr.bulk.predict_dataset
+    real = dkrr.large_predictions.predict_dataset
 
     def spy(*args: Any) -> Any:
         result = real(*args)
         phases.append(result[1])
         return result
 
-    monkeypatch.setattr(dkrr.bulk, "predict_dataset", spy)
+    monkeypatch.setattr(dkrr.large_predictions, "predict_dataset", spy)
     np.save(tmp_path / "rows.npy", rows)
     dataset = ingest(rows, tmp_path / "rows.zarr", y=rows[:, 0])
     for form in (rows, str(tmp_path / "rows.npy"), dataset, str(tmp_path / "rows.zarr")):
         np.testing.assert_allclose(estimator.predict(form), expected, rtol=1e-9, atol=1e-11)
     assert [summary.num_computed for summary in phases] == [3, 3, 3, 3]
     assert all(worker.startswith("tcp://") for summary in phases for worker in summary.peak_rss_bytes)
-    monkeypatch.setattr(dkrr.bulk, "MAX_IN_PROCESS_ENTRIES", 9000 * 300)
+    monkeypatch.setattr(dkrr.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300)
     estimator.predict(rows)
     local = KernelRidge(kernel=lambda a, b: a @ b.T).fit(X, targets)
-    monkeypatch.setattr(dkrr.bulk, "MAX_IN_PROCESS_ENTRIES", 1)
+    monkeypatch.setattr(dkrr.large_predictions, "MAX_IN_PROCESS_ENTRIES", 1)
     assert len(local.predict(rows)) == 9000  # a function without a name is known to this process alone
     assert len(phases) == 4
 

@@ -12,7 +12,7 @@ import pytest
 
 from dkrr.chunks import ChunkArray
 from dkrr.errors import LockedError
-from dkrr.fence import check_fence, fence_holder, fenced
+from dkrr.interruption import check_fence, fence_holder, fenced
 from dkrr.stores import delete_key, place, read_json, remove_array, write_file, write_json
 
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from zarr.storage import MemoryStore
 
 from dkrr import lock
 from dkrr.errors import LockedError
-from dkrr.fence import fenced
+from dkrr.interruption import fenced
 from dkrr.lock import hold_lock
 from dkrr.processes import process_record
 from tests.faults import failing_at, stopped, wait_until
@@ -76,12 +75,6 @@ def test_a_second_holder_is_told_who_has_it(place: tuple[str, Path]) -> None:
         assert caught.value.owner["pid"] == os.getpid()
         assert read(path) == before
     with hold_lock(location):
-        pass
-
-
-def test_zarr_stores_are_not_locked() -> None:
-    store = MemoryStore()
-    with hold_lock(store), hold_lock(store):
         pass
 
 
@@ -269,7 +262,7 @@ def test_the_lock_of_an_earlier_driver_of_the_same_run_is_void(place: tuple[str,
     """The run was taken over from a process that is stopped: its locks must not hold up the next driver."""
     location, path = place
     code = (
-        "from dkrr.fence import fenced\nfrom dkrr.lock import hold_lock\n"
+        "from dkrr.interruption import fenced\nfrom dkrr.lock import hold_lock\n"
         "fence = fenced(lambda: None, holder={'run': 'runs/a', 'epoch': 3}); fence.__enter__()\n"
         f"lock = hold_lock({location!r}); lock.__enter__()"
     )

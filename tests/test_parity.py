@@ -77,9 +77,8 @@ def test_parity_with_a_ridge_per_target() -> None:
     assert_same(ours.dual_coef_, theirs.dual_coef_)
 
 
-@pytest.mark.parametrize("kernel", ["sigmoid", "additive_chi2"])
-def test_an_indefinite_kernel_agrees_in_blocks_and_says_so_in_a_fit(kernel: str) -> None:
-    parameters = {"gamma": 2.0, "coef0": -1.0} if kernel == "sigmoid" else {}
+def test_an_indefinite_kernel_agrees_in_blocks_and_says_so_in_a_fit() -> None:
+    kernel, parameters = "sigmoid", {"gamma": 2.0, "coef0": -1.0}
     block = make_kernel(kernel, **parameters)(Z, X)
     np.testing.assert_allclose(block, pairwise_kernels(Z, X, metric=kernel, **parameters), rtol=1e-12, atol=1e-12)
     for tile_size in ("auto", TILE):

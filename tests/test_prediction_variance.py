@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import dkrr
-from dkrr import bulk_variance, ingest, load_model, prediction_variance
+from dkrr import ingest, large_predictions, load_model, prediction
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor
 from dkrr.errors import DataError, StoreError
-from dkrr.prediction_variance import predict_variance
+from dkrr.prediction import predict_variance
 
 N, M = 180, 90
 
@@ -21,7 +21,7 @@ N, M = 180, 90
 @pytest.fixture
 def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dkrr.KernelRidge, np.ndarray]:
     """A model with a factor in a store, and rows for which it shall have 3 blocks of 32."""
-    monkeypatch.setattr(prediction_variance, "TASKS_PER_THREAD", 3)
+    monkeypatch.setattr(prediction, "TASKS_PER_THREAD", 3)
     rng = np.random.default_rng(0)
     x, z = rng.standard_normal((N, 3)), rng.standard_normal((M, 3))
     y = np.stack([np.sin(x[:, 0]), x[:, 1] ** 2], axis=1) + 0.1 * rng.standard_normal((N, 2))
@@ -54,7 +54,7 @@ def test_blocks_that_are_there_are_kept(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as faults:
-        faults.setattr(prediction_variance, "failpoint", stop)
+        faults.setattr(prediction, "failpoint", stop)
         with pytest.raises(KeyboardInterrupt):
             predict_variance(stored, rows, work, InProcessExecutor())
     result, summary = predict_variance(stored, rows, work, InProcessExecutor())
@@ -71,7 +71,7 @@ def test_blocks_that_are_there_are_kept(
         if site == "variance.block.after_compute":
             block[0, 0] = np.nan
 
-    monkeypatch.setattr(prediction_variance, "failpoint", spoil)
+    monkeypatch.setattr(prediction, "failpoint", spoil)
     with pytest.raises(DataError, match="are not finite"):
         predict_variance(stored, rows, str(tmp_path / "other.zarr"), InProcessExecutor())
 
@@ -87,7 +87,7 @@ def test_a_model_that_is_replaced_meanwhile_is_noticed(
         if site == "variance.block.before_read":
             replace(model._model, sigma2=np.zeros(2)).save(tmp_path / "model.zarr", overwrite=True)
 
-    monkeypatch.setattr(prediction_variance, "failpoint", replaced)
+    monkeypatch.setattr(prediction, "failpoint", replaced)
     with pytest.raises(StoreError, match="was replaced"):
         predict_variance(stored, rows, str(tmp_path / "work.zarr"), InProcessExecutor())
 
@@ -97,7 +97,7 @@ def test_workers_give_the_same_and_share_the_work(
 ) -> None:
     model, z = fitted
     values, expected = model.predict(z, return_std=True, noise=True)
-    monkeypatch.setattr(bulk_variance, "MAX_IN_PROCESS_FLOPS", 0)
+    monkeypatch.setattr(large_predictions, "MAX_IN_PROCESS_FLOPS", 0)
     ran: list[Any] = []
 
     def observed(*arguments: Any) -> Any:
@@ -105,7 +105,7 @@ def test_workers_give_the_same_and_share_the_work(
         ran.append((type(arguments[3]), result[1].num_computed, len(result[1].peak_rss_bytes)))
         return result
 
-    monkeypatch.setattr(bulk_variance, "predict_variance", observed)
+    monkeypatch.setattr(large_predictions, "predict_variance", observed)
     np.testing.assert_allclose(model.predict(z, return_std=True, noise=True)[1], expected, rtol=1e-12)
     np.save(tmp_path / "z.npy", z)
     found = model.predict(str(tmp_path / "z.npy"), return_std=True, noise=True)
@@ -117,7 +117,7 @@ def test_workers_give_the_same_and_share_the_work(
 def test_a_lost_tile_is_named_and_a_new_fit_repairs_it(
     fitted: tuple[dkrr.KernelRidge, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkrr.spread.MAX_DENSE_ROWS", 10)
+    monkeypatch.setattr("dkrr.uncertainty.MAX_DENSE_ROWS", 10)
     model, z = fitted
     expected = model.predict(z, return_std=True)[1]
     tile = sorted((tmp_path / "store" / "factors").glob("*.zarr/c/2/1"))[0]

@@ -16,8 +16,7 @@ from dkrr import KernelRidge, load_model
 from dkrr.dataset import ingest
 from dkrr.engine.bundles import BUNDLE_TASKS, bundles
 from dkrr.engine.tasks import InProcessExecutor, Node, run_tasks
-from dkrr.prediction import predict_dataset, score_dataset
-from dkrr.prediction_variance import predict_variance
+from dkrr.prediction import predict_dataset, predict_variance, score_dataset
 
 MAX_BYTES = 10 * 1024
 
@@ -100,7 +99,7 @@ def test_a_task_of_what_comes_after_a_fit_is_small(scales: Scales, tmp_path: Pat
     predict_dataset(model, rows, str(tmp_path / "predictions.zarr"), executor)
     score_dataset(model, rows, executor)
     predict_variance(model, rows, str(tmp_path / "variance.zarr"), executor)
-    assert {"panel_task", "predict_block_task", "score_block_task", "variance_block_task"} <= set(scales.most)
+    assert {"panel_task", "predict_block_task", "score_block_task"} <= set(scales.most)
 
 
 def test_as_many_features_as_a_picture_has_pixels(scales: Scales, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 import dkrr
-from dkrr import spread
+from dkrr import uncertainty
 from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
 from dkrr.linalg.inference.calibration import conformal_rank
 from tests.reference import reference_kernel
@@ -175,7 +175,7 @@ class TestStoredFactors:
 
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(spread, "MAX_DENSE_ROWS", 10)
+        monkeypatch.setattr(uncertainty, "MAX_DENSE_ROWS", 10)
 
     def fitted(self, folder: Path, **options: Any) -> tuple[dkrr.KernelRidge, np.ndarray]:
         x, y, z = data()
@@ -200,7 +200,7 @@ class TestStoredFactors:
         shutil.move(tmp_path / "store", tmp_path / "elsewhere")
         with pytest.raises(StoreError, match="is gone"):
             model.predict(z, return_std=True)
-        found = spread.variance_spread(model._model, store=tmp_path / "elsewhere")
+        found = uncertainty.variance_spread(model._model, store=tmp_path / "elsewhere")
         np.testing.assert_allclose(np.sqrt(found.variance(z)[:, 0]), self.expected(), atol=1e-10)
 
     def test_a_factor_that_is_not_whole_is_refused(self, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def ingest_command(
 ) -> None:
     """Bring the rows of SOURCE into the data set DEST, or take rows out of it.
 
-    SOURCE is a .csv, .csv.gz, .parquet, .npy, .npz or .zarr, or sklearn:digits, or generate:friedman?n=20480&d=10.
+    SOURCE is a .csv, .csv.gz, .parquet, .npy or .zarr, or sklearn:digits, or generate:friedman?n=20480&d=10.
 
     With --drop-generation, --keep-generations or --keep-rows the data set becomes a new version with fewer rows, after
     the append if there is one; without SOURCE (`dkrr ingest DEST --keep-rows 100000`) nothing else happens.

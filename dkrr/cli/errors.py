@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from dkrr.errors import DkrrError, StoreError
-from dkrr.interrupts import interrupted_error, resumable
+from dkrr.interruption import interrupted_error, resumable
 
 __all__ = ["Command", "CommandGroup", "resumable"]
 

@@ -4,23 +4,24 @@ from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.generations import Generation
 from dkrr.dataset.ingest import append, ingest
 from dkrr.dataset.masks import read_mask, row_hash_fraction
-from dkrr.dataset.rows import Floats, RowArray, RowReader, default_rows_per_chunk
+from dkrr.dataset.rows import CheckedRows, Floats, RowArray, default_rows_per_chunk, lazy_rows
 from dkrr.dataset.scaling import Scaling
 from dkrr.dataset.split import prepare_rows
 from dkrr.dataset.versions import drop_generations, keep_last
 
 __all__ = [
+    "CheckedRows",
     "Dataset",
     "Floats",
     "Generation",
     "RowArray",
-    "RowReader",
     "Scaling",
     "append",
     "default_rows_per_chunk",
     "drop_generations",
     "ingest",
     "keep_last",
+    "lazy_rows",
     "open_dataset",
     "prepare_rows",
     "read_mask",

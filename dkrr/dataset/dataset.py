@@ -25,7 +25,7 @@ from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
 from dkrr.dataset.generations import Counters, Generation, read_generations
 from dkrr.dataset.rows import Floats, RowArray
 from dkrr.dataset.summary import decode_floats
-from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.markup import lines_text, named
 from dkrr.stores import check_place, children, local_root, read_json
 
@@ -41,7 +41,7 @@ class Dataset:
     Parameters
     ----------
     path
-        Folder (``str``), URL or Zarr store.
+        Folder (``str``) or URL.
     num_rows
         n.
     feature_names, target_names
@@ -143,6 +143,21 @@ class Dataset:
         arrays = {"X": self.X, "y": self.y, "weight": self.weight}
         return {name: array for name, array in arrays.items() if array is not None}
 
+    def check_still_there(self) -> None:
+        """Compare the rows at the path with the digests that were read when it was opened; appended ones do not matter.
+
+        Raises
+        ------
+        DataError
+            They are others.
+        """
+        now, n = open_dataset(self.path, version=self.version), self.num_rows
+        digests: dict[Part, str | None] = {"X": self.digest, "y": self.digest_y, "weight": self.digest_weight}
+        for part, digest in digests.items():
+            there = now.prefix_digest(n, part) if now.num_rows >= n and part in now.parts() else None
+            if digest not in (None, there):
+                raise DataError(f"{self.path} holds other rows than when it was opened", hint="open it again, and fit")
+
     def prefix_digest(self, n: int, part: Part = "X") -> str:
         """Digest of the first ``n`` rows.
 
@@ -224,7 +239,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     Parameters
     ----------
     path
-        Folder, URL or Zarr store.
+        Folder or URL.
     version
         One that was replaced lately; None means the present one.
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from dkrr.address import join, parent_of
 from dkrr.errors import DkrrError, StorageFullError, StoreError
-from dkrr.fence import check_fence
+from dkrr.interruption import check_fence
 from dkrr.lock import hold_lock
 from dkrr.stores import (
     children,
@@ -47,7 +47,6 @@ __all__ = [
     "inspect",
     "is_part",
     "mark_unfinished",
-    "remove_part",
     "storage_errors",
     "write_attributes",
     "writing",
@@ -116,14 +115,14 @@ def check_outside(location: Any) -> None:
 
 
 def _above(location: Any) -> Iterator[str]:
-    """The folders that something lies in, the innermost first; none of a Zarr store."""
+    """The folders that something lies in, the innermost first."""
     if is_url(location):
         while (folder := parent_of(location)) != location:
             yield folder
             location = folder
-    elif (root := local_root(location)) is not None:
-        inner = Path(os.path.realpath(root / os.pardir))
-        yield from map(str, (inner, *inner.parents))
+        return
+    inner = Path(os.path.realpath(Path(location) / os.pardir))
+    yield from map(str, (inner, *inner.parents))
 
 
 def _state(location: Any) -> State:
@@ -198,10 +197,13 @@ def clear(location: Any, *, keep_folder: bool = False) -> None:
     """Remove the data set at ``location``, or only what is inside the folder; what is not of dkrr stays."""
     check_fence()
     root = local_root(location)
-    if root is None:
-        _clear_store(location)
-        return
     # the marker goes last: an interrupted removal must still be recognised as ours
+    if root is None:
+        for name in children(location):
+            if _ARRAY.fullmatch(name):
+                remove_array(join(location, name))
+        delete_key(location, "zarr.json")
+        return
     ours = [path for path in root.iterdir() if is_part(path.name) or _PARTIAL.fullmatch(path.name)]
     for entry in sorted(ours, key=lambda path: path.name == "zarr.json"):
         if entry.is_dir() and not entry.is_symlink():
@@ -210,17 +212,6 @@ def clear(location: Any, *, keep_folder: bool = False) -> None:
             entry.unlink()
     if not keep_folder and not os.listdir(root):
         root.rmdir()
-
-
-def _clear_store(location: Any) -> None:
-    if not is_url(location):
-        remove_array(location)
-        return
-    # the marker goes last here, too
-    for name in children(location):
-        if _ARRAY.fullmatch(name):
-            remove_array(join(location, name))
-    delete_key(location, "zarr.json")
 
 
 def earlier_versions(location: Any, *, replaced: bool = False) -> list[dict[str, Any]]:
@@ -263,12 +254,9 @@ def clear_versions(location: Any, version: int) -> None:
     for name in children(location):
         found = _ARRAY.fullmatch(name)
         if found is not None and int(found[2] or 1) not in kept:
-            remove_array(join(location if root is None else str(root), name))
+            remove_array(join(location, name))
         elif root is not None and (found is not None or _PARTIAL.fullmatch(name)):
             _remove_partials(root / name)
-    if not is_url(location) and local_root(location) is None:  # a Zarr store, which is not listed
-        for part in ("X", "y", "weight"):
-            remove_part(location, array_name(part, version + 1))
 
 
 def _remove_partials(path: Path) -> None:
@@ -279,16 +267,6 @@ def _remove_partials(path: Path) -> None:
     for entry in list_entries(path):
         if entry.key.endswith(".partial"):
             (path / entry.key).unlink(missing_ok=True)
-
-
-def remove_part(location: Any, name: str) -> None:
-    """Remove one array of a data set."""
-    if is_url(location) or local_root(location) is not None:
-        remove_array(join(str(local_root(location) or location), name))
-        return
-    from zarr.core.sync import sync
-
-    sync(location.delete_dir(name))
 
 
 def check_space(location: Any, num_bytes: int) -> None:

@@ -64,13 +64,13 @@ def ingest(
     Parameters
     ----------
     source
-        A path or s3:// address (.csv, .csv.gz, .parquet file or folder, .npy, .npz with X, y and weight, Zarr format
-        3), ``sklearn:NAME``, ``generate:NAME?n=...``, a NumPy array or memory map, a pandas, dask or Zarr object, or a
-        :class:`Dataset`. Of a folder of Parquet all files count, also those of subfolders, but none whose name begins
+        A path or s3:// address (.csv, .csv.gz, .parquet file or folder, .npy, Zarr format 3), ``sklearn:NAME``,
+        ``generate:NAME?n=...``, a NumPy array or memory map, a pandas, dask or Zarr object, or a :class:`Dataset`. Of a
+        folder of Parquet all files count, also those of subfolders, but none whose name begins
         with a dot or an underscore; a subfolder ``year=2019`` makes a column ``year``. Numbers become float64, so
         integers beyond 2^53 are rounded.
     dest
-        Folder, URL or Zarr store of the data set.
+        Folder or URL of the data set.
     target
         Name or number of the target column, or a list of them; negative numbers count from the end. One column given
         without a list makes 1-D targets. None: the targets that the source itself has, if any.

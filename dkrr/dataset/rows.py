@@ -9,9 +9,9 @@ Cost: a read verifies and copies every chunk it touches, so read whole chunks (:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,24 +20,12 @@ from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.stores import read_json, write_json
 
-__all__ = ["Floats", "RowArray", "RowReader", "default_rows_per_chunk"]
+__all__ = ["CheckedRows", "Floats", "RowArray", "default_rows_per_chunk", "lazy_rows"]
 
 Floats = NDArray[np.float64]
 
 CHUNK_BYTES = 4 << 20
 MIN_ROWS, MAX_ROWS = 256, 65536
-
-
-class RowReader(Protocol):
-    """What an algorithm needs of rows, wherever they are."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def num_columns(self) -> int: ...
-
-    def read(self, start: int, stop: int, out: Floats | None = None) -> Floats: ...
 
 
 def default_rows_per_chunk(num_columns: int, num_rows: int | None = None) -> int:
@@ -218,3 +206,62 @@ class RowArray:
             padded[: block.shape[0]] = block
             block = padded
         self.array.write((i, 0), np.ascontiguousarray(block, dtype=self.array.numpy_dtype))
+
+
+@dataclass(frozen=True)
+class CheckedRows:
+    """Rows on disk of which a check says that they are still those that were opened, and that they are still there.
+
+    Parameters
+    ----------
+    rows
+    check
+        Raises where they are not; what it belongs to lasts as long as these rows.
+    every_read
+        Whether it is called after every read, or only after that of the last row, and of a chunk that is damaged:
+        chunks of other rows may have another size.
+    """
+
+    rows: RowArray
+    check: Callable[[], None]
+    every_read: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.num_rows
+
+    @property
+    def num_columns(self) -> int:
+        return self.rows.num_columns
+
+    def read(self, start: int, stop: int, out: Floats | None = None) -> Floats:
+        """Rows ``start`` to ``stop``; raises what :meth:`RowArray.read` and the check raise."""
+        is_last = stop == self.num_rows
+        try:
+            return self.rows.read(start, stop, out)
+        except DamagedChunkError:
+            is_last = True
+            raise
+        finally:
+            if self.every_read or is_last:
+                self.check()
+
+
+def lazy_rows(rows: RowArray | CheckedRows) -> Any:
+    """The rows as a dask array (n, k) whose blocks are chunks on disk; nothing is read before it is computed."""
+    import dask.array as da
+
+    array = rows.rows if isinstance(rows, CheckedRows) else rows
+    spans = list(array.blocks())
+    return da.map_blocks(
+        _read,
+        dtype=np.float64,
+        chunks=(tuple(stop - start for start, stop in spans), (array.num_columns,)),
+        meta=np.empty((0, 0)),
+        rows=rows,
+        spans=spans,
+    )
+
+
+def _read(rows: RowArray | CheckedRows, spans: list[tuple[int, int]], block_id: tuple[int, int] = (0, 0)) -> Floats:
+    return rows.read(*spans[block_id[0]])

@@ -39,7 +39,7 @@ def drop_generations(dest: Any, numbers: Sequence[int]) -> Dataset:
     Parameters
     ----------
     dest
-        Folder, URL or Zarr store of a finished data set.
+        Folder or URL of a finished data set.
     numbers
         Numbers of generations, see :class:`~dkrr.dataset.Generation`; those that were dropped before are passed over,
         so that a drop that was interrupted can be repeated.

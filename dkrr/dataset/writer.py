@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.address import join
 from dkrr.dataset import destination
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.digests import DIGEST_ROWS
@@ -31,7 +32,8 @@ from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk
 from dkrr.dataset.summary import RowSummary
 from dkrr.errors import DataError, LockedError, StoreError
 from dkrr.failpoints import failpoint
-from dkrr.fence import check_fence
+from dkrr.interruption import check_fence
+from dkrr.stores import remove_array
 
 __all__ = ["DatasetWriter"]
 
@@ -143,7 +145,7 @@ class DatasetWriter:
     Parameters
     ----------
     location
-        Folder, URL or Zarr store.
+        Folder or URL.
     feature_names, target_names, weight_name, classes, y_is_1d, made_up
         As in :class:`~dkrr.dataset.Dataset`.
     rows_per_chunk
@@ -336,7 +338,7 @@ class DatasetWriter:
             with contextlib.suppress(Exception):
                 if open_dataset(self.location).version == self._replaces.version:
                     for name in self._widths:
-                        destination.remove_part(self.location, destination.array_name(name, self._version))
+                        remove_array(join(self.location, destination.array_name(name, self._version)))
             return
         if self._base is None:
             if self._state != "complete":

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MAX_TILE_SIZE = 16_384  # LAPACK calls with 32-bit indices overflow at 46,340 rows; a 16,384 tile is 2 GiB already
-FILE_SUFFIXES = (".csv", ".csv.gz", ".npy", ".npz", ".parquet", ".zarr")
+FILE_SUFFIXES = (".csv", ".csv.gz", ".npy", ".parquet", ".zarr")
 
 
 def locate(value: str, info: ValidationInfo) -> str:

@@ -105,7 +105,7 @@ def is_data(path: str) -> bool:
     """Whether a path or address is that of data, by its ending, and not that of a job file."""
     if is_url(path) or path.startswith(("sklearn:", "generate:")) or os.path.isdir(path):
         return True
-    return path.endswith((".csv", ".csv.gz", ".npy", ".npz", ".parquet", ".zarr"))
+    return path.endswith((".csv", ".csv.gz", ".npy", ".parquet", ".zarr"))
 
 
 def write_job(

@@ -20,7 +20,7 @@ from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError
 from dkrr.fitting import FitSettings
 from dkrr.jobs.spec import JobSpec
-from dkrr.left_out import factor_settings, leave_one_out_rows, resolve_method
+from dkrr.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import BLOCK_ROWS, load_model
@@ -28,19 +28,15 @@ from dkrr.stores import place, remove_array, write_json
 from dkrr.tiles import TileMatrix
 from dkrr.uncertainty import loo_quantiles
 
-__all__ = ["leave_out", "method_of"]
+__all__ = ["leave_out", "wants_leave_one_out"]
 
 logger = logging.getLogger("dkrr.jobs")
 
 
-def method_of(job: JobSpec, solver: str) -> str | None:
-    """Whether "exact" or "stochastic", as the job and its solver want it; None for no leave-one-out."""
+def wants_leave_one_out(job: JobSpec) -> bool:
+    """Whether the job asks for leave-one-out, or for intervals, which rest on it."""
     evaluate = job.evaluate
-    if evaluate is None or not (evaluate.leave_one_out or evaluate.intervals is not None):
-        return None
-    asked = evaluate.leave_one_out
-    by_default = "auto" if evaluate.intervals is None else "exact"  # estimates are seldom good enough for intervals
-    return resolve_method(asked if isinstance(asked, str) else by_default, solver)
+    return evaluate is not None and (bool(evaluate.leave_one_out) or evaluate.intervals is not None)
 
 
 def leave_out(
@@ -57,8 +53,7 @@ def leave_out(
     """Leave-one-out of a run whose model is saved, if the job asks for it: the figures per target, in the units of y.
 
     None, with a warning, also where the job allows a fit that did not converge, and this one is too far from a solution
-    for leave-one-out, or its probes did not converge either: then the model has no quantiles. Its seconds are those of
-    one phase.
+    for leave-one-out: then the model has no quantiles. Its seconds are those of one phase.
 
     Parameters
     ----------
@@ -69,19 +64,16 @@ def leave_out(
 
     Cost
     ----
-    That of :func:`dkrr.left_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor; estimates after cg.
+    That of :func:`dkrr.leave_one_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
     """
-    model = load_model(model_path, verify=False)
-    method = method_of(job, str(model.provenance["solver"]))
-    if method is None:
+    if not wants_leave_one_out(job):
         return None
+    model = load_model(model_path, verify=False)
     work = replace(workspace, phases={})
-    if method == "exact":
-        tile_size = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
-        settings = factor_settings(settings, dataset, work, model, tile_size)
-    given_system: dict[str, Any] = {"given": given, "source_digest": source_digest}
+    tile_size = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
+    settings = factor_settings(settings, dataset, work, model, tile_size)
     try:
-        found = leave_one_out_rows(dataset, settings, work, model, method=method, **given_system)
+        found = leave_one_out_rows(dataset, settings, work, model, given=given, source_digest=source_digest)
     except ConvergenceError as exc:
         if model.solution.converged:
             raise
@@ -105,14 +97,8 @@ def _written(found: LeaveOneOut, directory: str) -> dict[str, Any]:
     """Write residuals and diagonal to the run's folder; the figures per target."""
     location = place(directory, "leave_one_out.zarr")
     remove_array(location)
-    arrays: dict[str, NDArray[np.float64] | None] = {
-        "residuals": found.residuals,
-        "inverse_diagonal": found.inverse_diagonal,
-        "standard_error": found.standard_error,
-    }
-    for name, values in arrays.items():
-        if values is not None:
-            _write_rows(location, name, values)
+    for name, values in (("residuals", found.residuals), ("inverse_diagonal", found.inverse_diagonal)):
+        _write_rows(location, name, values)
     figures = found.summary()
     write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": figures})
     return figures

@@ -21,7 +21,7 @@ from dkrr.engine.memory import free_memory_bytes, peak_rss_bytes, total_memory_b
 from dkrr.errors import ParameterError
 from dkrr.fitting import center_of_lineage
 from dkrr.jobs.claim import run_id
-from dkrr.jobs.leave_one_out import method_of
+from dkrr.jobs.leave_one_out import wants_leave_one_out
 from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
 from dkrr.jobs.loss_spec import C_of, parameters_of
 from dkrr.jobs.planned import Plan
@@ -34,10 +34,9 @@ from dkrr.linalg.sizes import task_bytes
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.planning.costs import CLIENT_BYTES, Machine
-from dkrr.planning.leave_one_out import with_leave_one_out
 from dkrr.planning.losses import DECOMPOSITION_PASSES, NEWTON_PRODUCTS, loss_candidate
 from dkrr.planning.planner import ASKED, Decision, decide
-from dkrr.planning.pricing import DISK_RESERVE_BYTES
+from dkrr.planning.pricing import DISK_RESERVE_BYTES, with_leave_one_out
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import Trial, sample_trial
 from dkrr.records import loss_solver, usable_rows
@@ -160,10 +159,9 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         trial=trial,
         always_measure=earlier is None or has_grown,
     )
-    left_out = method_of(job, decision.chosen.solver)
-    chosen = with_leave_one_out(
-        decision.chosen, problem, left_out, limits, machine() if left_out and (earlier is None or has_grown) else None
-    )
+    chosen = decision.chosen
+    if wants_leave_one_out(job):
+        chosen = with_leave_one_out(chosen, problem, limits, machine() if earlier is None or has_grown else None)
     reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
     newer = prepared.frozen is not None and (prepared.frozen.scaling is None or prepared.frozen.drift.num_rows > 0)
     notes = [prepared.frozen.sentence()] if newer and prepared.frozen is not None else []
@@ -190,8 +188,6 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     refusal, hint = _refusal(chosen, d, store, limit, per_task, needed, free)
     if job.cluster.insecure:
         notes.append("insecure = true: the scheduler is reached without encryption or authentication")
-    if left_out == "stochastic":
-        notes.append("leave-one-out by probes: some 30 right-hand sides more, not in the estimated seconds")
     nystrom = choice.nystrom(usable_rows(train)) if choice.solver == "nystrom" else None
     if nystrom is not None:
         notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
@@ -368,6 +364,8 @@ def _refusal(
         return f"{what} needs {size(per_task)}, a worker may use {size(limit)}", hint
     if free is not None and needed + DISK_RESERVE_BYTES > free:
         smaller_way = ", or name = 'cg' (no factor)" if chosen.solver == "cholesky" else ""
+        if "float64 factor" in chosen.disk_bytes:
+            smaller_way = ", or ask for no leave-one-out and no intervals, which need a factor"
         missing = needed + DISK_RESERVE_BYTES - free
         return (
             f"the job writes {size(needed)} to {store}, and {size(DISK_RESERVE_BYTES)} are kept free there so that the "

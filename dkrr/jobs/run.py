@@ -18,7 +18,7 @@ from dkrr.engine.tasks import Executor, Progress
 from dkrr.jobs.claim import check_claim, resolve_once, run_id
 from dkrr.jobs.documents import plain
 from dkrr.jobs.figures import SAMPLE_ROWS, Figures, data_facts, held_out_facts
-from dkrr.jobs.leave_one_out import method_of
+from dkrr.jobs.leave_one_out import wants_leave_one_out
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.runs.directory import RunDirectory
@@ -144,7 +144,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()
         has_left_out = summary.leave_one_out is not None
-        if not has_left_out and method_of(job, summary.solver) is not None:
+        if not has_left_out and wants_leave_one_out(job):
             summary.message += "; no leave-one-out, and no intervals that rest on it"
         if prepared.test is not None:
             monitor.phase("evaluate")

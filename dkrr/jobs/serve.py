@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dkrr.address import is_below, is_url, name_of, parent_of
-from dkrr.bulk import is_worth_a_cluster
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
@@ -22,6 +21,7 @@ from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.jobs.export import Beside, check_output, export_predictions, work_of
 from dkrr.jobs.registry.versions import RECORD
 from dkrr.jobs.uncertain import Asked, probability_table, uncertain_columns, uncertain_table
+from dkrr.large_predictions import is_worth_a_cluster
 from dkrr.lock import hold_lock
 from dkrr.manifest import manifest_digest
 from dkrr.model import Model, load_model

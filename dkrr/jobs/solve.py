@@ -31,8 +31,8 @@ from dkrr.planning.costs import Machine
 from dkrr.planning.iterations import Iterations
 from dkrr.planning.planner import Ways, settings_of
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
-from dkrr.spread import recorded_factors
 from dkrr.stores import delete_key, list_entries, place, remove_array
+from dkrr.uncertainty import recorded_factors
 from dkrr.validation import check_target_sizes
 
 __all__ = ["solve_and_save"]

@@ -121,8 +121,7 @@ class EvaluateSpec(Table):
     With ``path`` as well those rows are only left out of the fit, and the rows of ``path`` alone are predicted.
     ``metric`` None means accuracy for one-hot targets, pinball for that loss, and rmse otherwise. ``intervals`` is the
     coverage of prediction intervals: the model gets quantiles of its leave-one-out residuals, and held-out rows are
-    counted. With ``leave_one_out`` every training row is predicted as by a fit without it (true: "stochastic" after cg
-    without ``intervals``, "exact" otherwise). Both may stand alone.
+    counted. With ``leave_one_out`` every training row is predicted as by a fit without it. Both may stand alone.
 
     Parameters
     ----------
@@ -147,13 +146,18 @@ class EvaluateSpec(Table):
     mask_column: Column = 0
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
-    leave_one_out: bool | Literal["exact", "stochastic"] | None = None
+    leave_one_out: bool | None = None
     intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @field_validator("mask")
     @classmethod
     def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
         return locate(value, info) if is_data_file(value) else value
+
+    @field_validator("leave_one_out", mode="before")
+    @classmethod
+    def _is_exact(cls, value: Any) -> Any:
+        return True if value == "exact" else value  # the word of jobs that had a choice
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -136,14 +136,10 @@ def _leave_one_out(figures: dict[str, Any]) -> str:
     def listed(values: list[float], form: str) -> str:
         return ", ".join(format(value, form) for value in values)
 
-    text = f"rmse {listed(figures['rmse'], '.5g')}"
-    if "mean_squared_error_se" in figures:
-        pairs = zip(figures["mean_squared_error_se"], figures["rmse"], strict=True)
-        text += f" +- {listed([spread / (2 * rmse) if rmse else 0.0 for spread, rmse in pairs], '.1g')}"
     root = [value**0.5 for value in figures["gcv"]]
     return (
-        f"{text}, by generalised cross validation {listed(root, '.5g')}, degrees of freedom "
-        f"{listed(figures['degrees_of_freedom'], ',.1f')} ({figures['method']})"
+        f"[bold]rmse {listed(figures['rmse'], '.5g')}[/bold], by generalised cross validation {listed(root, '.5g')}, "
+        f"degrees of freedom {listed(figures['degrees_of_freedom'], ',.1f')}"
     )
 
 

@@ -3,7 +3,7 @@
 from dkrr.kernels.base import Constant, Kernel, Product, Sum
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkrr.kernels.function import FunctionKernel
-from dkrr.kernels.histogram import AdditiveChi2, Chi2
+from dkrr.kernels.histogram import Chi2
 from dkrr.kernels.make import kernel_from_dict, make_kernel
 from dkrr.kernels.precomputed import Precomputed
 from dkrr.kernels.sklearn_gp import SklearnKernel
@@ -11,7 +11,6 @@ from dkrr.kernels.stationary import RBF, Laplacian, Matern
 
 __all__ = [
     "RBF",
-    "AdditiveChi2",
     "Chi2",
     "Constant",
     "Cosine",

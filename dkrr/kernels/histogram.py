@@ -1,6 +1,6 @@
-"""Kernels of histograms (non-negative features): additive_chi2 and chi2, as in :mod:`sklearn.metrics.pairwise`.
+"""The kernel of histograms (non-negative features): chi2, as in :mod:`sklearn.metrics.pairwise`.
 
-There is no matrix product in them: every feature costs five passes over a strip, 1.5 ns an entry and feature, so that
+There is no matrix product in it: every feature costs five passes over a strip, 1.5 ns an entry and feature, so that
 one entry with d = 10 costs as much as ten of rbf.
 """
 
@@ -14,64 +14,11 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.checks import LIMIT, overflow, positive, require_nonnegative
 from dkrr.kernels.strips import Fill, FloatArray
 
-__all__ = ["AdditiveChi2", "Chi2"]
+__all__ = ["Chi2"]
 
 # Elements of NumPy's buffer in broadcast operations. With the default of 8,192 every operand of rows shorter than that
 # is copied through the buffer, which doubles the time.
 BUFFER_SIZE = 256
-
-
-def _fill_additive(kernel: Kernel, A: FloatArray, B: FloatArray, entries: int) -> Fill:
-    """Fill strips with -sum_f (a_f - b_f)^2 / (a_f + b_f)."""
-    for rows, side in ((A, "A"), (B, "B")):
-        require_nonnegative(kernel.name, rows, side)
-        if not np.einsum("ij,ij->i", rows, rows).max() < LIMIT:
-            raise overflow(kernel.describe(), A, B)
-    # 0 / 0 counts as 0: with the smallest normal number in place of 0 on one side it is, and no other term changes
-    left = np.ascontiguousarray(np.maximum(A, np.finfo(np.float64).tiny).T)
-    right = np.ascontiguousarray(B.T)
-    scratch = np.empty((2, entries))
-
-    def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
-        total = scratch[0, : strip.size].reshape(strip.shape)
-        term = scratch[1, : strip.size].reshape(strip.shape)
-        strip.fill(0.0)
-        previous = np.setbufsize(BUFFER_SIZE)
-        try:
-            for a, b in zip(left, right, strict=True):
-                column, row = a[rows, np.newaxis], b[columns]
-                np.add(column, row, out=total)
-                np.subtract(column, row, out=term)
-                np.multiply(term, term, out=term)
-                np.divide(term, total, out=term)
-                np.subtract(strip, term, out=strip)
-        finally:
-            np.setbufsize(previous)
-
-    return fill
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdditiveChi2(Kernel):
-    """k(a, b) = -sum_f (a_f - b_f)^2 / (a_f + b_f), with 0 / 0 = 0; features >= 0
-
-    Only conditionally positive definite: k(a, a) = 0 and all other values are negative, so that a Cholesky solve needs
-    an alpha larger than its most negative eigenvalue.
-
-    References
-    ----------
-    Zhang, Marszalek, Lazebnik and Schmid, Local features and kernels for classification of texture and object
-    categories, International Journal of Computer Vision 73, 2007.
-    """
-
-    name = "additive_chi2"
-
-    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
-        return _fill_additive(self, A, B, entries)
-
-    def _diag(self, A: FloatArray) -> FloatArray:
-        require_nonnegative(self.name, A, "A")
-        return np.zeros(len(A))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +26,11 @@ class Chi2(Kernel):
     """k(a, b) = exp(-gamma sum_f (a_f - b_f)^2 / (a_f + b_f)), with 0 / 0 = 0; features >= 0
 
     gamma=None means 1.0 here, not 1 / d, as in :func:`sklearn.metrics.pairwise.chi2_kernel`.
+
+    References
+    ----------
+    Zhang, Marszalek, Lazebnik and Schmid, Local features and kernels for classification of texture and object
+    categories, International Journal of Computer Vision 73, 2007.
     """
 
     name = "chi2"
@@ -97,10 +49,30 @@ class Chi2(Kernel):
         return True
 
     def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
-        additive = _fill_additive(self, A, B, entries)
+        for rows, side in ((A, "A"), (B, "B")):
+            require_nonnegative(self.name, rows, side)
+            if not np.einsum("ij,ij->i", rows, rows).max() < LIMIT:
+                raise overflow(self.describe(), A, B)
+        # 0 / 0 counts as 0: with the smallest normal number in place of 0 on one side it is, and no other term changes
+        left = np.ascontiguousarray(np.maximum(A, np.finfo(np.float64).tiny).T)
+        right = np.ascontiguousarray(B.T)
+        scratch = np.empty((2, entries))
 
         def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
-            additive(rows, columns, strip)
+            total = scratch[0, : strip.size].reshape(strip.shape)
+            term = scratch[1, : strip.size].reshape(strip.shape)
+            strip.fill(0.0)
+            previous = np.setbufsize(BUFFER_SIZE)
+            try:
+                for a, b in zip(left, right, strict=True):
+                    column, row = a[rows, np.newaxis], b[columns]
+                    np.add(column, row, out=total)
+                    np.subtract(column, row, out=term)
+                    np.multiply(term, term, out=term)
+                    np.divide(term, total, out=term)
+                    np.subtract(strip, term, out=strip)
+            finally:
+                np.setbufsize(previous)
             np.multiply(strip, self.gamma or 1.0, out=strip)
             np.exp(strip, out=strip)
 

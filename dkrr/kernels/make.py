@@ -13,7 +13,7 @@ from dkrr.kernels.base import Constant, Kernel, Product, Sum
 from dkrr.kernels.checks import check_names, nearest
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkrr.kernels.function import FunctionKernel, import_function
-from dkrr.kernels.histogram import AdditiveChi2, Chi2
+from dkrr.kernels.histogram import Chi2
 from dkrr.kernels.precomputed import Precomputed
 from dkrr.kernels.sklearn_gp import SklearnKernel, is_sklearn_kernel, sklearn_kernel_from_dict
 from dkrr.kernels.stationary import RBF, Laplacian, Matern
@@ -22,8 +22,7 @@ __all__ = ["kernel_from_dict", "make_kernel"]
 
 # What a name in kernel="..." may be.
 NAMED: dict[str, type[Kernel]] = {
-    kind.name: kind
-    for kind in (AdditiveChi2, Chi2, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, RBF, Sigmoid)
+    kind.name: kind for kind in (Chi2, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, RBF, Sigmoid)
 }
 NAMED["polynomial"] = Polynomial
 # What else may stand in a dictionary.

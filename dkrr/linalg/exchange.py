@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError
-from dkrr.stores import is_url, local_root, place, remove_array
+from dkrr.stores import place, remove_array
 from dkrr.tiles import TileGrid
 
-__all__ = ["Exchange", "Layout", "MemoryExchange", "StoreExchange", "remove_below"]
+__all__ = ["Exchange", "Layout", "MemoryExchange", "StoreExchange"]
 
 FloatMatrix = NDArray[np.float64]
 Key = tuple[int, int, int]
@@ -105,7 +105,7 @@ class StoreExchange:
     Parameters
     ----------
     store
-        Folder, URL or Zarr store.
+        Folder or URL.
     path
         Below it, this product's own.
     """
@@ -157,7 +157,7 @@ class StoreExchange:
 
     def remove(self) -> None:
         """Remove everything of this product."""
-        remove_below(self.store, self.path)
+        remove_array(place(self.store, self.path))
 
     def _vectors(self, panel: int) -> ChunkArray:
         blocks = self.layout.blocks
@@ -175,13 +175,3 @@ class StoreExchange:
     def _array(self, name: str, num_chunks: int, entries: int) -> ChunkArray:
         # nobody but the tasks of this product reads it, and they know its shape: no metadata on disk
         return ChunkArray(self.store, f"{self.path}/{name}", (num_chunks * entries,), (entries,), "float64")
-
-
-def remove_below(store: Any, path: str) -> None:
-    """Remove a folder (or prefix) of a store; one that does not exist is no error."""
-    if is_url(store) or local_root(store) is not None:
-        remove_array(place(store if is_url(store) else local_root(store), path))
-        return
-    from zarr.core.sync import sync
-
-    sync(store.delete_dir(path))

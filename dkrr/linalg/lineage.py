@@ -28,7 +28,7 @@ from dkrr.dataset.dataset import Part
 from dkrr.dataset.digests import DIGEST_ROWS
 from dkrr.errors import StoreError
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.stores import children, is_url, local_root, place, read_json, write_json
+from dkrr.stores import children, is_url, place, read_json, write_json
 
 __all__ = ["Ancestor", "ancestors", "record_rows", "recorded_models"]
 
@@ -93,8 +93,6 @@ def record_rows(
     known
         Its ancestors: one with the same centre had it first.
     """
-    if not _is_root(store):
-        return
     is_model = kind == "models"
     key = str(fields["rows_digest"]) if is_model else name_of(location).removesuffix(".zarr")
     folder, name = place(store, FOLDER), f"{_family(fields['kernel'])}-{key}.json"
@@ -113,8 +111,6 @@ def record_rows(
 
 def ancestors(store: Any, dataset: Dataset, kernel: dict[str, Any], *, kinds: Iterable[Kind]) -> list[Ancestor]:
     """Earlier arrays of a kernel that have rows in common with a data set, the longest common prefix first."""
-    if not _is_root(store):
-        return []
     folder, family, wanted = join(str(store), FOLDER), _family(kernel), set(kinds)
     names = [name for name in children(folder) if name.startswith(f"{family}-") and name.endswith(".json")]
     found = []
@@ -136,11 +132,6 @@ def recorded_models(store: str) -> list[str]:
     folder = join(store, FOLDER)
     names = [name for name in children(folder) if name.endswith(".json")]
     return [str(document["location"]) for document in _read_all(folder, names) if document["kind"] == "models"]
-
-
-def _is_root(store: Any) -> bool:
-    """Whether there can be several arrays in a store: a Zarr store object holds one."""
-    return is_url(store) or local_root(store) is not None
 
 
 def _relative(location: str) -> str:

@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 from dkrr.engine.tasks import InProcessExecutor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, NumericalError
 from dkrr.failpoints import failpoint
-from dkrr.linalg.exchange import Exchange, Layout, MemoryExchange, StoreExchange, remove_below
+from dkrr.linalg.exchange import Exchange, Layout, MemoryExchange, StoreExchange
 from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.pairs import BAND_BYTES, BLOCK_ROWS, STRIP_ROWS, Entries, Pair, StoredEntries, is_nonnegative
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
+from dkrr.stores import place, remove_array
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import is_finite
 
@@ -168,7 +169,7 @@ class OperatorProduct:
 
     def __exit__(self, *_: object) -> None:
         if not self.in_memory:
-            remove_below(self.scratch, self.folder)
+            remove_array(place(self.scratch, self.folder))
 
     def __call__(self, v: FloatMatrix) -> FloatMatrix:
         """S K S V (n, t) float64; the order of every sum depends on n and the settings only.

@@ -59,7 +59,7 @@ def entry_nanoseconds(kernel: Kernel | None, num_features: int) -> float:
         return sum(entry_nanoseconds(part, num_features) for part in kernel.parts)
     if kernel.name in ("function", "sklearn"):
         return 1000.0
-    per_feature = 0.5 if kernel.name in ("laplacian", "chi2", "additive_chi2") else 1 / 30
+    per_feature = 0.5 if kernel.name in ("laplacian", "chi2") else 1 / 30
     return 1.0 + per_feature * num_features
 
 

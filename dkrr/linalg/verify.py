@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from dkrr.address import is_url
 from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.operators import RidgeOperator
@@ -186,29 +184,10 @@ def _file_part(path: str, length: int, offset: int) -> bytes | None:
 
 
 def _object_parts(array: ChunkArray, wanted: list[tuple[tuple[int, int], int]], length: int) -> list[bytes | None]:
-    """Byte ranges of chunks in a store that is not a local folder, all at once."""
-    if is_url(array.store):
-        from dkrr.objects import read_range
+    """Byte ranges of chunks at an address."""
+    from dkrr.objects import read_range
 
-        return [read_range(array.store, array.chunk_key(index), start, length) for index, start in wanted]
-    import asyncio
-
-    from zarr.abc.store import RangeByteRequest
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.core.sync import sync
-
-    store = array.store
-
-    async def fetch() -> list[Any]:
-        requests = (
-            store.get(
-                array.chunk_key(index), default_buffer_prototype(), byte_range=RangeByteRequest(start, start + length)
-            )
-            for index, start in wanted
-        )
-        return await asyncio.gather(*requests)
-
-    return [None if buffer is None else buffer.to_bytes() for buffer in sync(fetch())]
+    return [read_range(array.store, array.chunk_key(index), start, length) for index, start in wanted]
 
 
 def verify_array(array: ChunkArray, indices: Iterable[Sequence[int]] | None = None) -> list[str]:
@@ -314,16 +293,8 @@ def _unknown_keys(
     known = {array.chunk_key(index) for index in indices} | {f"{array.path}/zarr.json".lstrip("/"), MAKER}
     if below is not None:
         known |= {below.chunk_key(index) for index in np.ndindex(*below.num_chunks)} | {f"{below.path}/zarr.json"}
-    for key in _keys(array):
+    prefix = f"{array.path}/" if array.path else ""
+    for key in (prefix + key for key in list_keys(array.location)):
         if key not in known:
             what = "left by an interrupted write" if key.endswith(".partial") else "of unknown origin"
             yield f"{key} is {what}"
-
-
-def _keys(array: ChunkArray) -> Iterator[str]:
-    """Every key of an array, relative to its store."""
-    if isinstance(array.store, str):
-        prefix = f"{array.path}/" if array.path else ""
-        yield from (prefix + key for key in list_keys(array.location))
-    else:
-        yield from (key for key in list_keys(array.store) if key.startswith(array.path))

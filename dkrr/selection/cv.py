@@ -63,11 +63,10 @@ class KernelRidgeCV(KernelRidge):
         Keep ``cv_results_``.
     solver, precision, tile_size, store, tol, max_iter, solver_params
         As in :class:`dkrr.KernelRidge`. Up to 6,000 rows are fitted in memory, and up to 12,000 where folds or many
-        alphas make it pay, unless ``tile_size``, ``store`` or "cg" ask for tiles: one eigendecomposition serves all
-        folds and alphas; for leave-one-out with at most 8 alphas a factor for each takes less time. Through tiles
-        "cholesky" makes a factor for each alpha from one stored Gram matrix, "cg" estimates the leave-one-out error
-        of each (see :meth:`leave_one_out`), "primal" takes two passes, and "auto" what costs less. Folds are for rows
-        in memory.
+        alphas make it pay, unless ``tile_size`` or ``store`` ask for tiles: one eigendecomposition serves all folds
+        and alphas; for leave-one-out with at most 8 alphas a factor for each takes less time. Through tiles "cholesky"
+        makes a factor for each alpha from one stored Gram matrix, "primal" takes two passes, and "auto" what costs
+        less; "cg" and "nystrom" have no leave-one-out error for a grid. Folds are for rows in memory.
 
     Attributes
     ----------

@@ -119,7 +119,7 @@ class Scoring:
 
     def of_left_out(self, loo: LeaveOneOut, y: Floats, weight: Floats | None) -> Floats:
         """The score of one alpha, or (t,)."""
-        if self.scorer is None:  # an estimate has a mean of its own, without the bias of its noise
+        if self.scorer is None:
             return self.of_errors(loo.mean_squared_error[:, None], weight)[..., 0]
         predictions = (y - loo.residuals)[:, :, None]
         return np.asarray(self.of(y, predictions, weight, "the leave-one-out predictions")[..., 0])

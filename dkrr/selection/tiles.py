@@ -1,39 +1,33 @@
 """A grid of alphas through tiles, for rows beyond an eigendecomposition in memory.
 
     cholesky    one stored Gram matrix; for each alpha a factor, the solution, the exact diagonal of the inverse
-    cg          targets and probes of all alphas as columns of the same passes: :mod:`dkrr.linalg.inference.cg_path`
     primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal.choose`
 
 Factors of alphas that are not the best of any target are removed as soon as that is known, so that at most t + 1 lie on
 the disk at once; those that were in the store before, or that another fit has used meanwhile, stay there. The smallest
-alpha comes first: where it is too small for a factor, or for the iterations, that is known before the others are paid
-for.
+alpha comes first: where it is too small for a factor, that is known before the others are paid for.
 
 Cost
 ----
-cholesky: 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit; cg: (t + num_probes) columns an alpha.
+cholesky: 2/3 n^3 flops an alpha and n^2 / 2 numbers more on disk than one fit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.attempts import way_after
 from dkrr.dataset import Dataset
 from dkrr.engine.session import blas_of
 from dkrr.engine.tasks import Executor
-from dkrr.errors import DataError, NumericalError, ParameterError
-from dkrr.fitting import FitSettings, ridge_operator, stored_gram
-from dkrr.left_out import leave_one_out_rows
-from dkrr.linalg.cg.solver import CGSolver
-from dkrr.linalg.inference.cg_path import cg_path
-from dkrr.linalg.inference.leave_one_out import LeaveOneOut
+from dkrr.errors import ParameterError
+from dkrr.fitting import FitSettings
+from dkrr.leave_one_out import leave_one_out_rows
 from dkrr.linalg.primal.choose import stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
@@ -41,6 +35,7 @@ from dkrr.planning.candidates import Candidate, Problem
 from dkrr.planning.costs import factorise_seconds
 from dkrr.planning.planner import Decision, Ways
 from dkrr.planning.pricing import DISK_RESERVE_BYTES
+from dkrr.planning.ways import may_be_primal
 from dkrr.resources import free_bytes
 from dkrr.selection.path import Chosen, choose
 from dkrr.selection.primal import primal_search
@@ -53,11 +48,6 @@ __all__ = ["PathFit"]
 logger = logging.getLogger("dkrr.selection")
 
 Floats = NDArray[np.float64]
-
-# mean squared errors (t,) and their standard errors
-Errors = tuple[Floats, Floats]
-
-NUM_PROBES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +71,22 @@ class PathFit(TiledFit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.choice.solver == "nystrom":
+        if self.choice.solver in ("cg", "nystrom"):
             raise ParameterError(
-                "solver 'nystrom' with a grid of alphas",
-                hint="give 'auto', 'cholesky', 'cg' or 'primal', or a KernelRidge each",
+                f"solver {self.choice.solver!r} with a grid of alphas, of which it has no leave-one-out errors",
+                hint="give 'auto', 'cholesky' or 'primal', or a KernelRidge each",
             )
 
     def _decide(self, problem: Problem, dataset: Dataset, executor: Executor, root: Any) -> Decision:
-        """The cheaper of a factor and its inverse's diagonal for each alpha, and of iterations with probes for each."""
+        """The cheaper of a factor and its inverse's diagonal for each alpha, and of two passes in feature space."""
         k, t = len(self.grid), problem.num_targets
-        path = replace(self, choice=replace(self.choice, precision="float64")) if self._exact_by_name else self
-        whole = replace(problem, alpha=tuple(np.repeat(self.grid, t + NUM_PROBES)), num_targets=k * (t + NUM_PROBES))
-        decision = super(PathFit, path)._decide(whole, dataset, executor, root)
-        priced = [self._with_diagonals(item, problem, executor, root) for item in decision.candidates]
-        usable = [item for item in priced if (item.solver, item.precision) != ("cholesky", "mixed")]
+        whole = replace(problem, alpha=tuple(np.repeat(self.grid, t)), num_targets=k * t)
+        choice = replace(self.choice, precision=self._precision)
+        if choice.solver == "auto" and not may_be_primal(whole, choice):
+            choice = replace(choice, solver="cholesky")
+        decision = super(PathFit, replace(self, choice=choice))._decide(whole, dataset, executor, root)
+        exact = [item for item in decision.candidates if item.solver != "cg"]
+        usable = [self._with_diagonals(item, problem, executor, root) for item in exact]
         feasible = [item for item in usable if not item.infeasible] or usable
         best = min(feasible, key=lambda item: item.total_seconds)
         for item in sorted(feasible, key=lambda item: item.total_seconds):
@@ -104,9 +96,9 @@ class PathFit(TiledFit):
         )
 
     @property
-    def _exact_by_name(self) -> bool:
-        """A factor of exact leave-one-out is a float64 one, unless a float32 answer is asked for."""
-        return self.choice.solver == "cholesky" and self.choice.precision in ("auto", "mixed")
+    def _precision(self) -> str:
+        """Leave-one-out errors are those of a float64 factor, unless a float32 answer is asked for."""
+        return "float32" if self.choice.precision == "float32" else "float64"
 
     def _with_diagonals(self, item: Candidate, problem: Problem, executor: Executor, root: Any) -> Candidate:
         """A candidate with what the diagonals of the inverses cost, and the factors that lie on the disk at once."""
@@ -149,50 +141,18 @@ class PathFit(TiledFit):
         digest: str = "",
         ways: Ways | None = None,
     ) -> Model:
-        given_up: list[Any] = []
-        while True:
-            try:
-                return self._searched(dataset, settings, root, executor, given, digest, ways)
-            except NumericalError as exc:
-                following = way_after(ways, given_up, settings, exc)
-                if following is None:
-                    raise
-                logger.warning(
-                    "%s failed for these alphas (%s); went on with %s", settings.name, exc.message, following.name
-                )
-                settings = following.to_fit(settings)
-
-    def _searched(
-        self,
-        dataset: Dataset,
-        settings: FitSettings,
-        root: Any,
-        executor: Executor,
-        given: TileMatrix | None,
-        digest: str,
-        ways: Ways | None,
-    ) -> Model:
-        """The model of the best alpha by one way."""
-        is_exact = settings.solver == "cholesky"
-        if is_exact:
-            precision = settings.precision if settings.precision == "float32" else "float64"
-            settings = replace(settings, gram="stored", precision=precision)
-        elif self.scoring.scorer is None and self.stored is None:
-            return self._by_columns(dataset, settings, root, executor, given, digest, ways)
+        """The model of the best alpha, from a factor of each."""
+        settings = replace(settings, gram="stored", precision=self._precision)  # type: ignore[arg-type]
         (y, weight), scoring = _targets(dataset), self._scoring(dataset)
         (n, t), k = y.shape, len(self.grid)
         scores = np.full((t, k) if scoring.per_target else (k,), -np.inf)
         values = None if self.stored is None else np.empty((n, t, k))
-        kept, found = dict[int, Model](), dict[int, Errors]()
+        kept = dict[int, Model]()
         workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
         for number in np.argsort(self.grid, kind="stable").tolist():
             one = replace(settings, alpha=(self.grid[number],))
             model = super()._model(dataset, one, root, executor, given, digest)
-            loo = leave_one_out_rows(
-                dataset, one, workspace, model, method="exact" if is_exact else "stochastic", num_probes=NUM_PROBES,
-                seed=self.choice.seed, given=given, source_digest=digest,
-            )  # fmt: skip
-            found[number] = _errors(loo)
+            loo = leave_one_out_rows(dataset, one, workspace, model, given=given, source_digest=digest)
             scores[..., number] = scoring.of_left_out(loo, y, weight)
             logger.info("alpha %.3g: score %s", self.grid[number], scores[..., number])
             if values is not None:
@@ -203,71 +163,11 @@ class PathFit(TiledFit):
                     if workspace.discard(location):
                         logger.info("removed %s: its alpha is not the best", location)
         chosen = choose(scores, t, values)
-        self._check_known(chosen, found)
         self.take(chosen)
         if len(kept) == 1:
             return next(iter(kept.values()))
         settings = replace(settings, alpha=self._chosen_alphas(chosen))
-        return super()._model(dataset, settings, root, executor, given, digest, _anew(ways))
-
-    def _by_columns(
-        self,
-        dataset: Dataset,
-        settings: FitSettings,
-        root: Any,
-        executor: Executor,
-        given: TileMatrix | None,
-        digest: str,
-        ways: Ways | None,
-    ) -> Model:
-        """Conjugate gradients for all alphas, targets and probes side by side; the fit starts from what they found."""
-        (y, weight), scoring = _targets(dataset), self._scoring(dataset)
-        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
-        operator = ridge_operator(dataset, settings, min(self.grid), given)
-        if settings.gram == "stored" and given is None:
-            operator = replace(operator, gram=stored_gram(operator, workspace))
-        solver = CGSolver(
-            settings=settings.iterative,
-            precision="mixed" if settings.precision == "mixed" else "float64",
-            accept_limit=self.choice.solver == "auto",
-        )
-        path = cg_path(
-            operator, workspace, y, self.grid, solver, fit_intercept=settings.fit_intercept, num_probes=NUM_PROBES,
-            seed=self.choice.seed, weight_digest=dataset.digest_weight, source_digest=digest,
-        )  # fmt: skip
-        found: list[Errors] = []
-        scores, best, start = [], np.full(y.shape[1], -np.inf), np.zeros(y.shape)
-        scale = 1.0 if weight is None else np.sqrt(weight)[:, None]
-        for point in path:
-            score = scoring.of_left_out(point.leave_one_out, y, weight)
-            logger.info("alpha %.3g: score %s", point.alpha, score)
-            scores.append(score)
-            found.append(_errors(point.leave_one_out))
-            better = np.broadcast_to(score, best.shape) > best
-            start[:, better] = (scale * point.u)[:, better]
-            best = np.maximum(best, score)
-        chosen = choose(np.stack(scores, axis=-1), y.shape[1])
-        self._check_known(chosen, found)
-        self.take(chosen)
-        settings = replace(settings, alpha=self._chosen_alphas(chosen))
-        one = _anew(ways)
-        return super(PathFit, replace(self, start=start))._model(dataset, settings, root, executor, given, digest, one)
-
-    def _check_known(self, chosen: Chosen, found: Mapping[int, Errors] | Sequence[Errors]) -> None:
-        """Refuse an alpha whose error is an estimate of which nothing is known.
-
-        Raises
-        ------
-        DataError
-        """
-        for target, number in enumerate(chosen.index.tolist()):
-            mean, error = (values[target] for values in found[number])
-            if not error <= mean:
-                raise DataError(
-                    f"the alpha of target {target} would be {self.grid[number]:.3g}, whose leave-one-out error is "
-                    f"estimated as {mean:.3g} +- {error:.2g}: nothing is known of it",
-                    hint="leave out the smallest alphas, or take solver='cholesky', whose leave-one-out is exact",
-                )
+        return super()._model(dataset, settings, root, executor, given, digest)
 
     def _scoring(self, dataset: Dataset) -> Scoring:
         t = dataset.num_targets
@@ -277,16 +177,6 @@ class PathFit(TiledFit):
         """One alpha, or one for each target."""
         numbers = chosen.index[:1] if chosen.scores.ndim == 1 else chosen.index
         return tuple(self.grid[number] for number in numbers)
-
-
-def _anew(ways: Ways | None) -> Ways | None:
-    """The ways to one fit: those of the grid have the prices of all its alphas."""
-    return None if ways is None else replace(ways, candidates=())
-
-
-def _errors(loo: LeaveOneOut) -> Errors:
-    exact = np.zeros_like(loo.mean_squared_error)
-    return loo.mean_squared_error, exact if loo.mean_squared_error_se is None else loo.mean_squared_error_se
 
 
 def _targets(dataset: Dataset) -> tuple[Floats, Floats | None]:

@@ -330,16 +330,3 @@ def test_a_plan_says_where_float32_products_cannot_lead_to_the_answer(tmp_path: 
     for way in ways:
         assert ("float32 products are off by up to" in way["infeasible"]) == (way["precision"] == "mixed")
     assert (plan["solver"], plan["precision"]) != ("cg", "mixed")
-
-
-def test_a_search_goes_on_too(no_row_is_few: None, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    grid = [1e-2, 1e-1, 1.0]
-    given: dict[str, Any] = {"kernel": "rbf", "gamma": 2.0, "tile_size": 128, "tol": TOL}
-    with failing_at("cg.float32.curvature:@2:nan"):
-        found = dkrr.KernelRidgeCV(grid, **given, store=tmp_path / "auto").fit(X, Y)
-    assert any("went on with cg float64" in record.message for record in caplog.records)
-    named = dkrr.KernelRidgeCV(grid, **given, solver="cg", precision="float64", store=tmp_path / "named").fit(X, Y)
-    assert found.alpha_ == named.alpha_
-    np.testing.assert_allclose(found.predict(X), named.predict(X), rtol=0, atol=1e-6)
-    with failing_at("cg.float32.curvature:@2:nan"), pytest.raises(dkrr.NotPositiveDefiniteError):
-        dkrr.KernelRidgeCV(grid, **given, solver="cg", precision="mixed", store=tmp_path / "mixed").fit(X, Y)

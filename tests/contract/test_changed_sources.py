@@ -41,31 +41,31 @@ def _file(path: Path, values: Any) -> str:
 
 @pytest.mark.parametrize("changed", ["X", "y", "weight"])
 @pytest.mark.parametrize(
-    ("options", "method"),
+    "options",
     [
-        ({"kernel": "rbf"}, "exact"),
-        ({"kernel": "rbf", "solver": "cg"}, "stochastic"),
-        ({"kernel": "rbf", "solver": "nystrom", "solver_params": {"num_centers": 10}}, "exact"),
-        ({"kernel": "linear", "solver": "primal"}, "exact"),
-        ({"kernel": "precomputed"}, "exact"),
-        ({"kernel": "precomputed", "solver": "cg"}, "stochastic"),
+        {"kernel": "rbf"},
+        {"kernel": "rbf", "solver": "cg"},
+        {"kernel": "rbf", "solver": "nystrom", "solver_params": {"num_centers": 10}},
+        {"kernel": "linear", "solver": "primal"},
+        {"kernel": "precomputed"},
+        {"kernel": "precomputed", "solver": "cg"},
     ],
     ids=str,
 )
 def test_leave_one_out_is_of_the_rows_of_the_fit(
-    options: dict[str, Any], method: str, changed: str, parts: Parts, tmp_path: Path
+    options: dict[str, Any], changed: str, parts: Parts, tmp_path: Path
 ) -> None:
     X, y, w = parts
     values = {"X": X @ X.T + np.eye(N) if options["kernel"] == "precomputed" else X, "y": y, "weight": w}
     paths = [_file(tmp_path / f"{name}.npy", part) for name, part in values.items()]
     estimator = dkrr.KernelRidge(tile_size=16, **options).fit(*paths)
-    wanted = estimator.leave_one_out(method=method).residuals
+    wanted = estimator.leave_one_out().residuals
     other = values[changed] + (np.eye(N) if values[changed].shape == (N, N) else 1.0)
     np.save(tmp_path / f"{changed}.npy", other)
     with pytest.raises(DkrrError, match=f"^{changed} has changed since the fit"):
-        estimator.leave_one_out(method=method)
+        estimator.leave_one_out()
     np.save(tmp_path / f"{changed}.npy", values[changed])
-    np.testing.assert_allclose(estimator.leave_one_out(method=method).residuals, wanted, rtol=1e-9)
+    np.testing.assert_allclose(estimator.leave_one_out().residuals, wanted, rtol=1e-9)
 
 
 def test_targets_and_weights_beside_a_file_are_copied(parts: Parts, tmp_path: Path) -> None:
@@ -300,26 +300,21 @@ def test_automatic_centres_are_as_many_as_the_present_rows_allow(
         assert model.num_rows == usable
 
 
-@pytest.mark.parametrize("form", ["C", "F", "npz", "classes"])
+@pytest.mark.parametrize("form", ["C", "F", "classes"])
 def test_an_array_file_that_is_replaced_while_it_is_read_is_refused(form: str, tmp_path: Path) -> None:
     values = 1 + np.random.default_rng(0).random((500, 6))
     values[:, -1] = np.arange(500) % 3
-    path = tmp_path / ("rows.npz" if form == "npz" else "rows.npy")
+    path = tmp_path / "rows.npy"
 
     def save(path: Path, values: Any) -> None:
-        if form == "npz":
-            np.savez(path, X=values[:, :-1], y=values[:, -1])
-        else:
-            np.save(path, np.asfortranarray(values) if form == "F" else values)
+        np.save(path, np.asfortranarray(values) if form == "F" else values)
 
     save(path, values)
-    save(tmp_path / f"other{path.suffix}", values + (0 if form == "classes" else 10.0))
-
-    options: dict[str, Any] = {} if form == "npz" else {"target": 5, "one_hot": form == "classes"}
+    save(tmp_path / "other.npy", values + (0 if form == "classes" else 10.0))
     table = open_table(path)
-    os.replace(tmp_path / f"other{path.suffix}", path)
+    os.replace(tmp_path / "other.npy", path)
     with pytest.raises(DataError, match="was changed while it was read"):
-        dkrr.ingest(table, tmp_path / "data.zarr", **options)
+        dkrr.ingest(table, tmp_path / "data.zarr", target=5, one_hot=form == "classes")
     assert not (tmp_path / "data.zarr").exists()
 
 

@@ -210,7 +210,7 @@ BESIDE_FITS: dict[str, Callable[[Path], Callable[[], object]]] = {
     ),
     "search": tuned,
     "leave-one-out": left_out,
-    "estimated leave-one-out": lambda place: left_out(place, solver="cg"),
+    "leave-one-out after cg": lambda place: left_out(place, solver="cg"),
     "Gram matrix": matrix,
 }
 

@@ -110,9 +110,9 @@ def run(*arguments: object) -> Result:
 def test_a_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
-    np.savez("data.npz", X=X, y=Y)
+    np.save("data.npy", np.column_stack([X, Y]))
     text = (
-        '[data]\npath = "data.npz"\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'
+        '[data]\npath = "data.npy"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'
         '[solver]\nname = "cg"\ntile_size = 100\nmax_iter = {}\n[output]\ndirectory = "runs/a"\n'
     )
     Path("job.toml").write_text(text.format(FEW))
@@ -194,9 +194,9 @@ def test_a_start_that_is_good_for_some_targets_is_no_end(tmp_path: Path) -> None
 def test_a_job_whose_start_is_good_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dkrr.jobs.run.job_executor", lambda *_: contextlib.nullcontext(InProcessExecutor()))
-    np.savez("data.npz", X=X, y=Y)
+    np.save("data.npy", np.column_stack([X, Y]))
     text = (
-        '[data]\npath = "data.npz"\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'
+        '[data]\npath = "data.npy"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 2.0\nalpha = 1e-3\n'
         '[solver]\nname = "{}"\nprecision = "{}"\ntile_size = 100\n'
         '[output]\ndirectory = "runs/{}"\nstore = "store"\nkeep = "{}"\n'
     )

@@ -27,11 +27,10 @@ def unconverged(max_iter: int | None, tol: float) -> dkrr.KernelRidge:
 
 
 @pytest.mark.parametrize(("max_iter", "tol"), [(3, 1e-8), (1, 1e-8), (None, 0.2)])
-@pytest.mark.parametrize("method", ["exact", "stochastic"])
-def test_rows_are_left_out_of_solutions_alone(max_iter: int | None, tol: float, method: str) -> None:
+def test_rows_are_left_out_of_solutions_alone(max_iter: int | None, tol: float) -> None:
     est = unconverged(max_iter, tol)
     with pytest.raises(dkrr.ConvergenceError, match="relative residual of the fit"):
-        est.leave_one_out(method)
+        est.leave_one_out()
     with pytest.raises(dkrr.ConvergenceError):
         est.predict_interval(X[:3])
 
@@ -48,16 +47,9 @@ def test_no_scale_is_known_without_a_solution() -> None:
 def test_centres_that_did_not_converge_have_no_leave_one_out() -> None:
     params = {"allow_unconverged": True, "num_centers": 40}
     options = KERNEL | {"solver": "nystrom", "solver_params": params}
-    assert dkrr.KernelRidge(tol=1e-6, **options).fit(X, Y).leave_one_out().method == "exact"
+    assert dkrr.KernelRidge(tol=1e-6, **options).fit(X, Y).leave_one_out().residuals.shape == (300, 1)
     with pytest.raises(dkrr.ConvergenceError, match="relative residual of the fit"):
         dkrr.KernelRidge(max_iter=1, **options).fit(X, Y).leave_one_out()
-
-
-def test_probes_converge_whatever_a_fit_allows() -> None:
-    params = {"allow_unconverged": True, "preconditioner": "none"}
-    search = dkrr.KernelRidgeCV([1e-3, 1e-2], kernel="rbf", gamma=0.5, solver="cg", max_iter=3, solver_params=params)
-    with pytest.raises(dkrr.ConvergenceError):
-        search.fit(X, Y)
 
 
 def test_a_splitter_sees_the_rows_as_they_were_given() -> None:
@@ -92,9 +84,7 @@ def test_intervals_count_rows_by_their_weight_and_not_by_their_leverage(alpha: f
     np.testing.assert_allclose(*ends, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "asked", ['leave_one_out = "exact"', "leave_one_out = true", "intervals = 0.9\nfraction = 0.3"]
-)
+@pytest.mark.parametrize("asked", ["leave_one_out = true", "intervals = 0.9\nfraction = 0.3"])
 @pytest.mark.parametrize("solver", ["cg", "nystrom"])
 @pytest.mark.whole
 def test_a_job_that_may_end_unconverged_ends_without_the_rows_left_out(
@@ -141,7 +131,7 @@ def test_a_job_that_converged_too_loosely_for_what_it_asks_is_an_error(
     in_process(monkeypatch)
     np.savetxt(tmp_path / "rows.csv", np.column_stack([X, Y]), delimiter=",", header="a,b,c,d,y", comments="")
     (tmp_path / "job.toml").write_text(
-        '[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\nleave_one_out = "exact"\n[model]\nkernel = "rbf"\n'
+        '[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\nleave_one_out = true\n[model]\nkernel = "rbf"\n'
         'alpha = 0.1\n[solver]\nname = "cg"\npreconditioner = "none"\ntol = 0.3\n'
     )
     result = CliRunner().invoke(main, ["fit", str(tmp_path / "job.toml")])

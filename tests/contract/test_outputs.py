@@ -298,8 +298,8 @@ def test_an_output_is_whole_after_any_fault(place: Path, ending: str, site: str)
 
 
 def test_json_has_null_for_what_is_no_number(place: Path) -> None:
-    np.savez("same.npz", X=ROWS, y=np.ones(40))
-    result = run("evaluate", "model.zarr", "same.npz", "--json")
+    dkrr.ingest(ROWS, "same.zarr", y=np.ones(40))
+    result = run("evaluate", "model.zarr", "same.zarr", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout, parse_constant=pytest.fail)["r2"] is None
 
@@ -315,7 +315,6 @@ def test_nothing_is_written_beside_a_version_when_it_is_scored(place: Path) -> N
     model = ModelRegistry("models").open("demo")
     model.add("model.zarr")
     model.promote()
-    np.savez("scored.npz", X=ROWS, y=np.sin(ROWS[:, 0]))
     (place / "scored.csv").write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{np.sin(a)}\n" for a, b, c in ROWS.tolist()))
     folders = {path: path.stat().st_mtime_ns for path in (place / "models").rglob("*") if path.is_dir()}
     before = contents(place)

@@ -35,9 +35,9 @@ def write_job(noise: float) -> None:
     rng = np.random.default_rng(3)
     x = rng.uniform(-2, 2, (N, 2))
     y = np.sin(2 * x[:, 0]) + 0.3 * x[:, 1] + noise * rng.standard_normal(N)
-    np.savez("data.npz", X=x, y=y)
+    np.save("data.npy", np.column_stack([x, y]))
     Path("job.toml").write_text(
-        '[data]\npath = "data.npz"\nstandardize = true\n'
+        '[data]\npath = "data.npy"\ntarget = [-1]\nstandardize = true\n'
         '[tune]\nkernels = ["matern32", "rbf"]\nsearch_rows = [60]\nrows = 240\n'
         '[output]\ndirectory = "runs/first"\n'
     )
@@ -45,8 +45,8 @@ def write_job(noise: float) -> None:
 
 def without_each_row(candidate: dict[str, Any]) -> np.ndarray:
     """The squared leave-one-out errors of a candidate on all rows, one refit for each of them by its definition."""
-    data = np.load("data.npz")
-    x, y = data["X"], data["y"]
+    data = np.load("data.npy")
+    x, y = data[:, :-1], data[:, -1]
     x, y = (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
     z = x / np.array(candidate["widths"])
     r = np.sqrt(((z[:, None] - z[None]) ** 2).sum(-1))

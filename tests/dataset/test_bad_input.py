@@ -110,12 +110,6 @@ def test_pickled_and_truncated_npy(tmp_path: Path) -> None:
     (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes()[:-8])
     with pytest.raises(DataError, match="360 bytes; 368 expected"):
         ingest(tmp_path / "t.npy", tmp_path / "out.zarr")
-    np.savez_compressed(tmp_path / "z.npz", X=np.random.default_rng(0).random((500, 30)))
-    data = bytearray((tmp_path / "z.npz").read_bytes())
-    data[5000] ^= 0xFF
-    (tmp_path / "z.npz").write_bytes(data)
-    with pytest.raises(DataError, match="damaged"):
-        ingest(tmp_path / "z.npz", tmp_path / "out.zarr")
     assert not (tmp_path / "out.zarr").exists()
 
 

@@ -113,10 +113,3 @@ def test_default_chunk_is_four_mebibytes_and_no_more_than_needed() -> None:
     assert default_rows_per_chunk(100_000) == 256
     assert default_rows_per_chunk(10, 1025) == 2048
     assert default_rows_per_chunk(10, 1) == 256
-
-
-def test_any_store(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).random((9, 2))
-    store = zarr.storage.MemoryStore()
-    write(store, values, 4)
-    assert np.array_equal(RowArray.open(store, "X").read(0, 9), values)

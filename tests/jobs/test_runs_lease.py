@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dkrr.errors import LockedError, ParameterError
-from dkrr.fence import fenced
+from dkrr.interruption import fenced
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.lease import DriverLease, current_driver, epoch_name
 from dkrr.processes import process_record, stale_seconds

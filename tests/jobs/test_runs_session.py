@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError
-from dkrr.interrupts import resumable
+from dkrr.interruption import resumable
 from dkrr.jobs.runs import monitor as monitor_module
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import read_events

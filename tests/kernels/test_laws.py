@@ -32,7 +32,6 @@ KERNELS: dict[str, Kernel] = {
     "cosine": make_kernel("cosine"),
     "sigmoid": make_kernel("sigmoid", gamma=0.1, coef0=-0.2),
     "chi2": make_kernel("chi2", gamma=0.4),
-    "additive_chi2": make_kernel("additive_chi2"),
     "constant": Constant(value=2.5),
     "sum": rbf + laplacian + 0.5,
     "sum with a constant first": 0.25 + linear,
@@ -51,7 +50,7 @@ def test_laws(kernel: Kernel) -> None:
     check_kernel(kernel, np.random.default_rng(7))
 
 
-@pytest.mark.parametrize("name", ["linear", "poly", "rbf", "laplacian", "matern", "chi2", "additive_chi2"])
+@pytest.mark.parametrize("name", ["linear", "poly", "rbf", "laplacian", "matern", "chi2"])
 @pytest.mark.parametrize("num_features", [1, 40])
 def test_laws_with_one_feature_and_with_many(name: str, num_features: int) -> None:
     check_kernel(make_kernel(name), np.random.default_rng(8), num_features=num_features)
@@ -82,7 +81,6 @@ positive = st.floats(1e-3, 1e3)
 leaves = st.one_of(
     st.just({"kernel": "linear"}),
     st.just({"kernel": "cosine"}),
-    st.just({"kernel": "additive_chi2"}),
     st.builds(lambda v: {"kernel": "constant", "value": v}, positive),
     st.builds(lambda g: {"kernel": "chi2", "gamma": g}, positive),
     st.builds(

@@ -109,18 +109,14 @@ def test_a_fold_equals_refitting(weighted: bool, border: bool, size: int) -> Non
 
 
 @case
-def test_diagonals_degrees_of_freedom_and_gcv(weighted: bool, border: bool) -> None:
+def test_diagonals_and_degrees_of_freedom(weighted: bool, border: bool) -> None:
     system = ridge(weighted, border)
     weight = WEIGHT if weighted else np.ones(N)
     diagonals, freedom = system.inverse_diagonals(ALPHAS), system.degrees_of_freedom(ALPHAS)
-    gcv = system.generalised_cross_validation(ALPHAS)
     for number, alpha in enumerate(ALPHAS):
         expected = np.diag(bordered(K, weight, alpha, border))[:N]
         np.testing.assert_allclose(diagonals[:, number], expected, rtol=1e-8)
         assert freedom[number] == pytest.approx(N - alpha * expected.sum(), rel=1e-8)
-        residual = Y - brute(np.arange(N), K, weight, alpha, border)
-        squares = (weight[:, None] * residual**2).sum(axis=0)
-        np.testing.assert_allclose(gcv[:, number], N * squares / (N - freedom[number]) ** 2, rtol=1e-6)
 
 
 def test_a_constant_target_is_its_intercept() -> None:

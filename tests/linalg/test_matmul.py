@@ -21,8 +21,10 @@ from dkrr.linalg.matmul import OperatorProduct, panel_width
 from dkrr.linalg.pairs import super_blocks
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileMatrix
-from tests.faults import DAMAGES, FaultyStore, Spoiling, Twice, chunk_files, failing_at
+from tests.faults import DAMAGES, FaultyStore, Spoiling, Twice, chunk_files, failing_at, objects_in_memory
 from tests.linalg.helpers import dense, operator, rows
+
+__all__ = ["objects_in_memory"]
 
 KERNELS: dict[str, dict[str, Any]] = {
     "rbf": {},
@@ -357,10 +359,10 @@ def test_what_an_earlier_product_left_is_never_used(tmp_path: Path, small: tuple
     assert len(kept) >= 4 + 9
 
 
-def test_a_store_that_is_not_a_folder(small: tuple[Any, np.ndarray, np.ndarray]) -> None:
+def test_a_store_that_is_not_a_folder(small: tuple[Any, np.ndarray, np.ndarray], objects_in_memory: None) -> None:
     system, v, expected = small
     store = FaultyStore()
-    with OperatorProduct(system, work(Elsewhere()), store, num_blocks=4) as product:
+    with OperatorProduct(system, work(Elsewhere()), store.address, num_blocks=4) as product:
         assert np.array_equal(product(v), expected)
     assert store.counts["set"] == 4 + 10
     assert not store.contents()

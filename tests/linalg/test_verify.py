@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zarr.storage import MemoryStore
 
 from dkrr.chunks import write_json
 from dkrr.dataset import RowArray
@@ -33,9 +32,12 @@ from dkrr.linalg.verify import (
     verify_gram,
 )
 from dkrr.model import Model
+from dkrr.stores import write_key
 from dkrr.tiles import TileMatrix
-from tests.faults import DAMAGES, FaultyStore, swap
+from tests.faults import DAMAGES, FaultyStore, objects_in_memory, swap
 from tests.linalg.helpers import dense, operator, rows
+
+__all__ = ["objects_in_memory"]
 
 
 def factor_of(system: RidgeOperator, store: Any, dtype: str = "float64") -> TileMatrix:
@@ -79,9 +81,9 @@ def test_an_entry_of_the_operator_is_that_of_the_dense_matrix(tmp_path: Path) ->
         assert abs(entry) <= scale * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("store", ["folder", "memory", "faulty"])
-def test_rows_of_tiles_are_read_without_the_rest(tmp_path: Path, store: str) -> None:
-    where: Any = {"folder": tmp_path / "L", "memory": MemoryStore(), "faulty": FaultyStore()}[store]
+@pytest.mark.parametrize("store", ["folder", "address"])
+def test_rows_of_tiles_are_read_without_the_rest(tmp_path: Path, store: str, objects_in_memory: None) -> None:
+    where: Any = tmp_path / "L" if store == "folder" else FaultyStore().address
     system = operator(rows(tmp_path, n=150))
     factor = factor_of(system, where)
     found = read_rows(factor, [(0, 0, 5), (2, 1, 3), (1, 0, 63)])
@@ -175,15 +177,11 @@ def test_a_damaged_chunk_of_any_array_is_named(tmp_path: Path, damage: str) -> N
     assert verify_array(array.array, [(0, 0), (1, 0)])[1] == "x/c/2/0 is of unknown origin"
 
 
-def test_every_key_of_another_store_is_known_too() -> None:
-    from zarr.core.sync import sync
-
-    from tests.faults import _buffer
-
-    store = MemoryStore()
+def test_every_key_at_an_address_is_known_too(objects_in_memory: None) -> None:
+    store = FaultyStore().address
     array = RowArray.create(store, "x", num_rows=4, num_columns=2, rows_per_chunk=4)
     array.write_chunk(0, np.ones((4, 2)))
-    sync(store.set("x/c/9/9", _buffer(b"")))
+    write_key(store, "x/c/9/9", b"")
     assert verify_array(array.array) == ["x/c/9/9 is of unknown origin"]
 
 

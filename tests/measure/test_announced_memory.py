@@ -27,7 +27,7 @@ CELLS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "cholesky": (20_000, {"solver": {"precision": "float64"}}),
     "cholesky, float32": (20_000, {"solver": {"precision": "float32"}, "model": {"alpha": 10.0}}),
     "cholesky mixed, stored": (10_000, {"solver": {"precision": "mixed", "gram": "stored", "tile_size": 2048}}),
-    "cholesky, left out": (10_000, {"solver": {"precision": "float64"}, "evaluate": {"leave_one_out": "exact"}}),
+    "cholesky, left out": (10_000, {"solver": {"precision": "float64"}, "evaluate": {"leave_one_out": True}}),
     "nystrom": (40_000, {"solver": {"name": "nystrom", "precision": "float64", "num_centers": 2000}}),
     "primal": (40_000, {"solver": {"name": "primal", "precision": "float64"}, "model": CUBIC}),
 }

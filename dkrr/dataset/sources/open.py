@@ -21,7 +21,7 @@ from dkrr.stores import is_url
 
 __all__ = ["open_table"]
 
-_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npy", ".npz", ".zarr")
+_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npy", ".zarr")
 
 
 def open_table(
@@ -93,10 +93,6 @@ def _open_one(
         from dkrr.dataset.sources.zarrs import open_zarr_object
 
         return open_zarr_object(source, label, **options)
-    if _is_a(source, "zarr.abc.store", "Store"):
-        from dkrr.dataset.sources.zarrs import open_zarr
-
-        return open_zarr(source, label, **options)
     if type(source).__module__.startswith("dask."):
         raise DataError(
             f"{label} is of type {type(source).__name__}; a dask array expected",
@@ -162,10 +158,6 @@ def _open_path(source: str | os.PathLike[str], csv: dict[str, Any], *, prefix: s
             from dkrr.dataset.sources.npy import NpyTable
 
             return NpyTable(path, text, prefix=prefix, allow_1d=allow_1d)
-        if name.endswith(".npz"):
-            from dkrr.dataset.sources.npy import open_npz
-
-            return open_npz(path, text)
     raise DataError(
         f"{text} has an unknown format; {', '.join(_SUFFIXES)}, sklearn:NAME or generate:NAME expected",
         hint="convert it to one of these",

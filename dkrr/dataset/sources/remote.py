@@ -20,7 +20,7 @@ from dkrr.stores import children, key_size
 
 __all__ = ["fetch_copy", "local_copy"]
 
-_FILES = (".csv", ".csv.gz", ".npy", ".npz", ".parquet")
+_FILES = (".csv", ".csv.gz", ".npy", ".parquet")
 
 
 def fetch_copy(url: str) -> Path | None:

@@ -77,7 +77,7 @@ def dataset_table(dataset: Dataset) -> Table:
 
 
 def open_zarr(location: Any, label: str, *, prefix: str = "x", allow_1d: bool = False) -> Table:
-    """The array or group at a path, a URL or in a store.
+    """The array or group at a path or a URL.
 
     Raises
     ------

@@ -22,7 +22,7 @@ from typing import Any
 from dkrr.address import join
 from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
-from dkrr.fence import check_fence
+from dkrr.interruption import check_fence
 from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.events import utc_now
 from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_links

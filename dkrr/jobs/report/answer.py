@@ -113,7 +113,6 @@ def residual_section(found: Findings) -> Section:
                 [
                     ("root mean squared error", listed(left_out.get("rmse") or [])),
                     ("degrees of freedom", listed(left_out.get("degrees_of_freedom") or [], ",.1f")),
-                    ("method", cut(left_out.get("method", "unknown"))),
                 ],
                 "Leave-one-out",
             )

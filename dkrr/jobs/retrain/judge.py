@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dkrr.bulk import MAX_IN_PROCESS_ENTRIES
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import StoreError
@@ -22,6 +21,7 @@ from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.drift import Finding
 from dkrr.jobs.retrain.spec import GateSpec
 from dkrr.jobs.spec import JobSpec
+from dkrr.large_predictions import MAX_IN_PROCESS_ENTRIES
 from dkrr.model import Model, load_model
 from dkrr.prediction import Score, score_dataset
 from dkrr.threads import single_blas_thread

@@ -13,7 +13,7 @@ import numpy as np
 from dkrr.dataset import Dataset
 from dkrr.errors import LockedError, StoreError
 from dkrr.failpoints import failpoint
-from dkrr.fence import fence_holder
+from dkrr.interruption import fence_holder
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.batches import (
     append_batch,

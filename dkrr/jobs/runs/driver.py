@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dkrr.errors import DkrrError, LockedError, StoreError
-from dkrr.interrupts import resumable
+from dkrr.interruption import resumable
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.monitor import report_at_end

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from dkrr.errors import CancelledError, DkrrError, LockedError, StoreError
-from dkrr.fence import fenced
-from dkrr.interrupts import interrupt_main_thread
+from dkrr.interruption import fenced, interrupt_main_thread
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import EventLog, utc_now
 from dkrr.jobs.runs.lease import DriverLease

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dkrr.errors import CancelledError, DkrrError, InterruptedRunError, LockedError, StoreError
-from dkrr.fence import fenced
+from dkrr.interruption import fenced
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.monitor import CANCEL, Monitor, Progress, cancelled_error

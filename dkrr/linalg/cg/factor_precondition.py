@@ -28,12 +28,12 @@ from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, NumericalError
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns
 from dkrr.linalg.columns import norms
-from dkrr.linalg.exchange import remove_below
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.triangular import SweepTask, choose_num_steps, sweeps
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
+from dkrr.stores import place, remove_array
 from dkrr.tiles import TileMatrix
 
 __all__ = ["FactorPreconditioner", "diagonal_entries"]
@@ -86,7 +86,7 @@ class FactorPreconditioner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        remove_below(self.scratch, self.folder)
+        remove_array(place(self.scratch, self.folder))
 
     def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
         """Z (n, c) = P^-1 R; ``alpha`` (c,) counts only in rows beyond the factor's.

@@ -37,7 +37,6 @@ from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_en
 from dkrr.linalg.cg.iteration import conjugate_gradients
 from dkrr.linalg.cg.solver import CGSolver, ExactProduct, PreparedCG, already_good
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
-from dkrr.linalg.inference.probes import rademacher
 from dkrr.linalg.keys import factor_fields, key_of
 from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.matmul import OperatorProduct
@@ -154,7 +153,7 @@ class MixedSolver:
             try:
                 conjugate_gradients(
                     ExactProduct(product, always=False),
-                    rademacher(operator.grid.n, 0, 0)[:, None],
+                    _signs(operator.grid.n),
                     np.array([operator.alpha]),
                     preconditioner,
                     replace(self.settings, max_iter=NUM_CURVATURES, allow_unconverged=True),
@@ -167,6 +166,13 @@ class MixedSolver:
                     hint=exc.hint,
                     **exc.details | {"row": row},
                 ) from exc
+
+
+def _signs(n: int) -> FloatMatrix:
+    """Independent random signs (n, 1); sign i does not depend on n."""
+    words = np.random.Philox(key=np.array([0, 0], dtype=np.uint64)).random_raw(-(-n // 64))
+    bits = np.unpackbits(np.asarray(words, dtype="<u8").view(np.uint8), bitorder="little")
+    return np.asarray(2.0 * bits[:n, None] - 1.0, dtype=np.float64)
 
 
 def _shifted(operator: RidgeOperator, record: dict[str, Any] | None) -> RidgeOperator:

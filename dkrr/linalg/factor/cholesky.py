@@ -275,14 +275,12 @@ def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
     )
 
 
-def _scratch(factor: TileMatrix, split: Split) -> TileMatrix | None:
-    """Where partial sums are kept: beside the factor, until it is finished; None where there is no beside.
+def _scratch(factor: TileMatrix, split: Split) -> TileMatrix:
+    """Where partial sums are kept: beside the factor, until it is finished.
 
     Sums that an earlier attempt cut at another term are removed.
     """
     beside = scratch_location(factor, "sums")
-    if beside is None:
-        return None
     attributes = {"num_last": split.num_last}
     try:
         return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)

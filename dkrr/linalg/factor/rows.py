@@ -110,7 +110,7 @@ def choose_strips(factor: TileMatrix, taken: TakenOver, num_threads: int) -> Str
     blocks = range(taken.num_rows // grid.tile_size, grid.num_tiles)
     first = {i: taken.first(i) for i in blocks if taken.first(i) < grid.rows(i)}
     num_rows = _rows_of_strips(grid, first, num_threads)
-    if not taken.num_rows or not num_rows or beside is None:
+    if not taken.num_rows or not num_rows:
         return None
     most, rows = _most_strips(num_threads), max(num_rows.values())
     shape = (2 * grid.num_tiles * most * rows, grid.num_tiles * grid.tile_size)

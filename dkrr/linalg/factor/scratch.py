@@ -18,20 +18,16 @@ Kind = Literal["sums", "strips"]
 _KINDS: tuple[Kind, ...] = ("sums", "strips")
 
 
-def scratch_location(factor: TileMatrix, kind: Kind) -> str | None:
-    """Where it is; None where there is no beside."""
+def scratch_location(factor: TileMatrix, kind: Kind) -> str:
+    """Where it is."""
     location = factor.array.store
-    if not isinstance(location, str):
-        return None
     return join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-{kind}.zarr")
 
 
 def remove_scratch(factor: TileMatrix) -> None:
     """Remove all that is beside a factor whose rows are whole."""
     for kind in _KINDS:
-        location = scratch_location(factor, kind)
-        if location is not None:
-            remove_array(location)
+        remove_array(scratch_location(factor, kind))
 
 
 def factor_of_scratch(name: str) -> str | None:

@@ -204,17 +204,6 @@ class EigenRidge:
             freedom = freedom + alphas * (weighted * (weighted / (self.ones @ weighted))).sum(axis=0)
         return freedom
 
-    def generalised_cross_validation(self, alphas: Floats) -> Floats:
-        """m sum_i w_i r_i^2 / (m - dof)^2 (t, k) with the training residuals r, S r = alpha u."""
-        u, _ = self.solve(alphas)
-        inverse = self.spectrum.inverse(alphas)
-        trace = inverse.sum(axis=0)  # m - dof = alpha trace, and alpha, which may be 0, cancels
-        if self.ones is not None:
-            weighted = self.ones[:, None] * inverse
-            trace -= (weighted * (weighted / (self.ones @ weighted))).sum(axis=0)
-        gcv: Floats = self.num_rows * np.square(u / trace).sum(axis=0)
-        return gcv
-
     def project(self, block: Floats) -> Floats:
         """k(z, X) S Q (z, m) for a block k(z, X) (z, m) of the kernel. 2 z m^2 flops."""
         return (block * self.root) @ self.spectrum.vectors

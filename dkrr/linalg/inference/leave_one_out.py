@@ -23,7 +23,7 @@ Neural Networks 17 (2004), for the intercept.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +57,6 @@ class LeaveOneOut:
     inverse_diagonal : (n, a)
         D, a column for each distinct alpha in the order in which they come; (1 - h_i) / alpha of regressions other
         than kernel ridge regression.
-    method
-        "exact", or "stochastic" for estimates, which have standard errors.
-    standard_error : (n, t), optional
-        Of the residuals.
-    mean_squared_error_se : (t,), optional
-    num_projected
-        How many estimates of D were outside the bounds that hold for every matrix, and moved onto them.
     seen : (n,), optional
         The rows of positive weight; None if that is all of them.
     """
@@ -73,17 +66,13 @@ class LeaveOneOut:
     gcv: FloatVector
     mean_squared_error: FloatVector
     inverse_diagonal: FloatMatrix
-    method: Literal["exact", "stochastic"] = "exact"
-    standard_error: FloatMatrix | None = None
-    mean_squared_error_se: FloatVector | None = None
-    num_projected: int = 0
     seen: NDArray[np.bool_] | None = None
 
     def __repr__(self) -> str:
         n, t = self.residuals.shape
         root, freedom = np.sqrt(self.mean_squared_error), self.degrees_of_freedom
         return lines_text(
-            f"LeaveOneOut: {named(n, 'row')}, {named(t, 'target')}, {self.method}",
+            f"LeaveOneOut: {named(n, 'row')}, {named(t, 'target')}",
             f"rmse {', '.join(f'{value:.5g}' for value in root)}",
             f"degrees of freedom {', '.join(f'{value:,.1f}' for value in freedom)}",
         )
@@ -91,27 +80,21 @@ class LeaveOneOut:
     def in_units(self, scale: Any) -> LeaveOneOut:
         """The same for targets that are ``scale`` (one, or one per target) times as large."""
         scale = np.broadcast_to(np.asarray(scale, dtype=np.float64), self.gcv.shape)
-        error, spread = self.standard_error, self.mean_squared_error_se
         return replace(
             self,
             residuals=self.residuals * scale,
             gcv=self.gcv * scale**2,
             mean_squared_error=self.mean_squared_error * scale**2,
-            standard_error=None if error is None else error * scale,
-            mean_squared_error_se=None if spread is None else spread * scale**2,
         )
 
     def summary(self) -> dict[str, Any]:
         """The figures per target as plain data, without what is n long."""
-        spread = self.mean_squared_error_se
-        figures = {
-            "method": self.method,
+        return {
             "rmse": np.sqrt(self.mean_squared_error).tolist(),
             "mean_squared_error": self.mean_squared_error.tolist(),
             "gcv": self.gcv.tolist(),
             "degrees_of_freedom": self.degrees_of_freedom.tolist(),
         }
-        return figures if spread is None else figures | {"mean_squared_error_se": spread.tolist()}
 
 
 def loo_from_diagonal(

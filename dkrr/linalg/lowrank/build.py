@@ -61,7 +61,6 @@ class PanelBuild:
         self._x = np.empty((self.rank, self.num_features))
         self._root = np.ones(self.rank)
         weighted = self.operator.weighted and rows is not None
-        self.start_trace = 0.0
         self._roots = rows.root_weight(0, self.operator.grid.n) if weighted and rows is not None else None
 
     @property
@@ -86,7 +85,7 @@ class PanelBuild:
         self._run(start_diagonal, [Node((c,), (), 1.0) for c in chunks if not array.is_valid((c, 0))])
         start = self._diagonal(0)
         floors = FLOOR * start
-        total = self.start_trace = float(start.sum())
+        total = float(start.sum())
         residual = start
         self.trace.append((0, 1.0 if total else 0.0))
         while self.panels.rank < self.rank:

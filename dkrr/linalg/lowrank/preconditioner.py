@@ -45,7 +45,7 @@ from dkrr.errors import DamagedChunkError, ParameterError
 from dkrr.linalg.lowrank.build import PanelBuild
 from dkrr.linalg.lowrank.keys import claim, low_rank_fields, low_rank_location
 from dkrr.linalg.lowrank.panels import Panels, row_chunks
-from dkrr.linalg.lowrank.ranks import choose_rank, estimate_iterations
+from dkrr.linalg.lowrank.ranks import choose_rank
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.lowrank.tasks import low_rank_task_bytes
 from dkrr.linalg.lowrank.woodbury import ApplyTask, ShiftedGram, correct, correct_chunks, project, project_chunks
@@ -62,7 +62,6 @@ __all__ = [
     "LowRank",
     "build_low_rank",
     "choose_rank",
-    "estimate_iterations",
     "low_rank_fields",
     "low_rank_location",
     "low_rank_task_bytes",
@@ -170,7 +169,6 @@ class LowRank:
         self.trace = build.trace
         self.pivots = build.index
         self._method = build.method
-        self._mean_diagonal = float(build.start_trace) / self.grid.n
         self._held: dict[tuple[int, int], Any] | None = {} if self.num_bytes <= HELD_BYTES else None
         self._small = ShiftedGram(gram)
         mapped = self._held is not None or local_root(build.panels.location) is not None
@@ -201,11 +199,6 @@ class LowRank:
         name = "randomly pivoted Cholesky" if self._method == "rpcholesky" else "Nystrom, uniform columns,"
         return f"{name} of rank {self.rank:,} ({self.trace[-1][1]:.1e} of the trace left)"
 
-    def estimated_iterations(self, alpha: float, tol: float) -> float:
-        """Iterations to a relative residual, from the trace that is left; how good that is: see ``ranks``."""
-        scale = self._mean_diagonal or 1.0
-        return estimate_iterations(self.grid.n, alpha / scale, self.rank, tol, tail=self.trace[-1][1])
-
     def shift(self, alpha: float) -> float:
         """The shift that P has for a ridge: alpha, or r eps |F^T F| where that is larger."""
         if alpha >= self._small.floor and alpha > 0:
@@ -227,12 +220,6 @@ class LowRank:
                 return np.hstack([empty, *(self._read(p, c) for p in range(self.panels.num_panels))])
             except DamagedChunkError as damage:
                 self._build.repair(damage)
-
-    def inverse_diagonal(self, alpha: float) -> Floats:
-        """diag(P_alpha^-1) (n,), in this process: 2 n r^2 flops and one pass over F."""
-        chunks, shift = range(self.grid.num_tiles), self.shift(alpha)
-        with single_blas_thread():
-            return np.concatenate([self._small.inverse_diagonal(self.rows(c), shift) for c in chunks])
 
     def apply(self, r: Floats, alpha: Floats) -> Floats:
         """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed.

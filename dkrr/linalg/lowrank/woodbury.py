@@ -91,18 +91,6 @@ class ShiftedGram:
             y[:, columns] = trsm_left(lower, forward, transposed=True)
         return y
 
-    def inverse_diagonal(self, rows: Floats, shift: float) -> Floats:
-        """Entries of diag(P^-1) at rows f_i (m, r) of F: (1 - f_i^T (F^T F + shift I)^-1 f_i) / shift, (m,).
-
-        At least 1 / (shift + |f_i|^2), as for every positive definite matrix: where f_i is long the difference cancels.
-        """
-        if not rows.shape[1]:
-            return np.full(len(rows), 1.0 / shift)
-        solved = self.solve(rows.T, np.full(len(rows), shift))
-        leverage = np.einsum("ij,ji->i", rows, solved)
-        least = 1.0 / (shift + np.einsum("ij,ij->i", rows, rows))
-        return np.asarray(np.maximum((1.0 - leverage) / shift, least))
-
     def _factor(self, shift: float) -> Floats:
         lower = self._factors.get(shift)
         if lower is None:

@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 from dkrr.engine.tasks import Node
 from dkrr.errors import DamagedChunkError
 from dkrr.kernels import Kernel
-from dkrr.linalg.exchange import remove_below
 from dkrr.linalg.nystrom.pass_task import PassTask, Precision, can_compile, pass_range
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.row_ranges import RowRanges
 from dkrr.linalg.whole_chunks import add_chunk, retried, whole_chunk
 from dkrr.linalg.workspace import Workspace
+from dkrr.stores import place, remove_array
 
 __all__ = ["RowPass"]
 
@@ -122,7 +122,7 @@ class RowPass:
         try:
             return self._run(task, p)
         finally:
-            remove_below(self.scratch, folder)
+            remove_array(place(self.scratch, folder))
 
     def _run(self, task: PassTask, p: FloatMatrix | None) -> FloatMatrix:
         repairs = Repairs()

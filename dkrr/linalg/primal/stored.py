@@ -22,7 +22,6 @@ from dkrr.dataset.summary import decode_floats
 from dkrr.engine.tasks import Node
 from dkrr.errors import DamagedChunkError
 from dkrr.kernels.features import FeatureMap
-from dkrr.linalg.exchange import remove_below
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.keys import key_of
 from dkrr.linalg.primal.row_pass import (
@@ -38,6 +37,7 @@ from dkrr.linalg.primal.tasks import PassTask, hat_task, path_task, residual_tas
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.whole_chunks import retried, whole_chunk
 from dkrr.linalg.workspace import Workspace
+from dkrr.stores import place, remove_array
 
 __all__ = ["StoredSource"]
 
@@ -149,7 +149,7 @@ class StoredSource:
             for _, values in self._results(phase, function, task, operands, keys, row_flops * self.ranges.size):
                 yield values
         finally:
-            remove_below(self.scratch, folder)
+            remove_array(place(self.scratch, folder))
 
     def _task(
         self,

@@ -1,54 +1,68 @@
-"""Leave-one-out of the rows of a data set, whatever solved them: finds the factor in the store, or makes it.
+"""Leave-one-out of a fit, whatever solved it: finds the factor in the store, or makes it.
 
     cholesky    D from the tile factor; a finished factor in the store is used as it is
-    mixed, cg   D from a float64 factor, which is made: n^3 / 3 flops more; or, for cg, a stochastic estimate
+    mixed, cg   D from a float64 factor, which is made: n^3 / 3 flops more
     nystrom     leverages by two passes over the rows, the centres fixed
 
-Jobs, searches over alpha and the estimator come here.
+Jobs and searches over alpha have rows in a data set (:func:`leave_one_out_rows`). An estimator reads the rows that it
+was fitted on once more (:func:`leave_one_out`): a fit in memory, n <= 6,000, is factorised again; one through tiles
+finds its factor in its store, or makes one for the time being where it has no store of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
-from dkrr.engine.session import memory_limit_of
-from dkrr.errors import ConvergenceError, ParameterError, ResidualError
+from dkrr.engine.session import blas_of, memory_limit_of
+from dkrr.errors import ConvergenceError, ResidualError
 from dkrr.fitting import FitSettings, residual_norm, ridge_operator, stored_gram
+from dkrr.given import given_rows, store_given_matrix
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.cg.solver import CGSolver
+from dkrr.linalg.factor.dense import dense_diagonals
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
-from dkrr.linalg.inference.cg_path import probe_diagonals
 from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
-from dkrr.linalg.inference.stochastic_loo import stochastic_leave_one_out
 from dkrr.linalg.nystrom.centers import read_rows
 from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
-from dkrr.linalg.primal.choose import primal_leave_one_out, stored_source
+from dkrr.linalg.primal.choose import array_source, primal_leave_one_out, stored_source
 from dkrr.linalg.sizes import choose_gram
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.costs import cholesky_disk
-from dkrr.resources import check_disk, resolve_tile_size
-from dkrr.stores import place, remove_array
+from dkrr.resources import (
+    Training,
+    changed,
+    check_disk,
+    check_unchanged,
+    find_executor,
+    nothing_new,
+    resolve_tile_size,
+    rows_on_disk,
+)
+from dkrr.stores import full_disk, place, remove_array
+from dkrr.temporary import TemporaryStore
+from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = ["exact_leave_one_out", "factor_settings", "leave_one_out_rows", "resolve_method", "solver_of"]
+__all__ = ["factor_settings", "leave_one_out", "leave_one_out_rows"]
 
-logger = logging.getLogger("dkrr.diagnose")
+logger = logging.getLogger("dkrr.leave_one_out")
 
 FloatMatrix = NDArray[np.float64]
 FloatVector = NDArray[np.float64]
 
-METHODS = ("auto", "exact", "stochastic")
 PREDICT_ROWS = 4096
 # Entries of an inverse diagonal that are compared with a solve, and how far they may be off: sums that belong to
 # another factor are off by whole digits, rounding only where alpha is lost beside the kernel.
@@ -58,24 +72,129 @@ MAX_RESIDUAL_SHARE = 0.01
 CHECK_BAR = {"float64": 1e-3, "float32": 3e-2}
 
 
-def solver_of(model: Model) -> str:
+def _solver_of(model: Model) -> str:
     """Which solver a model came from."""
     return str(model.provenance.get("solver", "cholesky"))
 
 
-def resolve_method(method: str, solver: str) -> str:
-    """What "auto" means after a solver: "stochastic" for cg, "exact" otherwise."""
-    if method not in METHODS:
-        raise ParameterError(f"method is {method!r}; one of {', '.join(METHODS)} expected")
-    if method == "auto":
-        return "stochastic" if solver == "cg" else "exact"
-    return method
+def leave_one_out(model: Model, training: Training, store: Any) -> LeaveOneOut:
+    """Leave-one-out of an estimator's model, in the units of y.
+
+    Parameters
+    ----------
+    model, training
+        Of the fit.
+    store
+        Where the fit left its factors; None for a temporary store.
+
+    Raises
+    ------
+    DataError
+        The rows, targets or weights are not those of the fit any more.
+    """
+    if training.checksum is not None and crc32c(training.X) != training.checksum:
+        raise changed("X")
+    if not training.tiled:
+        return _in_feature_space(model, training) if _solver_of(model) == "primal" else _in_memory(model, training)
+    holder = TemporaryStore(_store_bytes(model)) if store is None else None
+    try:
+        root = store if holder is None else holder.path
+        with (
+            full_disk(root),
+            single_blas_thread(),
+            _fitted_rows(model, training, root) as (dataset, given, digest, workspace),
+        ):
+            settings = factor_settings(_settings(model), dataset, workspace, model, training.tile_size)
+            return leave_one_out_rows(dataset, settings, workspace, model, given=given, source_digest=digest)
+    finally:
+        if holder is not None:
+            holder.close()
+
+
+def _in_feature_space(model: Model, training: Training) -> LeaveOneOut:
+    """From the rows, in one pass more than the fit."""
+    y = np.asarray(training.y, dtype=np.float64).reshape(len(training.X), -1)
+    source = array_source(np.asarray(training.X, dtype=np.float64), y, model.kernel, training.weight)
+    return primal_leave_one_out(source, model.provenance["alpha"], fit_intercept=model.intercept is not None)
+
+
+def _in_memory(model: Model, training: Training) -> LeaveOneOut:
+    """From a factor that is made again in this process."""
+    x = np.asarray(training.X, dtype=np.float64)
+    y = np.asarray(training.y, dtype=np.float64).reshape(len(x), -1)
+    n, t = y.shape
+    alphas = np.broadcast_to(np.asarray(model.provenance["alpha"], dtype=np.float64), (t,))
+    root = None if training.weight is None else np.sqrt(np.asarray(training.weight, dtype=np.float64))
+    rows = x if model.center is None else x - model.center
+    coefficients = model.dual_coef.read(0, n)
+    with single_blas_thread():
+        diagonal, ones = dense_diagonals(
+            model.kernel, rows, alphas, root, model.solution.precision, fit_intercept=model.intercept is not None
+        )
+        unseen = np.zeros(n, np.bool_) if root is None else root == 0
+        return loo_from_diagonal(
+            y=y,
+            u=unscaled(coefficients, root),
+            inverse_diagonal=diagonal,
+            alpha=alphas,
+            root=root,
+            ones=ones,
+            predictions=model.predict_rows(x[unseen]) if unseen.any() else None,
+        )
+
+
+def _store_bytes(model: Model) -> int:
+    """What a temporary store will hold."""
+    n, d = model.num_rows, model.num_features
+    if _solver_of(model) in ("nystrom", "primal"):
+        return 8 * n * 64
+    return 8 * n * n // 2 * len(set(model.provenance["alpha"])) + 8 * n * (d if model.kernel is not None else n // 2)
+
+
+@contextmanager
+def _fitted_rows(
+    model: Model, training: Training, root: Any
+) -> Iterator[tuple[Dataset, TileMatrix | None, str, Workspace]]:
+    """The rows on disk as the fit had them, a given matrix in tiles, and somebody to run tasks."""
+    if model.kernel is not None:
+        with (
+            rows_on_disk(training.X, training.y, training.weight, root) as dataset,
+            find_executor(dataset.num_rows, training.max_in_process_rows) as executor,
+        ):
+            check_unchanged(model, dataset)
+            yield dataset, None, "", Workspace(store=root, executor=executor, blas=blas_of(executor))
+        return
+    n = given_rows(training.X)
+    with find_executor(n, training.max_in_process_rows) as executor:
+        tile_size = model.provenance.get("tile_size", "auto")
+        with nothing_new(root):
+            dataset, given, digest = store_given_matrix(training.X, training.y, training.weight, root, tile_size)
+        try:
+            check_unchanged(model, dataset, digest)
+            yield dataset, given, digest, Workspace(store=root, executor=executor, blas=blas_of(executor))
+        finally:
+            remove_array(dataset.path)
+            remove_array(given.location)
+
+
+def _settings(model: Model) -> FitSettings:
+    """Of the fit through tiles, as far as leave-one-out needs them."""
+    facts = model.provenance
+    return FitSettings(
+        kernel=model.kernel,
+        alpha=tuple(facts["alpha"]),
+        tile_size=facts["tile_size"],
+        precision=facts["precision"],
+        gram=facts["gram"],
+        solver="cg" if _solver_of(model) == "cg" else "cholesky",
+        fit_intercept=model.intercept is not None,
+    )
 
 
 def factor_settings(
     settings: FitSettings, dataset: Dataset, workspace: Workspace, model: Model, tile_size: int | None
 ) -> FitSettings:
-    """Settings of a fit by the factor that exact leave-one-out rests on: its own, or those of a float64 factor.
+    """Settings of a fit by the factor that leave-one-out rests on: its own, or those of a float64 factor.
 
     Parameters
     ----------
@@ -89,14 +208,14 @@ def factor_settings(
     ClusterError, StorageFullError
         A float64 factor fits no worker, or not the disk.
     """
-    if solver_of(model) in ("nystrom", "primal") or (settings.solver == "cholesky" and settings.precision != "mixed"):
+    if _solver_of(model) in ("nystrom", "primal") or (settings.solver == "cholesky" and settings.precision != "mixed"):
         return settings
     n, d, num_alphas = dataset.num_rows, dataset.num_features, len(set(settings.alpha))
     if model.kernel is None:
         tile_size = settings.tile_size  # the matrix is in such tiles
     b = resolve_tile_size(tile_size, n, d, "float64", memory_limit_of(workspace.executor))
     gram = choose_gram(model.kernel, num_alphas)
-    logger.info("exact leave-one-out needs a float64 factor of %s rows, which this fit has not", f"{n:,}")
+    logger.info("leave-one-out needs a float64 factor of %s rows, which this fit has not", f"{n:,}")
     needed = cholesky_disk(n, b, d, 1, precision="float64", gram=gram, num_alphas=num_alphas)
     known: dict[str, list[Any]] = {"rows_digest": [dataset.digest], "alpha": [*settings.alpha, None]}
     check_disk(workspace.store, needed["factor"] + needed["gram"], TileGrid(n, b), known)
@@ -109,9 +228,6 @@ def leave_one_out_rows(
     workspace: Workspace,
     model: Model,
     *,
-    method: str = "exact",
-    num_probes: int = 32,
-    seed: int = 0,
     given: TileMatrix | None = None,
     source_digest: str = "",
 ) -> LeaveOneOut:
@@ -119,23 +235,19 @@ def leave_one_out_rows(
 
     Parameters
     ----------
-    dataset, settings, workspace, given, source_digest
+    dataset, workspace, given, source_digest
         As :func:`dkrr.fitting.fit_rows` had them.
+    settings
+        Of :func:`factor_settings`.
     model
         Its coefficients and intercept, with centres and alpha for a Nystrom regression.
-    method, num_probes, seed
-        "exact" or "stochastic".
 
     Raises
     ------
-    ParameterError
-        A Nystrom regression, or a primal fit, has no stochastic estimate.
     ConvergenceError
         The fit's own residual is not small beside those of the rows that are left out.
     """
-    if solver_of(model) == "nystrom":
-        if method != "exact":
-            raise ParameterError(f"method {method!r} of a Nystrom regression", hint='take "exact", two passes')
+    if _solver_of(model) == "nystrom":
         relative = max(model.solution.relative_residual)
         if relative > MAX_RESIDUAL_SHARE:  # leverages are those of a solution
             raise ConvergenceError(
@@ -145,16 +257,11 @@ def leave_one_out_rows(
                 stagnated=False,
             )
         return nystrom_leave_one_out(dataset, _centres(model), settings.alpha, workspace)
-    if solver_of(model) == "primal":
-        if method != "exact":
-            raise ParameterError(f"method {method!r} of a primal fit", hint='take "exact", one pass')
+    if _solver_of(model) == "primal":
         fit_intercept = model.intercept is not None
         with stored_source(dataset, model.kernel, workspace, fit_intercept=fit_intercept) as rows:
             return primal_leave_one_out(rows, model.provenance["alpha"], fit_intercept=fit_intercept)
-    if method == "stochastic":
-        found = _stochastic(dataset, settings, workspace, model, num_probes, seed, given, source_digest)
-    else:
-        found = exact_leave_one_out(dataset, settings, workspace, model, given=given, source_digest=source_digest)
+    found = _from_factors(dataset, settings, workspace, model, given=given, source_digest=source_digest)
     _check_solved(found, dataset, model)
     return found
 
@@ -176,7 +283,7 @@ def _check_solved(found: LeaveOneOut, dataset: Dataset, model: Model) -> None:
         )
 
 
-def exact_leave_one_out(
+def _from_factors(
     dataset: Dataset,
     settings: FitSettings,
     workspace: Workspace,
@@ -210,32 +317,6 @@ def exact_leave_one_out(
         if ones is not None:
             ones[:, targets] = found[:, None]
     return loo_from_diagonal(inverse_diagonal=diagonal, alpha=alphas, ones=ones, **_answer(dataset, operator, model))
-
-
-def _stochastic(
-    dataset: Dataset,
-    settings: FitSettings,
-    workspace: Workspace,
-    model: Model,
-    num_probes: int,
-    seed: int,
-    given: TileMatrix | None,
-    source_digest: str,
-) -> LeaveOneOut:
-    """The same from probes, without a factor: see :mod:`dkrr.linalg.inference.stochastic_diagonal`."""
-    alphas, operator = _system(dataset, settings, workspace, given, model)
-    diagonals = probe_diagonals(
-        operator,
-        workspace,
-        alphas.tolist(),
-        CGSolver(settings=settings.iterative, precision="mixed" if settings.precision == "mixed" else "float64"),
-        with_ones=model.intercept is not None,
-        num_probes=num_probes,
-        seed=seed,
-        weight_digest=dataset.digest_weight,
-        source_digest=source_digest,
-    )
-    return stochastic_leave_one_out(diagonals=diagonals, alpha=alphas, **_answer(dataset, operator, model))
 
 
 def _system(
