@@ -33,7 +33,7 @@ from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.losses.loss import Loss, log_probabilities, make_loss
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.model import Model
-from dkrr.records import label_targets, loss_details, loss_parts, weighted_C
+from dkrr.records import label_targets, loss_details, loss_parts
 from dkrr.threads import single_blas_thread
 from dkrr.validation import (
     check_flag,
@@ -137,22 +137,22 @@ class _KernelMachine(WithModel):
             )
         training = self._training(X, y, sample_weight)
         X, targets = training.X, training.targets
-        num_columns = max(targets.shape[1], len(losses))
-        kernel, center = self._kernel(X)
+        kernel = self._kernel(X)
         with single_blas_thread():
             found = fit_losses(
                 kernel,
-                X if center is None else X - center,
-                np.repeat(targets, num_columns // targets.shape[1], axis=1),
-                losses * (num_columns // len(losses)),
-                weighted_C(C, training.weight, num_columns),
+                X,
+                targets,
+                losses,
+                C,
+                weight=training.weight,
                 fit_intercept=bool(self.fit_intercept),
                 tol=iteration.tol,
                 max_iter=iteration.max_iter,
                 allow_unconverged=iteration.allow_unconverged,
                 num_threads=1 if runs_in_process() else cpu_count(),
             )
-        self._finish(training, found, kernel, center, losses)
+        self._finish(training, found, kernel, losses)
         return self
 
     def _penalty(self) -> tuple[float, float]:
@@ -169,8 +169,8 @@ class _KernelMachine(WithModel):
         allowed = check_flag("allow_unconverged", given.get("allow_unconverged", False))
         return IterativeSettings(tol=self.tol, max_iter=self.max_iter, allow_unconverged=allowed)
 
-    def _kernel(self, X: Floats) -> tuple[Kernel | None, Floats | None]:
-        """The kernel for these rows, and the point that is subtracted from them; None for a matrix that is given."""
+    def _kernel(self, X: Floats) -> Kernel | None:
+        """The kernel for these rows; None for a matrix that is given."""
         gamma = self.gamma
         if isinstance(gamma, str) and gamma in ("scale", "auto"):
             with np.errstate(over="ignore"):
@@ -183,14 +183,10 @@ class _KernelMachine(WithModel):
             check_nonnegative(X, kernel.name)
         if kernel.name == "precomputed":
             check_given(X)
-            return None, None
-        kernel = kernel.resolve(X.shape[1])
-        with np.errstate(over="ignore", invalid="ignore"):  # the kernel names what it is too large for
-            return kernel, kernel.center(X.mean(axis=0), X.std(axis=0))
+            return None
+        return kernel.resolve(X.shape[1])
 
-    def _finish(
-        self, training: _Training, found: LossFit, kernel: Kernel | None, center: Floats | None, losses: list[Loss]
-    ) -> None:
+    def _finish(self, training: _Training, found: LossFit, kernel: Kernel | None, losses: list[Loss]) -> None:
         """The model of the rows with a coefficient other than 0, and what scikit-learn says of them."""
         X, group, coefficients = training.X, training.group, found.dual_coef
         support = np.flatnonzero(coefficients.any(axis=1))
@@ -198,7 +194,7 @@ class _KernelMachine(WithModel):
         labels = self.classes_.tolist() if hasattr(self, "classes_") else []
         classes = [label if isinstance(label, str | int | float) else str(label) for label in labels]
         intercept = bool(self.fit_intercept)
-        parts = loss_parts(found, losses[0], kernel, X, center, fit_intercept=intercept, support=support)
+        parts = loss_parts(found, losses[0], kernel, X, fit_intercept=intercept, support=support)
         C, alpha = self._penalty()
         given = {name: getattr(self, name) for name in ("epsilon", "quantile") if hasattr(self, name)}
         self._model = Model(

@@ -30,8 +30,10 @@ from dkrr.linalg.operators import Rows
 from dkrr.model import BLOCK_ROWS, Model, load_model
 from dkrr.uncertainty import half_widths
 
-__all__ = ["Score", "predict_dataset", "predict_variance", "score_dataset"]
+__all__ = ["LOWER_IS_BETTER", "Score", "predict_dataset", "predict_variance", "score_dataset"]
 
+# of the metrics of a Score, those that are errors
+LOWER_IS_BETTER = frozenset({"rmse", "log_loss", "pinball"})
 MIN_BLOCK_ROWS = 128
 DEFAULT_INTERVALS = 0.9
 SAMPLE_TARGETS = 4
@@ -98,6 +100,9 @@ class Score:
         Minus the mean logarithm of the probability of the true class, of a logistic loss.
     pinball : list of t or None
         Mean of max(q r, (q - 1) r), r = y - prediction, of the quantile q of each column.
+    of_constant
+        Metrics of the constant prediction that is best for each of them, of a loss for labels or quantiles: what a
+        model that learnt nothing would reach.
     """
 
     num_rows: int
@@ -110,6 +115,7 @@ class Score:
     balanced_accuracy: float | None = None
     log_loss: float | None = None
     pinball: list[float] | None = None
+    of_constant: dict[str, float] | None = None
 
     @property
     def metric(self) -> str:
@@ -380,15 +386,28 @@ def score_dataset(
         balanced = float(np.mean(right[count > 0] / count[count > 0]))
         score = replace(score, accuracy=int(right.sum()) / m, balanced_accuracy=balanced)
         if make_loss(loss).is_for_labels:
-            score = replace(score, rmse=[], r2=[], rmse_whitened=None)
+            share = count[count > 0] / m
+            constant = {"accuracy": float(share.max()), "balanced_accuracy": 1.0 / len(share)}
+            constant |= {"log_loss": -float(share @ np.log(share))} if task.is_logistic else {}
+            score = replace(score, rmse=[], r2=[], rmse_whitened=None, of_constant=constant)
     if task.is_logistic:
         score = replace(score, log_loss=sum(part["log_loss"] for part in parts) / m)
     if levels:
-        score = replace(score, pinball=(np.sum([part["pinball"] for part in parts], axis=0) / m).tolist())
+        found = (np.sum([part["pinball"] for part in parts], axis=0) / m).tolist()
+        assert dataset.y is not None  # noqa: S101  (narrows the type)
+        truth = _taken(dataset.y.read(0, m), targets)
+        least = [_least_pinball(y, level) for y, level in zip(truth.T, task.levels, strict=True)]
+        score = replace(score, pinball=found, of_constant={"pinball": float(np.mean(least))})
     if len(levels) > 1:
         between = sum(part["between"] for part in parts) / m
         score = replace(score, intervals=round(max(levels) - min(levels), 12), coverage=[between])
     return score, summary
+
+
+def _least_pinball(y: Any, level: float) -> float:
+    """The mean pinball loss of the empirical quantile, which no other constant has less of."""
+    residual = y - np.quantile(y, level, method="inverted_cdf")
+    return float(np.mean(np.maximum(level * residual, (level - 1) * residual)))
 
 
 def _std(dataset: Dataset) -> Any:

@@ -34,7 +34,6 @@ __all__ = [
     "solver_details",
     "uncertainty_parts",
     "usable_rows",
-    "weighted_C",
 ]
 
 Floats = NDArray[np.float64]
@@ -132,21 +131,6 @@ def label_targets(codes: NDArray[np.intp], weight: Floats, classes: Sequence[Any
     return np.where(codes[:, None] == of_class, 1.0, -1.0)
 
 
-def weighted_C(C: float, weight: Floats, num_columns: int) -> Floats:
-    """C w_i of each row and column, (n, num_columns).
-
-    Raises
-    ------
-    DataError
-        One of them is beyond float64.
-    """
-    with np.errstate(over="ignore"):
-        products = C * weight
-    if not np.isfinite(products).all():
-        raise DataError(f"C is {C:g} and the largest weight {weight.max():g}: a product beyond float64")
-    return np.repeat(products[:, None], num_columns, axis=1)
-
-
 def loss_solver(loss: Loss) -> str:
     """Which solver a loss has: "newton" where it is smooth, "decomposition" where it has corners."""
     return "newton" if loss.is_smooth else "decomposition"
@@ -157,7 +141,6 @@ def loss_parts(
     loss: Loss,
     kernel: Kernel | None,
     X: Floats,
-    center: Floats | None,
     *,
     fit_intercept: bool,
     support: NDArray[np.intp] | None = None,
@@ -190,7 +173,7 @@ def loss_parts(
         "kernel": kernel,
         "x_fit": None if kernel is None else ArrayRows(X[support]),
         "dual_coef": ArrayRows(coefficients if kernel is None else coefficients[support]),
-        "center": center,
+        "center": found.center,
         "intercept": found.intercept if fit_intercept else None,
         "solution": solution,
     }

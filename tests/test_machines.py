@@ -424,15 +424,15 @@ def test_the_solution_says_the_gap() -> None:
 
 @pytest.fixture
 def solved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, int]]:
-    """The rows and the number of threads of each fit."""
+    """The rows that the kernel sees and the number of threads of each fit."""
     found = []
-    real = dkrr.machines.fit_losses
+    real = dkrr.linalg.losses.fit.GramColumns
 
-    def spy(kernel: Any, rows: np.ndarray, *args: Any, **options: Any) -> Any:
-        found.append((rows, options["num_threads"]))
-        return real(kernel, rows, *args, **options)
+    def spy(kernel: Any, rows: np.ndarray, num_threads: int) -> Any:
+        found.append((rows, num_threads))
+        return real(kernel, rows, num_threads)
 
-    monkeypatch.setattr(dkrr.machines, "fit_losses", spy)
+    monkeypatch.setattr(dkrr.linalg.losses.fit, "GramColumns", spy)
     return found
 
 

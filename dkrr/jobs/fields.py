@@ -25,6 +25,7 @@ __all__ = [
     "Header",
     "Location",
     "NumCenters",
+    "Penalties",
     "Positive",
     "Quantile",
     "Rank",
@@ -92,13 +93,23 @@ def _alpha(value: Any) -> Any:
     return [float(item) for item in values] if isinstance(value, list) else float(value)
 
 
+def _increasing(value: Any, end: float, expected: str) -> Any:
+    """Numbers between 0 and ``end``, one or a list of some in increasing order."""
+    values = value if isinstance(value, list) else [value]
+    good = [isinstance(item, int | float) and not isinstance(item, bool) and 0 < item < end for item in values]
+    if not values or not all(good) or any(low >= high for low, high in pairwise(values)):
+        raise ValueError(f"a number {expected}, or a list of some in increasing order, expected")
+    return [float(item) for item in values] if isinstance(value, list) else float(value)
+
+
 def _quantile(value: Any) -> Any:
     """number > 0 and < 1, or a list in increasing order"""
-    values = value if isinstance(value, list) else [value]
-    good = [isinstance(item, int | float) and not isinstance(item, bool) and 0 < item < 1 for item in values]
-    if not values or not all(good) or any(low >= high for low, high in pairwise(values)):
-        raise ValueError("a number between 0 and 1, or a list of some in increasing order, expected")
-    return [float(item) for item in values] if isinstance(value, list) else float(value)
+    return _increasing(value, 1.0, "between 0 and 1")
+
+
+def _penalties(value: Any) -> Any:
+    """number > 0, or a list in increasing order"""
+    return _increasing(value, float("inf"), "above 0")
 
 
 def _tile_size(value: Any) -> Any:
@@ -149,5 +160,6 @@ TileSize = Annotated[Any, BeforeValidator(_tile_size)]
 Rank = Annotated[Any, BeforeValidator(_count)]
 NumCenters = Annotated[Any, BeforeValidator(_count)]
 Header = Annotated[Any, BeforeValidator(_header)]
+Penalties = Annotated[Any, BeforeValidator(_penalties)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Quantile = Annotated[Any, BeforeValidator(_quantile)]

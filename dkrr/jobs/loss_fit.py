@@ -2,11 +2,13 @@
 
 Classes are -1 and +1 against each other: of two classes one problem is solved, and the columns of the model are its
 answer and the negative of it; of several classes each is a problem against the rest. So the largest column is the
-class, as with the square loss. Quantiles of a target are a column each.
+class, as with the square loss. Quantiles of a target are a column each. Several values of C are fitted at once, each is
+a model of its own, and the one that the held-out rows choose is that of the run.
 
 Every ten seconds of work, and when it is cancelled, the coefficients go to ``loss-KEY.npy`` in the run's directory,
 where KEY stands for rows, targets, weights, kernel and loss. The same fit, started again, begins with them; any
-coefficients are a right place to begin, so that one which is damaged costs time alone.
+coefficients are a right place to begin, so that one which is damaged costs time alone. Without them it begins with
+those of the earlier model in the store that shares the most rows, and with 0 for rows that came later.
 
 Cost: the rows in memory twice, and what :mod:`dkrr.planning.losses` says.
 """
@@ -30,21 +32,22 @@ from dkrr.engine.environment import cpu_count
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError, JobFileError
 from dkrr.failpoints import failpoint
-from dkrr.jobs.loss_spec import C_of, losses_of, parameters_of
+from dkrr.jobs.loss_spec import losses_of, parameters_of, path_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.start import begin_loss_from
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.losses.loss import Loss
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import quantile_names
-from dkrr.records import label_targets, loss_details, loss_parts, weighted_C
+from dkrr.records import label_targets, loss_details, loss_parts
 from dkrr.stores import children
 from dkrr.threads import single_blas_thread
 
-__all__ = ["FittedLoss", "LossCheckpoint", "check_loss_targets", "fit_loss", "num_loss_columns"]
+__all__ = ["FittedLoss", "LossCheckpoint", "check_loss_targets", "fit_loss", "loss_of", "num_loss_columns"]
 
 logger = logging.getLogger("dkrr.jobs")
 
@@ -82,8 +85,13 @@ def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
     return losses
 
 
+def loss_of(plan: Plan) -> dict[str, Any]:
+    """The loss and its parameter, as a model is remembered by."""
+    return {name: value for name, value in (plan.loss or {}).items() if name != "C"}
+
+
 def num_loss_columns(losses: Sequence[Loss], train: Dataset) -> int:
-    """How many problems there are: one for two classes, else one for each class, target or quantile."""
+    """How many problems there are for one C: one for two classes, else one for each class, target or quantile."""
     return 1 if train.classes is not None and len(train.classes) == 2 else max(len(losses), train.num_targets)
 
 
@@ -141,7 +149,7 @@ class LossCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedLoss:
-    """What a model of a fit is made of, and what its summary says besides.
+    """What a model of one C is made of, and what its summary says besides.
 
     ``parts`` and ``details`` are those of :func:`dkrr.records.loss_parts` and :func:`dkrr.records.loss_details`,
     ``columns`` the scaling, names and form of its targets.
@@ -150,12 +158,18 @@ class FittedLoss:
     parts: dict[str, Any]
     details: dict[str, Any]
     columns: dict[str, Any]
-    checkpoint: LossCheckpoint
     history: list[list[list[float]]]
 
 
-def fit_loss(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str) -> FittedLoss:
+def fit_loss(
+    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
+) -> tuple[list[FittedLoss], LossCheckpoint]:
     """Fit the training rows of a job as ``plan`` says; goes on from the checkpoint in the run's ``directory``.
+
+    Returns
+    -------
+    list of FittedLoss, LossCheckpoint
+        One for each C, in increasing order; what is to be removed when they are saved.
 
     Raises
     ------
@@ -167,7 +181,7 @@ def fit_loss(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace,
         Between two iterations, by the progress of the ``workspace``.
     """
     train, model = prepared.train, job.model
-    losses = check_loss_targets(job, train)
+    losses, path = check_loss_targets(job, train), path_of(model)
     train.verify()  # chunks of rows that changed places pass their checksums
     kernel = kernel_from_dict(plan.kernel)
     X = train.X.read(0, train.num_rows)
@@ -177,27 +191,32 @@ def fit_loss(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace,
     except DataError as exc:
         hint = f"{exc.hint}; see [data] weight and [evaluate]"
         raise DataError(f"training rows of {job.data.path}: {exc.message}", hint=hint) from None
-    t = max(len(losses), targets.shape[1])
-    center = kernel.center(X.mean(axis=0), X.std(axis=0))
-    C = C_of(model)
+    C = [value for value, _ in path]
     fields = {
         "rows": [train.digest, train.digest_y, train.digest_weight],
         "kernel": kernel.to_dict(),
-        "loss": [model.loss, parameters_of(model), C, model.fit_intercept],
+        "loss": [model.loss, parameters_of(model), C if len(C) > 1 else C[0], model.fit_intercept],
     }
-    checkpoint = LossCheckpoint(RunDirectory(directory), fields, (len(X), t))
+    num_columns = len(C) * max(len(losses), targets.shape[1])
+    checkpoint = LossCheckpoint(RunDirectory(directory), fields, (len(X), num_columns))
     start = checkpoint.load()
     if start is not None:
         workspace.reused["start"] = {"rows": len(X), "source": checkpoint.name}
-    goes_on = _Progress(workspace, plan.solver, job.solver.tol, model.alpha, checkpoint)
+    elif len(path) == 1:
+        earlier = begin_loss_from(train, kernel, path[0][1], loss_of(plan), workspace)
+        if earlier is not None:
+            start = np.zeros((len(X), num_columns))
+            start[: len(earlier)] = earlier[:, -num_columns:]  # of two classes the second one
+    goes_on = _Progress(workspace, plan.solver, job.solver.tol, plan.alpha, checkpoint)
     try:
         with single_blas_thread():
             found = fit_losses(
                 kernel,
-                X if center is None else X - center,
-                np.repeat(targets, t // targets.shape[1], axis=1),
-                losses * (t // len(losses)),
-                weighted_C(C, weight, t),
+                X,
+                targets,
+                losses,
+                C,
+                weight=weight,
                 fit_intercept=model.fit_intercept,
                 tol=job.solver.tol,
                 max_iter=job.solver.max_iter,
@@ -212,17 +231,21 @@ def fit_loss(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace,
     finally:
         workspace.record(plan.solver, RunSummary(seconds=goes_on.seconds))
     goes_on.end(found)
-    if train.classes is not None and len(train.classes) == 2:
-        found = found.mirrored()
-    return FittedLoss(
-        parts=loss_parts(found, losses[0], kernel, X, center, fit_intercept=model.fit_intercept),
-        details=loss_details(losses[0], C, model.alpha, **parameters_of(model))
-        | {"fit_intercept": model.fit_intercept, "tol": job.solver.tol}
-        | ({"allow_unconverged": True} if job.solver.allow_unconverged else {}),
-        columns=_columns(prepared, model.quantile if isinstance(model.quantile, list) else []),
-        checkpoint=checkpoint,
-        history=[_thinned(answer.history) for answer in found.answers],
-    )
+    is_mirrored = train.classes is not None and len(train.classes) == 2
+    details = {"fit_intercept": model.fit_intercept, "tol": job.solver.tol}
+    details |= {"allow_unconverged": True} if job.solver.allow_unconverged else {}
+    columns = _columns(prepared, model.quantile if isinstance(model.quantile, list) else [])
+    fitted = [
+        FittedLoss(
+            parts=loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept),
+            details=loss_details(losses[0], *values, **parameters_of(model)) | details,
+            columns=columns,
+            history=[_thinned(answer.history) for answer in part.answers],
+        )
+        for values, each in zip(path, found.split(len(path)), strict=True)
+        for part in [each.mirrored() if is_mirrored else each]
+    ]
+    return fitted, checkpoint
 
 
 def _targets(train: Dataset, weight: Floats, scaling: Scaling | None) -> Floats:
@@ -254,7 +277,9 @@ def _columns(prepared: Prepared, quantiles: Sequence[float]) -> dict[str, Any]:
 class _Progress:
     """What happens between two iterations: the run says how far it is, stops where it shall, and saves coefficients."""
 
-    def __init__(self, workspace: Workspace, solver: str, tol: float, alpha: float, checkpoint: LossCheckpoint) -> None:
+    def __init__(
+        self, workspace: Workspace, solver: str, tol: float, alpha: Sequence[float], checkpoint: LossCheckpoint
+    ) -> None:
         self.workspace, self.solver, self.checkpoint = workspace, solver, checkpoint
         self.tol, self.alpha = tol, alpha
         self._began = time.perf_counter()
@@ -275,7 +300,7 @@ class _Progress:
         if coefficients is None:
             return
         if number <= self._last or self._last < 0:
-            self._trace = self.workspace.trace(self.solver, self.tol, [self.alpha])
+            self._trace = self.workspace.trace(self.solver, self.tol, self.alpha)
         self._last = number
         self._trace.add(number, np.array([gap]))
         if self.checkpoint.is_due():
@@ -289,7 +314,7 @@ class _Progress:
     def end(self, found: LossFit) -> None:
         """The gaps of each target, instead of the largest ones, which are known before the end."""
         del self.workspace.traces[self._first_trace :]
-        trace = self.workspace.trace(self.solver, self.tol, [self.alpha])
+        trace = self.workspace.trace(self.solver, self.tol, self.alpha)
         histories = [dict((number, gap) for number, gap, _ in answer.history) for answer in found.answers]
         last = [next(iter(history.values())) for history in histories]
         for number in sorted(set().union(*histories)):

@@ -8,14 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from dkrr.errors import ParameterError
-from dkrr.jobs.mistakes import located
 from dkrr.linalg.losses.loss import Loss, make_loss
+from dkrr.selection.choice import FoldLoss
 
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec, ModelSpec
 
-__all__ = ["C_of", "Mistake", "check_square", "losses_of", "mistakes_of", "parameters_of", "with_defaults", "with_tol"]
+__all__ = [
+    "Mistake",
+    "fold_loss_of",
+    "has_metric",
+    "losses_of",
+    "metrics_of",
+    "mistakes_of",
+    "parameters_of",
+    "path_of",
+    "with_defaults",
+    "with_tol",
+]
 
 TOL = 1e-6
 # whose estimators take alpha, and not C
@@ -52,8 +65,11 @@ def with_defaults(model: dict[str, Any]) -> dict[str, Any]:
         C = model.setdefault("C", 1.0 if loss not in _OF_ALPHA else None)
         if C is None:
             del model["C"]
-        elif isinstance(C, int | float) and not isinstance(C, bool) and 0 < C < float("inf"):
-            model["alpha"] = 0.5 / C
+        else:
+            values = C if isinstance(C, list) else [C]
+            # what is none of these is refused where C is checked
+            if values and all(isinstance(item, int | float) and 0 < item < float("inf") for item in values):
+                model["alpha"] = [0.5 / item for item in values] if isinstance(C, list) else 0.5 / C
     return model
 
 
@@ -71,9 +87,12 @@ def parameters_of(model: ModelSpec) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def C_of(model: ModelSpec) -> float:
-    """C, as it was given where it was."""
-    return 0.5 / model.alpha if model.C is None else model.C
+def path_of(model: ModelSpec) -> list[tuple[float, float]]:
+    """C and alpha = 1 / (2 C), in increasing order of C, each as it was given where it was."""
+    given = model.alpha if model.C is None else model.C
+    values = given if isinstance(given, list) else [given]
+    pairs = [(0.5 / value, value) if model.C is None else (value, 0.5 / value) for value in values]
+    return sorted(pairs)
 
 
 def losses_of(model: ModelSpec) -> list[Loss]:
@@ -87,6 +106,32 @@ def losses_of(model: ModelSpec) -> list[Loss]:
     if isinstance(model.quantile, list):
         return [make_loss(model.loss, quantile=quantile) for quantile in model.quantile]
     return [make_loss(model.loss, **parameters_of(model))]
+
+
+def fold_loss_of(job: JobSpec) -> FoldLoss | None:
+    """What a search for C is asked, by the metric of ``[evaluate]`` or the one of the loss; None of the square.
+
+    Of the loss are the share of wrong classes (hinges), the log loss (logistic), and the loss itself (the others).
+    """
+    model, tune, evaluate = job.model, job.tune, job.evaluate
+    if model.loss == "square":
+        return None
+    own = {"hinge": "accuracy", "squared_hinge": "accuracy", "logistic": "log_loss"}.get(model.loss, model.loss)
+    metric = own if evaluate is None or evaluate.metric is None else evaluate.metric
+    given: dict[str, Any] = {}
+    if tune is not None and tune.C is not None:
+        given["C"] = tuple(np.atleast_1d(tune.C).tolist())
+    elif isinstance(model.alpha, list):
+        given["C"] = tuple(C for C, _ in path_of(model))
+    if tune is not None and tune.folds is not None:
+        given["num_folds"] = tune.folds
+    return FoldLoss(
+        loss=model.loss,
+        metric="rmse" if metric == "r2" else metric,  # the best one is the same
+        epsilon=model.epsilon,
+        quantile=None if model.quantile is None else tuple(np.atleast_1d(model.quantile).tolist()),
+        **given,
+    )
 
 
 def mistakes_of(job: JobSpec, document: dict[str, Any]) -> Iterator[Mistake]:
@@ -105,19 +150,29 @@ def mistakes_of(job: JobSpec, document: dict[str, Any]) -> Iterator[Mistake]:
     if loss == "square":
         if model.C is not None:
             yield _mistake("model", "C", "is for other losses than the square", "give alpha, which is 1 / (2 C)")
+        for name in ("C", "folds"):
+            if job.tune is not None and getattr(job.tune, name) is not None:
+                yield _mistake("tune", name, "is for other losses than the square", "leave it out")
     else:
         if "alpha" in document["model"] and "C" in document["model"]:
             yield _mistake("model", "C", "and alpha are both given", "give one of them: C = 1 / (2 alpha)")
-        if isinstance(model.alpha, list) or model.alpha == 0:
-            yield _mistake("model", "alpha", f"= {model.alpha!r}; one number above 0 expected with loss = {loss!r}", "")
+        alpha = model.alpha if isinstance(model.alpha, list) else [model.alpha]
+        if min(alpha) == 0 or len(set(alpha)) < len(alpha):
+            expected = f"a number above 0, or a list of different ones, expected with loss = {loss!r}"
+            yield _mistake("model", "alpha", f"= {model.alpha!r}; {expected}", "")
+        if isinstance(model.alpha, list) and not _holds_out(job):
+            yield _mistake(
+                "model", "alpha" if model.C is None else "C", "is a list, and no rows are held out to choose one by",
+                "set [evaluate] fraction, or give one number; `dkrr tune` chooses one of [tune] C by folds",
+            )  # fmt: skip
         yield from _mistakes_beside(job)
         try:
             losses_of(model)
         except ParameterError as exc:
             yield Mistake(("model", _PARAMETERS[loss]), f"[model] {exc.message}", exc.hint)
     metric = None if job.evaluate is None else job.evaluate.metric
-    if metric is not None and not _has(loss, metric):
-        yield _mistake("evaluate", "metric", f"= {metric!r} with loss = {loss!r}", _metrics(loss))
+    if metric is not None and not has_metric(loss, metric):
+        yield _mistake("evaluate", "metric", f"= {metric!r} with loss = {loss!r}", metrics_of(loss))
 
 
 def _mistakes_beside(job: JobSpec) -> Iterator[Mistake]:
@@ -146,17 +201,9 @@ def _mistakes_beside(job: JobSpec) -> Iterator[Mistake]:
         yield _mistake("data", "one_hot", f"is not true {with_loss}, which is for classes", "set [data] one_hot = true")
 
 
-def check_square(job: JobSpec, what: str, *, text: str = "", source: str = "") -> None:
-    """Refuse a job with another loss for something that knows the square alone.
-
-    Raises
-    ------
-    JobFileError
-        With the line, where the ``text`` of the file is given.
-    """
-    if job.model.loss != "square":
-        message = f"[model] loss: {what} not yet for loss = {job.model.loss!r}"
-        raise located(message, ("model", "loss"), text=text, source=source, hint="give a job of the square loss")
+def _holds_out(job: JobSpec) -> bool:
+    evaluate = job.evaluate
+    return evaluate is not None and any((evaluate.path, evaluate.mask is not None, evaluate.fraction))
 
 
 def _mistake(table: str, key: str, message: str, hint: str) -> Mistake:
@@ -167,13 +214,14 @@ def _instead(loss: str) -> str:
     return "leave it out" if loss == "pinball" else "leave it out; loss = 'pinball' with outer quantiles gives a band"
 
 
-def _has(loss: str, metric: str) -> bool:
+def has_metric(loss: str, metric: str) -> bool:
     """Whether a metric has a meaning for predictions of a loss; of the square that depends on its targets."""
     if metric in ("log_loss", "pinball"):
         return loss == ("logistic" if metric == "log_loss" else metric)
     return loss == "square" or (metric in _OF_LABELS) == make_loss(loss).is_for_labels
 
 
-def _metrics(loss: str) -> str:
+def metrics_of(loss: str) -> str:
+    """Names of the metrics that a loss has, in words."""
     known = ("rmse", "r2", *_OF_LABELS, "log_loss", "pinball")
-    return f"one of {', '.join(metric for metric in known if _has(loss, metric))}"
+    return f"one of {', '.join(metric for metric in known if has_metric(loss, metric))}"

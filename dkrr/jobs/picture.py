@@ -41,10 +41,20 @@ def draw_search(search: dict[str, Any], path: str) -> None:
     best = search["best"]
     figure.suptitle(
         f"{best['kernel']}, {_widths_in_words(best)}, alpha {best['alpha']:.3g}: "
-        f"leave-one-out error {best['loo_rmse']:.4f} on {best['num_rows']:,} of {search['num_rows']:,} rows"
+        f"{_error_name(best)} {_error(best):.4f} on {best['num_rows']:,} of {search['num_rows']:,} rows"
     )
     # no date and no version in the file: the same search is the same picture
     figure.savefig(path, dpi=110, metadata={"Software": None} if path.endswith(".png") else None)
+
+
+def _error(found: dict[str, Any]) -> float:
+    """Of a candidate or a trial: leave-one-out, or of folds."""
+    return float(found["loo_rmse"] if "loo_rmse" in found else found["error"])
+
+
+def _error_name(found: dict[str, Any]) -> str:
+    """What the errors of a candidate or a plane are."""
+    return f"held-out error ({found['metric'].replace('_', ' ')})" if "metric" in found else "leave-one-out error"
 
 
 def _widths_in_words(candidate: dict[str, Any]) -> str:
@@ -62,15 +72,15 @@ def _draw_trials(axes: Any, trials: list[dict[str, Any]]) -> None:
         shown.add(trial["family"])
         axes.plot(
             trial["number"],
-            trial["loo_rmse"],
-            marker={"search": "o", "slice": "s", "check": "D"}[trial["kind"]],
+            _error(trial),
+            marker={"search": "o", "slice": "s", "check": "D", "folds": "s"}[trial["kind"]],
             markersize=5,
             linestyle="none",
             color=colour,
             fillstyle="full" if per_feature else "none",
             label=label,
         )
-    axes.set(xlabel="trial (circle: search, square: slice, diamond: check)", ylabel="leave-one-out error", yscale="log")
+    axes.set(xlabel="trial (circle: search, square: slice or folds, diamond: check)", ylabel="error", yscale="log")
     axes.set_title("trials (filled: a width for each feature)", fontsize="medium")
     axes.legend(fontsize="small")
 
@@ -94,7 +104,7 @@ def _draw_alphas(axes: Any, plane: dict[str, Any]) -> None:
     """The error against alpha for each factor on the widths."""
     for factor, errors in zip(plane["factors"], plane["errors"], strict=True):
         axes.plot(plane["alphas"], errors, marker=".", linewidth=0.8, label=f"widths x {factor:.2g}")
-    axes.set(xlabel="alpha", ylabel="leave-one-out error", xscale="log")
+    axes.set(xlabel="alpha", ylabel=_error_name(plane), xscale="log")
     axes.set_title(_plane_title(plane), fontsize="medium")
     axes.legend(fontsize="small")
 
@@ -109,7 +119,7 @@ def _draw_plane(figure: Any, axes: Any, plane: dict[str, Any]) -> None:
     i, j = np.unravel_index(int(np.argmin(errors)), errors.shape)
     axes.plot(j, i, marker="x", color="white", markersize=9)
     axes.set(xlabel="alpha", ylabel="factor on the widths")
-    figure.colorbar(drawn, ax=axes, label="leave-one-out error")
+    figure.colorbar(drawn, ax=axes, label=_error_name(plane))
 
 
 def _plane_title(plane: dict[str, Any]) -> str:

@@ -10,8 +10,9 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from dkrr.fitting import center_of_lineage
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import wants_leave_one_out
 from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
-from dkrr.jobs.loss_spec import C_of, parameters_of
+from dkrr.jobs.loss_spec import parameters_of, path_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.report.words import size
@@ -124,14 +125,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     if continued is not None:
         choice, given_tiles = continued.resolve(choice, given_tiles)
 
-    def machine() -> Machine:
-        known = (earlier or {}).get("calibration") or {}
-        if known.get("threads") == threads:  # what the first attempt measured is as good, and costs no second
-            with contextlib.suppress(TypeError):  # written by a dkrr that knew other rates
-                return Machine(**known)
-        where = "new cluster" if job.cluster.scheduler == "local" else "client"
-        place = measured_place(store)
-        return measure_machine(resolved, d, place, threads=threads, where=where)  # type: ignore[arg-type]
+    machine = partial(_machine, job, resolved, d, store, threads, earlier)
 
     def trial(seconds: float) -> Trial | None:
         if resolved is None or earlier is not None:
@@ -246,23 +240,19 @@ def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str,
     losses = check_loss_targets(job, train)
     kernel = model.build_kernel().resolve(d)
     solver = loss_solver(losses[0])
-    num_columns = num_loss_columns(losses, train)
+    C, alpha = (list(values) for values in zip(*path_of(model), strict=True))
+    num_columns = len(C) * num_loss_columns(losses, train)
     problem = Problem(
         num_rows=n,
         num_features=d,
         num_targets=num_columns,
         kernel=kernel,
-        alpha=(model.alpha,),
+        alpha=tuple(alpha),
         fit_intercept=model.fit_intercept,
     )
     workers = job.cluster.workers or cpu_count()
     threads = min(workers * job.cluster.threads_per_worker, cpu_count())
-    known = (recorded or {}).get("calibration") or {}
-    if known.get("threads") == threads:
-        machine = Machine(**known)
-    else:
-        where = "new cluster" if job.cluster.scheduler == "local" else "client"
-        machine = measure_machine(kernel, d, measured_place(store), threads=threads, where=where)  # type: ignore[arg-type]
+    machine = _machine(job, kernel, d, store, threads, recorded)
     chosen = loss_candidate(problem, solver, machine)
     limit, free, memory = _memory_limit(job, workers), free_bytes(store), free_memory_bytes()
     per_task = chosen.memory_bytes * job.cluster.threads_per_worker
@@ -281,7 +271,7 @@ def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str,
         num_features=d,
         num_targets=train.num_targets,
         kernel=kernel.to_dict(),
-        alpha=[model.alpha],
+        alpha=alpha,
         solver=solver,
         precision=chosen.precision,
         gram=chosen.gram,
@@ -306,8 +296,20 @@ def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str,
         hint=hint,
         notes=notes,
         reused=reused,
-        loss={"loss": model.loss, "C": C_of(model), **parameters_of(model)},
+        loss={"loss": model.loss, "C": C if len(C) > 1 else C[0], **parameters_of(model)},
     )
+
+
+def _machine(
+    job: JobSpec, kernel: Kernel | None, num_features: int, store: Any, threads: int, earlier: dict[str, Any] | None
+) -> Machine:
+    """Rates as the ``earlier`` attempt measured them, which are as good and cost no second, or as they are now."""
+    known = (earlier or {}).get("calibration") or {}
+    if known.get("threads") == threads:
+        with contextlib.suppress(TypeError):  # written by a dkrr that knew other rates
+            return Machine(**known)
+    where: Literal["new cluster", "client"] = "new cluster" if job.cluster.scheduler == "local" else "client"
+    return measure_machine(kernel, num_features, measured_place(store), threads=threads, where=where)
 
 
 _MEASURED = (

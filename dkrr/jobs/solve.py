@@ -12,7 +12,7 @@ from dkrr.dataset import Dataset
 from dkrr.fitting import FitResult, fit_rows, with_lineage
 from dkrr.given import store_given_matrix
 from dkrr.jobs.leave_one_out import leave_out
-from dkrr.jobs.loss_fit import fit_loss
+from dkrr.jobs.loss_fit import FittedLoss, fit_loss, loss_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
@@ -24,12 +24,13 @@ from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model
+from dkrr.model import Model, load_model
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import Machine
 from dkrr.planning.iterations import Iterations
 from dkrr.planning.planner import Ways, settings_of
+from dkrr.prediction import LOWER_IS_BETTER, score_dataset
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
 from dkrr.stores import delete_key, list_entries, place, remove_array
 from dkrr.uncertainty import recorded_factors
@@ -47,14 +48,18 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         See :func:`dkrr.fitting.fit_rows`.
     """
     if job.model.loss != "square":
-        fitted = fit_loss(job, prepared, plan, workspace, directory)
-        parts = dict(fitted.parts)
-        solution = replace(parts.pop("solution"), reused=dict(workspace.reused))
-        _save(_model(prepared, solution, parts | fitted.columns, plan, fitted.details), directory)
-        fitted.checkpoint.remove()
-        summary = summary_of(plan, workspace, directory, place(directory, "model.zarr"), solution, parts["intercept"])
-        summary.num_support, summary.history = parts["dual_coef"].num_rows, fitted.history
-        summary.target_names = fitted.columns["target_names"]
+        fits, checkpoint = fit_loss(job, prepared, plan, workspace, directory)
+        models = [_loss_model(prepared, fit, plan, workspace) for fit in fits]
+        path = _score_path(job, models, prepared.test, workspace, directory) if len(fits) > 1 else []
+        best = next((number for number, point in enumerate(path) if point["chosen"]), 0)
+        fitted, model = fits[best], models[best]
+        _save(model, directory)
+        checkpoint.remove()
+        location, alpha = place(directory, "model.zarr"), model.provenance["alpha"]
+        remember(workspace.store, prepared.train, model.kernel, alpha, location, loss_of(plan))
+        summary = summary_of(plan, workspace, directory, location, model.solution, model.intercept)
+        summary.num_support, summary.history, summary.path = model.num_rows, fitted.history, path
+        summary.target_names, summary.loss = model.target_names, {**(plan.loss or {}), "C": fitted.details["C"]}
         return summary
     train, given, digest = prepared.train, None, ""
     check_target_sizes(train)
@@ -136,7 +141,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
             remove_array(given.location)
             remove_array(train.path)
     if given is None:
-        remember(workspace.store, train, settings, model_path)
+        remember(workspace.store, train, settings.kernel, settings.alpha, model_path)
     summary = summary_of(plan, workspace, directory, model_path, result.solution, result.intercept)
     summary.leave_one_out = left_out
     summary.tiles_total = result.operator.grid.num_lower * len(result.factors)
@@ -199,6 +204,42 @@ def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: 
             **details,
         },
     )
+
+
+def _loss_model(prepared: Prepared, fitted: FittedLoss, plan: Plan, workspace: Workspace) -> Model:
+    parts = dict(fitted.parts)
+    solution = replace(parts.pop("solution"), reused=dict(workspace.reused))
+    return _model(prepared, solution, parts | fitted.columns, plan, fitted.details)
+
+
+def _score_path(
+    job: JobSpec, models: list[Model], test: Dataset | None, workspace: Workspace, directory: str
+) -> list[dict[str, Any]]:
+    """What the models of several C, in increasing order, are worth on the held-out rows; the best of them is "chosen",
+    of equals that of the smallest C. Each is saved as ``path-NUMBER.zarr``."""
+    assert test is not None  # noqa: S101  (narrows the type: a job with several C has held-out rows)
+    points: list[dict[str, Any]] = []
+    for number, model in enumerate(models):
+        location = place(directory, f"path-{number:03}.zarr")
+        model.write(location, overwrite=True)
+        score, run = score_dataset(load_model(location), test, workspace.executor, workspace.progress)
+        workspace.record("path", run)
+        metric = (None if job.evaluate is None else job.evaluate.metric) or score.metric
+        points.append(
+            {
+                **{name: model.provenance[name] for name in ("C", "alpha")},
+                "metric": metric,
+                "score": score.value(metric),
+                "num_support": model.num_rows,
+                "gap": max(certificate.gap for certificate in model.solution.certificates),
+                "converged": model.solution.converged,
+                "model_path": location,
+                "chosen": False,
+            }
+        )
+    sign = 1.0 if points[0]["metric"] in LOWER_IS_BETTER else -1.0
+    min(points, key=lambda point: sign * point["score"])["chosen"] = True
+    return points
 
 
 def _save(model: Model, directory: str) -> None:

@@ -33,7 +33,7 @@ from dkrr.jobs.fields import (
     Header,
     Location,
     NumCenters,
-    Positive,
+    Penalties,
     Quantile,
     Rank,
     TileSize,
@@ -177,22 +177,25 @@ class ModelSpec(KernelParameters):
     """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults.
 
     ``fit_intercept`` adds a constant that the ridge does not shrink; other losses than the square have one by default.
-    Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way, and have a parameter ``quantile``
-    (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with ``standardize``). What is
-    left out is what the estimators of :mod:`dkrr.machines` have: C = 1, alpha = 1 for pinball and huber.
+    Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way: one for all targets, or a list of
+    which the held-out rows choose one (of the square a list has an alpha for each target). They have a parameter
+    ``quantile`` (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with
+    ``standardize``). What is left out is what the estimators of :mod:`dkrr.machines` have: C = 1, alpha = 1 for pinball
+    and huber.
 
     Parameters
     ----------
     kernel
         A name; or a sum or product of kernels as nested tables: {sum = [{kernel = "rbf", gamma = 0.1}, "linear"]}.
     alpha
-        The ridge, added to the diagonal as it is; a list has one for each target.
+        The ridge, added to the diagonal as it is; a list has one for each target, or, with another loss than
+        the square, those of which held-out rows choose one.
     fit_intercept
         Add a constant that the ridge does not shrink.
     loss
         What is minimised; the square is kernel ridge regression.
     C
-        1 / (2 alpha), for other losses than the square.
+        1 / (2 alpha), for other losses than the square; of a list held-out rows choose one.
     quantile
         Of pinball; a list gives a column for each.
     epsilon
@@ -214,7 +217,7 @@ class ModelSpec(KernelParameters):
         "pinball",
         "huber",
     ] = "square"
-    C: Positive | None = None
+    C: Penalties | None = None
     quantile: Quantile | None = None
     epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 

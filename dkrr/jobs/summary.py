@@ -23,7 +23,9 @@ class FitSummary:
     from there, so `dkrr gc` leaves them. ``given_up`` are the ways that led to no answer before this one.
 
     With another ``loss`` than the square there are ``certificates`` instead of residuals, and ``num_support`` rows are
-    in the model; ``history`` has [iteration, gap, violation] of some iterations of each of ``target_names``.
+    in the model; ``history`` has [iteration, gap, violation] of some iterations of each of ``target_names``. Of several
+    C ``path`` has a dict for each, in increasing order, with its model and its score on the held-out rows, by which one
+    was chosen; the rest is that of the chosen one.
     """
 
     run_directory: str
@@ -57,6 +59,7 @@ class FitSummary:
     target_names: list[str] = field(default_factory=list)
     certificates: list[dict[str, Any]] = field(default_factory=list)
     history: list[list[list[float]]] = field(default_factory=list)
+    path: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -189,6 +189,10 @@ def fit_facts(summary: FitSummary) -> Iterator[tuple[str, str]]:
         yield "intercept", ", ".join(f"{value:.5g}" for value in summary.intercept)
     if summary.leave_one_out is not None:
         yield "leave-one-out", _leave_one_out(summary.leave_one_out)
+    for point in summary.path:
+        mark = ", [bold]chosen[/bold]" if point["chosen"] else ""
+        found = f"held-out {point['metric']} {point['score']:.5g}, {point['num_support']:,} support vectors{mark}"
+        yield f"  C {point['C']:g}", found
     score = summary.score
     if score is not None:
         value = score.value(summary.metric)
@@ -242,9 +246,10 @@ def tune_table(summary: TuneSummary) -> Any:
     from rich.console import Group
     from rich.table import Table
 
-    result = summary.result
+    result, loss = summary.result, summary.settings.fold_loss
     finalists = Table(title="tune", title_justify="left", title_style="bold", box=None)
-    for name in ("kernel", "widths", "from", "alpha", "error", "s.e.", "condition", "rows", ""):
+    penalty = "alpha" if loss is None else "C"
+    for name in ("kernel", "widths", "from", penalty, "error", "s.e.", "condition", "rows", ""):
         finalists.add_column(name, justify="left" if name in ("kernel", "widths", "from", "") else "right")
     for candidate in result.candidates:
         per_feature = candidate.kind == "per_feature"
@@ -253,7 +258,7 @@ def tune_table(summary: TuneSummary) -> Any:
             candidate.family,
             "per feature" if per_feature else f"{candidate.widths[0]:.4g}",
             origin,
-            f"{candidate.alpha:.3g}",
+            f"{candidate.alpha if loss is None else 0.5 / candidate.alpha:.3g}",
             f"{candidate.loo_rmse:.4f}",
             "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}",
             "" if candidate.condition is None else f"{candidate.condition:.1e}",
@@ -264,8 +269,11 @@ def tune_table(summary: TuneSummary) -> Any:
 
 
 def _search_facts(summary: TuneSummary) -> Iterator[tuple[str, str]]:
-    result = summary.result
-    yield "error", "leave-one-out, in standard deviations of the target; s.e.: of its difference to the smallest"
+    result, loss = summary.result, summary.settings.fold_loss
+    error = "leave-one-out, in standard deviations of the target"
+    if loss is not None:
+        error = f"{loss.words} of {loss.num_folds} folds, less is better"
+    yield "error", f"{error}; s.e.: of its difference to the smallest"
     yield from _cost_and_saving(summary)
     yield "trials", f"{len(result.records)}, {result.seconds:.0f} s"
     for note in result.notes:

@@ -21,7 +21,8 @@ from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
 from dkrr.jobs import toml
 from dkrr.jobs.claim import run_id
-from dkrr.jobs.loss_spec import check_square
+from dkrr.jobs.loss_fit import check_loss_targets
+from dkrr.jobs.loss_spec import fold_loss_of, parameters_of
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.run import job_executor
@@ -119,7 +120,6 @@ def tune_job(
     """
     if not isinstance(job, JobSpec):
         job = JobSpec.load(job)
-    check_square(job, "the search is")
     path = Path(output).absolute()
     settings = _settings(job, rows=rows, budget_seconds=budget_seconds, seed=seed)
     _refuse(job, path)
@@ -127,6 +127,8 @@ def tune_job(
         store = job.output.store_directory(run_id(job))
         with nothing_new(store):
             prepared = prepare(job, store)
+        if settings.fold_loss is not None:
+            check_loss_targets(job, prepared.train)
         with job_executor(job) as executor:
             if isinstance(executor, DaskExecutor):
                 executor.stall_seconds = max(LEAST_STALL_SECONDS, settings.budget_seconds)
@@ -195,7 +197,7 @@ def _foreseen_seconds(job: JobSpec, path: Path, result: TuneResult, prepared: Pr
 
 def _settings(job: JobSpec, **given: Any) -> TuneSettings:
     """Those of ``[tune]``, or others where they are given; smaller ``rows`` make the search smaller too."""
-    found = (job.tune or TuneSpec()).settings()
+    found = replace((job.tune or TuneSpec()).settings(), fold_loss=fold_loss_of(job))
     changed = {name: value for name, value in given.items() if value is not None}
     if "rows" in changed:
         changed["search_rows"] = tuple(sorted({min(size, changed["rows"]) for size in found.search_rows}))
@@ -239,7 +241,12 @@ def _document(
     job = job.as_written()
     document: dict[str, dict[str, Any]] = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     document.pop("tune", None)
-    intercept = {"fit_intercept": True} if job.model.fit_intercept else {}
+    if job.model.loss == "square":
+        intercept = {"fit_intercept": True} if job.model.fit_intercept else {}
+    else:
+        keys = {name: value for name, value in keys.items() if name != "alpha"} | {"C": _C_of(keys["alpha"])}
+        intercept = {} if job.model.fit_intercept else {"fit_intercept": False}
+        keys |= {"loss": job.model.loss, **parameters_of(job.model)}
     document["model"] = {**keys, **intercept}
     if features:
         document["data"]["features"] = list(features)
@@ -260,6 +267,11 @@ def _document(
     return document
 
 
+def _C_of(alpha: float) -> float:
+    """1 / (2 alpha), without the rounding of alpha."""
+    return float(f"{0.5 / alpha:.12g}")
+
+
 def _relative(location: str, base: Path) -> str:
     """A path below ``base`` as seen from there; others as they are."""
     if is_url(location) or not os.path.isabs(location) or not Path(location).is_relative_to(base):
@@ -271,13 +283,17 @@ def _job_text(
     job: JobSpec, path: Path, result: TuneResult, num_rows: int, settings: TuneSettings, names: Sequence[str]
 ) -> str:
     """The job file, with the candidates as a comment above its model."""
-    best = result.best
+    best, loss = result.best, settings.fold_loss
+    what, penalty = "the smallest leave-one-out error", "alpha"
+    if loss is not None:
+        penalty, what = "C", f"the smallest {loss.words} of {loss.num_folds} folds"
     comment = [
         f"Chosen by dkrr tune (seed {settings.seed}) for {num_rows:,} training rows: of {len(result.records)} trials",
-        f"the best conditioned of those as good as the smallest leave-one-out error on {best.num_rows:,} rows, in",
-        "standard deviations of the target, by the standard error (s.e.) of the difference:",
+        f"the best conditioned of those as good as {what} on {best.num_rows:,} rows{', in' if loss is None else ','}",
+        ("standard deviations of the target, " if loss is None else "")
+        + "by the standard error (s.e.) of the difference:",
         "",
-        f"{'kernel':<10} {'widths':<12} {'alpha':>10} {'error':>8} {'s.e.':>8} {'condition':>10}",
+        f"{'kernel':<10} {'widths':<12} {penalty:>10} {'error':>8} {'s.e.':>8} {'condition':>10}",
         *(_candidate_line(candidate, result.mark(candidate)) for candidate in result.candidates),
         *(f"note: {note}" for note in result.notes),
     ]
@@ -288,7 +304,8 @@ def _job_text(
 
 
 def _candidate_line(candidate: Candidate, mark: str) -> str:
-    cells = f"{candidate.family:<10} {WIDTHS[candidate.kind]:<12} {candidate.alpha:>10.3g} {candidate.loo_rmse:>8.4f}"
+    penalty = _C_of(candidate.alpha) if candidate.metric else candidate.alpha
+    cells = f"{candidate.family:<10} {WIDTHS[candidate.kind]:<12} {penalty:>10.3g} {candidate.loo_rmse:>8.4f}"
     error = "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}"
     condition = "" if candidate.condition is None else f"{candidate.condition:.1e}"
     return f"{cells} {error:>8} {condition:>10}  {mark}".rstrip()

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dkrr.jobs.fields import Penalties
 from dkrr.jobs.kernel_table import Table
 from dkrr.selection.choice import TuneSettings
 
@@ -16,6 +17,8 @@ _DEFAULT = TuneSettings()
 
 class TuneSpec(Table):
     """``[tune]``: kernels, widths, sizes of the subsets, seed and time of a search; nothing is needed here.
+
+    ``C`` (those of ``[model]`` where that has a list) and the number of ``folds`` are for other losses than the square.
 
     Parameters
     ----------
@@ -31,6 +34,10 @@ class TuneSpec(Table):
         Of the subsets.
     budget_seconds
         Time of the search; what would take longer is left out, and noted.
+    C
+        The values that are tried, for other losses than the square; those of [model] where that has a list.
+    folds
+        How many folds decide between them.
     """
 
     kernels: list[str] = Field(default_factory=lambda: list(_DEFAULT.kernels))
@@ -39,6 +46,8 @@ class TuneSpec(Table):
     rows: int = _DEFAULT.rows
     seed: Annotated[int, Field(ge=0, lt=2**32)] = _DEFAULT.seed
     budget_seconds: Annotated[float, Field(gt=0)] = _DEFAULT.budget_seconds
+    C: Penalties | None = None
+    folds: Annotated[int, Field(ge=2)] | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

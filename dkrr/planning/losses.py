@@ -25,11 +25,12 @@ NEWTON_PRODUCTS = 12.0
 def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate:
     """The way of ``solver``, "decomposition" or "newton", and a rough price.
 
-    Decomposition: 2 n^2 entries of K for all t columns; Newton: 12 n^2 t. In the driver: the rows twice, 6 t + 20
+    ``problem`` has an alpha for each of k values of C, and all of their columns as targets. Decomposition: 2 n^2
+    entries of K for all t columns; Newton: 12 n^2 t. In the driver: the rows k + 1 times, 6 t + 20
     vectors, and blocks of at most 6,000 rows: three of a working set, two of Newton's systems, which have 256 MiB for a
     preconditioner where there are more rows. A worker holds what predictions need.
     """
-    n, d, t = problem.num_rows, problem.num_features, problem.num_targets
+    n, d, t, k = problem.num_rows, problem.num_features, problem.num_targets, len(problem.alpha)
     is_newton = solver == "newton"
     entries = n * n * (NEWTON_PRODUCTS * t if is_newton else DECOMPOSITION_PASSES)
     seconds = entries * machine.entry("float64", 1 if is_newton else t)
@@ -49,6 +50,6 @@ def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate
             "end": machine.end_seconds,
         },
         memory_bytes=(BASELINE_BYTES if compiled else BARE_BYTES) + predicted,
-        client_bytes=8 * (2 * n * d + (6 * t + 20) * n) + blocks,
-        disk_bytes={"model": 8 * n * (d + t), "checkpoint": 8 * n * t},
+        client_bytes=8 * ((k + 1) * n * d + (6 * t + 20) * n) + blocks,
+        disk_bytes={"model": 8 * n * (k * d + t), "checkpoint": 8 * n * t},
     )

@@ -24,12 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import ParameterError
+from dkrr.linalg.losses.loss import Loss, make_loss
 from dkrr.selection.families import FAMILIES, kernel_keys
 from dkrr.selection.likelihood import standard_error
 
 __all__ = [
     "AS_GOOD",
     "Candidate",
+    "FoldLoss",
     "TuneResult",
     "TuneSettings",
     "WidthKind",
@@ -45,6 +47,67 @@ WidthKind = Literal["shared", "per_feature"]
 # leave-one-out errors that differ by less are as good as the same
 AS_GOOD = 1.002
 LEAST_ROWS, MOST_ROWS = 20, 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldLoss:
+    """Another loss than the square: what is fitted to all folds but one, and what the rows of that one are judged by.
+
+    Parameters
+    ----------
+    loss, epsilon, quantile
+        A loss, with the parameter that it has; several quantiles of one target.
+    metric
+        Of each row, and of all their mean, so that less is better whatever it is: 1 where the class is wrong for
+        "accuracy", and for "balanced_accuracy", where each class counts as much; -log of the probability of the true
+        class for "log_loss"; the squared error for "rmse", of whose mean the root is taken; else the loss itself.
+    C
+        The values to choose from, ascending.
+    num_folds
+        At least 2.
+
+    Raises
+    ------
+    ParameterError
+        A value that is not allowed.
+    """
+
+    loss: str
+    metric: str
+    epsilon: float | None = None
+    quantile: tuple[float, ...] | None = None
+    C: tuple[float, ...] = tuple(float(f"{value:.3g}") for value in np.geomspace(0.01, 1000.0, 11))
+    num_folds: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.C or not all(low < high for low, high in zip((0.0, *self.C), self.C, strict=False)):
+            raise ParameterError(f"C = {list(self.C)}", hint="numbers above 0 in increasing order are expected")
+        if self.num_folds < 2:
+            raise ParameterError(f"folds = {self.num_folds}", hint="at least 2 are expected")
+
+    @property
+    def losses(self) -> list[Loss]:
+        """One, or one for each quantile."""
+        if self.quantile is not None:
+            return [make_loss(self.loss, quantile=quantile) for quantile in self.quantile]
+        return [make_loss(self.loss, **({} if self.epsilon is None else {"epsilon": self.epsilon}))]
+
+    @property
+    def alphas(self) -> tuple[float, ...]:
+        """1 / (2 C), ascending."""
+        return tuple(0.5 / value for value in reversed(self.C))
+
+    @property
+    def words(self) -> str:
+        """What the error is, of which less is better."""
+        words = {"accuracy": "share of wrong classes", "balanced_accuracy": "mean share of wrong rows of a class"}
+        own = self.metric.replace("_", " ") + (" loss" if self.metric == self.loss else "")
+        return words.get(self.metric, own)
+
+    def error(self, lost: FloatArray) -> FloatArray:
+        """One number for each column (k,) of what the rows lose (n, k)."""
+        means = lost.mean(axis=0)
+        return np.asarray(np.sqrt(means) if self.metric == "rmse" else means)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +128,8 @@ class TuneSettings:
         Of the subset.
     budget_seconds
         The time that the trials may take in all; what would take longer is left out, and noted.
+    fold_loss
+        Another loss than the square, which then has the last word on widths and alpha.
 
     Raises
     ------
@@ -78,6 +143,7 @@ class TuneSettings:
     rows: int = 8_000
     seed: int = 0
     budget_seconds: float = 480.0
+    fold_loss: FoldLoss | None = None
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.kernels if name not in FAMILIES]
@@ -103,6 +169,7 @@ class Candidate:
 
     ``excess_error`` is the standard error of the difference between its error and the best one, None where the rows'
     errors are not known; ``condition`` that of K + alpha I of all rows, from the largest eigenvalue of K on these.
+    ``metric`` is that of a :class:`FoldLoss` by which the error was found, "" of leave-one-out.
     """
 
     family: str
@@ -115,6 +182,7 @@ class Candidate:
     origin: str = "likelihood"
     excess_error: float | None = None
     condition: float | None = None
+    metric: str = ""
 
     @property
     def kind(self) -> WidthKind:
@@ -132,7 +200,7 @@ class Candidate:
             "widths_kind": self.kind,
             "widths": self.widths.tolist(),
             "alpha": self.alpha,
-            "loo_rmse": self.loo_rmse,
+            **({"metric": self.metric, "error": self.loo_rmse} if self.metric else {"loo_rmse": self.loo_rmse}),
             "loss": self.loss,
             "num_rows": self.num_rows,
             "factor": self.factor,
@@ -218,7 +286,8 @@ def choose_candidates(points: list[Candidate], squares: list[FloatArray]) -> tup
         # the best of all may allow less than the best of these widths
         good = [k for k in group if is_as_good(squares[k], squares[first])]
         kept |= {max(good, key=lambda k: points[k].alpha)} if good else set()
-    two = 2.0 * points[first].loo_rmse
+    # the derivative of the mean of what is compared in the error: of a root mean square twice that
+    two = 2.0 * points[first].loo_rmse if points[first].metric in ("", "rmse") else 1.0
     shown = {
         k: replace(points[k], excess_error=standard_error(squares[k] - squares[first]) / two if two else 0.0)
         for k in order

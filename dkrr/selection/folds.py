@@ -2,6 +2,8 @@
 
 A fold whose training rows are all the others is answered from the fit of all rows; any other split (time-ordered ones
 train on the past alone) needs a fit of its own.
+
+With another loss than the square every fold needs a fit of its own, which has all values of C as columns.
 """
 
 from __future__ import annotations
@@ -15,10 +17,18 @@ from numpy.typing import NDArray
 from sklearn.model_selection import check_cv
 
 from dkrr.errors import DataError, ParameterError
+from dkrr.kernels import Kernel
+from dkrr.linalg.losses.fit import fit_losses
+from dkrr.linalg.losses.loss import log_probabilities
+from dkrr.records import label_targets
+from dkrr.selection.choice import FoldLoss
 
-__all__ = ["Fold", "make_folds"]
+__all__ = ["Fold", "fold_losses", "make_folds"]
 
+Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
+# on the gaps of the fits of folds, which only have to tell one C from another
+FOLD_TOL = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,3 +122,76 @@ def _rows(values: Any, number: int, n: int) -> Rows:
             hint=f"give row numbers from 0 to {n - 1:,}",
         )
     return rows.astype(np.intp)
+
+
+def fold_losses(
+    asked: FoldLoss, kernel: Kernel, x: Floats, y: Floats, weight: Floats | None, *, fit_intercept: bool
+) -> Floats:
+    """What each row loses when the other folds are fitted, for each C of ``asked`` (n, k), by its metric.
+
+    Row i is of fold i mod ``num_folds``, counted within each class.
+
+    Parameters
+    ----------
+    kernel
+        Resolved.
+    x : (n, d), y : (n, t)
+        Of a loss for labels a column for each class, largest where a row has it.
+    weight : (n,), optional
+        Above 0; they count in the fits, and the losses are multiplied by them over their mean.
+
+    Raises
+    ------
+    DataError
+        A class has one row alone.
+
+    Cost
+    ----
+    ``num_folds`` fits with k values of C, and a product of each.
+    """
+    n, k, weight = len(x), len(asked.C), np.ones(len(x)) if weight is None else weight
+    share = weight / weight.mean()
+    codes = np.zeros(n, dtype=np.intp)
+    if asked.losses[0].is_for_labels:
+        varying = y[:, np.ptp(y, axis=0) > 0]  # a class that no row has cannot be told from the others
+        codes = np.argmax(varying > 0.5 * (varying.min(axis=0) + varying.max(axis=0)), axis=1)
+        count = np.bincount(codes)
+        if count.min() < 2:
+            raise DataError(
+                f"a class has one of the {n:,} rows of a fold search; at least two expected",
+                hint="give the search more rows ([tune] rows, search_rows), or leave that class out",
+            )
+        if asked.metric == "balanced_accuracy":
+            share = weight * n / (len(count) * np.bincount(codes, weights=weight)[codes])
+        y = label_targets(codes, weight, range(len(count)))
+    fold = np.empty(n, dtype=np.intp)
+    for code in range(codes.max() + 1):
+        own = np.flatnonzero(codes == code)
+        fold[own] = (np.arange(len(own)) + code) % asked.num_folds
+    found = np.empty((n, k))
+    for number in np.unique(fold):
+        test = fold == number
+        train = ~test
+        fit = fit_losses(
+            kernel, x[train], y[train], asked.losses, asked.C, weight=weight[train], fit_intercept=fit_intercept,
+            tol=FOLD_TOL, allow_unconverged=True,
+        )  # fmt: skip
+        values = kernel.block(x[test], x[train]) @ fit.dual_coef + fit.intercept
+        found[test] = _lost(asked, values.reshape(len(values), k, -1), y[test], codes[test])
+    return np.asarray(found * share[:, None])
+
+
+def _lost(asked: FoldLoss, values: Floats, y: Floats, codes: Rows) -> Floats:
+    """Of rows with decision values or predictions (f, k, m): (f, k)."""
+    if asked.losses[0].is_for_labels:
+        whole = np.concatenate((-values, values), axis=2) if values.shape[2] == 1 else values
+        if asked.metric == "log_loss":
+            logarithms = log_probabilities(whole.reshape(-1, whole.shape[2])).reshape(whole.shape)
+            return np.asarray(-logarithms[np.arange(len(y)), :, codes])
+        return np.asarray(whole.argmax(axis=2) != codes[:, None], dtype=np.float64)
+    truth = np.broadcast_to(y[:, None, :], values.shape)
+    if asked.metric == "rmse":
+        return np.asarray(np.square(truth - values).mean(axis=2))
+    losses = asked.losses * (values.shape[2] // len(asked.losses))
+    lost = [loss.value(truth[..., j], values[..., j]) for j, loss in enumerate(losses)]
+    return np.asarray(np.mean(lost, axis=0))

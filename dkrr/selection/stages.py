@@ -36,6 +36,7 @@ SHARED_EVALUATIONS, FEATURE_EVALUATIONS = 30, 60
 CONTINUED_EVALUATIONS, CHECK_EVALUATIONS = 30, 3
 NUM_CONTINUED = 4
 FACTORS = tuple(2.0 ** (k / 2) for k in range(-2, 3))
+FOLD_FACTORS = (0.5, 1.0, 2.0)
 NUM_ALPHAS, ALPHA_SPAN = 21, 100.0
 # shares of the time that is left which a stage may take, so that something is left for what follows
 CONTINUED_SHARE, SLICE_SHARE = 0.5, 0.4
@@ -72,7 +73,7 @@ class Tuner:
         candidates = self._first_search(sizes[0])
         for size in sizes[1:]:
             candidates = self._continue(candidates, size)
-        slices = self._slice(self._best_of_each_kind(candidates))
+        slices = self._slice(self._sliced(candidates))
         finalists = self._finalists(candidates, slices)
         best, checked = self._check(finalists)
         return TuneResult(
@@ -94,6 +95,12 @@ class Tuner:
         """The best with a shared width and the best with one for each feature, the better one first."""
         found = [best for kind in self._kinds() if (best := best_of(candidates, kind)) is not None]
         return sorted(found, key=lambda candidate: candidate.loo_rmse)
+
+    def _sliced(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The best of each kind; for folds, by which all finalists have to be judged, the runner-up too."""
+        ranked = sorted(candidates, key=lambda candidate: candidate.loo_rmse)
+        first = self._best_of_each_kind(ranked)
+        return first if self.settings.fold_loss is None else first + _others(ranked, first)[:1]
 
     def _first_search(self, num_rows: int) -> list[Candidate]:
         """Every family from two starts, first with a shared width, then with one for each feature."""
@@ -136,25 +143,28 @@ class Tuner:
         return [*found, *(candidate for candidate in chosen if candidate.kind not in kinds)]
 
     def _slice(self, candidates: list[Candidate]) -> list[dict[str, Any]]:
-        """The leave-one-out error over (factor on the widths) x alpha around each candidate."""
-        trials = []
+        """The error over (factor on the widths) x alpha around each candidate."""
+        trials, loss = [], self.settings.fold_loss
+        factors = FACTORS if loss is None else FOLD_FACTORS
         for candidate in candidates:
             low, high = candidate.alpha / ALPHA_SPAN, candidate.alpha * ALPHA_SPAN
             alphas = np.geomspace(max(low, ALPHA_BOUNDS[0]), min(high, ALPHA_BOUNDS[1]), NUM_ALPHAS)
             trials += [
                 Trial(
                     stage="slice",
-                    kind="slice",
+                    kind="slice" if loss is None else "folds",
                     family=candidate.family,
                     widths=tuple((factor * candidate.widths).tolist()),
-                    alphas=tuple(alphas.tolist()),
+                    alphas=tuple(alphas.tolist()) if loss is None else loss.alphas,
                     num_rows=candidate.num_rows,
                     factor=factor,
+                    fold_loss=loss,
                 )
-                for factor in FACTORS
+                for factor in factors
             ]
-        count = len(FACTORS)
-        trials = self.budget.affordable(trials, SLICE_SHARE, group=count)  # a slice with holes would be none
+        count = len(factors)
+        # a slice with holes would be none, and without any nothing is known of another loss
+        trials = self.budget.affordable(trials, SLICE_SHARE, least=0 if loss is None else count, group=count)
         if not trials:
             return []
         candidates = candidates[: len(trials) // count]
@@ -168,9 +178,10 @@ class Tuner:
                     "widths_kind": candidate.kind,
                     "widths": candidate.widths.tolist(),
                     "num_rows": candidate.num_rows,
-                    "factors": list(FACTORS),
+                    "factors": list(factors),
                     "alphas": own[0]["alphas"],
                     "errors": [record["errors"] for record in own],
+                    **({} if loss is None else {"metric": loss.metric}),
                 }
             )
         return slices
@@ -178,7 +189,7 @@ class Tuner:
     def _finalists(self, candidates: list[Candidate], slices: list[dict[str, Any]]) -> list[Candidate]:
         """The best of each kind, what its slice found better, and the runner-up."""
         ranked = sorted(candidates, key=lambda candidate: candidate.loo_rmse)
-        first = self._best_of_each_kind(ranked)
+        first = self._sliced(ranked)
         finalists = []
         for candidate in first:
             own = [p for p in slices if (p["kernel"], p["widths"]) == (candidate.family, candidate.widths.tolist())]
@@ -187,24 +198,28 @@ class Tuner:
                 best = own[0]["factors"][int(np.argmin(np.min(own[0]["errors"], axis=1)))]
                 if best != 1.0:
                     finalists.append(_from_slice(candidate, own[0], best))
-        return finalists + [candidate for candidate in ranked if candidate not in first][:1]
+        if self.settings.fold_loss is not None:
+            return [candidate for candidate in finalists if candidate.metric]
+        return finalists + _others(ranked, first)[:1]
 
     def _check(self, finalists: list[Candidate]) -> tuple[Candidate, list[Candidate]]:
         """The finalists on the most rows for which there is time, and which of them is chosen; as they are, and the one
         of the smallest error, when there is none."""
+        loss = self.settings.fold_loss
 
         def trials(num_rows: int) -> list[Trial]:
             return [
                 Trial(
                     stage=f"check on {num_rows:,} rows",
-                    kind="check",
+                    kind="check" if loss is None else "folds",
                     family=candidate.family,
                     # what is judged is what will stand in the job file
                     widths=tuple(float(f"{width:.5g}") for width in candidate.widths),
-                    alphas=(candidate.alpha,),
+                    alphas=(candidate.alpha,) if loss is None else loss.alphas,
                     num_rows=num_rows,
-                    num_evaluations=CHECK_EVALUATIONS,
+                    num_evaluations=CHECK_EVALUATIONS if loss is None else 1,
                     factor=candidate.factor,
+                    fold_loss=loss,
                 )
                 for candidate in finalists
             ]
@@ -232,8 +247,8 @@ class Tuner:
         for number, (candidate, origin, record) in enumerate(zip(checked, finalists, records, strict=True)):
             of_rows = read_squares(self._batch(wanted), number, len(record["evaluations"]))
             norm = record["norm"] * self.num_rows / size  # rows of the same kind: it grows as they do
-            for (alpha, loss, error), column in zip(record["evaluations"], of_rows.T, strict=True):
-                found = replace(candidate, alpha=alpha, loss=loss, loo_rmse=error, condition=1.0 + norm / alpha)
+            for (alpha, likelihood, error), column in zip(record["evaluations"], of_rows.T, strict=True):
+                found = replace(candidate, alpha=alpha, loss=likelihood, loo_rmse=error, condition=1.0 + norm / alpha)
                 points.append(replace(found, factor=origin.factor, origin=origin.origin))
                 squares.append(np.ascontiguousarray(column))
         return choose_candidates(points, squares)
@@ -263,13 +278,18 @@ class Tuner:
                     family=trial.family,
                     widths=np.array(values["widths"]),
                     alpha=values["alpha"],
-                    loo_rmse=values["loo_rmse"],
+                    loo_rmse=values["loo_rmse" if trial.fold_loss is None else "error"],
                     num_rows=trial.num_rows,
                     loss=values.get("loss"),
+                    metric="" if trial.fold_loss is None else trial.fold_loss.metric,
                 )
             )
         self.budget.spend(trials, seconds, evaluated)
         return found
+
+
+def _others(ranked: list[Candidate], first: list[Candidate]) -> list[Candidate]:
+    return [candidate for candidate in ranked if candidate not in first]
 
 
 def _from_slice(candidate: Candidate, plane: dict[str, Any], factor: float) -> Candidate:
@@ -284,6 +304,7 @@ def _from_slice(candidate: Candidate, plane: dict[str, Any], factor: float) -> C
         loss=None,
         factor=factor,
         origin="likelihood" if factor == 1.0 else "slice",
+        metric=plane.get("metric", ""),
     )
 
 

@@ -4,6 +4,7 @@
     slice    widths times a factor: the leave-one-out error for a grid of alphas, from one eigendecomposition
     check    the leave-one-out error on more rows, alpha refined by its slope; the squared errors of the rows for every
              alpha, in an array beside the document
+    folds    what a fit with another loss than the square loses on held-out rows, for every alpha, of each row as above
 
 A trial is named by the digest of its parameters and of the rows, and its document is its checkpoint: a task that finds
 it returns what it says. So an interrupted search continues, and one that is repeated is read.
@@ -23,7 +24,9 @@ from numpy.typing import NDArray
 from dkrr.dataset import RowArray
 from dkrr.errors import DamagedChunkError, MemoryBudgetError, StoreError
 from dkrr.failpoints import failpoint
-from dkrr.selection.families import FAMILIES
+from dkrr.selection.choice import FoldLoss
+from dkrr.selection.families import FAMILIES, family_kernel
+from dkrr.selection.folds import fold_losses
 from dkrr.selection.likelihood import Explained
 from dkrr.selection.search import Found, alpha_path, largest_eigenvalue, minimise, refine_alpha
 from dkrr.selection.subset import Subset, standard_deviations
@@ -37,6 +40,8 @@ FloatArray = NDArray[np.float64]
 FORMAT = 2  # of the documents, and of what is computed
 # a gradient evaluation makes a factor and an inverse (n^3 flops); entries and strips count as much again for few rows
 EIGEN_FLOPS = 9.0
+# of a fold and an alpha, for each entry of K
+FOLD_FLOPS = 2000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,29 +53,32 @@ class Trial:
     stage
         Name of the part of the search that it belongs to.
     kind
-        "search", "slice" or "check".
+        "search", "slice", "check" or "folds".
     family
         One of :data:`~dkrr.selection.families.FAMILIES`.
     widths
         One, or one for each feature: where a search begins, or what is evaluated.
     alphas
-        One to begin with, or the grid of a slice.
+        One to begin with, or the grid of a slice or of folds.
     num_rows
         Rows of the subset that are used.
     num_evaluations
         At most; of a slice, one.
     factor
         By which the widths of a slice were multiplied.
+    fold_loss
+        Of folds.
     """
 
     stage: str
-    kind: Literal["search", "slice", "check"]
+    kind: Literal["search", "slice", "check", "folds"]
     family: str
     widths: tuple[float, ...]
     alphas: tuple[float, ...]
     num_rows: int
     num_evaluations: int = 1
     factor: float = 1.0
+    fold_loss: FoldLoss | None = None
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES or not self.widths or not self.alphas:
@@ -79,7 +87,7 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, the same that JSON gives back."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        return {name: value for name, value in found.items() if name != "fold_loss" or value is not None}
 
     def key(self, digest: str) -> str:
         """The name of its document, for rows of this digest."""
@@ -153,7 +161,8 @@ def read_squares(batch: TrialBatch, number: int, num_columns: int) -> FloatArray
 
 def _has_squares(batch: TrialBatch, number: int, known: dict[str, Any]) -> bool:
     try:
-        return batch.trials[number].kind != "check" or bool(read_squares(batch, number, len(known["evaluations"])).size)
+        has_none = batch.trials[number].kind not in ("check", "folds")
+        return has_none or bool(read_squares(batch, number, len(known["evaluations"])).size)
     except (StoreError, DamagedChunkError):
         return False
 
@@ -183,6 +192,25 @@ def _slice(rows: Explained, trial: Trial) -> dict[str, Any]:
     }
 
 
+def _folds(rows: Explained, trial: Trial) -> dict[str, Any]:
+    assert trial.fold_loss is not None  # noqa: S101  (narrows the type)
+    widths = np.array(trial.widths)
+    kernel = family_kernel(trial.family, widths).resolve(rows.x.shape[1])
+    squares = fold_losses(trial.fold_loss, kernel, rows.x, rows.y, rows.weight, fit_intercept=rows.intercept)[:, ::-1]
+    errors = trial.fold_loss.error(squares)
+    best = int(np.argmin(errors))
+    return {
+        "widths": list(trial.widths),
+        "alpha": trial.alphas[best],
+        "error": float(errors[best]),
+        "num_evaluations": 1,
+        "errors": errors.tolist(),
+        "evaluations": [[alpha, None, float(error)] for alpha, error in zip(trial.alphas, errors, strict=True)],
+        "norm": largest_eigenvalue(rows.matrix(trial.family, widths)),
+        "squares": np.ascontiguousarray(squares),
+    }
+
+
 def _document(found: Found) -> dict[str, Any]:
     return {
         "widths": found.widths.tolist(),
@@ -195,15 +223,17 @@ def _document(found: Found) -> dict[str, Any]:
     }
 
 
-_RUN = {"search": _search, "slice": _slice, "check": _check}
+_RUN = {"search": _search, "slice": _slice, "check": _check, "folds": _folds}
 
 
 def trial_flops(trial: Trial) -> float:
     """About what a trial costs, at its most evaluations."""
+    if trial.fold_loss is not None:
+        return FOLD_FLOPS * trial.fold_loss.num_folds * len(trial.alphas) * float(trial.num_rows) ** 2
     each = EIGEN_FLOPS if trial.kind == "slice" else 1.0
     return each * float(trial.num_rows) ** 3 * trial.num_evaluations
 
 
 def trial_bytes(trial: Trial) -> int:
-    """Its matrices: one for a factor and its inverse, three for an eigendecomposition."""
-    return (24 if trial.kind == "slice" else 8) * trial.num_rows**2
+    """Its matrices: one for a factor and its inverse, three for an eigendecomposition or the fit of a fold."""
+    return (24 if trial.kind in ("slice", "folds") else 8) * trial.num_rows**2

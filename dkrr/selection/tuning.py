@@ -8,6 +8,10 @@
     4  check       the finalists on the most rows that the time allows, alpha refined; of those whose error is as good
                    as the smallest, the best conditioned is chosen (:mod:`dkrr.selection.choice`)
 
+With another loss than the square its widths are those of the square to begin with: slices and check are then what a fit
+of it loses on held-out rows, by folds and over C (:class:`~dkrr.selection.choice.FoldLoss`), and the smallest C that is
+as good as the best is chosen.
+
 The subsets are nested. Leave-one-out errors are in units of the targets' standard deviations. Several targets share
 kernel and alpha.
 

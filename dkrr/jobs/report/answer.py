@@ -132,7 +132,7 @@ def _gap_section(found: Findings) -> Section:
     section.blocks.append(
         Facts(
             [
-                ("loss", loss_words(found.plan["loss"])),
+                ("loss", loss_words(found.result.get("loss") or found.plan["loss"])),
                 ("largest gap", f"{max(item['gap'] for item in certificates):.3e}"),
                 ("largest KKT violation", f"{max(item['kkt'] for item in certificates):.3e}"),
                 (
@@ -143,6 +143,25 @@ def _gap_section(found: Findings) -> Section:
             "Of all targets",
         )
     )
+    path = found.result.get("path") or []
+    if path:
+        section.blocks.append(
+            Table(
+                ("C", "alpha", cut(path[0]["metric"], 40), "support vectors", "gap", ""),
+                [
+                    (
+                        f"{point['C']:g}",
+                        listed(point["alpha"], "g"),
+                        number(point["score"]),
+                        number(point["num_support"]),
+                        f"{point['gap']:.1e}",
+                        "chosen" if point["chosen"] else "",
+                    )
+                    for point in path
+                ],
+                "Path over C: what each is worth on the held-out rows",
+            )
+        )
     names = found.result.get("target_names") or []
     columns = ("primal", "dual", "gap", "kkt")
     rows = [

@@ -16,6 +16,7 @@ from dkrr.engine.tasks import Progress
 from dkrr.errors import InterruptedRunError
 from dkrr.jobs.claim import check_claim
 from dkrr.jobs.registry import NamedModel
+from dkrr.jobs.retrain.judge import score_of
 from dkrr.jobs.retrain.records import Records, hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.tick_key import WHITENING, digests, held_out_rows
@@ -115,17 +116,18 @@ def fit_version(
         "converged": result["converged"],
         "relative_residual": result["relative_residual"],
         "backward_error": result["backward_error"],
+        "gap": [certificate["gap"] for certificate in result.get("certificates") or []],
         "message": result["message"],
         "reused": result.get("reused"),
         "seconds": result["seconds"].get("total"),
         "score": score,
         "metric": result.get("metric"),
     }
-    said = {**facts, "relative_residual": found["relative_residual"], "reused": found["reused"]}
+    said = {**facts, **{name: found[name] for name in ("relative_residual", "gap", "reused") if found[name] != []}}
     # the rows that the next fit continues, and the scaling that is frozen with them: named here, they are no garbage
     said["training_rows"] = result["training_rows"]
     if score is not None:
-        said["score"] = {found["metric"]: _value(score, found["metric"])}
+        said["score"] = {found["metric"]: score_of(score).value(found["metric"])}
     version = named.add(result["model_path"], key=key, facts=said, lease_epoch=lease_epoch)
     return {**found, "version": version.id}
 
@@ -137,13 +139,6 @@ def _finished(job: JobSpec, directory: RunDirectory) -> dict[str, Any] | None:
     if result is None or read_json(str(result["model_path"]), "manifest.json") is None:
         return None
     return result
-
-
-def _value(score: dict[str, Any], metric: str) -> float:
-    if metric == "accuracy":
-        return float(score["accuracy"])
-    values = score["rmse" if metric == "rmse" else "r2"]
-    return float(sum(values) / len(values))
 
 
 def forget_runs(records: Records, keep: str) -> None:

@@ -23,10 +23,10 @@ from dkrr.jobs.retrain.spec import GateSpec
 from dkrr.jobs.spec import JobSpec
 from dkrr.large_predictions import MAX_IN_PROCESS_ENTRIES
 from dkrr.model import Model, load_model
-from dkrr.prediction import Score, score_dataset
+from dkrr.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.threads import single_blas_thread
 
-__all__ = ["Check", "evaluate", "judge"]
+__all__ = ["Check", "evaluate", "judge", "score_of"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def judge(
     Parameters
     ----------
     fit
-        ``relative_residual`` per target and ``converged``.
+        ``relative_residual``, or ``gap`` of another loss than the square, per target, and ``converged``.
     scores
         What :func:`evaluate` found.
     production
@@ -112,31 +112,21 @@ def judge(
             f"{num_rows:,} held-out rows, at least {gate.min_rows:,} needed to judge",
         )
     ]
-    worst = max((_number(value) for value in fit["relative_residual"]), default=math.inf)
+    figure, values = ("duality gap", fit["gap"]) if fit.get("gap") else ("relative residual", fit["relative_residual"])
+    worst = max((_number(value) for value in values), default=math.inf)
     checks.append(
         Check(
             "residual",
             bool(fit["converged"]) and worst <= gate.max_residual,
-            f"relative residual {worst:.2g}, at most {gate.max_residual:.2g} allowed"
+            f"{figure} {worst:.2g}, at most {gate.max_residual:.2g} allowed"
             + ("" if fit["converged"] else "; the solver did not converge"),
         )
     )
-    candidate = _score(scores["candidate"])
-    metric = gate.metric or ("rmse" if candidate.accuracy is None else "accuracy")
-    if metric == "accuracy":  # a class that no held-out row has tells nothing
-        r2 = _number(candidate.value("r2"), -math.inf)
-    else:
-        r2 = min(_number(value, -math.inf) for value in candidate.r2)
-    checks.append(
-        Check(
-            "better than the mean",
-            r2 > gate.min_r2,
-            f"r2 {r2:.4g} on held-out rows, more than {gate.min_r2:g} needed"
-            + ("" if r2 > 0 else "; the mean of the targets predicts them as well: nothing was learnt that holds"),
-        )
-    )
+    candidate = score_of(scores["candidate"])
+    metric = gate.metric or ("log_loss" if candidate.log_loss is not None else candidate.metric)
+    checks.append(_against_constant(gate, metric, candidate))
     if scores["production"] is not None:
-        checks.append(_against(gate, metric, candidate, _score(scores["production"]), production))
+        checks.append(_against(gate, metric, candidate, score_of(scores["production"]), production))
     names = ", ".join(sorted({finding.column for finding in drift}))
     sentence = "; ".join(finding.sentence for finding in drift[:3])
     checks.append(
@@ -149,9 +139,33 @@ def judge(
     return checks
 
 
+def _against_constant(gate: GateSpec, metric: str, candidate: Score) -> Check:
+    """Whether something was learnt: r2, or the same of another metric, by which the best constant has 0."""
+    constant = (candidate.of_constant or {}).get(metric)
+    if constant is not None:
+        best = 0.0 if metric in LOWER_IS_BETTER else 1.0
+        gained = 1.0 - (best - candidate.value(metric)) / (best - constant) if constant != best else -math.inf
+        return Check(
+            "better than a constant",
+            gained > gate.min_r2,
+            f"{metric} {candidate.value(metric):.4g} on held-out rows, {constant:.4g} of the best constant: "
+            f"{gained:.4g} of what is between it and {best:g} is gained, more than {gate.min_r2:g} needed",
+        )
+    if metric.endswith("accuracy"):  # a class that no held-out row has tells nothing
+        r2 = _number(candidate.value("r2"), -math.inf)
+    else:
+        r2 = min(_number(value, -math.inf) for value in candidate.r2)
+    return Check(
+        "better than the mean",
+        r2 > gate.min_r2,
+        f"r2 {r2:.4g} on held-out rows, more than {gate.min_r2:g} needed"
+        + ("" if r2 > 0 else "; the mean of the targets predicts them as well: nothing was learnt that holds"),
+    )
+
+
 def _against(gate: GateSpec, metric: str, candidate: Score, production: Score, version: str | None) -> Check:
     new, old = candidate.value(metric), production.value(metric)
-    if metric == "rmse":
+    if metric in LOWER_IS_BETTER:
         bar = old * (1 + gate.tolerance)
         passed = new <= bar
         allowed = f"at most {bar:.6g}"
@@ -167,9 +181,9 @@ def _against(gate: GateSpec, metric: str, candidate: Score, production: Score, v
     )
 
 
-def _score(record: dict[str, Any]) -> Score:
+def score_of(record: dict[str, Any]) -> Score:
     """A score as a record has it: what was not finite became None."""
-    lists = ("rmse", "r2", "rmse_whitened", "coverage")
+    lists = ("rmse", "r2", "rmse_whitened", "coverage", "pinball")
     values: dict[str, Any] = dict(record)
     for name in lists:
         if values.get(name):

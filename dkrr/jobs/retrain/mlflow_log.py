@@ -90,12 +90,13 @@ def _log(mlflow: Any, spec: MlflowSpec, summary: RetrainSummary, named: NamedMod
 def _metrics(summary: RetrainSummary) -> dict[str, float]:
     found: dict[str, Any] = {
         "num_rows": summary.num_rows,
-        "relative_residual": max(summary.fit.get("relative_residual") or [0.0]),
+        "relative_residual": max(summary.fit.get("relative_residual") or [], default=None),
+        "gap": max(summary.fit.get("gap") or [], default=None),
         "seconds": summary.fit.get("seconds"),
     }
     score = summary.fit.get("score") or {}
-    for name in ("rmse", "r2"):
+    for name in ("rmse", "r2", "pinball"):
         values = score.get(name) or []
         found[name] = sum(values) / len(values) if values and None not in values else None
-    found["accuracy"] = score.get("accuracy")
+    found |= {name: score.get(name) for name in ("accuracy", "balanced_accuracy", "log_loss")}
     return {name: float(value) for name, value in found.items() if value is not None}

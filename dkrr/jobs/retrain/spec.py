@@ -17,6 +17,7 @@ exist. Relative paths mean the folder of the file.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -27,7 +28,7 @@ from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes
 from dkrr.jobs.fields import Column, Location, is_data_file, locate
 from dkrr.jobs.kernel_table import Table
-from dkrr.jobs.loss_spec import check_square
+from dkrr.jobs.loss_spec import Mistake, has_metric, metrics_of
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.toml import read_toml
@@ -131,22 +132,24 @@ class GateSpec(Table):
     min_rows
         Held-out rows; with fewer nothing is judged, and nothing promoted.
     tolerance
-        How much worse than the model in production the score may be: a share of its rmse, or so much less accuracy or
-        r2. It covers the noise of the score.
+        How much worse than the model in production the score may be: a share of its rmse, log loss or pinball loss, of
+        which less is better, or so much less accuracy or r2. It covers the noise of the score.
     max_residual
-        The largest relative residual of the solve.
+        The largest relative residual of the solve; with another loss than the square the largest duality gap.
     min_r2
         Coefficient of determination that must be exceeded for every target: 0 is what the mean of the targets has, so
-        a model that learnt its training rows by heart does not pass, whether or not there is one to compare with.
+        a model that learnt its training rows by heart does not pass, whether or not there is one to compare with. With
+        a loss for classes or quantiles the same of its metric, where 0 is what the best constant has.
     metric
-        None means accuracy for one-hot targets and rmse otherwise.
+        None means rmse for numbers and accuracy for one-hot targets, log_loss with loss = "logistic", and pinball with
+        that.
     """
 
     min_rows: Annotated[int, Field(ge=1)] = 100
     tolerance: Share = 0.01
     max_residual: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
     min_r2: Annotated[float, Field(lt=1, allow_inf_nan=False)] = 0.0
-    metric: Literal["rmse", "r2", "accuracy"] | None = None
+    metric: Literal["rmse", "r2", "accuracy", "balanced_accuracy", "log_loss", "pinball"] | None = None
 
 
 class DriftSpec(Table):
@@ -286,7 +289,8 @@ class RetrainSpec(Table):
         if "retrain" not in values:
             raise JobFileError(f"{source or 'the document'} has no [retrain]", hint="give name, data and incoming")
         job = _job(document, values["retrain"], base=base, text=text, source=source)
-        check_square(job, "retraining is", text=text, source=source)
+        for path, message, hint in _mistakes(job, values.get("gate")):
+            raise mistakes.located(message, path, text=text, source=source, hint=hint)
         settings = job.storage.settings()
         values["retrain"] = _located(values["retrain"], ("data", "incoming", "registry"), settings)
         if "holdout" not in values:
@@ -332,6 +336,17 @@ def _job(document: dict[str, Any], retrain: Any, *, base: Path, text: str, sourc
     data = tables.get("data", {})
     tables["data"] = {"path": retrain.data, **data} if isinstance(data, dict) else data
     return JobSpec._checked(tables, base=base, name=retrain.name, text=text, source=source)
+
+
+def _mistakes(job: JobSpec, gate: GateSpec | None) -> Iterator[Mistake]:
+    """What a loss does not allow here."""
+    loss, metric = job.model.loss, None if gate is None else gate.metric
+    if loss != "square" and isinstance(job.model.alpha, list):
+        name = "alpha" if job.model.C is None else "C"
+        hint = "give one; [retrain] search_every chooses it by folds"
+        yield Mistake(("model", name), f"[model] {name} is a list; a retrain job has one value", hint)
+    if metric is not None and not has_metric(loss, metric):
+        yield Mistake(("gate", "metric"), f"[gate] metric = {metric!r} with loss = {loss!r}", metrics_of(loss))
 
 
 def _holdout_of(job: JobSpec, source: str) -> HoldoutSpec:

@@ -13,7 +13,7 @@
     figures.json  figures for the report alone: data, machine, residuals, held-out rows (:mod:`dkrr.jobs.figures`)
     samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.runs.samples`)
     report.html   the page of the run (:mod:`dkrr.jobs.report`), made at its end, in whatever way it ended
-    model.zarr    the model
+    model.zarr    the model; path-NUMBER.zarr those of a list of C, of which it is one
     loss-KEY.npy  coefficients of a fit with another loss than the square, while it goes on (:mod:`dkrr.jobs.loss_fit`)
 
 Every document appears whole or not at all. Nothing here imports more than the standard library, so that looking at a
