@@ -31,13 +31,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
-from scipy.optimize import brentq
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
 from dkrr.linalg.columns import dots, norms, ratio
 from dkrr.linalg.losses.loss import PiecewiseQuadratic, make_loss
-from dkrr.linalg.losses.problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify
+from dkrr.linalg.losses.problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify, root_of
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.lowrank.woodbury import ShiftedGram
 from dkrr.linalg.precondition import Identity
@@ -195,19 +194,7 @@ def _minimum_along(
     first = slope(0.0)
     if value(1.0) - value(0.0) <= 1e-4 * first or first >= 0 or slope(1.0) <= 0:
         return 1.0
-    return _root(slope, 0.0, 1.0)
-
-
-def _root(function: Callable[[float], float], start: float, step: float) -> float:
-    """Where an increasing function is 0, looked for from ``start``; where it is nowhere, the last point looked at."""
-    value = function(start)
-    direction, end = -float(np.sign(value)), start
-    for _ in range(60 if value else 0):
-        start, end = end, end + direction * step
-        if function(end) * direction >= 0:
-            return float(brentq(function, start, end, xtol=1e-300, rtol=4 * EPS, disp=False))
-        step *= 2.0
-    return end
+    return root_of(slope, 0.0, 1.0)
 
 
 def _best_intercept(problem: LossProblem, f: Vector, b: float) -> float:
@@ -215,7 +202,7 @@ def _best_intercept(problem: LossProblem, f: Vector, b: float) -> float:
     if not problem.fit_intercept:
         return 0.0
     step = float(np.ptp(problem.y)) or 1.0
-    return _root(lambda b: float(problem.C @ problem.loss.derivative(problem.y, f + b)), b, step)
+    return root_of(lambda b: float(problem.C @ problem.loss.derivative(problem.y, f + b)), b, step)
 
 
 # --- answers -----------------------------------------------------------------------------------------------------

@@ -16,20 +16,23 @@ small.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.linalg.losses.loss import Loss
 from dkrr.linalg.products import kernel_product
 
-__all__ = ["Certificate", "GramColumns", "LossProblem", "Minimiser", "certify", "intercept_of"]
+__all__ = ["Certificate", "GramColumns", "LossProblem", "Minimiser", "certify", "intercept_of", "root_of"]
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -54,6 +57,7 @@ class GramColumns:
     def __init__(self, kernel: Kernel | None, rows: Matrix, num_threads: int = 1) -> None:
         self.kernel, self.rows, self.num_threads = kernel, rows, num_threads
         self.num_entries = 0  # that were evaluated so far
+        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,9 +67,15 @@ class GramColumns:
         """k(x_i, x_i) (n,)."""
         return self.rows.diagonal() if self.kernel is None else self.kernel.diag(self.rows)
 
+    def part(self, index: NDArray[np.intp]) -> GramColumns:
+        """Those of some rows alone: of K[index, index]."""
+        rows = self.rows[np.ix_(index, index)] if self.kernel is None else np.ascontiguousarray(self.rows[index])
+        return GramColumns(self.kernel, rows, self.num_threads)
+
     def block(self, index: NDArray[np.intp]) -> Matrix:
         """K[index, index] (k, k)."""
-        self.num_entries += len(index) ** 2
+        with self._lock:
+            self.num_entries += len(index) ** 2
         if self.kernel is None:
             return self.rows[np.ix_(index, index)]
         chosen = np.ascontiguousarray(self.rows[index])
@@ -193,6 +203,18 @@ def intercept_of(problem: LossProblem, a: Vector, f: Vector) -> float:
     if not np.isfinite(least) and not np.isfinite(most):
         return 0.0
     return 0.5 * (least + most) if np.isfinite(least) and np.isfinite(most) else least if np.isfinite(least) else most
+
+
+def root_of(function: Callable[[float], float], start: float, step: float) -> float:
+    """Where an increasing function is 0, looked for from ``start``; where it is nowhere, the last point looked at."""
+    value = function(start)
+    direction, end = -float(np.sign(value)), start
+    for _ in range(60 if value else 0):
+        start, end = end, end + direction * step
+        if function(end) * direction >= 0:
+            return float(brentq(function, start, end, xtol=1e-300, rtol=4 * np.finfo(np.float64).eps, disp=False))
+        step *= 2.0
+    return end
 
 
 def certify(problem: LossProblem, a: Vector, b: float, f: Vector | None = None) -> Certificate:
