@@ -36,7 +36,8 @@ from dkrr.linalg.nystrom.centers import read_rows
 from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
-from dkrr.linalg.primal.choose import array_source, primal_leave_one_out, stored_source
+from dkrr.linalg.primal.cross_validation import primal_leave_one_out
+from dkrr.linalg.primal.solver import array_source, stored_source
 from dkrr.linalg.sizes import choose_gram
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model

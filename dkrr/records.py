@@ -17,7 +17,7 @@ from dkrr.fitting import FitSettings
 from dkrr.kernels import Kernel
 from dkrr.linalg.losses.fit import LossFit
 from dkrr.linalg.losses.loss import Loss
-from dkrr.linalg.nystrom.result import NystromResult
+from dkrr.linalg.nystrom.solver import NystromResult
 from dkrr.linalg.predict import ArrayRows, RowSource
 from dkrr.linalg.primal.solver import PrimalResult
 from dkrr.linalg.solution import Solution

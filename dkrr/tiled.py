@@ -247,7 +247,16 @@ class TiledFit:
     def _nystrom(self, dataset: Dataset, settings: FitSettings, root: Any, executor: Executor) -> Model:
         nystrom = self.choice.nystrom(usable_rows(dataset))
         workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
-        found = fit_nystrom(dataset, settings, nystrom, settings.iterative, workspace)
+        found = fit_nystrom(
+            dataset,
+            settings.kernel,
+            settings.alpha,
+            nystrom,
+            settings.iterative,
+            workspace,
+            precision=settings.precision,
+            fit_intercept=settings.fit_intercept,
+        )
         return Model(
             **nystrom_parts(found, settings.kernel),
             solution=found.solution,

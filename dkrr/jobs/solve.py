@@ -93,7 +93,16 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     model_path = place(directory, "model.zarr")
     details = solver_details(settings, plan.nystrom)
     if plan.nystrom is not None:
-        found = fit_nystrom(train, settings, NystromSettings(**plan.nystrom), iterative, workspace)
+        found = fit_nystrom(
+            train,
+            kernel,
+            settings.alpha,
+            NystromSettings(**plan.nystrom),
+            iterative,
+            workspace,
+            precision=settings.precision,
+            fit_intercept=settings.fit_intercept,
+        )
         _save(_model(prepared, found.solution, nystrom_parts(found, kernel), plan, details), directory)
         left_out = leave_out(job, train, settings, workspace, model_path, directory)
         summary = summary_of(plan, workspace, directory, model_path, found.solution, found.intercept)

@@ -14,11 +14,29 @@ from dkrr.linalg.intercept import Centring
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import Solution
 
-__all__ = ["Solved", "dual_coef_block", "right_hand_sides", "start_from"]
+__all__ = ["Solved", "dual_coef_block", "right_hand_sides", "start_from", "target_alphas"]
 
 FloatMatrix = NDArray[np.float64]
 Solved = tuple[list[int], Solution, BlockColumns]
 """Numbers of some targets, how they were solved, and their u."""
+
+
+def target_alphas(alpha: Any, num_targets: int) -> NDArray[np.float64]:
+    """An alpha for each target (t,), of one or of as many.
+
+    Raises
+    ------
+    ParameterError
+        No target; another number of alphas, or a negative one.
+    """
+    values = np.asarray(alpha, dtype=np.float64).ravel()
+    if not num_targets:
+        raise ParameterError("the rows have no target", hint="name one with target=")
+    if len(values) not in (1, num_targets):
+        raise ParameterError(f"{len(values)} values of alpha for {num_targets} targets; 1 or {num_targets} expected")
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ParameterError(f"alpha = {values.min()}", hint="give a number that is at least 0")
+    return np.broadcast_to(values, (num_targets,)).copy()
 
 
 def start_from(dataset: Dataset, dual_coef: FloatMatrix) -> FloatMatrix:

@@ -9,7 +9,7 @@ from dkrr.kernels.features import count_features
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.inference.inverse_diagonal import inverse_room, panel_bytes, panel_width
 from dkrr.linalg.lowrank.preconditioner import keep_bytes
-from dkrr.linalg.nystrom.limits import nystrom_baseline, nystrom_bytes
+from dkrr.linalg.nystrom.solver import nystrom_baseline, nystrom_bytes
 from dkrr.linalg.primal.solver import primal_bytes
 from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES, choose_tile_size, task_bytes
 from dkrr.planning.candidates import Candidate, Limits, Problem

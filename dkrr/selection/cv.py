@@ -19,7 +19,7 @@ from dkrr.estimator import KernelRidge, keeps_its_fit
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit
 from dkrr.linalg.inference.eigen import eigen_bytes
-from dkrr.linalg.primal.choose import array_source
+from dkrr.linalg.primal.solver import array_source
 from dkrr.planning.choices import SolverChoice
 from dkrr.selection.folds import make_folds
 from dkrr.selection.path import AlphaPath, Chosen

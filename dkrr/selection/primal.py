@@ -1,4 +1,4 @@
-"""A grid of alphas in feature space: two passes over the rows for all of them, see :mod:`dkrr.linalg.primal.choose`."""
+"""A grid of alphas in feature space (:mod:`dkrr.linalg.primal.cross_validation`): two passes over the rows for all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.primal.choose import primal_leave_one_out, primal_path
-from dkrr.linalg.primal.source import RowsSource
+from dkrr.linalg.primal.cross_validation import leave_one_out_errors, primal_leave_one_out
+from dkrr.linalg.primal.passes import FeatureRows
 from dkrr.selection.path import Chosen, choose
 from dkrr.selection.scoring import Scoring, held_out
 
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def primal_search(
-    source: RowsSource,
+    source: FeatureRows,
     y: Floats,
     grid: Floats,
     scoring: Scoring,
@@ -42,9 +42,9 @@ def primal_search(
     ----
     Two passes for mean squared errors; a scorer, or what is stored, needs every residual: three passes for each alpha.
     """
-    t, weight = y.shape[1], source.weights()
+    t, weight = y.shape[1], source.rows.weights()
     if scoring.scorer is None and stored is None:
-        errors = primal_path(source, grid.tolist(), fit_intercept=fit_intercept).mean_squared_error.T  # (t, k)
+        errors = leave_one_out_errors(source, grid.tolist(), fit_intercept=fit_intercept).T  # (t, k)
         return choose(scoring.of_errors(errors, weight), t)
     scores, values = [], []
     for alpha in grid.tolist():

@@ -1,7 +1,7 @@
 """A grid of alphas through tiles, for rows beyond an eigendecomposition in memory.
 
     cholesky    one stored Gram matrix; for each alpha a factor, the solution, the exact diagonal of the inverse
-    primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal.choose`
+    primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal.cross_validation`
 
 Factors of alphas that are not the best of any target are removed as soon as that is known, so that at most t + 1 lie on
 the disk at once; those that were in the store before, or that another fit has used meanwhile, stay there. The smallest
@@ -28,7 +28,7 @@ from dkrr.engine.tasks import Executor
 from dkrr.errors import ParameterError
 from dkrr.fitting import FitSettings
 from dkrr.leave_one_out import leave_one_out_rows
-from dkrr.linalg.primal.choose import stored_source
+from dkrr.linalg.primal.solver import stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model
 from dkrr.planning.candidates import Candidate, Problem

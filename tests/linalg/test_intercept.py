@@ -19,7 +19,7 @@ from dkrr.linalg.factor.bordered import bordered_residual, solve_bordered
 from dkrr.linalg.factor.dense import fit_dense
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.intercept import centre_dataset, centre_targets
-from dkrr.linalg.nystrom.solver import fit_nystrom
+from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.targets import right_hand_sides
@@ -363,6 +363,19 @@ def test_a_factor_serves_fits_with_and_without_an_intercept(tmp_path: Path, monk
 # --- centres in place of rows -----------------------------------------------------------------------------------------
 
 
+def nystrom(folder: Path, dataset: Dataset, chosen: FitSettings, num_centers: int, tol: float) -> NystromResult:
+    return fit_nystrom(
+        dataset,
+        chosen.kernel,
+        chosen.alpha,
+        NystromSettings(num_centers=num_centers),
+        IterativeSettings(tol=tol),
+        workspace(folder),
+        precision=chosen.precision,
+        fit_intercept=chosen.fit_intercept,
+    )
+
+
 @pytest.mark.parametrize(("precision", "weights"), [("float64", False), ("mixed", True)])
 @pytest.mark.parametrize("kernel", [("rbf", {"gamma": 0.3}), ("linear", {}), ("poly", {"degree": 2, "gamma": 0.3})])
 def test_nystrom_is_dense_least_squares_with_a_constant(
@@ -372,13 +385,8 @@ def test_nystrom_is_dense_least_squares_with_a_constant(
     x, y, weight = values(dataset)
     chosen = make_kernel(kernel[0], **kernel[1]).resolve(4)
     alphas = (1e-2, 5.0, 1e-2)
-    result = fit_nystrom(
-        dataset,
-        FitSettings(kernel=chosen, alpha=alphas, tile_size=TILE, precision=precision, fit_intercept=True),
-        NystromSettings(num_centers=50),
-        IterativeSettings(tol=1e-10),
-        workspace(tmp_path),
-    )
+    chosen_settings = FitSettings(kernel=chosen, alpha=alphas, tile_size=TILE, precision=precision, fit_intercept=True)
+    result = nystrom(tmp_path, dataset, chosen_settings, 50, 1e-10)
     assert result.intercept is not None
     centre = np.zeros(4) if result.center is None else result.center
     b = chosen(x - centre, result.centres - centre)
@@ -403,14 +411,7 @@ def test_nystrom_with_every_row_a_centre(tmp_path: Path) -> None:
     dataset = data(tmp_path, weights=True)
     x, _, weight = values(dataset)
     assert weight is not None
-    chosen = settings(dataset)
-    result = fit_nystrom(
-        dataset,
-        chosen,
-        NystromSettings(num_centers=int(np.count_nonzero(weight))),
-        IterativeSettings(tol=1e-10),
-        workspace(tmp_path),
-    )
+    result = nystrom(tmp_path, dataset, settings(dataset), int(np.count_nonzero(weight)), 1e-10)
     expected, intercept = expected_of(dataset)
     kernel = operator(dataset).kernel
     found = kernel(x, result.centres) @ result.dual_coef + result.intercept
@@ -431,10 +432,7 @@ def test_nystrom_takes_as_many_iterations_as_without_an_intercept(tmp_path: Path
             tile_size=TILE,
             fit_intercept=fit_intercept,
         )
-        result = fit_nystrom(
-            dataset, chosen, NystromSettings(num_centers=80), IterativeSettings(tol=1e-7), workspace(tmp_path)
-        )
-        counts.append(result.solution.num_iterations)
+        counts.append(nystrom(tmp_path, dataset, chosen, 80, 1e-7).solution.num_iterations)
     assert counts[1] <= counts[0] + 2
 
 
@@ -443,8 +441,7 @@ def test_nystrom_constant_targets(tmp_path: Path) -> None:
     x, weight = rng.standard_normal((400, 3)), 10.0 ** rng.uniform(-3, 3, 400)
     y = np.column_stack([np.ones(400), np.sin(x[:, 0])])
     dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
-    loose = IterativeSettings(tol=1e-6)
-    result = fit_nystrom(dataset, settings(dataset), NystromSettings(num_centers=40), loose, workspace(tmp_path))
+    result = nystrom(tmp_path, dataset, settings(dataset), 40, 1e-6)
     assert not result.dual_coef[:, 0].any()
     assert result.intercept is not None
     assert result.intercept[0] == pytest.approx(1.0, rel=1e-15)
@@ -455,9 +452,6 @@ def test_nystrom_does_not_depend_on_the_mean_of_a_target(tmp_path: Path) -> None
     dataset = data(tmp_path, weights=True, n=500)
     x, y, weight = values(dataset)
     shifted = ingest(x, tmp_path / "b.zarr", y=y + 2.0**26, sample_weight=weight)
-    found = [
-        fit_nystrom(each, settings(each), NystromSettings(num_centers=40), TIGHT, workspace(tmp_path))
-        for each in (dataset, shifted)
-    ]
+    found = [nystrom(tmp_path, each, settings(each), 40, TIGHT.tol) for each in (dataset, shifted)]
     assert found[0].solution.num_iterations == found[1].solution.num_iterations
     np.testing.assert_allclose(found[1].intercept - 2.0**26, found[0].intercept, rtol=0, atol=1e-6)

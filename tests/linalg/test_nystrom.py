@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,17 @@ from dkrr.errors import (
     PlanRefusedError,
 )
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg import row_ranges
+from dkrr.linalg import row_pass
 from dkrr.linalg.factor.dense import solve_dense
-from dkrr.linalg.nystrom import limits
-from dkrr.linalg.nystrom import pass_task as nystrom_pass
-from dkrr.linalg.nystrom import sample as nystrom_sample
+from dkrr.linalg.nystrom import precondition, products
 from dkrr.linalg.nystrom import solver as nystrom
 from dkrr.linalg.nystrom.centers import choose_rows
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
-from dkrr.linalg.row_ranges import RowRanges
+from dkrr.linalg.row_pass import RowRanges
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model, load_model
-from tests.faults import Spoiling, Twice, chunk_files, failing_at, flip, kill_worker, worker_pids
+from tests.faults import Spoiling, chunk_files, failing_at, flip, kill_worker, worker_pids
 from tests.linalg.helpers import rows
 from tests.reference import reference_kernel
 
@@ -49,7 +46,6 @@ class Settings:
     kernel: Kernel | None
     alpha: tuple[float, ...] = (1e-2,)
     precision: Any = "float64"
-    fit_intercept: bool = False
 
 
 RBF = make_kernel("rbf", gamma=0.3).resolve(4)
@@ -64,14 +60,14 @@ KERNELS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of 256 rows and parts of 100 sampled rows, so that small data sets have several."""
-    monkeypatch.setattr(row_ranges, "MIN_TASK_ENTRIES", 1)
-    monkeypatch.setattr(nystrom_sample, "MIN_PART_ROWS", 100)
+    monkeypatch.setattr(row_pass, "MIN_TASK_ENTRIES", 1)
+    monkeypatch.setattr(precondition, "MIN_PART_ROWS", 100)
 
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code also for few centres."""
-    monkeypatch.setattr(nystrom_pass, "MIN_COLUMNS", 1)
+    monkeypatch.setattr(products, "MIN_COLUMNS", 1)
 
 
 def fit(
@@ -86,7 +82,15 @@ def fit(
 ) -> NystromResult:
     work = Workspace(str(folder / "store"), executor or InProcessExecutor(), progress, blas="test")
     chosen = NystromSettings(num_centers=m, centers=centers)
-    return fit_nystrom(dataset, settings, chosen, IterativeSettings(**({"tol": 1e-10} | iterative)), work)
+    return fit_nystrom(
+        dataset,
+        settings.kernel,
+        settings.alpha,
+        chosen,
+        IterativeSettings(**({"tol": 1e-10} | iterative)),
+        work,
+        precision=settings.precision,
+    )
 
 
 def values(dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -319,27 +323,15 @@ def test_chunks_do_not_matter(tmp_path: Path, many_tasks: None, precision: str) 
 def test_ranges_and_strips_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = rows(tmp_path, n=700, weights=True)
     whole = fit(tmp_path, dataset, Settings(RBF), 50)
-    monkeypatch.setattr(row_ranges, "MIN_TASK_ENTRIES", 1)
-    monkeypatch.setattr(row_ranges, "ROW_MULTIPLE", 32)
-    monkeypatch.setattr(nystrom_pass, "ROW_MULTIPLE", 32)
-    monkeypatch.setattr(nystrom_pass, "BLOCK_BYTES", 1024)
-    monkeypatch.setattr(nystrom_pass, "STRIP_BYTES", 1024)
+    monkeypatch.setattr(row_pass, "MIN_TASK_ENTRIES", 1)
+    monkeypatch.setattr(row_pass, "ROW_MULTIPLE", 32)
+    monkeypatch.setattr(products, "ROW_MULTIPLE", 32)
+    monkeypatch.setattr(products, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(products, "STRIP_BYTES", 1024)
     cut = fit(tmp_path, dataset, Settings(RBF), 50)
     assert len(RowRanges.of(700, 50)) == 22
     assert difference(cut.dual_coef, whole.dual_coef) < 1e-8
     assert difference(predictions(dataset, RBF, cut), predictions(dataset, RBF, whole)) < 1e-10
-
-
-def test_ranges_cover_the_rows_once() -> None:
-    for n, m in ((1, 1), (700, 50), (41_157, 5000), (2_000_000, 5000), (2_000_000, 100), (10**8, 10_000)):
-        ranges = RowRanges.of(n, m)
-        spans = [ranges.span(i) for i in range(len(ranges))]
-        assert spans[0][0] == 0
-        assert spans[-1][1] == n
-        assert all(first[1] == second[0] for first, second in pairwise(spans))
-        assert all(start < stop for start, stop in spans)
-        assert len(ranges) <= 64
-    assert len(RowRanges.of(2_000_000, 5000)) > 60
 
 
 @pytest.mark.thorough
@@ -437,52 +429,11 @@ def test_a_damaged_chunk_of_rows_is_named(tmp_path: Path, many_tasks: None) -> N
     assert executor.done
 
 
-@pytest.mark.parametrize("site", ["nystrom.pass.before_read", "nystrom.sample.after_compute", "chunk.after_write"])
-@pytest.mark.parametrize("action", ["eio", "estale"])
-def test_what_a_device_refuses_once_is_tried_again(
-    tmp_path: Path, many_tasks: None, monkeypatch: pytest.MonkeyPatch, site: str, action: str
-) -> None:
-    monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
-    dataset = rows(tmp_path, n=900, t=2)
-    undisturbed = fit(tmp_path, dataset, Settings(RBF), 60)
-    with failing_at(f"{site}:@2:{action}"):
-        found = fit(tmp_path, dataset, Settings(RBF), 60)
-    assert np.array_equal(found.dual_coef, undisturbed.dual_coef)
-
-
-@pytest.mark.parametrize("phase", ["nystrom", "precondition"])
-@pytest.mark.parametrize("pattern", ["centers", "p", "factor", "sample"])
-def test_what_travels_is_written_again_when_it_is_damaged(
-    tmp_path: Path, many_tasks: None, phase: str, pattern: str
-) -> None:
-    dataset = rows(tmp_path, n=900, t=2)
-    undisturbed = fit(tmp_path, dataset, Settings(RBF), 60)
-
-    def spoil() -> None:
-        for path in chunk_files(tmp_path / "store" / "solves"):
-            if path.parents[2].name == pattern:
-                flip(path)
-
-    executor = Spoiling(phase, (2,), spoil)
-    found = fit(tmp_path, dataset, Settings(RBF), 60, executor=executor)
-    assert executor.done
-    assert np.array_equal(found.dual_coef, undisturbed.dual_coef)
-
-
-def test_every_task_may_run_twice(tmp_path: Path, many_tasks: None) -> None:
-    dataset = rows(tmp_path, n=900, t=2)
-    undisturbed = fit(tmp_path, dataset, Settings(RBF), 60)
-    executor = Twice()
-    found = fit(tmp_path, dataset, Settings(RBF), 60, executor=executor)
-    assert not executor.computed_again
-    assert np.array_equal(found.dual_coef, undisturbed.dual_coef)
-
-
 def test_a_wrong_bit_in_memory_does_not_pass_for_an_answer(tmp_path: Path, many_tasks: None) -> None:
     dataset = rows(tmp_path, n=900, t=2)
     expected = predictions(dataset, RBF, fit(tmp_path, dataset, Settings(RBF), 60))
     # the last range of the fifth pass: a product of the conjugate gradients
-    with failing_at("nystrom.pass.after_compute:@20:bitflip"):
+    with failing_at("nystrom.after_compute:@20:bitflip"):
         try:
             found = fit(tmp_path, dataset, Settings(RBF), 60)
         except (ConvergenceError, NotPositiveDefiniteError, DataError):
@@ -496,7 +447,6 @@ def test_a_wrong_bit_in_memory_does_not_pass_for_an_answer(tmp_path: Path, many_
         (901, Settings(RBF), "901 centres of 900 rows"),
         (10_001, Settings(RBF), "10,001 centres; at most 10,000"),
         (50, Settings(None), "precomputed"),
-        (50, Settings(RBF, precision="float32"), "precision = 'float32'"),
         (50, Settings(RBF, (1.0, 2.0, 3.0)), "3 values of alpha for 2 targets"),
         (50, Settings(RBF, (-1.0,)), "alpha = -1.0"),
     ],
@@ -526,7 +476,7 @@ def test_a_kernel_that_is_zero_on_the_centres(tmp_path: Path) -> None:
 
 
 def test_workers_that_are_too_small_are_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "memory_limit_of", lambda executor: 300 << 20)
+    monkeypatch.setattr(row_pass, "memory_limit_of", lambda executor: 300 << 20)
     dataset = rows(tmp_path, n=3000, t=1)
     with pytest.raises(PlanRefusedError, match="a task with 2,900 centres and 1 targets takes"):
         fit(tmp_path, dataset, Settings(RBF), 2900)

@@ -54,11 +54,11 @@ def exact(f: np.ndarray, y: np.ndarray, alpha: Any, weight: Any, intercept: bool
 
 
 class CountingExecutor(InProcessExecutor):
-    """Counts the tasks that computed something; may stop before a task, or spoil a result behind the first phase."""
+    """Counts the tasks that computed something; may stop before a task."""
 
-    def __init__(self, stop_before: int | None = None, spoil: Any = None) -> None:
+    def __init__(self, stop_before: int | None = None) -> None:
         self.computed: dict[str, int] = {}
-        self.stop_before, self.spoil = stop_before, spoil
+        self.stop_before = stop_before
 
     def run(self, phase: str, function: Any, payload: Any, nodes: Sequence[Node], progress: Any = None) -> Any:
         cut = nodes if self.stop_before is None else nodes[: self.stop_before]
@@ -66,9 +66,6 @@ class CountingExecutor(InProcessExecutor):
         self.computed[phase] = self.computed.get(phase, 0) + summary.num_computed
         if self.stop_before is not None:
             raise KeyboardInterrupt
-        if self.spoil is not None:
-            spoil, self.spoil = self.spoil, None
-            spoil()
         return summary
 
 
@@ -82,7 +79,7 @@ def fitted(
 @pytest.fixture
 def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task for every 1,024 rows."""
-    monkeypatch.setattr("dkrr.linalg.primal.row_pass.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -164,7 +161,7 @@ def test_panels_and_ranges_change_nothing_but_rounding(
     x, y, weight = data(n=3500, d=9, weights=True)
     kernel = kernel_of(name, 9)
     whole = fit_primal_arrays(x, y, kernel, [0.1], weight=weight, fit_intercept=True)
-    monkeypatch.setattr("dkrr.linalg.primal.row_pass.PANEL", 4)
+    monkeypatch.setattr("dkrr.linalg.primal.passes.PANEL", 4)
     dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
     executor = CountingExecutor()
     tiled = fitted(dataset, kernel, 0.1, tmp_path, executor, fit_intercept=True)
@@ -197,22 +194,6 @@ def test_an_interrupted_fit_goes_on_with_its_sums(tmp_path: Path, many_ranges: N
     assert second.computed["primal sums"] == 1
     undisturbed = fitted(dataset, kernel, 0.7, tmp_path / "other")
     np.testing.assert_array_equal(found.coef, undisturbed.coef)
-
-
-def test_sums_that_were_damaged_are_formed_again(tmp_path: Path, many_ranges: None) -> None:
-    x, y, _ = data(n=4096)
-    dataset = ingest(x, tmp_path / "rows.zarr", y=y, rows_per_chunk=1024)
-
-    def spoil() -> None:
-        (path,) = (tmp_path / "store").glob("solves/*/sums-*/result/c/2")
-        content = bytearray(path.read_bytes())
-        content[40] ^= 1
-        path.write_bytes(content)
-
-    executor = CountingExecutor(spoil=spoil)
-    found = fitted(dataset, kernel_of("linear", 4), 0.1, tmp_path, executor)
-    assert executor.computed["primal sums"] == 5
-    np.testing.assert_array_equal(found.coef, fitted(dataset, kernel_of("linear", 4), 0.1, tmp_path / "other").coef)
 
 
 @pytest.mark.parametrize("part", ["X", "y", "weight"])
@@ -295,6 +276,6 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError, match="weight zero"):
         fit_primal_arrays(x, y, kernel_of("linear", 4), [1.0], weight=np.zeros(300))
     dataset = ingest(x, tmp_path / "rows.zarr", y=y)
-    monkeypatch.setattr("dkrr.linalg.primal.solver.memory_limit_of", lambda executor: 100 << 20)
+    monkeypatch.setattr("dkrr.linalg.row_pass.memory_limit_of", lambda executor: 100 << 20)
     with pytest.raises(PlanRefusedError, match="4 features takes"):
         fitted(dataset, kernel_of("linear", 4), 1.0, tmp_path)

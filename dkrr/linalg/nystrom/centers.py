@@ -24,10 +24,10 @@ from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
-from dkrr.linalg.nystrom.sample import sample_size
+from dkrr.linalg.nystrom.precondition import sample_size
 from dkrr.linalg.settings import NystromSettings
 
-__all__ = ["ChosenRows", "candidate_count", "choose_rows", "read_rows"]
+__all__ = ["ChosenRows", "choose_rows", "read_rows"]
 
 FloatMatrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -53,11 +53,6 @@ class ChosenRows:
     centers: Indices
     sample: Indices
     factor: float
-
-
-def candidate_count(n: int, m: int, num_features: int) -> int:
-    """Rows among which centres are pivoted: as many as 1 GiB holds columns of, at least 2 m."""
-    return min(n, max(MIN_CANDIDATES * m, CANDIDATE_BYTES // (8 * (m + num_features))))
 
 
 def choose_rows(
@@ -89,7 +84,9 @@ def choose_rows(
     if nystrom.centers == "uniform":
         centers = np.sort(random.choice(used, m, replace=False))
     else:
-        count = candidate_count(len(used), m, dataset.num_features)
+        # as many as 1 GiB holds columns of, at least 2 m
+        most = max(MIN_CANDIDATES * m, CANDIDATE_BYTES // (8 * (m + dataset.num_features)))
+        count = min(len(used), most)
         candidates = np.sort(random.choice(used, count, replace=False))
         rows = read_rows(dataset.X, candidates, center)
         # fewer than m where the rows left over are in the span of those that were chosen

@@ -105,30 +105,22 @@ class _Buffer:
                 v.store(total, pointer)
 
 
-def _typed_row_sums(typing_context: Any, width: Any, entries: Any, p: Any, sums: Any, target: Any) -> Any:
-    """sums[r] = sum over all columns of entries[:, r, :] p[:, target, :]."""
-    signature = types.void(width, entries, p, sums, target)
+def _instructions(method: Any) -> Any:
+    """A function of (width, entries, matrix (panels, t, panel), sums (ROWS,), target) for compiled code."""
 
-    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _Buffer(context, builder, signature, values).row_sums()
-        return context.get_dummy_value()
+    def typed(typing_context: Any, width: Any, entries: Any, matrix: Any, sums: Any, target: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            method(_Buffer(context, builder, signature, values))
+            return context.get_dummy_value()
 
-    return signature, code
+        return types.void(width, entries, matrix, sums, target), code
 
-
-def _typed_column_sums(typing_context: Any, width: Any, entries: Any, w: Any, v: Any, target: Any) -> Any:
-    """w[:, target, :] += sum over r of entries[:, r, :] v[r]."""
-    signature = types.void(width, entries, w, v, target)
-
-    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _Buffer(context, builder, signature, values).column_sums()
-        return context.get_dummy_value()
-
-    return signature, code
+    return intrinsic(prefer_literal=True)(typed)
 
 
-_row_sums: Any = intrinsic(prefer_literal=True)(_typed_row_sums)
-_column_sums: Any = intrinsic(prefer_literal=True)(_typed_column_sums)
+# sums[r] = sum over all columns of entries[:, r, :] p[:, target, :]
+# w[:, target, :] += sum over r of entries[:, r, :] v[r]
+_row_sums, _column_sums = _instructions(_Buffer.row_sums), _instructions(_Buffer.column_sums)
 
 
 @cache
@@ -162,19 +154,18 @@ def two_sided_function(distance: str, profile: str, width: int) -> Any:
 def add_compiled(
     packed: Packed,
     p: FloatMatrix | None,
-    y: FloatMatrix | None,
+    y: FloatMatrix,
     weight: NDArray[np.float64],
     total: FloatMatrix,
 ) -> None:
-    """Add B^T S^2 V to W (m, t) for packed rows and centres; V = B P, Y, or Y - B P. ``weight`` has one entry a row."""
+    """Add B^T S^2 V to W (m, t) for packed rows and centres; V = Y or Y - B P. ``weight`` has one entry a row."""
     blocks, _, rows = packed.rows.shape
     panels, _, panel = packed.columns.shape
     n, t = blocks * rows, total.shape[1]
     # rows that only fill up the last block have weight 0
     targets, factors = np.zeros((n, t)), np.zeros(n)
     factors[: len(weight)] = weight
-    if y is not None:
-        targets[: len(y)] = y
+    targets[: len(y)] = y
     sums = np.zeros((panels, t, panel))
     two_sided_function(packed.distance, packed.profile, packed.width)(
         packed.rows,
@@ -187,6 +178,6 @@ def add_compiled(
         sums,
         packed.factor,
         packed.degree,
-        0.0 if p is None else 1.0 if y is None else -1.0,
+        0.0 if p is None else -1.0,
     )
     total += pack_sums(sums, len(total))

@@ -42,8 +42,7 @@ from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_leverages
 from dkrr.linalg.nystrom.precondition import CenterFactor, independent_centers
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.repairs import Repairs
-from dkrr.linalg.row_ranges import RowRanges
-from dkrr.linalg.whole_chunks import retried, whole_chunk
+from dkrr.linalg.row_pass import RowRanges, retried, whole_chunk
 from dkrr.linalg.workspace import Workspace
 from dkrr.stores import place, remove_array
 from dkrr.tiles.blas import buffer, is_finite, potrf, syrk, trsm_right

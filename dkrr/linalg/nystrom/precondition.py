@@ -23,7 +23,7 @@ entries of B it is so large that their rounding E, amplified by L^-1 and R^-1, s
 Cost
 ----
 m^2 entries and m^3 / 3 flops for L and each R, in the driver; (q + 1) m rows times 2 m^2 flops for G, on the workers.
-The driver holds 3 m^2 numbers. The sample and its Gram matrix G are in :mod:`dkrr.linalg.nystrom.sample`.
+The driver holds 3 m^2 numbers. A task holds 2 m^2 and a few blocks of 512 rows: :func:`preconditioner_bytes`.
 
 References
 ----------
@@ -33,6 +33,8 @@ Woodruff, Faster kernel ridge regression using sketching and preconditioning, 20
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -41,9 +43,13 @@ from scipy.linalg import blas, lapack
 
 from dkrr.errors import DataError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
-from dkrr.tiles.blas import potrf
+from dkrr.linalg.row_pass import Operands, RowPass
+from dkrr.linalg.workspace import Workspace
+from dkrr.tiles.blas import buffer, potrf, syrk, trsm_right
 
-__all__ = ["CenterFactor", "independent_centers", "jitter_for", "solve_lower"]
+__all__ = ["CenterFactor", "SampleGram", "independent_centers", "preconditioner_bytes", "sample_size", "solve_lower"]
+
+logger = logging.getLogger("dkrr.linalg.nystrom.solver")
 
 FloatMatrix = NDArray[np.float64]
 FloatVector = NDArray[np.float64]
@@ -53,6 +59,23 @@ EPS = float(np.finfo(np.float64).eps)
 # of an entry that comes from rounded rows
 FLOAT32_ROUNDING = 2.0**-22
 MAX_NOISE = 0.1
+MIN_OVERSAMPLING, MAX_OVERSAMPLING = 4, 16
+MAX_PARTS, MIN_PART_ROWS = 8, 2048
+
+
+def sample_size(n: int, m: int) -> int:
+    """Rows of the sample besides the centres, q m of the n - m others: q = n / (25 m), but from 4 to 16.
+
+    A sampled row costs 2 m^2 flops once, a row of a pass m kernel entries an iteration, so more passes ask for a better
+    preconditioner.
+    """
+    q = min(max(n / (25 * m), MIN_OVERSAMPLING), MAX_OVERSAMPLING)
+    return int(min(n - m, np.ceil(q * m)))
+
+
+def preconditioner_bytes(m: int) -> int:
+    """Memory of a task besides the baseline, in bytes: 16 m^2 for L and its part of G, and four blocks of 512 rows."""
+    return 16 * m * m + 32 * BLOCK_ROWS * m
 
 
 def jitter_for(diagonal: FloatVector, n: int, alpha: float, precision: Literal["float64", "float32"]) -> float:
@@ -162,3 +185,106 @@ class CenterFactor:
 def solve_lower(square: FloatMatrix, b: FloatMatrix, *, transposed: bool) -> FloatMatrix:
     """L^-1 B or L^-T B with L below and on the diagonal of a C-order square; m^2 t flops."""
     return np.ascontiguousarray(blas.dtrsm(1.0, square.T, b, lower=0, trans_a=int(not transposed)))
+
+
+class SampleGram:
+    """The estimate of L^-1 B^T S^2 B L^-T from a sample of the rows: a pass over them whose parts stay in the store.
+
+    Parameters
+    ----------
+    kernel
+        Resolved.
+    triangle
+        L.
+    centers : (m, d), sample : (s, d), root : (s,)
+        Centred rows; roots of the sample's weights times factors.
+    workspace, scratch
+        Who runs the tasks; location of what travels, which the caller removes.
+    centred
+        With an intercept: B less its weighted mean over the sample, G - g g^T / W with g = C^T S_f 1 and W the sum of
+        the weights.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        triangle: CenterFactor,
+        centers: FloatMatrix,
+        sample: FloatMatrix,
+        root: FloatVector,
+        workspace: Workspace,
+        scratch: Any,
+        *,
+        centred: bool = False,
+    ) -> None:
+        m, count = len(centers), min(MAX_PARTS, -(-len(sample) // MIN_PART_ROWS))
+        rows = np.zeros((-(-len(sample) // count) * count, centers.shape[1] + 1))  # a row whose root is 0 is none
+        rows[: len(sample), :-1], rows[: len(sample), -1] = sample, root
+        self.weight = float(root @ root)
+        self.parts = RowPass(
+            "precondition",
+            partial(_sample_gram, kernel),
+            _not_finite,
+            count,
+            (m + centred, m),
+            flops=2.0 * m * m * len(rows) / count,
+            operands={"centers": [centers], "factor": [triangle.square], "sample": np.split(rows, count)},
+            workspace=workspace,
+            store=scratch,
+            folder="sample",
+            parts="grams",
+        )
+        next(iter(self.parts))  # all of them are computed now
+
+    def factor(self, alpha: float, whole: FloatMatrix) -> FloatMatrix:
+        """R (m, m) lower with R R^T = G + alpha I, in the first rows of ``whole``, an array as large as a part.
+
+        G is positive semi-definite but for rounding, which a very small alpha may not exceed; alpha then grows in
+        the preconditioner, with a line in the log.
+        """
+        shift, m = alpha, whole.shape[1]
+        out, sums = whole[:m], whole[m:]
+        while True:
+            whole[...] = 0.0
+            for part in self.parts:
+                whole -= part
+            for start in range(0, m if len(sums) and self.weight else 0, BLOCK_ROWS):
+                rows = slice(start, start + BLOCK_ROWS)
+                out[rows] -= sums[0, rows, None] * (sums[0] / self.weight)
+            scale = float(out.diagonal().max())
+            out[np.diag_indices(m)] += shift
+            info = potrf(out)
+            if not info:
+                return out
+            larger = max(10.0 * shift, EPS * scale * np.sqrt(m))
+            logger.info("G + %.1e I has no Cholesky factor (row %d): %.1e instead", shift, info - 1, larger)
+            if not 0 < larger <= scale:
+                raise NotPositiveDefiniteError(
+                    f"the preconditioner of the centres is not positive definite at row {info - 1:,}",
+                    hint="use a positive semi-definite kernel, or raise alpha",
+                    row=info - 1,
+                )
+            shift = larger
+
+
+def _sample_gram(kernel: Kernel, operands: Operands, i: int, whole: FloatMatrix) -> None:
+    """-C^T C of part i of the sample, C = S_f B L^-T, its lower triangle; -C^T S_f 1 below it for an intercept."""
+    rows, centers = np.array(operands["sample"].read(i)), np.array(operands["centers"].read())
+    factor, m = operands["factor"].read(), len(centers)
+    rows = rows[rows[:, -1] > 0]
+    gram, sums = whole[:m], whole[m:]
+    for start in range(0, len(rows), BLOCK_ROWS):
+        part = rows[start : start + BLOCK_ROWS]
+        block: Any = buffer("sample", (len(part), m), np.float64)
+        kernel.block(np.ascontiguousarray(part[:, :-1]), centers, block)
+        block *= part[:, -1:]
+        trsm_right(block, factor)
+        columns: Any = buffer("sample transposed", (m, len(part)), np.float64)
+        columns[...] = block.T
+        syrk(gram, columns)
+        if len(sums):
+            sums -= part[:, -1] @ block
+
+
+def _not_finite(_: int) -> DataError:
+    return DataError("the preconditioner of the centres is not finite", hint="scale the features")

@@ -23,9 +23,9 @@ of B c is q^T c / 1^T S^2 1 with q = B^T S^2 1, which one more column of the fir
 
 Cost
 ----
-About (iterations + 4) n m kernel entries, :mod:`dkrr.linalg.nystrom.row_pass`. The m x m part is in the driver:
+About (iterations + 4) n m kernel entries, :mod:`dkrr.linalg.nystrom.products`. The m x m part is in the driver:
 24 m^2 bytes and about 5 m^2 t flops an iteration; at most 10,000 centres. Memory:
-:func:`~dkrr.linalg.nystrom.limits.nystrom_bytes`.
+:func:`nystrom_bytes`.
 
 References
 ----------
@@ -36,9 +36,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,50 +46,104 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset
 from dkrr.dataset.destination import storage_errors
 from dkrr.engine.tasks import RunSummary
-from dkrr.errors import ConvergenceError, DamagedChunkError, DataError
+from dkrr.errors import ConvergenceError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
+from dkrr.linalg.columns import ratio
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.intercept import centre_dataset, total_weight
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.linalg.nystrom.centers import ChosenRows, choose_rows, read_rows
-from dkrr.linalg.nystrom.limits import NystromFit, checked_problem
-from dkrr.linalg.nystrom.pass_task import can_compile
-from dkrr.linalg.nystrom.precondition import CenterFactor, independent_centers
-from dkrr.linalg.nystrom.result import NystromResult, describe
-from dkrr.linalg.nystrom.row_pass import RowPass
-from dkrr.linalg.nystrom.sample import SampleGram
-from dkrr.linalg.nystrom.system import Border, NystromSystem
-from dkrr.linalg.operators import Rows
+from dkrr.linalg.nystrom.centers import choose_rows, read_rows
+from dkrr.linalg.nystrom.precondition import (
+    CenterFactor,
+    SampleGram,
+    independent_centers,
+    preconditioner_bytes,
+    sample_size,
+    solve_lower,
+)
+from dkrr.linalg.nystrom.products import CentreProducts, Precision, can_compile, product_task_bytes
 from dkrr.linalg.precondition import Identity
+from dkrr.linalg.row_pass import check_task_memory, resumable_folder
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
+from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.trace import ResidualTrace
+from dkrr.linalg.targets import target_alphas
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place, remove_array
-from dkrr.threads import single_blas_thread
+from dkrr.stores import place
 
-__all__ = ["DEFAULT_TOL", "NystromResult", "fit_nystrom"]
+__all__ = ["DEFAULT_TOL", "MAX_CENTERS", "NystromResult", "fit_nystrom", "nystrom_baseline", "nystrom_bytes"]
 
 logger = logging.getLogger("dkrr.linalg.nystrom.solver")
 
 FloatMatrix = NDArray[np.float64]
 FloatVector = NDArray[np.float64]
 
+MAX_CENTERS = 10_000
 DEFAULT_TOL = 1e-7
 CHECKPOINT_SECONDS = 20.0
 # a backward error of this size is that of a solution rounded to float64
 ROUNDING = float(np.finfo(np.float64).eps)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NystromResult:
+    """The regression and how good it is as a solution of its own system.
+
+    Parameters
+    ----------
+    centres : (m, d)
+        Rows of the data set, not centred: the ``x_fit`` of a model. Fewer than were asked for where some are in the
+        span of the others, as duplicated rows are: these would not change f.
+    dual_coef : (m, t)
+    rows : (m,) int
+        Their numbers, ascending.
+    center : (d,), optional
+        Subtracted from rows and centres before a translation-invariant kernel is evaluated.
+    solution
+        ``relative_residual``: that of the preconditioned normal equations, the last one true and in float64.
+        ``backward_error``: |r| / (|H| |c| + |B^T S^2 y|) in the infinity norm, r = B^T S^2 (y - B c) - alpha K c, with
+        |H| bounded by that of |B|^T S^2 |B| + alpha |K|, which it is when no entry of the kernel is negative.
+    intercept : (t,), optional
+        b of f(z) + b.
+    """
+
+    centres: FloatMatrix
+    dual_coef: FloatMatrix
+    rows: NDArray[np.int64]
+    center: FloatVector | None
+    solution: Solution
+    intercept: FloatVector | None = None
+
+
+def nystrom_bytes(n: int, m: int, num_features: int, num_targets: int) -> tuple[int, int]:
+    """Peak memory besides the interpreter's of a task, and of the driver.
+
+    A task makes a part of the preconditioner, 16 m^2 + 16,384 m bytes, or a pass, see
+    :func:`~dkrr.linalg.nystrom.products.product_task_bytes`. The driver holds 24 m^2, the sample of at most (q + 1) m
+    rows twice, about ten (m, t) arrays of conjugate gradients, and 24 n bytes while the rows are chosen.
+    """
+    task = max(preconditioner_bytes(m), product_task_bytes(m, num_features, num_targets))
+    sample = 16 * (sample_size(n, m) + m) * (num_features + 1)
+    return task, 24 * m * m + sample + 80 * m * num_targets + 24 * n
+
+
+def nystrom_baseline(kernel: Kernel | None, m: int, num_targets: int) -> int:
+    """What a worker has before a task: with Numba where passes go through compiled code."""
+    return BASELINE_BYTES if kernel is not None and can_compile(kernel, m, num_targets) else BARE_BYTES
+
+
 def fit_nystrom(
     dataset: Dataset,
-    settings: NystromFit,
+    kernel: Kernel | None,
+    alpha: Sequence[float],
     nystrom: NystromSettings,
     iterative: IterativeSettings | None,
     workspace: Workspace,
+    *,
+    precision: str = "float64",
+    fit_intercept: bool = False,
 ) -> NystromResult:
     """Fit m coefficients to the n rows of a data set.
 
@@ -99,9 +153,10 @@ def fit_nystrom(
     ----------
     dataset
         Training rows X, targets Y, optional weights, as the kernel shall see them.
-    settings
-        ``kernel`` (resolved), ``alpha`` (one, or one per target), ``precision``: "float64", or "mixed" for products in
-        float32 and true residuals in float64; the same answer by the residual.
+    kernel
+        Resolved.
+    alpha
+        One, or one per target.
     nystrom
         Number and choice of the centres.
     iterative
@@ -109,11 +164,13 @@ def fit_nystrom(
         a ``tol`` of 1e-7. Targets that share an alpha share every pass; each distinct alpha is a run of its own.
     workspace
         Where, and on whom.
+    precision
+        "float64", or "mixed" for products in float32 and true residuals in float64; the same answer by the residual.
 
     Raises
     ------
     ParameterError
-        More centres than usable rows, or than 10,000; no kernel; float32.
+        More centres than usable rows, or than 10,000; no kernel; no target; a negative alpha.
     PlanRefusedError
         The workers have too little memory for so many centres.
     ConvergenceError
@@ -126,34 +183,40 @@ def fit_nystrom(
         Another process does the same fit on the same store.
     """
     iterative = IterativeSettings(tol=DEFAULT_TOL) if iterative is None else iterative
-    kernel, alphas = checked_problem(dataset, settings, nystrom, workspace)
+    n, t, m = dataset.num_rows, dataset.num_targets, nystrom.num_centers
+    alphas = target_alphas(alpha, t)
+    if kernel is None:
+        raise ParameterError("Nystrom regression of a precomputed matrix", hint="give the rows and a kernel")
+    if m > MAX_CENTERS:
+        raise ParameterError(
+            f"{m:,} centres; at most {MAX_CENTERS:,} are factored in one process",
+            hint=f"set num_centers to at most {MAX_CENTERS:,}",
+        )
+    needed = nystrom_baseline(kernel, m, t) + nystrom_bytes(n, min(m, n), dataset.num_features, t)[0]
+    what = f"{m:,} centres and {t} targets"
+    check_task_memory(workspace, what, needed, "raise memory_limit, or lower num_centers")
     fields = {
         "format_version": FORMAT_VERSION,
         "kernel_version": KERNEL_VERSION,
         "kernel": kernel.to_dict(),
         "rows": [dataset.digest, dataset.digest_y, dataset.digest_weight],
-        "alpha": list(alphas),
+        "alpha": alphas.tolist(),
         "nystrom": nystrom.to_dict(),
         "seed": iterative.seed,
         "tol": iterative.tol,
-        "precision": settings.precision,
+        "precision": precision,
         "blas": workspace.blas,
     }
-    if settings.fit_intercept:  # absent without one: what began before there were intercepts keeps its key
+    if fit_intercept:  # absent without one: what began before there were intercepts keeps its key
         fields["fit_intercept"] = True
-    key = key_of(fields)
-    location = place(workspace.store, "solves", key + ".zarr")
-    with hold_lock(location), storage_errors(workspace.store), single_blas_thread():
-        # two chunks of rows that changed places pass their checksums, and every residual after that
+    # two chunks of rows that changed places pass their checksums, and every residual after that
+    with storage_errors(workspace.store):
         dataset.verify()
-        try:
-            fit = _Fit(dataset, kernel, alphas, settings, nystrom, iterative, workspace, location, key)
-            result = fit.run()
-        except (DamagedChunkError, DataError):
-            remove_array(location)
-            raise
-        remove_array(location)
-    return result
+    key = key_of(fields)
+    with resumable_folder(workspace, key) as location:
+        return _Fit(
+            dataset, kernel, alphas, nystrom, iterative, workspace, location, key, precision, fit_intercept
+        ).run()
 
 
 class _Fit:
@@ -163,62 +226,47 @@ class _Fit:
         self,
         dataset: Dataset,
         kernel: Kernel,
-        alphas: tuple[float, ...],
-        settings: NystromFit,
+        alphas: FloatVector,
         nystrom: NystromSettings,
         iterative: IterativeSettings,
         workspace: Workspace,
         location: str,
         key: str,
+        precision: str,
+        fit_intercept: bool,
     ) -> None:
-        self.dataset, self.kernel, self.alphas = dataset, kernel, np.asarray(alphas)
-        self.precision = settings.precision
-        self.centring = centre_dataset(dataset) if settings.fit_intercept else None
+        self.dataset, self.kernel, self.alphas, self.precision = dataset, kernel, alphas, precision
         self.nystrom, self.iterative = nystrom, iterative
         self.workspace, self.location, self.key = workspace, location, key
-        self.border: Border | None = None
-        self.rows: Rows = rows_of(dataset, kernel)
-
-    @property
-    def num_columns(self) -> int:
-        """The most columns of a pass: the targets, and one of ones for an intercept."""
-        return self.dataset.num_targets + (self.centring is not None)
+        self.centring = centre_dataset(dataset) if fit_intercept else None
+        self.rows = rows_of(dataset, kernel)
+        # for an intercept: q = B^T S^2 1 (m,) and 1^T S^2 1
+        self.border: tuple[FloatVector, float] | None = None
 
     def run(self) -> NystromResult:
+        """Choose centres and sample, factorise, and solve for each alpha."""
         dataset, t = self.dataset, self.dataset.num_targets
-        started = time.perf_counter()
-        chosen = choose_rows(dataset, self.kernel, self.rows.center, self.nystrom, self.iterative.seed)
-        numbers, points = self._prepare(chosen)
-        self.row_pass = RowPass(
-            self.kernel, self.rows, dataset.num_rows, points, self.num_columns, self.workspace, self._below("rows")
-        )
-        self._record("prepare", started)
+        numbers = self._prepare()
         row_sums = self._first_pass()
-        m = len(points)
-        coefficients, converged, iterations = np.zeros((m, t)), np.zeros(t, np.bool_), 0
+        coefficients, converged, iterations = np.zeros((len(numbers), t)), np.zeros(t, np.bool_), 0
         relative, backward = np.zeros(t), np.zeros(t)
         history: list[FloatVector] = []
         intercept = None if self.centring is None else self.centring.offset
-        out = np.empty(self.sample.shape)
+        out = np.empty(self.sample.parts.shape)
         for number, alpha in enumerate(dict.fromkeys(self.alphas.tolist())):
             targets = np.flatnonzero(self.alphas == alpha)
-            factor = self.sample.factor(alpha, out)
-            system = NystromSystem(self.row_pass, self.triangle, alpha, factor, self.border)
+            system = _System(self.products, self.triangle, alpha, self.sample.factor(alpha, out), self.border)
             result = self._solve(system, targets, number)
             found = system.to_coefficients(result.x)
             coefficients[:, targets], converged[targets] = found, result.converged
             iterations += result.num_iterations
             history += result.history
-            if intercept is not None and self.border is not None:
-                intercept[targets] -= self.border.means(found)
+            if intercept is not None:
+                intercept[targets] -= system.means(found)
             relative[targets], backward[targets] = self._norms(system, targets, found, row_sums)
             if result.num_iterations < self.iterative.iterations:
                 # conjugate gradients gave up before the limit: rounding stands between the residual and tol
                 converged[targets] |= backward[targets] <= ROUNDING
-        message = describe(
-            self.nystrom, dataset.num_rows, len(self.triangle), relative, converged, iterations,
-            self.row_pass.num_passes, self.iterative.tol,
-        )  # fmt: skip
         solution = Solution(
             solver="nystrom",
             precision=self.precision,
@@ -227,7 +275,7 @@ class _Fit:
             relative_residual=relative.tolist(),
             backward_error=backward.tolist(),
             seconds={phase: summary.seconds for phase, summary in self.workspace.phases.items()},
-            message=message,
+            message=self._message(relative, converged, iterations),
         )
         if not solution.converged and not self.iterative.allow_unconverged:
             raise ConvergenceError(
@@ -249,106 +297,173 @@ class _Fit:
             intercept=intercept,
         )
 
-    def _first_pass(self) -> FloatVector:
-        """B^T S^2 Y and, for an intercept, B^T S^2 1; sums of |B|^T S^2 |B| over its rows (m,)."""
-        t = self.dataset.num_targets
-        targets = tuple(range(t))
-        if self.centring is None:
-            sums = self.row_pass(targets=targets, absolute_last=True)
-            self.rhs = np.ascontiguousarray(sums[:, :t])
-            return sums[:, -1]
-        shifts = np.append(-self.centring.mean, 0.0), np.append(-self.centring.rest, 1.0)
-        sums = self.row_pass(targets=(*targets, -1), shifts=shifts, absolute_last=True)
-        self.rhs = np.ascontiguousarray(sums[:, :t])
-        self.rhs[:, self.centring.constant] = 0.0
-        self.border = Border(sums[:, t].copy(), total_weight(self.dataset))
-        return sums[:, -1]
-
-    def _below(self, name: str) -> str:
-        return place(self.location, name)
-
-    def _record(self, phase: str, started: float) -> None:
-        self.workspace.record(phase, RunSummary(seconds=time.perf_counter() - started))
-
-    def _prepare(self, chosen: ChosenRows) -> tuple[NDArray[np.int64], FloatMatrix]:
-        """L and the sampled estimate of G; numbers and rows of the centres that are not in the span of others."""
-        dataset = self.dataset
+    def _prepare(self) -> NDArray[np.int64]:
+        """L and the sampled estimate of G; numbers of the centres that are not in the span of others."""
+        dataset, started = self.dataset, time.perf_counter()
+        chosen = choose_rows(dataset, self.kernel, self.rows.center, self.nystrom, self.iterative.seed)
         candidates = read_rows(dataset.X, chosen.centers, self.rows.center)
         kept = independent_centers(self.kernel, candidates)
         if len(kept) < len(candidates):
             logger.info("%d of %d centres are in the span of the others", len(candidates) - len(kept), len(candidates))
         points = candidates[kept]
-        self.single = self.precision == "mixed" and can_compile(self.kernel, len(points), self.num_columns)
-        precision: Literal["float64", "float32"] = "float32" if self.single else "float64"
+        # the most columns of a pass: the targets, and one of ones for an intercept
+        columns = dataset.num_targets + (self.centring is not None)
+        self.single = self.precision == "mixed" and can_compile(self.kernel, len(points), columns)
+        precision: Precision = "float32" if self.single else "float64"
         self.triangle = CenterFactor(self.kernel, points, dataset.num_rows, float(self.alphas.min()), precision)
-        numbers = np.concatenate([chosen.centers, chosen.sample])
-        factors = np.where(np.arange(len(numbers)) < len(chosen.centers), 1.0, chosen.factor)
+        factors = np.repeat([1.0, chosen.factor], [len(chosen.centers), len(chosen.sample)])
         if dataset.weight is not None:
             weight = [read_rows(dataset.weight, part)[:, 0] for part in (chosen.centers, chosen.sample)]
             factors = factors * np.concatenate(weight)
-        rows = np.concatenate([candidates, read_rows(dataset.X, chosen.sample, self.rows.center)])
         self.sample = SampleGram(
             self.kernel,
             self.triangle,
             points,
-            rows,
+            np.concatenate([candidates, read_rows(dataset.X, chosen.sample, self.rows.center)]),
             np.sqrt(factors),
             self.workspace,
-            self._below("sample"),
+            self.location,
             centred=self.centring is not None,
         )
-        return chosen.centers[kept], points
+        below = place(self.location, "rows")
+        self.products = CentreProducts(
+            self.kernel, self.rows, dataset.num_rows, points, columns, self.workspace, below
+        )  # fmt: skip
+        self.workspace.record("prepare", RunSummary(seconds=time.perf_counter() - started))
+        return chosen.centers[kept]
 
-    def _solve(self, system: NystromSystem, targets: NDArray[np.int64], number: int) -> CGResult:
+    def _first_pass(self) -> FloatVector:
+        """B^T S^2 Y and, for an intercept, B^T S^2 1; sums of |B|^T S^2 |B| over its rows (m,)."""
+        t, shifts = self.dataset.num_targets, list[FloatVector]()
+        targets: tuple[int, ...] = tuple(range(t))
+        if self.centring is not None:
+            targets = (*targets, -1)
+            shifts = [np.append(-self.centring.mean, 0.0), np.append(-self.centring.rest, 1.0)]
+        sums = self.products(targets, shifts=shifts, absolute_last=True)
+        self.rhs = np.ascontiguousarray(sums[:, :t])
+        if self.centring is not None:
+            self.rhs[:, self.centring.constant] = 0.0
+            self.border = sums[:, t].copy(), total_weight(self.dataset)
+        return sums[:, -1]
+
+    def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGResult:
         """Conjugate gradients for the targets that share an alpha; an unconverged result is judged by the caller."""
         checkpoint = StoredCheckpoint(
-            self._below(f"state-{number}"),
+            place(self.location, f"state-{number}"),
             f"{self.key}-{number}",
             every_seconds=CHECKPOINT_SECONDS,
             durable=self.workspace.durable,
         )
         alpha = self.alphas[targets].tolist()
-        trace = self.workspace.trace(
-            f"conjugate gradients on {len(self.triangle):,} centres", self.iterative.tol, alpha
-        )
+        name = f"conjugate gradients on {len(self.triangle):,} centres"
+        trace = self.workspace.trace(name, self.iterative.tol, alpha)
+
+        def report(iteration: int, relative: FloatVector) -> None:
+            trace.add(iteration, relative)
+            logger.info("iteration %d: relative residual %.2e", iteration, float(relative.max()))
+
         result = conjugate_gradients(
-            system.approximate if self.single else system.exact,
+            partial(system.product, precision="float32") if self.single else system.product,
             system.to_coordinates(self.rhs[:, targets]),
             np.zeros(len(targets)),
             Identity(),
             # not converged: the message is about other equations than those of conjugate gradients on K
             replace(self.iterative, allow_unconverged=True),
-            true_multiply=system.exact if self.single else None,
+            true_multiply=system.product if self.single else None,
             checkpoint=checkpoint,
-            on_iteration=self._report(trace),
+            on_iteration=report,
         )
         trace.replace(result.history)
         return result
 
-    def _report(self, trace: ResidualTrace) -> Callable[[int, FloatVector], None]:
-        def report(iteration: int, relative: FloatVector) -> None:
-            trace.add(iteration, relative)
-            logger.info("iteration %d: relative residual %.2e", iteration, float(relative.max()))
-
-        return report
-
     def _norms(
-        self,
-        system: NystromSystem,
-        targets: NDArray[np.int64],
-        c: FloatMatrix,
-        row_sums: FloatVector,
+        self, system: _System, targets: NDArray[np.int64], c: FloatMatrix, row_sums: FloatVector
     ) -> tuple[FloatVector, FloatVector]:
         """Relative residual and backward error of each target, from Y - B c - b itself, in float64."""
-        shifts: tuple[FloatVector, ...] = ()
-        if self.centring is not None and self.border is not None:
-            shifts = -self.centring.mean[targets], self.border.means(c) - self.centring.rest[targets]
-        misfit, rhs = self.row_pass(c, targets=tuple(targets.tolist()), shifts=shifts), self.rhs[:, targets]
+        shifts: list[FloatVector] = []
+        if self.centring is not None:
+            shifts = [-self.centring.mean[targets], system.means(c) - self.centring.rest[targets]]
+        misfit, rhs = self.products(tuple(targets.tolist()), c, shifts=shifts), self.rhs[:, targets]
         size = np.linalg.norm(system.to_coordinates(misfit) - system.penalty(c), axis=0)
-        whole = np.linalg.norm(system.to_coordinates(rhs), axis=0)
         residual = misfit - system.alpha * self.triangle.multiply(c)
         largest = float((row_sums + system.alpha * self.triangle.row_sums).max())
         bound = largest * np.abs(c).max(axis=0) + np.abs(rhs).max(axis=0)
-        error = np.abs(residual).max(axis=0)
-        relative = np.divide(size, whole, out=np.zeros_like(size), where=whole > 0)
-        return relative, np.divide(error, bound, out=np.zeros_like(error), where=bound > 0)
+        relative = ratio(size, np.linalg.norm(system.to_coordinates(rhs), axis=0))
+        return relative, ratio(np.abs(residual).max(axis=0), bound)
+
+    def _message(self, relative: FloatVector, converged: NDArray[np.bool_], iterations: int) -> str:
+        """That the solution is an approximation, of what, and how well its own equations are solved."""
+        how = "drawn uniformly" if self.nystrom.centers == "uniform" else "by randomly pivoted Cholesky"
+        left_out, tol = self.nystrom.num_centers - len(self.triangle), self.iterative.tol
+        message = (
+            f"approximation: {len(self.triangle):,} of {self.dataset.num_rows:,} rows as centres ({how}"
+            f"{f', {left_out:,} in their span left out' if left_out else ''}); {iterations:,} iterations and "
+            f"{self.products.num_passes:,} passes over the rows, largest relative residual of the preconditioned "
+            f"normal equations {relative.max():.1e}"
+        )
+        rounded = int((converged & (relative > 2.0 * tol)).sum())
+        if rounded:
+            message += f" (as small as rounding allows in {rounded} of {len(converged)} targets: tol = {tol:.1e})"
+        if not converged.all():
+            message += f"; NOT CONVERGED to {tol:.1e} in {int((~converged).sum())} of {len(converged)} targets"
+        return message
+
+
+@dataclass(frozen=True)
+class _System:
+    """The matrix of one alpha in the coordinates of its preconditioner, with products by passes over the rows.
+
+        R^-1 L^-1 (B^T S^2 B + alpha K) L^-T R^-T
+        R^-1 L^-1 (B^T S^2 P B + alpha K) L^-T R^-T      with an intercept, P = I - 1 (1^T S^2) / (1^T S^2 1)
+
+    P takes the weighted mean of B c away. It is known before the pass, from q = B^T S^2 1, so a pass subtracts it row
+    by row, where it loses no digits, instead of q q^T from the sums.
+
+    Parameters
+    ----------
+    products, triangle
+        B and L.
+    alpha
+        The ridge.
+    factor : (m, m)
+        R, below and on the diagonal.
+    border
+        q and 1^T S^2 1, for an intercept.
+
+    Cost
+    ----
+    One pass and 4 m^2 t flops a product.
+    """
+
+    products: CentreProducts
+    triangle: CenterFactor
+    alpha: float
+    factor: FloatMatrix
+    border: tuple[FloatVector, float] | None
+
+    def means(self, c: FloatMatrix) -> FloatVector:
+        """q^T c / 1^T S^2 1 (t,): the weighted means of B c over the rows; zeros without an intercept."""
+        if self.border is None:
+            return np.zeros(c.shape[1])
+        sums, weight = self.border
+        return np.asarray(sums @ c / weight)
+
+    def product(self, beta: FloatMatrix, precision: Precision = "float64") -> FloatMatrix:
+        """The product, with entries of B in that precision."""
+        c = self.to_coefficients(beta)
+        # V = means - B c
+        shifts = [] if self.border is None else [self.means(c)]
+        negative = self.products((-1,) * c.shape[1], c, shifts=shifts, precision=precision)
+        return self.penalty(c) - self.to_coordinates(negative)
+
+    def penalty(self, c: FloatMatrix) -> FloatMatrix:
+        """alpha R^-1 L^-1 K c."""
+        return solve_lower(self.factor, self.alpha * self.triangle.reduced(c), transposed=False)
+
+    def to_coefficients(self, beta: FloatMatrix) -> FloatMatrix:
+        """c = L^-T R^-T beta."""
+        return self.triangle.solve(solve_lower(self.factor, beta, transposed=True), transposed=True)
+
+    def to_coordinates(self, w: FloatMatrix) -> FloatMatrix:
+        """R^-1 L^-1 w."""
+        return solve_lower(self.factor, self.triangle.solve(w, transposed=False), transposed=False)

@@ -16,6 +16,9 @@ sums: it is F^T W (y - F c - b) - alpha c, row by row, which is also what is rep
 implies is more than rounding, it is made and the residual evaluated again, at most twice (corrected seminormal
 equations: errors like those of an orthogonal factorisation, unless F is singular to half of the digits).
 
+There is one Cholesky factor of the D x D equations for each distinct alpha, or one eigendecomposition for all of them
+(:mod:`dkrr.linalg.primal.cross_validation`).
+
 Cost
 ----
 n D^2 + 4 n D t flops and two readings of the rows; D^3 / 3 flops for each distinct alpha, 16 D^2 bytes in the driver.
@@ -32,41 +35,51 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
-from dkrr.dataset.destination import storage_errors
-from dkrr.engine.session import memory_limit_of
-from dkrr.errors import DamagedChunkError, DataError, ParameterError, PlanRefusedError, ResidualError
+from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError, ResidualError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
+from dkrr.linalg.gram import rows_of
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.linalg.primal.equations import Equations, normal_equations
-from dkrr.linalg.primal.row_pass import sums_bytes, task_memory
-from dkrr.linalg.primal.source import ArraySource, RowsSource
-from dkrr.linalg.primal.stored import StoredSource
+from dkrr.linalg.primal.passes import (
+    MAX_STRIP_ROWS,
+    Affine,
+    FeatureRows,
+    panels,
+    row_ranges,
+    strip_rows,
+    sums_length,
+    sums_of,
+    task_memory,
+)
+from dkrr.linalg.primal.rows import DatasetRows, MemoryRows
+from dkrr.linalg.row_pass import check_task_memory, resumable_folder
 from dkrr.linalg.sizes import BARE_BYTES
 from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.targets import target_alphas
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place, remove_array
 from dkrr.threads import single_blas_thread
+from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left
 
 __all__ = [
     "MAX_FEATURES",
+    "Equations",
     "PrimalResult",
-    "evaluate",
+    "array_source",
     "fit_primal",
     "fit_primal_arrays",
+    "normal_equations",
     "primal_bytes",
     "primal_features",
-    "primal_key",
     "solve_primal",
-    "target_alphas",
+    "stored_source",
 ]
 
 logger = logging.getLogger("dkrr.linalg.primal.solver")
@@ -78,6 +91,133 @@ MAX_FEATURES = 10_000
 MAX_CORRECTIONS = 2
 # a correction of less than this share of the coefficients is not worth another pass
 NEGLIGIBLE = 1e-11
+EPS = float(np.finfo(np.float64).eps)
+# Features whose mean is further from 0 than this many standard deviations are shifted before they are summed. Nearer
+# ones lose a digit of the sums, which the residual brings back, and save a pass over every strip.
+FAR = 4.0
+# a variance that is the difference of sums this many times as large has lost too much
+LOST = 1e4
+BLOCK_ROWS = 256
+
+
+@dataclass(eq=False, kw_only=True)
+class Equations:
+    """Sums over the rows, of features with their scale.
+
+    Parameters
+    ----------
+    gram : (D, D)
+        G, both triangles.
+    cross : (D, t)
+        g.
+    scale : (D,)
+        What turns monomials into features.
+    shift : (D,), optional
+        Of the monomials, in the passes over the rows; None means zero.
+    y_shift : (t,)
+    offset : (D,), y_offset : (t,)
+        Weighted means of features and targets about the shifts; zero without an intercept.
+    y_norm : (t,)
+        Weighted norm of y, about its mean with an intercept.
+    y_size : (t,)
+        The same about zero.
+    weight
+        Sum of the weights.
+    """
+
+    gram: FloatMatrix
+    cross: FloatMatrix
+    scale: FloatVector
+    shift: FloatVector | None
+    y_shift: FloatVector
+    offset: FloatVector
+    y_offset: FloatVector
+    y_norm: FloatVector
+    y_size: FloatVector
+    weight: float
+    fit_intercept: bool
+    _factor: tuple[float, FloatMatrix] | None = field(default=None, repr=False)
+
+    def affine(self, coef: FloatMatrix, intercept: FloatVector) -> Affine:
+        """Coefficients of features, and an intercept about the shifts, as a pass takes them."""
+        return Affine(self.shift, self.y_shift, self.scale[:, None] * coef, intercept)
+
+    def factor(self, alpha: float) -> FloatMatrix:
+        """L with L L^T = G + alpha I; the last one is kept.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            There is none, or rounding alone makes one.
+        """
+        if self._factor is None or self._factor[0] != alpha:
+            self._factor = None  # one copy at a time
+            system = self._system(alpha)
+            info = potrf(system)
+            if info:
+                order, pivot = leading_minor_pivot(self._system(alpha), info)
+                raise self._singular(pivot, order - 1, alpha)
+            pivots = np.square(system.diagonal())
+            # rounding alone decides whether such a pivot is positive
+            lost = np.flatnonzero(pivots <= len(system) * EPS * (self.gram.diagonal() + alpha))
+            if len(lost):
+                raise self._singular(float(pivots[lost[0]]), int(lost[0]), alpha)
+            self._factor = alpha, system
+        return self._factor[1]
+
+    def _system(self, alpha: float) -> FloatMatrix:
+        system = self.gram.copy()
+        system[np.diag_indices_from(system)] += alpha
+        return system
+
+    def _singular(self, pivot: float, feature: int, alpha: float) -> NotPositiveDefiniteError:
+        size = len(self.gram)
+        suggested = alpha + (10 * max(abs(pivot), size * EPS * float(self.gram.diagonal().max())) or EPS)
+        return NotPositiveDefiniteError(
+            f"F^T W F + alpha I of {size:,} features is not positive definite at feature {feature:,} "
+            f"(pivot {pivot:.2g}, alpha {alpha:.3g}): it depends on those before it",
+            hint=f"raise alpha to at least {suggested:.1g}, or leave out features that others determine",
+            row=feature,
+            pivot=pivot,
+            alpha=alpha,
+            suggested_alpha=suggested,
+        )
+
+    def solve(self, right: FloatMatrix, alphas: FloatVector) -> FloatMatrix:
+        """(G + alpha I)^-1 right (D, t), with an alpha for each column."""
+        found = np.empty(right.shape)
+        # the alpha whose factor is there comes first
+        order = sorted(set(alphas.tolist()), key=lambda value: self._factor is None or self._factor[0] != value)
+        for alpha in order:
+            columns = np.flatnonzero(alphas == alpha)
+            lower = self.factor(alpha)
+            z = trsm_left(lower, np.ascontiguousarray(right[:, columns]), transposed=False)
+            found[:, columns] = trsm_left(lower, z, transposed=True)
+        return found
+
+    def residual(self, source: FeatureRows, coef: FloatMatrix, alphas: FloatVector) -> tuple[FloatVector, FloatMatrix]:
+        """The intercept, about the shifts, of coefficients, and the residual (D, t) of both, from the rows."""
+        d, t = coef.shape
+        intercept = self.y_offset - self.offset @ coef
+        sums = source.residual(self.affine(coef, intercept))
+        first, zeroth = self.scale[:, None] * sums[: d * t].reshape(d, t), sums[d * t : (d + 1) * t]
+        if self.fit_intercept:
+            # the intercept that makes 1^T W R vanish, to the last digit
+            intercept = intercept + zeroth / self.weight
+            first = first - self.offset[:, None] * zeroth
+        return intercept, first - alphas * coef
+
+    def norms(self, coef: FloatMatrix, residual: FloatMatrix, alphas: FloatVector) -> tuple[FloatVector, FloatVector]:
+        """Relative residual and backward error of each target."""
+        diagonal, right = np.maximum(self.gram.diagonal(), 0.0), np.linalg.norm(self.cross, axis=0)
+        # a |g| that may be nothing but the rounding of y and of its sums
+        is_zero = right <= 10 * EPS * np.sqrt(diagonal.sum()) * self.y_size
+        relative = np.where(is_zero, 0.0, np.linalg.norm(residual, axis=0) / np.where(right > 0, right, 1.0))
+        # max_j |F_j| |y| bounds |g| by Cauchy and Schwarz
+        gram_norm = max(float(np.abs(self.gram[rows]).sum(axis=1).max()) for rows in _blocks(len(diagonal)))
+        bound = (gram_norm + alphas) * np.abs(coef).max(axis=0) + np.sqrt(diagonal.max()) * self.y_norm
+        largest = np.abs(residual).max(axis=0)
+        return relative, np.where(largest > 0, largest / np.where(bound > 0, bound, 1.0), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,7 +274,44 @@ def primal_bytes(kernel: Kernel | None, num_inputs: int, num_rows: int, num_targ
     features = primal_features(kernel, num_inputs, num_rows)
     size = features.num_features
     driver = 16 * size * size + 64 * size * num_targets
-    return task_memory(features, num_targets, num_targets), driver, sums_bytes(num_rows, features, num_targets)
+    # about: ranges are of whole chunks, which are not known here
+    count = len(row_ranges(num_rows, features, MAX_STRIP_ROWS)) * panels(size).num_lower
+    sums = 8 * count * sums_length(panels(size).tile_size, num_targets)
+    return task_memory(features, num_targets, num_targets), driver, sums
+
+
+@contextmanager
+def stored_source(
+    dataset: Dataset, kernel: Kernel | None, workspace: Workspace, *, fit_intercept: bool = False, keep: bool = False
+) -> Iterator[FeatureRows]:
+    """Rows of a data set, for as long as the block runs; what travels lies in the workspace's store.
+
+    With ``keep`` a block that is interrupted leaves its sums to the next one.
+
+    Raises
+    ------
+    LockedError
+        Another process fits the same rows on the same store.
+    """
+    features = primal_features(kernel, dataset.num_features, dataset.num_rows)
+    decides_the_sums = {  # no alpha
+        "format_version": FORMAT_VERSION,
+        "kernel_version": KERNEL_VERSION,
+        "kernel": features.kernel.to_dict(),
+        "rows": [dataset.digest, dataset.digest_y, dataset.digest_weight],
+        "solver": "primal",
+        "fit_intercept": fit_intercept,
+        "blas": workspace.blas,
+    }
+    with resumable_folder(workspace, key_of(decides_the_sums), keep=keep) as location:
+        yield FeatureRows(features, DatasetRows(rows_of(dataset, features.kernel)), workspace, location)
+
+
+def array_source(
+    x: FloatMatrix, y: FloatMatrix, kernel: Kernel | None, weight: FloatVector | None = None
+) -> FeatureRows:
+    """Rows x (n, d), y (n, t) in memory."""
+    return FeatureRows(primal_features(kernel, x.shape[1], len(x)), MemoryRows(x, y, weight))
 
 
 def fit_primal(
@@ -177,44 +354,12 @@ def fit_primal(
     LockedError
         Another process does the same fit on the same store.
     """
-    if dataset.y is None:
-        raise ParameterError(f"{dataset.path} has no target", hint="name one with target=")
     features = primal_features(kernel, dataset.num_features, dataset.num_rows)
-    alphas = target_alphas(alpha, dataset.num_targets)
-    needed = BARE_BYTES + task_memory(features, dataset.num_targets, dataset.num_targets)
-    limit = memory_limit_of(workspace.executor)
-    if limit is not None and needed > limit:
-        raise PlanRefusedError(
-            f"a task with {features.num_features:,} features takes {needed:,} bytes; a worker has {limit:,}",
-            hint="raise memory_limit",
-            needed=needed,
-            limit=limit,
-        )
-    location = place(workspace.store, "solves", primal_key(dataset, features, workspace, fit_intercept) + ".zarr")
-    with hold_lock(location), storage_errors(workspace.store), single_blas_thread():
-        try:
-            source = StoredSource(dataset, features, workspace, location)
-            result = solve_primal(source, alphas, fit_intercept, workspace)
-        except (DamagedChunkError, DataError):
-            remove_array(location)
-            raise
-        remove_array(location)
-    return result
-
-
-def primal_key(dataset: Dataset, features: FeatureMap, workspace: Workspace, fit_intercept: bool) -> str:
-    """What decides the sums: no alpha."""
-    return key_of(
-        {
-            "format_version": FORMAT_VERSION,
-            "kernel_version": KERNEL_VERSION,
-            "kernel": features.kernel.to_dict(),
-            "rows": [dataset.digest, dataset.digest_y, dataset.digest_weight],
-            "solver": "primal",
-            "fit_intercept": fit_intercept,
-            "blas": workspace.blas,
-        }
-    )
+    alphas, t = target_alphas(alpha, dataset.num_targets), dataset.num_targets
+    needed = BARE_BYTES + task_memory(features, t, t)
+    check_task_memory(workspace, f"{features.num_features:,} features", needed, "raise memory_limit")
+    with stored_source(dataset, kernel, workspace, fit_intercept=fit_intercept, keep=True) as source:
+        return solve_primal(source, alphas, fit_intercept)
 
 
 def fit_primal_arrays(
@@ -227,30 +372,12 @@ def fit_primal_arrays(
     fit_intercept: bool = False,
 ) -> PrimalResult:
     """The same for rows x (n, d), y (n, t) in memory, in this process."""
-    features = primal_features(kernel, x.shape[1], len(x))
+    source = array_source(x, y, kernel, weight)
     with single_blas_thread():
-        return solve_primal(ArraySource(features, x, y, weight), target_alphas(alpha, y.shape[1]), fit_intercept, None)
+        return solve_primal(source, target_alphas(alpha, y.shape[1]), fit_intercept)
 
 
-def target_alphas(alpha: Sequence[float] | FloatVector, num_targets: int) -> FloatVector:
-    """An alpha for each target.
-
-    Raises
-    ------
-    ParameterError
-        Another number of them, or a negative one.
-    """
-    values = np.asarray(alpha, dtype=np.float64).ravel()
-    if len(values) not in (1, num_targets):
-        raise ParameterError(f"{len(values)} values of alpha for {num_targets} targets; 1 or {num_targets} expected")
-    if not (np.isfinite(values) & (values >= 0)).all():
-        raise ParameterError(f"alpha = {values.min()}", hint="give a number that is at least 0")
-    return np.broadcast_to(values, (num_targets,)).copy()
-
-
-def solve_primal(
-    source: RowsSource, alphas: FloatVector, fit_intercept: bool, workspace: Workspace | None
-) -> PrimalResult:
+def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) -> PrimalResult:
     """The fit, wherever the rows are."""
     started = time.perf_counter()
     equations = normal_equations(source, fit_intercept)
@@ -258,8 +385,8 @@ def solve_primal(
     best: tuple[FloatMatrix, FloatVector, FloatVector, FloatVector] | None = None
     corrections = 0
     while True:
-        intercept, residual = evaluate(source, equations, coef, alphas)
-        relative, backward = _norms(equations, alphas, coef, residual)
+        intercept, residual = equations.residual(source, coef, alphas)
+        relative, backward = equations.norms(coef, residual, alphas)
         if best is not None and not (backward < 0.5 * best[3]).any():
             break  # rounding has been reached; what was before is no worse
         best = coef, intercept, relative, backward
@@ -272,14 +399,17 @@ def solve_primal(
         coef = coef + np.where(needed, correction, 0.0)
         corrections += 1
     coef, intercept, relative, backward = best
-    n, size = source.num_rows, source.features.num_features
+    n, size = source.rows.shape[0], source.features.num_features
     bar = backward_error_bar(n, "float64")
     if not backward.max() <= bar:
         raise ResidualError(
             f"backward error {backward.max():.2g} exceeds {bar:.2g} (30 n eps) of {size:,} features",
             hint="raise alpha, scale the features, or lower the degree",
         )
-    phases = {} if workspace is None else {name: run.seconds for name, run in workspace.phases.items()}
+    shift, constant = equations.shift, intercept + equations.y_shift
+    if shift is not None:
+        constant -= (equations.scale * shift) @ coef
+    phases = {} if source.workspace is None else {name: run.seconds for name, run in source.workspace.phases.items()}
     solution = Solution(
         solver="primal",
         precision="float64",
@@ -294,36 +424,99 @@ def solve_primal(
     return PrimalResult(
         features=source.features,
         coef=coef,
-        intercept=equations.plain_intercept(coef, intercept) if fit_intercept else None,
+        intercept=constant if fit_intercept else None,
         shifted_intercept=intercept,
         solution=solution,
         equations=equations,
     )
 
 
-def evaluate(
-    source: RowsSource, equations: Equations, coef: FloatMatrix, alphas: FloatVector
-) -> tuple[FloatVector, FloatMatrix]:
-    """The intercept, about the shifts, that belongs to coefficients, and the residual (D, t) of both, from the rows."""
-    d, t = coef.shape
-    intercept = equations.y_offset - equations.offset @ coef
-    sums = source.residual(equations.affine(coef, intercept))
-    first, zeroth = equations.scale[:, None] * sums[: d * t].reshape(d, t), sums[d * t : (d + 1) * t]
-    if equations.fit_intercept:
-        # the intercept that makes 1^T W R vanish, to the last digit
-        intercept = intercept + zeroth / equations.weight
-        first = first - equations.offset[:, None] * zeroth
-    return intercept, first - alphas * coef
+def normal_equations(source: FeatureRows, fit_intercept: bool) -> Equations:
+    """One pass over the rows, or two where the first shift was a bad guess.
+
+    Raises
+    ------
+    DataError
+        Every weight is zero; the sums are not finite.
+    """
+    scale, t = source.features.scale, source.rows.shape[1]
+    shift, y_shift = _first_shift(source) if fit_intercept else (None, np.zeros(t))
+    gram, cross, sums, ends = _summed(source, shift, y_shift)
+    if not ends[2 * t] > 0:
+        raise DataError("every row has weight zero", hint="give some rows a positive weight")
+    if fit_intercept:
+        variance = gram.diagonal() - np.square(sums) / ends[2 * t]
+        if (variance * LOST < gram.diagonal()).any():
+            means = sums / ends[2 * t]
+            shift = means if shift is None else shift + means
+            y_shift = y_shift + ends[t : 2 * t] / ends[2 * t]
+            logger.info("means are known now: the sums are formed again about them")
+            gram, cross, sums, ends = _summed(source, shift, y_shift)
+    weight = float(ends[2 * t])
+    means, y_means = scale * sums / weight, ends[t : 2 * t] / weight
+    squares = ends[:t] + weight * (2 * y_shift * y_means + np.square(y_shift))
+    gram *= scale[:, None]
+    gram *= scale
+    cross *= scale[:, None]
+    centred = np.zeros_like(means), np.zeros(t)
+    y_squares = ends[:t].copy()
+    if fit_intercept:
+        centred = means, y_means
+        for block in _blocks(len(means)):
+            gram[block] -= weight * means[block, None] * means
+        cross -= weight * means[:, None] * y_means
+        y_squares -= weight * np.square(y_means)
+    return Equations(
+        gram=gram,
+        cross=cross,
+        scale=scale,
+        shift=shift,
+        y_shift=y_shift,
+        offset=centred[0],
+        y_offset=centred[1],
+        y_norm=np.sqrt(np.maximum(y_squares, 0.0)),
+        y_size=np.sqrt(np.maximum(squares, 0.0)),
+        weight=weight,
+        fit_intercept=fit_intercept,
+    )
 
 
-def _norms(
-    equations: Equations, alphas: FloatVector, coef: FloatMatrix, residual: FloatMatrix
-) -> tuple[FloatVector, FloatVector]:
-    """Relative residual and backward error of each target."""
-    right = np.linalg.norm(equations.cross, axis=0)
-    is_zero = right <= equations.cross_rounding
-    length = np.linalg.norm(residual, axis=0)
-    relative = np.where(is_zero, 0.0, length / np.where(right > 0, right, 1.0))
-    bound = (equations.gram_norm + alphas) * np.abs(coef).max(axis=0) + equations.cross_bound
-    largest = np.abs(residual).max(axis=0)
-    return relative, np.where(largest > 0, largest / np.where(bound > 0, bound, 1.0), 0.0)
+def _blocks(size: int) -> list[slice]:
+    """Rows of D x D matrices whose copies are small."""
+    return [slice(start, start + BLOCK_ROWS) for start in range(0, size, BLOCK_ROWS)]
+
+
+def _first_shift(source: FeatureRows) -> tuple[FloatVector | None, FloatVector]:
+    """Means as far as they are known before the first pass; of monomials, those of a sample."""
+    x_mean, x_std, y_mean = source.rows.means()
+    if source.features.is_linear:
+        return x_mean if (np.abs(x_mean) > FAR * x_std).any() else None, y_mean
+    total, weight = np.zeros(source.features.num_features), 0.0
+    for strip in source.rows.sample(strip_rows(source.features)):
+        root = np.ones(len(strip.x)) if strip.weight is None else strip.weight
+        used = root > 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            monomials = source.features.monomials(strip.x[used], source.features.room(int(used.sum())))
+            total += monomials @ root[used]
+        weight += float(root.sum())
+    return total / weight if weight and np.isfinite(total).all() else None, y_mean
+
+
+def _summed(
+    source: FeatureRows, shift: FloatVector | None, y_shift: FloatVector
+) -> tuple[FloatMatrix, FloatMatrix, FloatVector, FloatVector]:
+    """F^T W F, F^T W Y, F^T W 1, and the sums of the targets, in the order in which they come."""
+    size, t = source.features.num_features, source.rows.shape[1]
+    grid = panels(size)
+    gram, cross, sums, ends = np.zeros((size, size)), np.zeros((size, t)), np.zeros(size), np.zeros(2 * t + 2)
+    for p, q, vector in source.sums(Affine(shift, y_shift, np.zeros((size, 0)), np.zeros(0))):
+        tile, sides, last = sums_of(vector, grid.tile_size, t)
+        panel = grid.span(p)
+        gram[panel, grid.span(q)] += tile[: grid.rows(p), : grid.rows(q)]
+        if p == q:
+            cross[panel] += sides[:t, : grid.rows(p)].T
+            sums[panel] += sides[t, : grid.rows(p)]
+            ends += last if p == 0 else 0.0
+    for i in range(size):  # the lower triangle is what was summed
+        gram[i, i + 1 :] = gram[i + 1 :, i]
+    return gram, cross, sums, ends

@@ -1,0 +1,95 @@
+"""What may happen to a pass over rows, through the solvers that use it: the answer is the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.dataset import Dataset, ingest
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.kernels import make_kernel
+from dkrr.linalg.nystrom.solver import fit_nystrom
+from dkrr.linalg.primal.cross_validation import primal_leave_one_out
+from dkrr.linalg.primal.solver import fit_primal, stored_source
+from dkrr.linalg.settings import IterativeSettings, NystromSettings
+from dkrr.linalg.workspace import Workspace
+from tests.faults import Spoiling, Twice, chunk_files, failing_at, flip
+from tests.linalg.test_primal import data
+
+LINEAR, RBF = make_kernel("linear"), make_kernel("rbf", gamma=0.3).resolve(4)
+
+
+def primal(dataset: Dataset, workspace: Workspace) -> Any:
+    return fit_primal(dataset, LINEAR, [0.1], workspace, fit_intercept=True).coef
+
+
+def leave_one_out(dataset: Dataset, workspace: Workspace) -> Any:
+    with stored_source(dataset, LINEAR, workspace) as source:
+        return primal_leave_one_out(source, 0.1).residuals
+
+
+def nystrom(dataset: Dataset, workspace: Workspace) -> Any:
+    settings = NystromSettings(num_centers=60), IterativeSettings(tol=1e-10)
+    return fit_nystrom(dataset, RBF, [1e-2], *settings, workspace).dual_coef
+
+
+Solve = Callable[[Dataset, Workspace], Any]
+# a solver, and a task of each of its phases that has others before it
+PHASES: list[tuple[Solve, str, int]] = [
+    (primal, "primal sums", 1),
+    (primal, "primal residual", 1),
+    (leave_one_out, "primal hat", 1),
+    (nystrom, "nystrom", 3),
+    (nystrom, "precondition", 2),
+]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """Rows of which every pass has several ranges."""
+    monkeypatch.setattr("dkrr.linalg.row_pass.MIN_TASK_ENTRIES", 1)
+    monkeypatch.setattr("dkrr.linalg.nystrom.precondition.MIN_PART_ROWS", 100)
+    monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
+    x, y, weight = data(n=2100, weights=True)
+    return ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=1024)
+
+
+def solved(solve: Solve, dataset: Dataset, folder: Path, executor: Any = None) -> Any:
+    return solve(dataset, Workspace(str(folder / "store"), executor or InProcessExecutor(), blas="test"))
+
+
+@pytest.mark.parametrize(("solve", "phase", "task"), PHASES)
+def test_whatever_travels_is_made_again_when_it_is_damaged(
+    solve: Solve, phase: str, task: int, dataset: Dataset, tmp_path: Path
+) -> None:
+    undisturbed = solved(solve, dataset, tmp_path)
+
+    def spoil() -> None:
+        for path in chunk_files(tmp_path / "store" / "solves"):
+            flip(path)
+
+    executor = Spoiling(phase, (task,), spoil)
+    assert np.array_equal(solved(solve, dataset, tmp_path, executor), undisturbed)
+    assert executor.done
+
+
+@pytest.mark.parametrize("solve", [primal, leave_one_out, nystrom])
+@pytest.mark.parametrize("fault", ["*.after_compute:@2:eio", "chunk.after_write:@3:estale"])
+def test_what_a_device_refuses_once_is_tried_again(
+    solve: Solve, fault: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkrr.engine.tasks.time.sleep", lambda seconds: None)
+    undisturbed = solved(solve, dataset, tmp_path)
+    with failing_at(fault):
+        assert np.array_equal(solved(solve, dataset, tmp_path), undisturbed)
+
+
+@pytest.mark.parametrize("solve", [primal, leave_one_out, nystrom])
+def test_every_task_may_run_twice(solve: Solve, dataset: Dataset, tmp_path: Path) -> None:
+    executor = Twice()
+    assert np.array_equal(solved(solve, dataset, tmp_path, executor), solved(solve, dataset, tmp_path))
+    assert not executor.computed_again
