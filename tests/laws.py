@@ -11,11 +11,15 @@ from unittest import mock
 
 import numpy as np
 
-from dkrr.kernels import FunctionKernel, Kernel, SklearnKernel, kernel_from_dict, strips
+from dkrr.kernels import FunctionKernel, Kernel, SklearnKernel, base, kernel_from_dict, pairwise
+from dkrr.linalg.products import kernel_product
 from tests.reference import reference_kernel
 
 # Shapes (m, n) of blocks: single rows and columns, ragged strips, more columns than one strip holds.
 BLOCKS = ((1, 1), (1, 70), (300, 1), (7, 7), (300, 70), (40, 2100))
+# Rows m and n, and columns t and s of V and U, of products: one row, ragged panels, more columns than are fused.
+PRODUCTS = ((1, 1, 1, 1), (7, 255, 3, 1), (257, 7, 1, 3), (255, 257, 17, 2), (70, 1000, 1, 17), (300, 600, 40, 40))
+PRODUCT_ERROR = {"float64": 1e-13, "float32": 1e-6}
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, message: str) -> None:
@@ -60,6 +64,34 @@ def check_kernel(kernel: Kernel, rng: np.random.Generator, *, num_features: int 
     _check_stationary(kernel, square)
     if storable:
         check_round_trip(kernel, square)
+    for least in {pairwise.MIN_COLUMNS, 1 if pairwise.compiled_form(kernel) else pairwise.MIN_COLUMNS}:
+        with mock.patch.object(pairwise, "MIN_COLUMNS", least):
+            for m, n, t, s in PRODUCTS:
+                check_products(kernel, rng.random((m, d)), rng.random((n, d)), t, s, rng)
+
+
+def check_products(kernel: Kernel, a: np.ndarray, b: np.ndarray, t: int, s: int, rng: np.random.Generator) -> None:
+    """Fused products are those with the block, in both precisions and directions, added to what is there."""
+    (m, n), kernel = (len(a), len(b)), kernel.resolve(a.shape[1])
+    b[0] = a[0]
+    v, u, start, start_t = (rng.standard_normal(shape) for shape in ((n, t), (m, s), (m, t), (n, s)))
+    dense = _pairwise(kernel, a, b) if isinstance(kernel, pairwise.Pairwise) else kernel.block(a, b)
+    square = kernel.block(b, b, same=True)
+    # of the magnitudes that are added up: with one row or column a sum may cancel by itself
+    scale, scale_t = np.abs(dense) @ np.abs(v) + np.abs(start), np.abs(dense).T @ np.abs(u) + np.abs(start_t)
+    for precision, bar in PRODUCT_ERROR.items():
+        out, alone, out_t, symmetric = start.copy(), start.copy(), start_t.copy(), np.zeros((n, t))
+        kernel_product(kernel, a, b, v, out, u=u, out_t=out_t, precision=precision)  # type: ignore[arg-type]
+        kernel_product(kernel, a, b, v, alone, precision=precision)  # type: ignore[arg-type]
+        kernel_product(kernel, b, b, v, symmetric, same=True, precision=precision)  # type: ignore[arg-type]
+        for what, found, expected, size in (
+            ("K V", out, start + dense @ v, scale),
+            ("K^T U", out_t, start_t + dense.T @ u, scale_t),
+            ("K V alone", alone, start + dense @ v, scale),
+            ("K V of the same rows", symmetric, square @ v, np.abs(square) @ np.abs(v)),
+        ):
+            error = float(np.linalg.norm(found - expected))
+            assert error <= bar * np.linalg.norm(size), f"{kernel}: {what} in {precision}, {m} x {n}: {error:.1e}"
 
 
 def _check_block(kernel: Kernel, A: np.ndarray, B: np.ndarray) -> None:
@@ -113,9 +145,10 @@ def _check_strips(kernel: Kernel, A: np.ndarray) -> None:
         for j in range(0, n, 47):
             kernel.block(A[i : i + 64], A[j : j + 47], pieces[i : i + 64, j : j + 47])
     assert_close(pieces, whole, f"{kernel}: cut into blocks")
-    with mock.patch.multiple(strips, STRIP_ENTRIES=7 * 32, STRIP_COLUMNS=32, MIRROR_EDGE=16):
-        assert_close(kernel.block(A, A), whole, f"{kernel}: small strips")
-        small = kernel.block(A, A, same=True)
+    general, small = np.full((n, n), np.nan), np.full((n, n), np.nan)
+    with mock.patch.multiple(base, STRIP_ENTRIES=7 * 32, STRIP_COLUMNS=32, MIRROR_EDGE=16):
+        assert_close(kernel.block(A, A, general), whole, f"{kernel}: small strips")
+        kernel.block(A, A, small, same=True)
     assert_close(small, whole, f"{kernel}: small strips, same=True")
     assert np.array_equal(small, small.T), f"{kernel}: small strips, same=True is not exactly symmetric"
 

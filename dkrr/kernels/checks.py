@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dkrr.errors import DataError, ParameterError
-from dkrr.kernels.strips import FloatArray
 
 __all__ = [
     "LIMIT",
+    "FloatArray",
     "as_rows",
     "check_features",
     "check_names",
@@ -26,10 +26,10 @@ __all__ = [
     "overflow",
     "positive",
     "positive_or_vector",
-    "real_values",
     "require_nonnegative",
-    "rescale",
 ]
+
+FloatArray = npt.NDArray[np.float64]
 
 # Bound on the terms of a sum that is to be proved finite from its operands alone: leaves room for 1e8 of them.
 LIMIT = 1e300
@@ -37,10 +37,9 @@ LIMIT = 1e300
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A hint for a wrong name: the nearest right one, then all of them."""
-    names = sorted(allowed)
-    lowered = {item.lower(): item for item in names}
+    lowered = {item.lower(): item for item in sorted(allowed)}
     close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
-    listed = f"allowed: {', '.join(names)}" if names else "none is allowed here"
+    listed = f"allowed: {', '.join(lowered.values())}" if lowered else "none is allowed here"
     return f"did you mean {lowered[close[0]]!r}? {listed}" if close else listed
 
 
@@ -52,21 +51,20 @@ def check_names(what: str, given: Mapping[str, Any], allowed: Iterable[str]) -> 
             raise ParameterError(f"{what} has no parameter {key!r}", hint=nearest(str(key), allowed))
 
 
-def finite(kernel: str, name: str, value: Any) -> float:
-    """``value`` as a finite float."""
+def finite(kernel: str, name: str, value: Any, *, above: float = -math.inf) -> float:
+    """``value`` as a finite float larger than ``above``."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint="a finite number is expected")
+    is_wrong = isinstance(value, (bool, np.bool_)) or not isinstance(value, Real) or not math.isfinite(value)
+    if is_wrong or value <= above:
+        least = "" if above == -math.inf else f" > {above:g}"
+        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint=f"a finite number{least} is expected")
     return float(value)
 
 
 def positive(kernel: str, name: str, value: Any) -> float:
     """``value`` as a finite float > 0."""
-    number = finite(kernel, name, value)
-    if number <= 0:
-        raise ParameterError(f"{name} = {value!r} for kernel {kernel!r}", hint="a finite number > 0 is expected")
-    return number
+    return finite(kernel, name, value, above=0.0)
 
 
 def positive_or_vector(kernel: str, name: str, value: Any) -> float | tuple[float, ...]:
@@ -80,39 +78,14 @@ def positive_or_vector(kernel: str, name: str, value: Any) -> float | tuple[floa
     return tuple(positive(kernel, f"{name}[{i}]", item) for i, item in enumerate(value))
 
 
-def rescale(rows: FloatArray, length_scale: float | tuple[float, ...], out: FloatArray | None = None) -> FloatArray:
-    """Rows divided by the length scale of each feature, into ``out`` if given; without it, may return ``rows``."""
-    if length_scale == 1.0:
-        if out is None:
-            return rows
-        out[...] = rows
-        return out
-    divided: FloatArray = np.divide(rows, np.asarray(length_scale), out=out)
-    return divided
-
-
 def as_rows(rows: Any, side: str) -> FloatArray:
     """``rows`` as a C-contiguous float64 array (m, d); no copy where it is one already."""
     array = np.asarray(rows)
-    if array.ndim != 2:
-        raise DataError(f"{side} has {array.ndim} dimensions; (rows, features) expected", hint="reshape it to two")
-    if array.shape[1] == 0:
-        raise DataError(f"{side} has shape {array.shape}", hint="at least one feature is expected")
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise DataError(f"{side} has shape {array.shape}; (rows, features) expected", hint="reshape it to two")
     if array.dtype.kind not in "fiub":
         raise DataError(f"{side} has dtype {array.dtype}; real numbers expected", hint="convert it to float64")
     return np.ascontiguousarray(array, dtype=np.float64)
-
-
-def real_values(what: str, values: Any) -> FloatArray:
-    """What foreign code returned as float64; ParameterError for complex numbers, dates, text and masked values."""
-    array = np.asarray(values)
-    is_masked = np.ma.is_masked(values)  # asarray uncovers what is under the mask
-    if is_masked or array.dtype.kind not in "biufO":
-        raise ParameterError(
-            f"{what} returned {'masked values' if is_masked else f'values of dtype {array.dtype}'}",
-            hint="real numbers are expected",
-        )
-    return array.astype(np.float64, copy=False)
 
 
 def check_features(A: FloatArray, B: FloatArray) -> None:
@@ -123,51 +96,34 @@ def check_features(A: FloatArray, B: FloatArray) -> None:
 
 def check_out(out: npt.NDArray[Any], m: int, n: int) -> None:
     """Raise ParameterError unless ``out`` can take an (m, n) block: float64 or float32, writable, contiguous rows."""
-    if out.shape != (m, n) or out.dtype not in (np.float64, np.float32):
+    is_one = out.shape == (m, n) and out.dtype in (np.float64, np.float32) and out.flags.writeable
+    if not is_one or (m > 0 and n > 1 and out.strides[1] != out.itemsize):
         raise ParameterError(
-            f"out has shape {out.shape} and dtype {out.dtype}", hint=f"({m}, {n}) float64 or float32 is expected"
-        )
-    if not out.flags.writeable or (m > 0 and n > 1 and out.strides[1] != out.itemsize):
-        raise ParameterError(
-            f"out has strides {out.strides} and writeable {out.flags.writeable}",
-            hint="writable, contiguous rows are expected",
+            f"out has shape {out.shape}, dtype {out.dtype}, strides {out.strides} and writeable {out.flags.writeable}",
+            hint=f"({m}, {n}) float64 or float32 with writable, contiguous rows is expected",
         )
 
 
-def _first(mask: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    row, column = np.argwhere(mask)[0]
-    return int(row), int(column)
+def _at_first(wrong: npt.NDArray[np.bool_], rows: FloatArray, side: str, expected: str, hint: str) -> DataError:
+    """The error for the first entry of the rows that is wrong."""
+    row, column = (int(index) for index in np.argwhere(wrong)[0])
+    value = float(rows[row, column])
+    message = f"{side}[{row}, {column}] = {value!r}; {expected}"
+    return DataError(message, hint=hint, row=row, column=column, value=value, side=side)
 
 
 def require_nonnegative(kernel: str, rows: FloatArray, side: str) -> None:
     """Raise DataError for the first negative entry. NaN passes; the finiteness check names it."""
     if rows.size and np.fmin.reduce(rows, axis=None) < 0:
-        row, column = _first(rows < 0)
-        value = float(rows[row, column])
-        raise DataError(
-            f"{side}[{row}, {column}] = {value!r}; kernel {kernel!r} needs non-negative features",
-            hint="shift the features to start at 0, or take another kernel",
-            row=row,
-            column=column,
-            value=value,
-            side=side,
-        )
+        hint = "shift the features to start at 0, or take another kernel"
+        raise _at_first(rows < 0, rows, side, f"kernel {kernel!r} needs non-negative features", hint)
 
 
 def overflow(description: str, A: FloatArray, B: FloatArray) -> DataError:
     """The error for a kernel that is not finite: names a bad entry of the rows if there is one, else the overflow."""
     for rows, side in ((A, "A"), (B, "B")):
         if not np.isfinite(rows).all():
-            row, column = _first(~np.isfinite(rows))
-            value = float(rows[row, column])
-            return DataError(
-                f"{side}[{row}, {column}] = {value!r}; finite features expected",
-                hint="remove or impute such rows",
-                row=row,
-                column=column,
-                value=value,
-                side=side,
-            )
+            return _at_first(~np.isfinite(rows), rows, side, "finite features expected", "remove or impute such rows")
     largest = max(float(np.abs(rows).max(initial=0.0)) for rows in (A, B))
     return DataError(
         f"{description} is not finite on these rows (largest |feature| {largest:.3g})", hint="scale the features"

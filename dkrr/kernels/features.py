@@ -23,39 +23,33 @@ Shawe-Taylor and Cristianini, Kernel Methods for Pattern Analysis, 2004, section
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from math import comb, factorial
-from typing import Any
 
 import numpy as np
 
 from dkrr.errors import DataError, ParameterError
-from dkrr.kernels.base import Kernel
-from dkrr.kernels.dot import Linear, Polynomial
-from dkrr.kernels.strips import FloatArray
+from dkrr.kernels.base import FloatArray, Kernel
+from dkrr.kernels.formulas import Linear, Polynomial
 
-__all__ = ["FeatureMap", "count_features", "feature_map", "finite_features"]
+__all__ = ["FeatureMap", "count_features", "feature_map"]
 
 # factorials beyond this one are no float64 numbers
 MAX_DEGREE = 170
 STRIP_BYTES = 2 << 20
 
 
-def finite_features(kernel: Kernel | None) -> bool:
-    """Whether a kernel has finitely many features that are real: linear, and poly of whole degree, coef0 >= 0."""
-    if isinstance(kernel, Polynomial):
-        return kernel.positive_semidefinite and kernel.degree <= MAX_DEGREE
-    return isinstance(kernel, Linear)
+def _parameters(kernel: Kernel | None) -> tuple[int, float, float] | None:
+    """p, gamma and coef0 of a kernel (gamma x.z + coef0)^p with finitely many real features, else None."""
+    if isinstance(kernel, Linear | Polynomial) and kernel.positive_semidefinite and kernel.degree <= MAX_DEGREE:
+        return int(kernel.degree), kernel.c, kernel.coef0
+    return None
 
 
 def count_features(kernel: Kernel | None, num_inputs: int) -> int | None:
     """D for rows of ``num_inputs`` numbers; None for a kernel without finitely many features."""
-    if not finite_features(kernel):
-        return None
-    if isinstance(kernel, Polynomial):
-        p = int(kernel.degree)
-        return comb(num_inputs + p, p) if kernel.coef0 > 0 else comb(num_inputs + p - 1, p)
-    return num_inputs
+    found = _parameters(kernel)
+    return None if found is None else comb(num_inputs + found[0] - (found[2] == 0), found[0])
 
 
 def feature_map(kernel: Kernel | None, num_inputs: int) -> FeatureMap:
@@ -66,21 +60,18 @@ def feature_map(kernel: Kernel | None, num_inputs: int) -> FeatureMap:
     ParameterError
         The kernel has no finite number of real features; says which kernels have.
     """
-    if isinstance(kernel, Polynomial) and not finite_features(kernel):
-        if not isinstance(kernel.degree, int):
-            seen, help_ = f"degree = {kernel.degree!r}", "take a whole degree"
-        elif kernel.degree > MAX_DEGREE:
-            seen, help_ = f"degree = {kernel.degree:,}", f"take a degree of at most {MAX_DEGREE}"
-        else:
-            seen, help_ = f"coef0 = {kernel.coef0!r}", "take coef0 >= 0"
-        raise ParameterError(f"poly with {seen} has no real finite features", hint=f"{help_}, or another solver")
-    if kernel is None or not finite_features(kernel):
+    if kernel is not None and _parameters(kernel) is not None:
+        return FeatureMap(kernel=kernel.resolve(num_inputs), num_inputs=num_inputs)
+    if not isinstance(kernel, Polynomial):
         name = "a precomputed matrix" if kernel is None else f"kernel {kernel.name!r}"
         raise ParameterError(
             f"{name} has no finite number of explicit features",
             hint='kernel "linear", or "poly" with a whole degree and coef0 >= 0, has; or take another solver',
         )
-    return FeatureMap(kernel=kernel.resolve(num_inputs), num_inputs=num_inputs)
+    seen, help_ = f"coef0 = {kernel.coef0!r}", "take coef0 >= 0"
+    if not isinstance(kernel.degree, int) or kernel.degree > MAX_DEGREE:
+        seen, help_ = f"degree = {kernel.degree:,}", f"take a whole degree of at most {MAX_DEGREE}"
+    raise ParameterError(f"poly with {seen} has no real finite features", hint=f"{help_}, or another solver")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +89,7 @@ class FeatureMap:
     kernel: Kernel
     num_inputs: int
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what follows from it: a map travels with every task, and its D factors are made where they are."""
-        return {"kernel": self.kernel, "num_inputs": self.num_inputs}
-
-    @cached_property
+    @property
     def num_features(self) -> int:
         """D."""
         return count_features(self.kernel, self.num_inputs) or 0
@@ -115,37 +102,13 @@ class FeatureMap:
     @property
     def num_monomials(self) -> int:
         """Monomials that are built on the way: D, and those of lower degree too where coef0 = 0."""
-        return self.num_inputs if self.is_linear else comb(self.num_inputs + self._degree, self._degree)
+        p, _, _ = _parameters(self.kernel) or (1, 1.0, 0.0)
+        return self.num_inputs if self.is_linear else comb(self.num_inputs + p, p)
 
-    @cached_property
+    @property
     def scale(self) -> FloatArray:
         """The factor before each monomial (D,)."""
-        if not isinstance(self.kernel, Polynomial):
-            return np.ones(self.num_inputs)
-        p, gamma, coef0 = self._degree, float(self.kernel.gamma or 1.0), self.kernel.coef0
-        parts = []
-        # of each monomial of the last degree: product of its exponents' factorials, exponent of its first variable
-        products, exponents, firsts = np.ones(1), np.zeros(1), np.zeros(1, np.int64)
-        for k in range(p + 1):
-            if k:
-                blocks = [(i, products[at:], exponents[at:], firsts[at:]) for i, at in self._suffixes(k)]
-                raised = [np.where((f == i) & (k > 1), e + 1, 1.0) for i, _, e, f in blocks]
-                products = np.concatenate([q * e for (_, q, _, _), e in zip(blocks, raised, strict=True)])
-                firsts = np.concatenate([np.full(len(q), i) for i, q, _, _ in blocks])
-                exponents = np.concatenate(raised)
-            constant = coef0 ** ((p - k) / 2) * gamma ** (k / 2)
-            parts.append(constant * np.sqrt(float(factorial(p) // factorial(p - k)) / products))
-        return np.concatenate(parts) if coef0 > 0 else parts[-1]
-
-    def exponents(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """k_1 ... k_d of each monomial (D, d)."""
-        if self.is_linear:
-            return np.eye(self.num_inputs, dtype=np.int64)
-        identity = np.eye(self.num_inputs, dtype=np.int64)
-        degrees = [np.zeros((1, self.num_inputs), np.int64)]
-        for k in range(1, self._degree + 1):
-            degrees.append(np.concatenate([degrees[-1][at:] + identity[i] for i, at in self._suffixes(k)]))
-        return np.concatenate(degrees)[-self.num_features :]
+        return _scale(self.num_inputs, *(_parameters(self.kernel) or (1, 1.0, 0.0)))
 
     def monomials(self, x: FloatArray, out: FloatArray) -> FloatArray:
         """The monomials of some rows, not scaled, one in each row of the result: (D, q).
@@ -156,19 +119,18 @@ class FeatureMap:
         out : (num_monomials, q)
             Room for all that are built; the result is the last D rows of it. What overflows is inf.
         """
-        variables = np.ascontiguousarray(x.T)
+        variables, d = np.ascontiguousarray(x.T), self.num_inputs
         if self.is_linear:
             out[...] = variables
             return out
         with np.errstate(over="ignore", invalid="ignore"):
             out[0] = 1.0
-            before, start = 0, 1
-            for k in range(1, self._degree + 1):
-                end = start
-                for i, at in self._suffixes(k):
-                    count = start - before - at
-                    np.multiply(out[before + at : start], variables[i], out=out[end : end + count])
-                    end += count
+            before, start, k = 0, 1, 0
+            while start < len(out):
+                k, end = k + 1, start
+                for i, at in _suffixes(d, k):
+                    first, end = end, end + start - before - at
+                    np.multiply(out[before + at : start], variables[i], out=out[first:end])
                 before, start = start, end
         return out[-self.num_features :]
 
@@ -213,13 +175,25 @@ class FeatureMap:
             hint="scale the features",
         )
 
-    @property
-    def _degree(self) -> int:
-        return int(self.kernel.degree) if isinstance(self.kernel, Polynomial) else 1
 
-    def _suffixes(self, k: int) -> list[tuple[int, int]]:
-        """For each variable i: where, among the monomials of degree k - 1, those begin whose variables are >= i."""
-        d = self.num_inputs
-        if k == 1:
-            return [(i, 0) for i in range(d)]  # the one monomial of degree 0
-        return [(i, comb(d + k - 2, k - 1) - comb(d - i + k - 2, k - 1)) for i in range(d)]
+@lru_cache(maxsize=2)
+def _scale(d: int, p: int, gamma: float, coef0: float) -> FloatArray:
+    parts = []
+    # of each monomial of the last degree: product of its exponents' factorials, exponent of its first variable
+    products, exponents, firsts = np.ones(1), np.zeros(1), np.zeros(1, np.int64)
+    for k in range(p + 1):
+        if k:
+            blocks = [(i, products[at:], exponents[at:], firsts[at:]) for i, at in _suffixes(d, k)]
+            raised = [np.where((f == i) & (k > 1), e + 1, 1.0) for i, _, e, f in blocks]
+            products = np.concatenate([q * e for (_, q, _, _), e in zip(blocks, raised, strict=True)])
+            firsts = np.concatenate([np.full(len(q), i) for i, q, _, _ in blocks])
+            exponents = np.concatenate(raised)
+        constant = coef0 ** ((p - k) / 2) * gamma ** (k / 2)
+        parts.append(constant * np.sqrt(float(factorial(p) // factorial(p - k)) / products))
+    return np.concatenate(parts) if coef0 > 0 else parts[-1]
+
+
+def _suffixes(d: int, k: int) -> list[tuple[int, int]]:
+    """For each variable i: where, among the monomials of degree k - 1, those begin whose variables are >= i."""
+    # of degree 0 there is one, with no variable
+    return [(i, comb(d + k - 2, k - 1) - comb(d - i + k - 2, k - 1) if k > 1 else 0) for i in range(d)]

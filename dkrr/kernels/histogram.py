@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkrr.kernels.base import Kernel
+from dkrr.kernels.base import Fill, FloatArray, Kernel
 from dkrr.kernels.checks import LIMIT, overflow, positive, require_nonnegative
-from dkrr.kernels.strips import Fill, FloatArray
 
 __all__ = ["Chi2"]
 

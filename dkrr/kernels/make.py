@@ -1,32 +1,318 @@
-"""From what users write to a Kernel: names with scikit-learn's defaults, functions, foreign kernels, dictionaries."""
+"""From what users write to a kernel: names with scikit-learn's defaults, functions, foreign kernels, dictionaries.
+
+A Python function is a kernel on blocks of rows, or on pairs of rows as scikit-learn calls it. Which of the two it is,
+is found once by probing it on blocks of 2 and 3 rows. In dictionaries (fingerprints, models) it is named
+``module:qualname`` and imported again by that name, so that only importable functions can be stored; lambdas and local
+functions work as long as everything stays in one process.
+
+Kernels of :mod:`sklearn.gaussian_process.kernels` are evaluated by scikit-learn itself, strip by strip, with its
+temporaries of the size of a strip. scikit-learn is imported only when one is met. The native kernels of the same names
+are several times faster, and exact for rows of 1e8 lengths, which scikit-learn rounds by 1e-8 of one when it divides
+them by the length scale.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import importlib
+import inspect
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import Constant, Kernel, Product, Sum
+from dkrr.kernels.base import Constant, Fill, FloatArray, Kernel, Product, Sum
 from dkrr.kernels.checks import check_names, nearest
-from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
-from dkrr.kernels.function import FunctionKernel, import_function
+from dkrr.kernels.formulas import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
 from dkrr.kernels.histogram import Chi2
-from dkrr.kernels.precomputed import Precomputed
-from dkrr.kernels.sklearn_gp import SklearnKernel, is_sklearn_kernel, sklearn_kernel_from_dict
-from dkrr.kernels.stationary import RBF, Laplacian, Matern
 
-__all__ = ["kernel_from_dict", "make_kernel"]
+__all__ = ["FunctionKernel", "SklearnKernel", "kernel_from_dict", "make_kernel"]
+
+KINDS = ("block", "pair")
+BLOCKS = "let it take blocks (m, d) and (n, d) and return (m, n)"
+MODULE = "sklearn.gaussian_process.kernels"
+REFUSED = {
+    "WhiteKernel": "leave it out and give its noise_level as alpha",
+    "CompoundKernel": "it has several outputs: give one kernel",
+}
+INFINITE = "float"  # the only key of a dictionary that stands for an infinite number
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FunctionKernel(Kernel):
+    """k(A, B) = function(A, B, **kernel_params), or function(a_i, b_j, **kernel_params) for each pair of rows
+
+    Parameters
+    ----------
+    function
+        Symmetric and entry-wise: a block kernel is called on copies of pieces of A and B, which it may change. Returns
+        real numbers.
+    kernel_params
+        Keyword arguments for the function.
+    kind
+        "block", "pair", or None: probed by :meth:`resolve`.
+
+    Notes
+    -----
+    Cost: a pair function takes about a microsecond or more an entry, a thousand times the built-in kernels.
+    """
+
+    name = "function"
+    function: Callable[..., Any]
+    kernel_params: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    kind: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ParameterError(f"function = {self.function!r}", hint="a callable is expected")
+        if self.kind not in (*KINDS, None):
+            raise ParameterError(f"kind = {self.kind!r} for kernel {self.name!r}", hint=f"allowed: {', '.join(KINDS)}")
+        object.__setattr__(self, "kernel_params", dict(self.kernel_params))
+
+    @property
+    def _label(self) -> str:
+        return f"kernel function {getattr(self.function, '__qualname__', repr(self.function))}"
+
+    def resolve(self, num_features: int) -> Self:
+        super().resolve(num_features)
+        if self.kind is not None:
+            return self
+        kind = self._probe(num_features)
+        if kind == "pair":
+            warnings.warn(f"{self._label} takes pairs of rows, which is slow: {BLOCKS}", UserWarning, stacklevel=2)
+        return dataclasses.replace(self, kind=kind)
+
+    def _probe(self, num_features: int) -> str:
+        """Find out what the function takes. The rows are fixed, distinct and between 0.1 and 0.9."""
+        golden = (np.arange(5.0 * num_features) * 0.6180339887498949) % 1.0
+        rows = (0.1 + 0.8 * golden).reshape(5, num_features)
+        cause: Exception | None = None
+        for kind, A, B, shape in (("block", rows[:2], rows[2:], (2, 3)), ("pair", rows[0], rows[2], ())):
+            try:
+                with np.errstate(all="ignore"):
+                    values = self._values(A, B)
+                    # with d = 3, np.dot of two rows also makes (2, 3) of the blocks, but then fails here
+                    alone = self._values(A[1:], B[2:]) if kind == "block" else values
+                    if values.shape != shape or alone.ndim != len(shape) or alone.size != 1:
+                        continue
+                    backward = self._values(B, A).T
+            except ParameterError:
+                raise
+            except Exception as error:  # whatever a foreign function raises on blocks, it may still take pairs
+                cause = error
+                continue
+            if not np.allclose(alone.ravel(), values.ravel()[-1], equal_nan=True):
+                raise ParameterError(
+                    f"{self._label} makes {values[1, 2]:g} of two rows within blocks "
+                    f"and {alone[0, 0]:g} of the same rows alone",
+                    hint="an entry may depend on its two rows only",
+                )
+            if values.shape != backward.shape or not np.allclose(values, backward, equal_nan=True):
+                raise ParameterError(f"{self._label} is not symmetric", hint="k(a, b) = k(b, a) is expected")
+            return kind
+        raise ParameterError(
+            f"{self._label} made neither (2, 3) of blocks of 2 and 3 rows "
+            "nor a number of two rows" + (f" ({type(cause).__name__}: {cause})" if cause else ""),
+            hint=BLOCKS,
+        ) from cause
+
+    def _values(self, left: FloatArray, right: FloatArray, shape: tuple[int, ...] | None = None) -> Any:
+        """What the function returns of copies (it may work in its rows, and these may be the caller's), as float64.
+
+        ``shape`` is what is expected: (m, n), or () for a pair.
+        """
+        found = self.function(left.copy(), right.copy(), **self.kernel_params)
+        if shape == () and isinstance(found, float):
+            return found  # usually; the checks take as long as a short function
+        values, is_masked = np.asarray(found), np.ma.is_masked(found)  # asarray uncovers what is under the mask
+        if is_masked or values.dtype.kind not in "biufO":
+            what = "masked values" if is_masked else f"values of dtype {values.dtype}"
+            raise ParameterError(f"{self._label} returned {what}", hint="real numbers are expected")
+        if shape is not None and values.shape != shape:
+            given = f"blocks of {len(left)} and {len(right)} rows" if shape else "two rows"
+            raise ParameterError(
+                f"{self._label} returned shape {values.shape} for {given}",
+                hint=f"{shape if shape else 'a number'} is expected",
+            )
+        return values.astype(np.float64, copy=False)
+
+    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
+        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
+            if self.kind == "block":
+                strip[...] = self._values(A[rows], B[columns], strip.shape)
+                return
+            for values, a in zip(strip, A[rows], strict=True):
+                values[:] = [self._values(a, b, ()) for b in B[columns]]
+
+        return fill
+
+    def _diag(self, A: FloatArray) -> FloatArray:
+        values = np.empty(len(A))
+        for i in range(0, len(A), 64) if self.kind == "block" else ():
+            piece = A[i : i + 64]
+            values[i : i + 64] = self._values(piece, piece, (len(piece), len(piece))).diagonal()
+        if self.kind == "pair":
+            values[:] = [self._values(a, a, ()) for a in A]
+        return values
+
+    def to_dict(self) -> dict[str, Any]:
+        try:
+            params = json.loads(json.dumps(self.kernel_params, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ParameterError(
+                f"kernel_params of {self._label} cannot be stored ({error})",
+                hint="numbers, strings, lists and dictionaries can",
+            ) from error
+        hint = "define it at the top level of a module that can be imported"
+        module, qualname = (getattr(self.function, name, None) for name in ("__module__", "__qualname__"))
+        if not module or not qualname or module == "__main__" or "<" in qualname:
+            raise ParameterError(f"{self._label} of {module} cannot be stored by name", hint=hint)
+        name = f"{module}:{qualname}"
+        if _import_function(name) is not self.function:
+            raise ParameterError(f"kernel function {name} is not what importing that name gives", hint=hint)
+        return {"kernel": self.name, "function": name, "kernel_params": params, "kind": self.kind}
+
+
+def _import_function(name: Any) -> Callable[..., Any]:
+    """The function named ``module:qualname``. Importing runs the module's code."""
+    module, _, qualname = str(name).partition(":")
+    if not module or not qualname:
+        raise ParameterError(f"kernel function {name!r}", hint="'module:qualname' is expected")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ParameterError(
+            f"kernel function {name!r} cannot be imported ({error})", hint="install or correct its module"
+        ) from error
+    if not callable(found):
+        raise ParameterError(f"kernel function {name!r} is a {type(found).__name__}", hint="a callable is expected")
+    return found  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SklearnKernel(Kernel):
+    """k(A, B) = kernel(A, B) of a scikit-learn Gaussian-process kernel, its hyperparameters as they are
+
+    ``WhiteKernel`` is refused: between two sets of rows it is 0, and its noise on the diagonal is what ``alpha`` is.
+    """
+
+    name = "sklearn"
+    kernel: Any = field(hash=False)
+
+    def __post_init__(self) -> None:
+        if not _is_sklearn_kernel(self.kernel):
+            raise ParameterError(f"kernel = {self.kernel!r}", hint=f"an object of {MODULE} is expected")
+        from sklearn.base import clone
+
+        object.__setattr__(self, "kernel", clone(self.kernel))  # ours alone: theirs can be changed in place
+        for part in self._parts:
+            if type(part).__name__ in REFUSED:
+                hint = REFUSED[type(part).__name__]
+                raise ParameterError(f"{part!r} inside the kernel {self.kernel!r}", hint=hint)
+
+    @property
+    def _parts(self) -> list[Any]:
+        """The kernel and all kernels nested in it."""
+        return [self.kernel, *filter(_is_sklearn_kernel, self.kernel.get_params().values())]
+
+    @property
+    def stationary(self) -> bool:
+        return bool(self.kernel.is_stationary())
+
+    def extent(self, rows: FloatArray) -> float:
+        lengths = [part.length_scale for part in self._parts if hasattr(part, "length_scale")]
+        return float(np.sqrt(np.square(rows).sum(axis=1).max()) / min(map(np.min, lengths))) if lengths else 0.0
+
+    def resolve(self, num_features: int) -> Self:
+        super().resolve(num_features)
+        try:
+            self.kernel(np.full((1, num_features), 0.5))
+        except ValueError as error:  # an anisotropic length scale of another length
+            raise ParameterError(
+                f"kernel {self.kernel!r} does not take rows of {num_features} features ({error})",
+                hint="give a number, or one per feature",
+            ) from error
+        return self
+
+    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
+        return lambda rows, columns, strip: np.copyto(strip, self.kernel(A[rows], B[columns]))
+
+    def _diag(self, A: FloatArray) -> FloatArray:
+        return np.asarray(self.kernel.diag(A), dtype=np.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kernel": self.name, **_plain("kernel", self.kernel)}
+
+
+def _is_sklearn_kernel(value: Any) -> bool:
+    """Whether ``value`` is a Gaussian-process kernel, told by the names of its bases, without the import."""
+    return any(base.__name__ == "Kernel" and base.__module__ == MODULE for base in type(value).__mro__)
+
+
+def _plain(what: str, value: Any) -> Any:
+    """A parameter as JSON. Of a kernel: class and parameters, without the bounds, which only its optimizer needs."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if _is_sklearn_kernel(value):
+        kind = type(value)
+        if kind.__module__ != MODULE:
+            raise ParameterError(
+                f"kernel class {kind.__module__}.{kind.__name__} cannot be stored by name",
+                hint=f"only those of {MODULE} can",
+            )
+        given = sorted(value.get_params(deep=False).items())
+        kept = {
+            name: _plain(f"{name} of {kind.__name__}", item) for name, item in given if not name.endswith("_bounds")
+        }
+        return {"class": kind.__name__, "parameters": kept}
+    if isinstance(value, (list, tuple)):
+        return [_plain(what, item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(what, item) for key, item in value.items()}
+    if isinstance(value, float) and math.isinf(value):
+        return {INFINITE: str(value)}  # JSON has no such number
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and not math.isnan(value)):
+        return value
+    name, _, kernel = what.partition(" of ")
+    raise ParameterError(f"{name} = {value!r} of {kernel} cannot be stored", hint="numbers, strings and lists can")
+
+
+def _object(value: Any) -> Any:
+    """The inverse of :func:`_plain`."""
+    if isinstance(value, list):
+        return np.asarray([_object(item) for item in value])
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {INFINITE}:
+        return float(value[INFINITE])
+    if "class" not in value:
+        return {key: _object(item) if isinstance(item, dict) else item for key, item in value.items()}
+    from sklearn.gaussian_process import kernels
+
+    check_names("kernel 'sklearn'", value, ("class", "parameters"))
+    own = {name: kind for name, kind in vars(kernels).items() if inspect.isclass(kind) and kind.__module__ == MODULE}
+    allowed = [name for name, kind in own.items() if issubclass(kind, kernels.Kernel) and not inspect.isabstract(kind)]
+    name, parameters = value["class"], value.get("parameters", {})
+    if name not in allowed:
+        raise ParameterError(f"scikit-learn kernel class {name!r}", hint=nearest(str(name), allowed))
+    check_names(f"scikit-learn kernel {name}", parameters, inspect.signature(own[name]).parameters)
+    return own[name](**{key: _object(item) for key, item in parameters.items()})
+
 
 # What a name in kernel="..." may be.
 NAMED: dict[str, type[Kernel]] = {
     kind.name: kind for kind in (Chi2, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, RBF, Sigmoid)
 }
 NAMED["polynomial"] = Polynomial
-# What else may stand in a dictionary.
-COMPOSITE: dict[str, type[Sum] | type[Product]] = {Sum.name: Sum, Product.name: Product}
+# What may stand in a dictionary.
+STORED = NAMED | {kind.name: kind for kind in (Constant, Sum, Product, FunctionKernel, SklearnKernel)}
 
 
 def make_kernel(
@@ -59,23 +345,28 @@ def make_kernel(
     if isinstance(kernel, str):
         if kernel not in NAMED:
             raise ParameterError(f"kernel = {kernel!r}", hint=nearest(kernel, NAMED))
-        fields = {field.name for field in dataclasses.fields(NAMED[kernel])}  # type: ignore[arg-type]  # a dataclass
+        fields = _fields(NAMED[kernel])
         check_names(f"kernel_params of kernel {kernel!r}", extra, fields)
         if gamma is not None and "gamma" in extra and extra["gamma"] != gamma:
             raise ParameterError(f"gamma = {gamma!r}, kernel_params['gamma'] = {extra['gamma']!r}", hint="give it once")
         shared = {"gamma": gamma, "degree": degree, "coef0": coef0}
         return NAMED[kernel](**{key: value for key, value in shared.items() if key in fields} | extra)
-    if not isinstance(kernel, Kernel | Mapping) and callable(kernel) and not is_sklearn_kernel(kernel):
+    is_foreign, is_own = _is_sklearn_kernel(kernel), isinstance(kernel, Kernel | Mapping)
+    if callable(kernel) and not is_own and not is_foreign:
         return FunctionKernel(function=kernel, kernel_params=extra)
     if extra:
         raise ParameterError(f"kernel_params = {extra!r}", hint="the kernel object already holds its parameters")
-    if isinstance(kernel, Kernel):
-        return kernel
+    if not is_own and not is_foreign:
+        raise ParameterError(
+            f"kernel = {kernel!r}", hint="a name, a callable, a kernel object or a dictionary is expected"
+        )
     if isinstance(kernel, Mapping):
         return kernel_from_dict(kernel)
-    if is_sklearn_kernel(kernel):
-        return SklearnKernel(kernel=kernel)
-    raise ParameterError(f"kernel = {kernel!r}", hint="a name, a callable, a kernel object or a dictionary is expected")
+    return SklearnKernel(kernel=kernel) if is_foreign else kernel
+
+
+def _fields(kind: type[Kernel]) -> list[str]:
+    return [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
 
 
 def _copied(value: Any) -> Any:
@@ -102,23 +393,17 @@ def kernel_from_dict(values: Mapping[str, Any]) -> Kernel:
     what = f"kernel {name!r}"
     if not isinstance(name, str):
         raise ParameterError(f"{what} in {dict(values)!r}", hint="the entry 'kernel' holds the name of a kernel")
-    if name in COMPOSITE:
-        kind = COMPOSITE[name]
-        check_names(what, parameters, (kind.parts_field,))
+    if name not in STORED:
+        raise ParameterError(what, hint=nearest(name, STORED))
+    kind = STORED[name]
+    if kind is SklearnKernel:
+        return SklearnKernel(kernel=_object({"class": None} | parameters))
+    check_names(what, parameters, _fields(kind))
+    if issubclass(kind, Sum | Product):
         parts = parameters.get(kind.parts_field, ())
         if not isinstance(parts, (list, tuple)) or not all(isinstance(part, Mapping) for part in parts):
             raise ParameterError(f"{kind.parts_field} = {parts!r} of {what}", hint="a list of kernels is expected")
-        return kind(**{kind.parts_field: tuple(kernel_from_dict(part) for part in parts)})
-    if name == SklearnKernel.name:
-        return sklearn_kernel_from_dict(parameters)
-    if name == FunctionKernel.name:
-        check_names(what, parameters, ("function", "kernel_params", "kind"))
-        function = import_function(parameters.pop("function", None))
-        return FunctionKernel(function=function, **parameters)
-    registry = NAMED | {Constant.name: Constant}
-    if name not in registry:
-        every = [*registry, *COMPOSITE, FunctionKernel.name, SklearnKernel.name]
-        raise ParameterError(what, hint=nearest(name, every))
-    known = {field.name for field in dataclasses.fields(registry[name])}  # type: ignore[arg-type]  # a dataclass
-    check_names(what, parameters, known)
-    return registry[name](**parameters)
+        parameters = {kind.parts_field: tuple(kernel_from_dict(part) for part in parts)}
+    if kind is FunctionKernel:
+        parameters["function"] = _import_function(parameters.get("function"))
+    return kind(**parameters)

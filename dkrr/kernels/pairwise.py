@@ -1,21 +1,56 @@
-"""Kernels whose entries compiled code evaluates: a function of one distance or one inner product of two rows.
+"""Kernels that are a function of one distance or inner product of two rows, evaluated by NumPy or by compiled code.
 
-A kernel says so with a :class:`Pairwise`. Here its rows are scaled, checked and packed; :mod:`dkrr.kernels.compiled`
-does the rest. That module, and Numba with it, is imported on the first use of :func:`pack`.
+A subclass of :class:`Pairwise` says which number x of two rows it takes and writes its formula, f(v, x), once: for
+strips (``v`` is :class:`Strips`) and for the vectors of compiled code (``v`` is
+:class:`~dkrr.kernels.compiled.Vectors`, with sqrt, negative, copy and exp of numbers <= 0). x takes +, * and the
+minus sign. A formula may overwrite x, and should, and ``v.scratch(x)``: a strip then stays in the cache.
+
+Squared distances come from one matrix product of augmented rows,
+
+    c |a - b|^2 = [-2c a, c |a|^2, 1] . [b, 1, c |b|^2],
+
+so that a strip is written once, already scaled, and the formula finishes it. The sum cancels for rows that are
+close to each other and far from the origin: absolute error about eps |c| (|a|^2 + |b|^2). The caller centres the rows;
+the remaining error, up to 3e-13, is clipped at 0. Where the rows of B reach beyond ``MAX_EXTENT`` lengths from the
+origin it would be more, and the block is evaluated by exact differences,
+
+    |c| |a - b|^2 = sum_k (w_k (a_k - b_k))^2,   w_k = sqrt(|c|) / length_scale_k,
+
+compiled for blocks of many columns, else ``cdist``. They are differences of rows as they were given: a point that was
+subtracted, or a length that was divided by, would round coordinates of 1e8 lengths by 1e-8 of one. So rows that
+reach so far are not centred either, see :meth:`Kernel.center`.
+
+:func:`pack` scales, checks and packs rows for :mod:`dkrr.kernels.compiled`, which it imports, and Numba with it, on its
+first use.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
-from dkrr.kernels.checks import LIMIT, overflow, rescale
-from dkrr.kernels.strips import Fill, FloatArray
+from dkrr.errors import ParameterError
+from dkrr.kernels.base import MAX_EXTENT, Checks, Fill, FloatArray, Kernel
+from dkrr.kernels.checks import LIMIT, finite, overflow, positive, positive_or_vector
 
-__all__ = ["MAX_EXTENT", "Packed", "Pairwise", "compiled_fill", "pack", "pack_rows", "pack_sums", "worth_compiling"]
+__all__ = [
+    "MAX_EXTENT",
+    "Packed",
+    "Pairwise",
+    "compiled_form",
+    "exponential",
+    "pack",
+    "pack_rows",
+    "pack_sums",
+    "square_norms",
+    "worth_compiling",
+]
 
 # Columns from which compiled code is used. Below, a product takes milliseconds with NumPy, Numba's import 0.3 s. It is
 # the columns that decide (in a prediction: the training rows), so that one row is predicted like a thousand.
@@ -29,63 +64,195 @@ LIMIT_SINGLE = 1e36
 MAX_TERM_SINGLE = 6.0
 # Terms up to which 2^(2 c a.b) may be evaluated by itself: far from overflow, as exact as the whole exponent.
 MAX_TERM_SPLIT = {"float32": MAX_TERM_SINGLE, "float64": 50.0}
-# Distance from the origin, in the kernel's own lengths, up to which rows may be scaled, and squared distances may come
-# from products: x = c |a|^2 + c |b|^2 - 2 c a.b is off by at most 2 eps 24^2 = 3e-13, and was by 100 eps at 48 lengths.
-# Beyond, differences are taken first, of rows as they are. The rows of one side decide: if only the others are far,
-# their entries are nearly 0. In float32 every entry is rounded more than that, and the limit is where it says nothing.
-MAX_EXTENT = 24.0
+# MAX_EXTENT of float32 entries: every one is rounded more than by the limit of float64, and this is where they would
+# say nothing.
 MAX_EXTENT_SINGLE = 48.0
 LOG2E = 1.4426950408889634
 
+# f(v, x): the kernel of x
+Formula = Callable[[Any, Any], Any]
 
-@dataclass(frozen=True, kw_only=True)
-class Pairwise:
-    """profile(x) of one number x a pair of rows.
 
-    Parameters
-    ----------
-    distance
-        "squared": x = c |a - b|^2; "manhattan": x = c |a - b|_1, both of rows divided by ``length_scale``;
-        "inner": x = c a.b + coef0.
-    profile
-        "exp": exp(-x). "matern12", "matern32", "matern52": with r = sqrt(x) exp(-r), (1 + r) exp(-r),
-        (1 + r + r^2 / 3) exp(-r). "power": x^degree.
-    exact
-        A squared distance is always summed from differences, also in float64: the slope of the profile is infinite at
-        0.
+def exponential(v: Any, x: Any) -> Any:
+    """exp(x). Compiled code takes log2(e) x from the distances at once."""
+    return v.exp(x, out=x)
+
+
+class Strips:
+    """What formulas are written in, on strips: functions of NumPy, and one scratch strip for their results."""
+
+    exp, sqrt, tanh, power, negative = np.exp, np.sqrt, np.tanh, np.power, np.negative
+
+    def __init__(self, entries: int) -> None:
+        self._scratch = np.empty(entries)
+
+    def scratch(self, x: FloatArray) -> FloatArray:
+        return self._scratch[: x.size].reshape(x.shape)
+
+    def copy(self, x: FloatArray) -> FloatArray:
+        place = self.scratch(x)
+        place[...] = x
+        return place
+
+
+class Pairwise(Kernel):
+    """k(a, b) = formula(x) of one number x for each pair of rows
+
+    "squared": x = c |a - b|^2; "manhattan": x = c |a - b|_1, both of rows divided by ``length_scale``, and k(a, a) = 1;
+    "inner": x = c a.b + coef0. The factor c is gamma, or whatever a subclass says; it may be negative.
+
+    ``gamma``: None means 1 / d. ``length_scale``: a number or one per feature, by which features are divided before
+    anything else. A formula whose slope in the squared distance is infinite at 0 would turn eps into sqrt(eps), so that
+    it says ``exact``.
     """
 
-    distance: Literal["squared", "manhattan", "inner"]
-    profile: Literal["exp", "matern12", "matern32", "matern52", "power"]
-    c: float
+    distance: ClassVar[Literal["squared", "manhattan", "inner"]]
+    formula: ClassVar[Any]
+    checks: ClassVar[Checks] = {"gamma": positive, "length_scale": positive_or_vector, "coef0": finite}
+    # parameters that a subclass may have
+    gamma: float | None = 1.0
     length_scale: float | tuple[float, ...] = 1.0
     coef0: float = 0.0
-    degree: int = 1
-    exact: bool = False
+    degree: float = 1
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code has all functions of the formula, for every x that there may be."""
+        return self.stationary
+
+    @property
+    def exact(self) -> bool:
+        """Whether squared distances are always summed from differences."""
+        return False
+
+    @property
+    def c(self) -> float:
+        """The factor of the distance or inner product of a resolved kernel."""
+        return self.gamma or 1.0
+
+    @property
+    def stationary(self) -> bool:
+        return self.distance != "inner"
+
+    @property
+    def bounded(self) -> bool:
+        return self.stationary
+
+    def resolve(self, num_features: int) -> Self:
+        super().resolve(num_features)
+        if isinstance(self.length_scale, tuple) and len(self.length_scale) != num_features:
+            raise ParameterError(
+                f"length_scale of kernel {self.name!r} has {len(self.length_scale)} values, "
+                f"the rows have {num_features} features",
+                hint="give a number, or one per feature",
+            )
+        return self if self.gamma is not None else dataclasses.replace(self, gamma=1.0 / num_features)  # type: ignore[type-var]
 
     def extent(self, rows: FloatArray) -> float:
-        """Largest distance of a row from the origin, sqrt(x) or for 1-norms x; 0 of an inner product."""
         if not rows.size:
             return 0.0
         with np.errstate(all="ignore"):  # infinity is far, too
-            scaled = rescale(rows, self.length_scale)
-            return self._extent(scaled, np.einsum("ij,ij->i", scaled, scaled))
+            scaled = self._scaled(rows)
+            return self.resolve(rows.shape[1]).reach(scaled, square_norms(scaled))
 
-    def is_far(self, scaled: FloatArray, squares: FloatArray, limit: float = MAX_EXTENT) -> bool:
-        """Whether some row is beyond ``limit``, for rows divided by ``length_scale`` and their squares."""
-        return self._extent(scaled, squares) > limit
-
-    def _extent(self, scaled: FloatArray, squares: FloatArray) -> float:
-        if self.distance == "inner":
-            return 0.0
+    def reach(self, scaled: FloatArray, squares: FloatArray) -> float:
+        """Largest distance from the origin, sqrt(|x|) or for 1-norms |x|, of rows divided by ``length_scale``."""
         if self.distance == "squared":
-            return float(np.sqrt(self.c * squares.max()))
-        return self.c * float(np.abs(scaled).sum(axis=1).max())
+            return float(np.sqrt(abs(self.c) * squares.max()))
+        return abs(self.c) * float(np.abs(scaled).sum(axis=1).max()) if self.stationary else 0.0
 
-    def weights(self, num_features: int) -> FloatArray:
-        """What the difference of each feature (d,) is multiplied with: x is the sum of squares, or of magnitudes."""
-        unit = self.c if self.distance == "manhattan" else np.sqrt(self.c)
-        return np.broadcast_to(unit / np.asarray(self.length_scale), num_features)
+    def weights(self, num_features: int, unit: float) -> FloatArray:
+        """What differences of features (d,) are multiplied with, so that |x| is a sum of squares or magnitudes."""
+        root = abs(unit) if self.distance == "manhattan" else np.sqrt(abs(unit))
+        return np.broadcast_to(root / np.asarray(self.length_scale), num_features)
+
+    def _scaled(self, rows: FloatArray) -> FloatArray:
+        return rows if self.length_scale == 1.0 else rows / np.asarray(self.length_scale)
+
+    def _finish(self, x: FloatArray, strips: Strips) -> FloatArray:
+        """The formula of x, in place."""
+        values = self.formula(strips, x)
+        if values is not x:
+            x[...] = values
+        return x
+
+    def _diag(self, A: FloatArray) -> FloatArray:
+        if self.stationary:
+            return np.ones(len(A))
+        return self._finish(self.c * square_norms(A) + self.coef0, Strips(len(A)))
+
+    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
+        operands = self._inner(A, B) if self.distance == "inner" else self._squared(A, B)
+        if operands is None:
+            return self._differences(A, B, Strips(entries))
+        (left, right), sign = operands, np.sign(self.c) if self.stationary else 0.0
+        clip, strips = np.maximum if sign > 0 else np.minimum, Strips(entries)
+
+        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
+            np.matmul(left[rows], right[:, columns], out=strip)
+            # a reduction costs half of a pass that writes, and few strips need the pass
+            if sign and (strip.min() < 0.0 if sign > 0 else strip.max() > 0.0):
+                clip(strip, 0.0, out=strip)
+            self._finish(strip, strips)
+
+        return fill
+
+    def _inner(self, A: FloatArray, B: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Operands with the product c a.b + coef0; of a bounded kernel, proved not to overflow."""
+        if self.c == 1.0 and self.coef0 == 0.0:
+            return A, np.ascontiguousarray(B.T)  # with few features, a product is a third faster in C order
+        # |a.b| <= max(|a|^2, |b|^2)
+        if self.bounded and not all(abs(self.c) * square_norms(rows).max() < LIMIT for rows in (A, B)):
+            raise overflow(self.describe(), A, B)
+        d = A.shape[1]
+        left, right = np.full((len(A), d + 1), self.coef0), np.ones((d + 1, len(B)))
+        np.multiply(A, self.c, out=left[:, :d])
+        right[:d] = B.T
+        return left, right
+
+    def _squared(self, A: FloatArray, B: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+        """Operands (m, d + 2) and (d + 2, n) with the product c |(a - b) / length_scale|^2, proved not to overflow.
+
+        None where differences are needed: B reaches too far, or the distance or the formula is no other.
+        """
+        if self.exact or self.distance != "squared":
+            return None
+        d, c = A.shape[1], self.c
+        left, right = np.ones((len(A), d + 2)), np.ones((d + 2, len(B)))
+        for source, operand, norm in ((A, left, d), (B, right.T, d + 1)):
+            rows = np.divide(source, self.length_scale, out=operand[:, :d])
+            operand[:, norm] = c * square_norms(rows)
+            # |a.b| <= max(|a|^2, |b|^2), so nothing in the product is larger than a few of these; NaN fails, too
+            if not np.abs(operand[:, norm]).max() < LIMIT:
+                raise overflow(self.describe(), A, B)
+        left[:, :d] *= -2.0 * c
+        return (left, right) if np.abs(right[d + 1]).max() <= MAX_EXTENT**2 else None
+
+    def _differences(self, A: FloatArray, B: FloatArray, strips: Strips) -> Fill:
+        """Fill strips from exact differences, proved to be free of overflow."""
+        if len(B) >= MIN_COLUMNS:
+            return _compiled_fill(self, A, B)
+        # powers of two do not round; the rest of a weight is in [1/2, 1)
+        weights, powers = np.frexp(self.weights(A.shape[1], self.c))
+        left, right = np.ldexp(A, powers), np.ldexp(B, powers)
+        if not all(square_norms(rows).max() < LIMIT for rows in (left, right)):
+            raise overflow(self.describe(), A, B)
+        metric, weights = ("sqeuclidean", weights**2) if self.distance == "squared" else ("cityblock", weights)
+        sign, first = np.sign(self.c), weights[0]
+        options, factor = ({}, sign * first) if (weights == first).all() else ({"w": weights}, sign)
+
+        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
+            cdist(left[rows], right[columns], metric, out=strip, **options)
+            np.multiply(strip, factor, out=strip)
+            self._finish(strip, strips)
+
+        return fill
+
+
+def square_norms(rows: FloatArray) -> FloatArray:
+    """|a|^2 of each row."""
+    norms: FloatArray = np.einsum("ij,ij->i", rows, rows)
+    return norms
 
 
 @dataclass(frozen=True)
@@ -96,45 +263,41 @@ class Packed:
     there is no row. With ``row_factors`` (m,) and ``column_factors`` (n,) an entry is the evaluated one times both.
     """
 
-    distance: str
-    profile: str
+    kind: str
     width: int
     rows: NDArray[Any]
     row_offsets: NDArray[Any]
     columns: NDArray[Any]
     column_offsets: NDArray[Any]
     factor: NDArray[Any]
-    degree: int
     row_factors: FloatArray | None = None
     column_factors: FloatArray | None = None
 
     @property
-    def panel(self) -> int:
-        """Columns in a panel."""
-        return int(self.columns.shape[2])
+    def sides(self) -> tuple[NDArray[Any], ...]:
+        """The first four arguments of compiled functions."""
+        return self.rows, self.row_offsets, self.columns, self.column_offsets
 
 
-def worth_compiling(form: Pairwise, num_columns: int, num_features: int, *, far: bool = False) -> bool:
-    """Whether compiled code is used for blocks with that many columns; ``far`` if differences must be taken."""
-    return num_columns >= MIN_COLUMNS and (num_features <= MAX_FEATURES or form.distance == "manhattan" or far)
+def compiled_form(kernel: Kernel | None) -> Pairwise | None:
+    """The kernel itself if it is resolved and compiled code has its formula, else None."""
+    return kernel if isinstance(kernel, Pairwise) and kernel.compiled and kernel.gamma is not None else None
+
+
+def worth_compiling(form: Pairwise, num_columns: int, num_features: int) -> bool:
+    """Whether compiled code is used for products with that many columns."""
+    return num_columns >= MIN_COLUMNS and (num_features <= MAX_FEATURES or form.distance == "manhattan")
 
 
 def pack(
-    form: Pairwise,
-    A: FloatArray,
-    B: FloatArray,
-    dtype: Any,
-    description: str,
-    *,
-    same: bool = False,
-    split: bool = False,
+    form: Pairwise, A: FloatArray, B: FloatArray, dtype: Any, *, same: bool = False, split: bool = False
 ) -> Packed | None:
     """Scale, check and pack rows A (m, d) and B (n, d).
 
     Parameters
     ----------
     split
-        exp(-c |a - b|^2) may become exp(-c |a|^2) exp(2 c a.b) exp(-c |b|^2) where all rows are near the origin: the
+        exp(c |a - b|^2) may become exp(c |a|^2) exp(-2 c a.b) exp(c |b|^2) where all rows are near the origin: the
         outer factors go to whoever uses the entries, and an entry takes four instructions of 27 less (d = 10).
     dtype
         Of the packed rows, and of whatever is made of them; float64 in any case where B reaches beyond
@@ -152,86 +315,67 @@ def pack(
     """
     from dkrr.kernels import compiled
 
-    given, A, B = (A, B), rescale(A, form.length_scale), rescale(B, form.length_scale)
+    left, right, size = form._scaled(A), form._scaled(B), abs(form.c)
     with np.errstate(all="ignore"):  # overflow is checked on the next lines
-        squares_a = np.einsum("ij,ij->i", A, A)
-        squares_b = squares_a if same else np.einsum("ij,ij->i", B, B)
-        largest = max(float(squares_a.max()), float(squares_b.max())) * max(1.0, form.c)
-        if not np.isfinite(squares_a).all() or not np.isfinite(squares_b).all() or not largest < LIMIT:
-            if form.distance == "inner" and np.isfinite(A).all() and np.isfinite(B).all():
+        squares_a = square_norms(left)
+        squares_b = squares_a if same else square_norms(right)
+        largest = float(np.maximum(squares_a.max(), squares_b.max()))
+        if not largest * max(1.0, size) < LIMIT:
+            if not form.stationary and np.isfinite(A).all() and np.isfinite(B).all():
                 return None
-            raise overflow(description, A, B)
-    far = form.is_far(B, squares_b, MAX_EXTENT_SINGLE if np.dtype(dtype) == np.float32 else MAX_EXTENT)
-    dtype = np.float64 if far else dtype
+            raise overflow(form.describe(), A, B)
     single = np.dtype(dtype) == np.float32
-    limit = LIMIT_SINGLE if single else LIMIT
-    if form.distance == "inner":
-        # in logarithms: the power itself may overflow
-        if form.degree * np.log(max(form.c * largest / max(1.0, form.c) + abs(form.coef0), 1.0)) >= np.log(limit):
-            return None
-    elif largest >= limit:
+    far = form.reach(right, squares_b) > (MAX_EXTENT_SINGLE if single else MAX_EXTENT)
+    single = single and not far
+    dtype, limit = (np.float32, LIMIT_SINGLE) if single else (np.float64, LIMIT)
+    # in logarithms: a power itself may overflow
+    magnitude = size * largest + abs(form.coef0) if form.distance == "inner" else largest * max(1.0, size)
+    if form.degree * np.log(max(magnitude, 1.0)) >= np.log(limit):
         return None
-    kind: str = form.distance
-    scaled, factor = 1.0, form.c
-    norms: float | None = None
-    weights = np.empty(0)
-    if far:
-        A, B = given
-        kind, weights, factor = f"weighted_{form.distance}", form.weights(A.shape[1]), -1.0
-        if form.profile == "exp":
-            weights = weights * (LOG2E if form.distance == "manhattan" else np.sqrt(LOG2E))
-    elif form.distance == "squared":
-        unit = form.c * (LOG2E if form.profile == "exp" else 1.0)
-        term = unit * max(float(squares_a.max()), float(squares_b.max()))
-        if form.exact or (single and term > MAX_TERM_SINGLE):
-            scaled = float(np.sqrt(unit))
-        else:
-            # -unit |a - b|^2 for exp, else unit |a - b|^2
-            kind, norms = "inner", -unit if form.profile == "exp" else unit
-    elif form.distance == "manhattan":
-        factor = -form.c * LOG2E
-    width = compiled.vector_width(dtype)
-    left, right = (A, B) if scaled == 1.0 else (A * scaled, B * scaled)
+    is_exponential = form.formula is exponential
+    unit = form.c * (LOG2E if is_exponential else 1.0)
+    term = abs(unit) * largest
+    distance, factor, weights = str(form.distance), np.sign(form.c), np.empty(0)
+    offset_a, offset_b = np.full(len(A), form.coef0), np.zeros(len(B))
     factors: tuple[FloatArray | None, FloatArray | None] = None, None
-    if norms is not None:
-        offset_a, offset_b = norms * squares_a, norms * squares_b
-        left = A * (-2.0 * norms)
-        if split and form.profile == "exp" and term <= MAX_TERM_SPLIT[np.dtype(dtype).name]:
-            kind, factors = "product", (np.exp2(offset_a), np.exp2(offset_b))
-    elif form.distance == "inner":
-        offset_a, offset_b = np.full(len(A), form.coef0), np.zeros(len(B))
-        left = A * form.c
+    scale_a = scale_b = 1.0
+    if far:
+        left, right, distance = A, B, f"weighted_{distance}"
+        weights = form.weights(A.shape[1], unit)
+    elif distance == "inner":
+        scale_a = form.c
+    elif distance == "manhattan":
+        factor = unit
+    elif form.exact or (single and term > MAX_TERM_SINGLE):
+        scale_a = scale_b = np.sqrt(abs(unit))
     else:
-        offset_a, offset_b = np.zeros(len(A)), np.zeros(len(B))
+        offset_a, offset_b, scale_a = unit * squares_a, unit * squares_b, -2.0 * unit
+        distance = "expanded-" if unit < 0 else "expanded+"
+        if split and is_exponential and term <= MAX_TERM_SPLIT[np.dtype(dtype).name]:
+            distance, factors = "split", (np.exp2(offset_a), np.exp2(offset_b))
+    width = compiled.vector_width(dtype)
     panel = compiled.PANEL_VECTORS * width
     return Packed(
-        distance=kind,
-        profile=form.profile,
+        kind=compiled.kind_of(distance, form.formula),
         width=width,
-        rows=pack_rows(left, compiled.ROWS, dtype),
-        row_offsets=_padded(offset_a, compiled.ROWS, dtype),
-        columns=pack_rows(right, panel, dtype),
-        column_offsets=_padded(offset_b, panel, dtype),
+        rows=pack_rows(left if scale_a == 1.0 else left * scale_a, compiled.ROWS, dtype),
+        row_offsets=pack_rows(offset_a[:, np.newaxis], compiled.ROWS, dtype).ravel(),
+        columns=pack_rows(right if scale_b == 1.0 else right * scale_b, panel, dtype),
+        column_offsets=pack_rows(offset_b[:, np.newaxis], panel, dtype).ravel(),
         factor=np.append(factor, weights).astype(dtype),
-        degree=form.degree,
         row_factors=factors[0],
         column_factors=factors[1],
     )
 
 
-def compiled_fill(form: Pairwise, A: FloatArray, B: FloatArray, description: str) -> Fill:
+def _compiled_fill(form: Pairwise, A: FloatArray, B: FloatArray) -> Fill:
     """What fills strips of a block k(A, B) whose distances are summed from differences; packed once."""
     from dkrr.kernels.compiled import fill_function
 
-    packed = pack(form, A, B, np.float64, description)
+    packed = pack(form, A, B, np.float64)
     assert packed is not None  # noqa: S101  (distances in float64 either fit or raise)
-    sides = packed.rows, packed.row_offsets, packed.columns, packed.column_offsets
-    function = fill_function(packed.distance, packed.profile, packed.width)
-
-    def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
-        function(*sides, strip, packed.factor, packed.degree, rows.start, columns.start)
-
-    return fill
+    function = fill_function(packed.kind, packed.width)
+    return lambda rows, columns, strip: function(*packed.sides, strip, packed.factor, rows.start, columns.start)
 
 
 def pack_rows(rows: NDArray[Any], group: int, dtype: Any) -> NDArray[Any]:
@@ -249,9 +393,3 @@ def pack_sums(packed: NDArray[Any], n: int) -> NDArray[Any]:
     """The inverse of :func:`pack_rows`: (groups, k, group) as (n, k)."""
     groups, k, group = packed.shape
     return packed.transpose(0, 2, 1).reshape(groups * group, k)[:n]
-
-
-def _padded(values: NDArray[Any], group: int, dtype: Any) -> NDArray[Any]:
-    padded = np.zeros(-(-len(values) // group) * group, dtype)
-    padded[: len(values)] = values
-    return padded

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from dkrr.kernels import Kernel
 from dkrr.kernels.checks import as_rows, check_features
-from dkrr.kernels.pairwise import Packed, pack, pack_rows, pack_sums, worth_compiling
+from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
 from dkrr.tiles.blas import buffer
 
 __all__ = ["block_strips", "is_compiled", "kernel_product"]
@@ -54,7 +54,7 @@ FloatMatrix = NDArray[np.float64]
 
 def is_compiled(kernel: Kernel | None, num_columns: int, num_features: int) -> bool:
     """Whether compiled code evaluates products with so many rows of B; rows that are far apart are, in any case."""
-    form = None if kernel is None else kernel.pairwise
+    form = compiled_form(kernel)
     return form is not None and worth_compiling(form, num_columns, num_features)
 
 
@@ -97,11 +97,11 @@ def kernel_product(
     check_features(a, b)
     if not len(a) or not len(b):
         return
-    form, packed = kernel.pairwise, None
+    form, packed = compiled_form(kernel), None
     if form is not None and worth_compiling(form, len(b), b.shape[1]):
         # with one sum only (a prediction) the form must not depend on what other rows A has
         split = same or u is not None
-        packed = pack(form, a, b, np.dtype(precision), kernel.describe(), same=same, split=split)
+        packed = pack(form, a, b, np.dtype(precision), same=same, split=split)
     if packed is None:
         _by_blocks(kernel, a, b, v, out, u, out_t, same, precision)
         return
@@ -141,17 +141,13 @@ def _compiled(
     sums_t = np.zeros((panels if s else 0, s, panel))
     strip_bytes = (d + 2 * t) * panel * dtype.itemsize  # of t alone: the product with V is the same with and without U
     strip = int(np.clip(STRIP_BYTES // strip_bytes, MIN_PANELS, STRIP_COLUMNS // panel))
-    product_function(packed.distance, packed.profile, packed.width)(
-        packed.rows,
-        packed.row_offsets,
-        packed.columns,
-        packed.column_offsets,
+    product_function(packed.kind, packed.width)(
+        *packed.sides,
         right,
         left,
         sums,
         sums_t,
         packed.factor,
-        packed.degree,
         int(triangle),
         strip,
         RUN_ROWS // rows,
@@ -178,8 +174,7 @@ def _by_strips(
     """Compiled entries of a strip, then two matrix products: with many columns they are most of the work."""
     from dkrr.kernels.compiled import fill_function
 
-    function = fill_function(packed.distance, packed.profile, packed.width)
-    sides = packed.rows, packed.row_offsets, packed.columns, packed.column_offsets
+    function = fill_function(packed.kind, packed.width)
     dtype = packed.columns.dtype
     m, n = len(out), len(v)
     right, scale = _scaled_columns(v, dtype)
@@ -189,7 +184,7 @@ def _by_strips(
         for first in range(0, min(n, rows.stop) if triangle else n, STRIP_COLUMNS):
             columns = slice(first, min(first + STRIP_COLUMNS, n))
             strip: Any = buffer("strip", (rows.stop - start, columns.stop - first), dtype)
-            function(*sides, strip, packed.factor, packed.degree, start, first)
+            function(*packed.sides, strip, packed.factor, start, first)
             if triangle and columns.stop > start:
                 strip[np.arange(start, rows.stop)[:, np.newaxis] <= np.arange(first, columns.stop)] = 0.0
             _add(strip @ right[columns], scale, _factors_of(packed.row_factors, rows), out[rows])

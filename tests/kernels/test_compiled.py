@@ -10,21 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr.kernels import make_kernel, pairwise
-from dkrr.kernels.pairwise import Pairwise, pack
+from dkrr.kernels import Laplacian, make_kernel, pairwise
+from dkrr.kernels.pairwise import pack
 
 
 def laplacian(x: np.ndarray, dtype: type, c: float = 1.0) -> np.ndarray:
     """exp(-c x) for x (n,), through the smallest kernel there is."""
     from dkrr.kernels.compiled import fill_function
 
-    form = Pairwise(distance="manhattan", profile="exp", c=c)
     # the second side, which decides whether differences are weighted, is at the origin
-    packed = pack(form, x[:, None], np.zeros((1, 1)), dtype, "laplacian")
+    packed = pack(Laplacian(gamma=c), x[:, None], np.zeros((1, 1)), dtype)
     assert packed is not None
     out = np.full((len(x), 1), np.nan, dtype)
-    sides = packed.rows, packed.row_offsets, packed.columns, packed.column_offsets
-    fill_function(packed.distance, packed.profile, packed.width)(*sides, out, packed.factor, 1, 0, 0)
+    fill_function(packed.kind, packed.width)(*packed.sides, out, packed.factor, 0, 0)
     return out[:, 0]
 
 
@@ -130,10 +128,11 @@ print((out == 1024).all())
 def test_compiled_code_is_kept_between_processes(tmp_path: Path) -> None:
     code = """
 import numpy as np
-from dkrr.kernels.compiled import fill_function, vector_width
+from dkrr.kernels.compiled import fill_function, kind_of, vector_width
+from dkrr.kernels.pairwise import exponential
 from tests.kernels.test_compiled import laplacian
 laplacian(np.ones(5), np.float64)
-stats = fill_function("manhattan", "exp", vector_width(np.float64)).stats
+stats = fill_function(kind_of("manhattan", exponential), vector_width(np.float64)).stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
     environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}

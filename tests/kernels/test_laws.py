@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.gaussian_process import kernels as gp
 
-from dkrr.kernels import Constant, Kernel, Linear, kernel_from_dict, make_kernel, strips
+from dkrr.kernels import Constant, Kernel, Linear, base, kernel_from_dict, make_kernel
+from dkrr.kernels.pairwise import Pairwise
 from tests.kernels.functions import block_rbf, pair_overlap
 from tests.laws import assert_close, check_kernel, check_round_trip
 from tests.reference import reference_kernel
@@ -23,11 +27,13 @@ KERNELS: dict[str, Kernel] = {
     "poly of degree 12": make_kernel("poly", degree=12, gamma=0.2),
     "poly of degree 2.5": make_kernel("polynomial", degree=2.5, coef0=0.5),
     "rbf": make_kernel("rbf"),
+    "rbf, narrow": make_kernel("rbf", gamma=20.0),
     "rbf, one length scale a feature": make_kernel("rbf", gamma=0.3, kernel_params={"length_scale": ARD}),
     "laplacian": laplacian,
     "laplacian, one length scale a feature": make_kernel("laplacian", kernel_params={"length_scale": ARD}),
     "matern 0.5": make_kernel("matern", kernel_params={"nu": 0.5, "length_scale": 0.6}),
     "matern 1.5": make_kernel("matern"),
+    "matern 1.5, narrow": make_kernel("matern", kernel_params={"length_scale": 0.05}),
     "matern 2.5, one length scale a feature": make_kernel("matern", kernel_params={"nu": 2.5, "length_scale": ARD}),
     "cosine": make_kernel("cosine"),
     "sigmoid": make_kernel("sigmoid", gamma=0.1, coef0=-0.2),
@@ -66,13 +72,38 @@ def test_laws_for_a_function_without_a_name() -> None:
     check_kernel(make_kernel(lambda A, B: 1 + A @ B.T), np.random.default_rng(10), storable=False)
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Smoother(Pairwise):
+    """k(a, b) = (1 + r + 2/5 r^2 + 1/15 r^3) exp(-r), r = sqrt(7) |a - b|: Matern 7/2"""
+
+    name = "smoother"
+    distance = "squared"
+    c = 7.0  # type: ignore[assignment]
+    positive_semidefinite = True
+
+    @staticmethod
+    def formula(v: Any, x: Any) -> Any:
+        r = v.sqrt(x, out=x)
+        return (r * (r * (r * (1 / 15) + 0.4) + 1.0) + 1.0) * v.exp(-r)
+
+
+def test_a_kernel_is_a_formula() -> None:
+    kernel, rng = Smoother(), np.random.default_rng(12)
+    A, B = rng.random((300, 5)), rng.random((70, 5))
+    assert_close(kernel(A, B), gp.Matern(nu=3.5)(A, B), "against scikit-learn's general Matern kernel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.laws.reference_kernel", lambda values, A, B: gp.Matern(nu=3.5)(A, B))
+        check_kernel(kernel, rng, storable=False)
+
+
 @pytest.mark.parametrize("name", ["rbf", "linear", "laplacian", "chi2"])
 def test_the_laws_notice_a_lost_mirror(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fill, out, d, check):  # type: ignore[no-untyped-def]
-        strips.fill_rectangle(fill, out, d, check)
+    def mirror(out: np.ndarray) -> None:
+        original(out)
         out[2, 1] = np.nextafter(out[2, 1], np.inf)  # one unit in the last place is already too much
 
-    monkeypatch.setattr("dkrr.kernels.base.fill_symmetric", full)
+    original = base.mirror
+    monkeypatch.setattr(base, "mirror", mirror)
     with pytest.raises(AssertionError, match="not exactly symmetric"):
         check_kernel(make_kernel(name), np.random.default_rng(11))
 

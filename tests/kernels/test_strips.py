@@ -8,43 +8,8 @@ import numpy as np
 import pytest
 
 from dkrr.kernels import Kernel, Linear, make_kernel
-from dkrr.kernels.strips import fill_rectangle, fill_symmetric, strip_shape
 
 RNG = np.random.default_rng(6)
-
-
-@pytest.mark.parametrize(("m", "n", "d"), [(1, 1, 1), (5000, 1, 3), (1, 5000, 3), (3000, 5000, 784), (10, 0, 2)])
-def test_strips_are_never_empty_and_never_larger_than_the_block(m: int, n: int, d: int) -> None:
-    rows, columns = strip_shape(m, n, d)
-    assert 1 <= rows <= max(m, 1)
-    assert 1 <= columns <= max(n, 1)
-
-
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 70), (33, 4100), (2049, 3)])
-def test_every_entry_is_filled_once(m: int, n: int) -> None:
-    counts = np.zeros((m, n))
-
-    def fill(rows: slice, columns: slice, strip: np.ndarray) -> None:
-        assert strip.flags.c_contiguous
-        counts[rows, columns] += 1
-        strip[...] = np.arange(m)[rows, None] * n + np.arange(n)[columns]
-
-    frame = np.full((m, n + 1), np.nan)
-    fill_rectangle(fill, frame[:, :n], 4, None)
-    assert (counts == 1).all()
-    assert np.array_equal(frame[:, :n].ravel(), np.arange(m * n))
-
-
-@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 130, 2100])
-def test_the_upper_triangle_is_the_mirrored_lower_one(n: int) -> None:
-    values = RNG.random((n, n))  # not symmetric at all
-
-    def fill(rows: slice, columns: slice, strip: np.ndarray) -> None:
-        strip[...] = values[rows, columns]
-
-    out = np.full((n, n), np.nan)
-    fill_symmetric(fill, out, 4, None)
-    assert np.array_equal(out, np.tril(values) + np.tril(values, -1).T)
 
 
 @pytest.mark.parametrize("n", [700, 2100])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.failpoints import failpoint
-from dkrr.kernels.strips import mirror
+from dkrr.kernels.base import mirror
 from dkrr.linalg.lowrank.panels import Panels, Pivots, row_chunks
 from dkrr.linalg.lowrank.rpcholesky import block_size
 from dkrr.linalg.operators import RidgeOperator

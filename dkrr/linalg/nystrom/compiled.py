@@ -12,9 +12,7 @@ float32.
 
 from __future__ import annotations
 
-import zlib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,17 +22,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from dkrr.kernels import compiled
-from dkrr.kernels.compiled import PANEL_VECTORS, ROWS, STORE, _compile, _step
+from dkrr.kernels.compiled import PANEL_VECTORS, ROWS, STORE, Vectors, _compile, _step
 from dkrr.kernels.pairwise import Packed, pack_rows, pack_sums
-from dkrr.kernels.vectors import STAMP, Vectors
 
 __all__ = ["add_compiled"]
 
 FloatMatrix = NDArray[np.float64]
-
-# compiled code is kept under the text of what it is made of
-_STAMP = f"{STAMP}-{zlib.crc32(Path(compiled.__file__).read_bytes())}-{zlib.crc32(Path(__file__).read_bytes())}"
 
 
 def _integer(value: int) -> Any:
@@ -124,22 +117,22 @@ _row_sums, _column_sums = _instructions(_Buffer.row_sums), _instructions(_Buffer
 
 
 @cache
-def two_sided_function(distance: str, profile: str, width: int) -> Any:
+def two_sided_function(kind: str, width: int) -> Any:
     """The function for one kind of kernel.
 
-    ``two_sided(a, offset_a, b, offset_b, p, y, weight, w, factor, degree, sign)`` with P and W (panels, t, panel),
+    ``two_sided(a, offset_a, b, offset_b, p, y, weight, w, factor, sign)`` with P and W (panels, t, panel),
     Y (rows, t): adds B^T diag(weight) (Y + sign B P) to W.
     """
-    kind, rows, panel = f"{distance} {profile} {STORE} {width} {_STAMP}", ROWS, PANEL_VECTORS * width
+    kind, rows, panel = f"{kind} {STORE}", ROWS, PANEL_VECTORS * width
 
-    def two_sided(a, offset_a, b, offset_b, p, y, weight, w, factor, degree, sign):  # type: ignore[no-untyped-def]
+    def two_sided(a, offset_a, b, offset_b, p, y, weight, w, factor, sign):  # type: ignore[no-untyped-def]
         panels, t = b.shape[0], w.shape[1]
         entries = np.empty((panels, rows, panel), a.dtype)
         v = np.zeros(rows)
         for i in range(a.shape[0]):
             for j in range(panels):
                 # the last two: where the first entry goes, and how far apart rows are
-                _step(kind, a, offset_a, b, offset_b, a, a, a, entries, factor, degree, i, j, j * rows * panel, panel)
+                _step(kind, a, offset_a, b, offset_b, a, a, a, entries, factor, i, j, j * rows * panel, panel)
             for c in range(t):
                 v[:] = 0.0
                 if sign != 0.0:
@@ -167,17 +160,13 @@ def add_compiled(
     factors[: len(weight)] = weight
     targets[: len(y)] = y
     sums = np.zeros((panels, t, panel))
-    two_sided_function(packed.distance, packed.profile, packed.width)(
-        packed.rows,
-        packed.row_offsets,
-        packed.columns,
-        packed.column_offsets,
+    two_sided_function(packed.kind, packed.width)(
+        *packed.sides,
         sums[:0] if p is None else pack_rows(p, panel, np.float64),
         targets,
         factors,
         sums,
         packed.factor,
-        packed.degree,
         0.0 if p is None else -1.0,
     )
     total += pack_sums(sums, len(total))

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DataError
 from dkrr.kernels import Kernel
-from dkrr.kernels.pairwise import MIN_COLUMNS, pack
+from dkrr.kernels.pairwise import MIN_COLUMNS, compiled_form, pack
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.pairs import is_nonnegative
 from dkrr.linalg.row_pass import ROW_MULTIPLE, Operand, Operands, RowPass, RowRanges
@@ -61,7 +61,7 @@ def strip_rows(m: int) -> int:
 
 def can_compile(kernel: Kernel, m: int, num_targets: int) -> bool:
     """Whether products go through compiled code; a function of the problem, so that all of them take one way."""
-    return kernel.pairwise is not None and m >= MIN_COLUMNS and num_targets <= MAX_COMPILED_TARGETS
+    return compiled_form(kernel) is not None and m >= MIN_COLUMNS and num_targets <= MAX_COMPILED_TARGETS
 
 
 def product_task_bytes(m: int, num_features: int, num_targets: int) -> int:
@@ -209,8 +209,9 @@ class _Product:
             count, absolute = total.shape[1] - 1, False
             p = np.hstack([np.zeros((len(centers), count)) if p is None else p, np.full((len(centers), 1), -1.0)])
             y = np.hstack([y, np.zeros((len(x), 1))])
-        if self.compiled and not absolute and self.kernel.pairwise is not None:
-            packed = pack(self.kernel.pairwise, x, centers, np.dtype(self.precision), self.kernel.describe())
+        form = compiled_form(self.kernel)
+        if self.compiled and not absolute and form is not None:
+            packed = pack(form, x, centers, np.dtype(self.precision))
             if packed is not None:
                 # Numba is imported where it is needed
                 from dkrr.linalg.nystrom.compiled import add_compiled
