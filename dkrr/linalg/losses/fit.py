@@ -143,9 +143,14 @@ def fit_losses(
         kept = np.flatnonzero((bounds[:, chosen] > 0).any(axis=1))
         mine = rows if len(kept) == n else rows[kept] if kernel is not None else rows[np.ix_(kept, kept)]
         columns = GramColumns(kernel, np.ascontiguousarray(mine), num_threads)
-        problems = [
-            LossProblem(columns, targets[kept, j].copy(), bounds[kept, j].copy(), losses[j], fit_intercept)
+        # a number added to all targets changes b alone, but would take the digits of what is minimised
+        levels = [
+            _level(targets[kept, j]) if fit_intercept and not losses[j].is_for_labels and len(kept) else 0.0
             for j in chosen
+        ]
+        problems = [
+            LossProblem(columns, targets[kept, j] - level, bounds[kept, j].copy(), losses[j], fit_intercept)
+            for j, level in zip(chosen, levels, strict=True)
         ]
         # zeros are no place that is worth to begin at: a solver may know a better one
         begin = None if start is None or not start[:, chosen].any() else start[kept][:, chosen]
@@ -158,6 +163,7 @@ def fit_losses(
             below = reached[kept, j - m] if j >= m else None  # the answer for the C before
             first = below if begin is None else begin[:, 0]
             answers = [newton(problems[0], tol=tol, max_iter=max_iter, start=first, progress=told)]
+        answers = [replace(answer, b=answer.b + level) for answer, level in zip(answers, levels, strict=True)]
         reached[place] = np.column_stack([answer.a for answer in answers])
         found |= {j: (kept, answer) for j, answer in zip(chosen, answers, strict=True)}
     dual_coef, intercept = np.zeros((n, t)), np.zeros(t)
@@ -177,6 +183,11 @@ def fit_losses(
             num_iterations=answers[worst].num_iterations,
         )
     return LossFit(dual_coef, intercept, answers, tol, time.perf_counter() - began, center)
+
+
+def _level(y: NDArray[np.float64]) -> float:
+    """The lower median, which is one of the targets and never beyond float64."""
+    return float(np.quantile(y, 0.5, method="lower"))
 
 
 def _weighted(C: NDArray[np.float64], weight: NDArray[np.float64]) -> Matrix:

@@ -60,3 +60,23 @@ def test_an_error_names_target_and_C() -> None:
     targets = np.column_stack([np.zeros(200), Y])
     with pytest.raises(ConvergenceError, match="huber of target 1 with C = 100 ended after 1 iterations"):
         fit_losses(KERNEL, X, targets, [make_loss("huber")], [1e-9, 100.0], max_iter=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("epsilon_insensitive", {"epsilon": 0.1}),
+        ("squared_epsilon_insensitive", {"epsilon": 0.1}),
+        ("huber", {"epsilon": 10.0}),
+        ("pinball", {"quantile": 0.3}),
+        ("square", {}),
+    ],
+)
+def test_a_number_added_to_the_targets_is_added_to_the_intercept(name: str, parameters: dict[str, float]) -> None:
+    loss = make_loss(name, **parameters)
+    near = fit_losses(KERNEL, X, Y[:, None], [loss], 10.0, weight=WEIGHT)
+    far = fit_losses(KERNEL, X, Y[:, None] + 1e8, [loss], 10.0, weight=WEIGHT)
+    assert far.answers[0].certificate.primal == pytest.approx(near.answers[0].certificate.primal, rel=1e-5)
+    predicted = far.answers[0].f + (far.intercept[0] - 1e8)
+    assert far.intercept[0] == far.answers[0].b
+    np.testing.assert_allclose(predicted, near.answers[0].f + near.intercept[0], atol=1e-2)
