@@ -13,6 +13,7 @@ Rows are in memory, and so are their answers; a fit runs in this process, with a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -31,6 +32,7 @@ from dkrr.kernels import Kernel, make_kernel
 from dkrr.kernels.checks import check_names
 from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.losses.loss import Loss, log_probabilities, make_loss
+from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.model import Model
 from dkrr.records import label_targets, loss_details, loss_parts
@@ -263,6 +265,22 @@ class _KernelClassifier(ClassifierMixin, _KernelMachine):  # type: ignore[misc]
         """
         check_is_fitted(self)
         return self._predict(X)
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
+        """Write the fitted model to ``path``, with a column for each class; :func:`dkrr.load_model` reads it."""
+        check_is_fitted(self)
+        model = self._model
+        if len(self.classes_) == 2:
+            coefficients = model.dual_coef.read(0, model.num_rows)
+            model = replace(
+                model,
+                dual_coef=ArrayRows(np.hstack((-coefficients, coefficients))),
+                intercept=None if model.intercept is None else np.r_[-model.intercept, model.intercept],
+                solution=replace(model.solution, certificates=2 * model.solution.certificates),
+                classes=model.provenance["classes"],
+                y_is_1d=False,
+            )
+        model.save(path, overwrite=overwrite)
 
     def predict(self, X: Any) -> Any:
         """The class (m,) of each row: the sign of :meth:`decision_function`, or its largest column."""

@@ -925,3 +925,16 @@ def test_standard_deviations_are_refused(tmp_path: Path) -> None:
     assert "loss" in said
     said = call("predict", folder, tmp_path / "test.csv", "-o", tmp_path / "out.csv", "--proba", code=2).stderr
     assert "no probabilities" in said
+
+
+def test_a_machine_of_two_classes_that_was_saved_is_scored_by_its_classes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((200, 2))
+    label = np.where(X[:, 0] + 0.3 * rng.standard_normal(200) > 0, "up", "down")
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    machine = dkrr.KernelSVC(C=5.0).fit(frame[:120], label[:120])
+    machine.save(tmp_path / "model.zarr")
+    frame.assign(label=label)[120:].to_csv(tmp_path / "new.csv", index=False)
+    shown = CliRunner().invoke(main, ["evaluate", str(tmp_path / "model.zarr"), str(tmp_path / "new.csv"), "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["accuracy"] == np.mean(machine.predict(frame[120:]) == label[120:])
