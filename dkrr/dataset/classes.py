@@ -23,8 +23,8 @@ MAX_CLASSES = 1000
 class OneHot:
     """Encodes labels: column j of a row is 1 where the label is ``classes[j]``, else 0.
 
-    Labels from text files are integers where all of them read as integers, numbers where all read as numbers, else
-    text. A whole float is an integer.
+    Labels that are text are integers where all of them read as integers, numbers where all read as numbers, else text;
+    those with leading zeros are codes, and text. A whole float is an integer.
     """
 
     def __init__(self, classes: Sequence[Any]) -> None:
@@ -140,11 +140,19 @@ def _sorted_classes(found: set[Any], what: str) -> list[Any]:
         return sorted({int(v) if isinstance(v, float) and v.is_integer() else v for v in plain})
     for read in (int, float):
         if all(_reads_as(read, text) for text in texts):
-            return sorted({read(text) for text in texts})
+            numbers: dict[Any, str] = {}
+            for text in sorted(texts):
+                if numbers.setdefault(read(text), text) != text:
+                    raise DataError(
+                        f"{what} has {numbers[read(text)]!r} and {text!r}, which are one number",
+                        hint="write it in one way, or codes with a letter",
+                    )
+            return sorted(numbers)
     return sorted(texts)
 
 
-_PATTERNS = {int: r"[+-]?\d+", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
+# a whole part without leading zeros
+_PATTERNS = {int: r"[+-]?(0|[1-9]\d*)", float: r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?"}
 
 
 def _reads_as(read: type[int | float], text: str) -> bool:

@@ -343,3 +343,11 @@ def test_dataset_is_small_to_pickle(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(dataset))
     assert isinstance(copy, Dataset)
     assert np.array_equal(copy.read(0, 5), X[:5])
+
+
+def test_codes_with_leading_zeros_are_classes_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "codes.csv").write_text("x,code\n1,01\n2,1\n3,02\n")
+    assert ingest(tmp_path / "codes.csv", tmp_path / "a.zarr", target="code", one_hot=True).classes == ("01", "02", "1")
+    (tmp_path / "versions.csv").write_text("x,version\n1,3.1\n2,3.10\n3,3.2\n")
+    with pytest.raises(DataError, match=r"'3\.1' and '3\.10', which are one number"):
+        ingest(tmp_path / "versions.csv", tmp_path / "b.zarr", target="version", one_hot=True)
