@@ -72,8 +72,8 @@ WAYS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "intercept": ({"solver": "cholesky", "fit_intercept": True}, {"factor_tile", "substitute"}),
     "mixed": ({"solver": "cholesky", "precision": "mixed", "tol": 1e-6}, {"factor_tile", "multiply_pair"}),
     "cg": ({"solver": "cg", "tol": 1e-6, "solver_params": {"rank": 60}}, {"multiply_pair"}),
-    "nystrom": ({"solver": "nystrom", "tol": 1e-6, "solver_params": {"num_centers": 100}}, {"pass_range"}),
-    "primal": ({"solver": "primal", "kernel": "poly", "degree": 3}, {"sums_task", "residual_task"}),
+    "nystrom": ({"solver": "nystrom", "tol": 1e-6, "solver_params": {"num_centers": 100}}, {"compute_part"}),
+    "primal": ({"solver": "primal", "kernel": "poly", "degree": 3}, {"compute_part"}),
 }
 
 

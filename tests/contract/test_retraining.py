@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
-from dkrr.errors import InterruptedRunError, RefusedError, StoreError
+from dkrr.errors import InterruptedRunError, JobFileError, RefusedError, StoreError
 from dkrr.jobs import toml
 from dkrr.objects import put_file
 from dkrr.stores import children
@@ -692,3 +692,38 @@ def test_rows_of_few_values_may_come_again(tmp_path: Path) -> None:
     for night in (1, 2):
         project.deliver(f"n{night}", seed=night, change=np.round)
         assert project.run().outcome == "promoted"
+
+
+@pytest.mark.parametrize("where", ["in a batch", "in the first rows"])
+def test_held_out_rows_among_others_are_not_trained_on(where: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", retrain={"incoming": "incoming/*.csv"}, gate={"tolerance": 9.0, "min_rows": 20})
+    test = project.deliver("test", seed=7, num_rows=40).rename(project.folder / "test.csv")
+    first = project.deliver("first", seed=1).rename(project.folder / "first.csv")
+    project.document["holdout"] = {"path": "test.csv"}
+    project.document["data"] |= {"path": "first.csv"}
+    _, *lines = test.read_text().splitlines()
+    if where == "in the first rows":
+        first.write_text(first.read_text() + "\n".join([*lines, ""]))
+        with pytest.raises(JobFileError, match=r"40 of the 40 held-out rows of .*test.csv are in .*rows.zarr"):
+            project.run()
+        return
+    assert project.run().outcome == "promoted"
+    batch = project.deliver("monday", seed=2)
+    batch.write_text(batch.read_text() + "\n".join([*lines, ""]))
+    with pytest.raises(RefusedError, match="it has 40 of the 40 held-out rows"):
+        project.run()
+    assert dkrr.open_dataset(project.folder / "rows.zarr").num_rows == 120
+    project.deliver("tuesday", seed=3)
+    batch.unlink()
+    assert project.run().outcome == "promoted"
+
+
+def test_a_few_doubled_rows_do_not_hide_that_a_batch_comes_again(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    path = project.deliver("n1", seed=1)
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *lines, *lines[:3], ""]))  # a logger that repeats lines
+    project.run()
+    (path.parent / "n2.csv").write_text("\n".join([header, *lines[:-1], *lines[:3], ""]))
+    with pytest.raises(RefusedError, match=r"122 of its 122 rows are in .* already"):
+        project.run()

@@ -33,7 +33,7 @@ from dkrr.jobs.retrain.ledger import PREFIX, Batch, Ledger
 from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.summary import RetrainSummary
-from dkrr.jobs.retrain.tick_key import held_out_files
+from dkrr.jobs.retrain.tick_key import held_out_files, held_out_rows
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.stores import remove_array
@@ -43,6 +43,7 @@ __all__ = [
     "check_held_out",
     "current_dataset",
     "freeze_reference",
+    "held_out_again",
     "initial_keys",
     "judged_by",
     "know_initial",
@@ -58,7 +59,7 @@ logger = logging.getLogger("dkrr.retrain")
 REFERENCE = "reference.json"
 INITIAL = "initial"
 # A batch is refused if more than this share of its rows is in the data set, unless as many are alike within the batch.
-MOST_AGAIN, MOST_ALIKE = 0.1, 0.01
+MOST_AGAIN = 0.1
 
 
 def current_dataset(spec: RetrainSpec) -> Dataset | None:
@@ -285,7 +286,12 @@ def judged_by(spec: RetrainSpec, reference: Reference | None) -> str:
     """Hash of everything that the verdict about a batch depends on, besides the batch."""
     frozen = None if reference is None else reference.to_dict()
     return hash_of(
-        "validate", spec.drift.model_dump(), spec.job.data.options(), _one_hot(spec), spec.holdout.mask, frozen
+        "validate",
+        spec.drift.model_dump(),
+        spec.job.data.options(),
+        _one_hot(spec),
+        spec.holdout.mask if spec.holdout.path is None else held_out_rows(spec),
+        frozen,
     )
 
 
@@ -353,8 +359,13 @@ def _examined(
             ],
             "num_rows": staged.num_rows,
         }
-    again = 0 if base is None else _rows_again(base, staged, batch.label)
-    if again > MOST_AGAIN * staged.num_rows:
+    if seen := held_out_again(spec, ledger, staged):
+        return found | {
+            "reasons": [f"it has {seen}, which are never added; deliver it without them"],
+            "num_rows": staged.num_rows,
+        }
+    again = 0 if base is None else _rows_again(base, staged, _is_of(base, batch.label))
+    if again:
         return found | {
             "reasons": [
                 f"{again:,} of its {staged.num_rows:,} rows are in {spec.retrain.data} already: a second time they "
@@ -369,6 +380,14 @@ def _examined(
         "findings": [finding.to_dict() for finding in findings],
         "num_rows": staged.num_rows,
     }
+
+
+def _is_of(dataset: Dataset, label: str) -> NDArray[np.bool_]:
+    """Which rows are of the generation with a label (n,)."""
+    found, generation = np.zeros(dataset.num_rows, dtype=np.bool_), _labelled(dataset, label)
+    if generation is not None:
+        found[generation.n - generation.num_rows : generation.n] = True
+    return found
 
 
 def _generation_of(dataset: Dataset, staged: Dataset, label: str) -> Generation | None:
@@ -399,25 +418,33 @@ def _has_rows(dataset: Dataset, generation: Generation, staged: Dataset) -> bool
     return True
 
 
-def _rows_again(dataset: Dataset, staged: Dataset, label: str) -> int:
-    """How many rows of a batch the data set has, wherever they stand; 0 where rows of the batch are alike themselves.
+def _rows_again(rows: Dataset, others: Dataset, without: NDArray[np.bool_] | None = None) -> int:
+    """How many of the other rows are among these, wherever they stand; 0 where no more are than come again by chance.
 
-    Rows of few different values come again by chance. The batch's own generation does not count.
+    A new row is there by chance as often as these rows are alike among themselves. Those ``without`` do not count.
 
-    Cost: the rows of the data set are read once.
+    Cost: all rows are read once; 8 bytes a row.
     """
-    mine = np.concatenate([_hashes(staged, start, stop) for start, stop in staged.X.blocks()])
-    if len(np.unique(mine)) < (1 - MOST_ALIKE) * len(mine):
-        return 0
-    own = _labelled(dataset, label)
-    is_there = np.zeros(len(mine), dtype=bool)
-    for start, stop in dataset.X.blocks():
-        theirs = _hashes(dataset, start, stop)
-        if own is not None:
-            rows = np.arange(start, stop)
-            theirs = theirs[(rows < own.n - own.num_rows) | (rows >= own.n)]
-        is_there |= np.isin(mine, theirs)
-    return int(np.count_nonzero(is_there))
+    mine = np.concatenate([_hashes(others, start, stop) for start, stop in others.X.blocks()])
+    theirs = np.concatenate([_hashes(rows, start, stop) for start, stop in rows.X.blocks()])
+    values, counts = np.unique(theirs if without is None else theirs[~without], return_counts=True)
+    alike = counts[counts > 1].sum() / max(1, counts.sum())
+    again = int(np.count_nonzero(np.isin(mine, values)))
+    return again if again > (MOST_AGAIN + alike) * len(mine) else 0
+
+
+def held_out_again(spec: RetrainSpec, ledger: Ledger, rows: Dataset, without: NDArray[np.bool_] | None = None) -> str:
+    """What says that the held-out rows of a file of their own are among others; "" where they are not.
+
+    Cost: all rows are read once.
+    """
+    path = spec.holdout.path
+    if path is None:
+        return ""
+    given = spec.job.data.options() | {"like": rows}
+    held_out = _ingested(path, ledger.directory.path("staged/held-out.zarr"), given)
+    again = _rows_again(rows, held_out, without)
+    return f"{again:,} of the {held_out.num_rows:,} held-out rows of {path}" if again else ""
 
 
 def _hashes(dataset: Dataset, start: int, stop: int) -> NDArray[np.uint64]:
@@ -433,17 +460,16 @@ def _hashes(dataset: Dataset, start: int, stop: int) -> NDArray[np.uint64]:
 
 def _read(spec: RetrainSpec, ledger: Ledger, batch: Batch, delivery: Delivery, base: Dataset | None) -> Dataset:
     """The batch as a data set of its own."""
-    location = _staged(ledger, batch)
+    given = spec.job.data.options() | ({"like": base} if base is not None else _one_hot(spec))
+    return _ingested(delivery.location, _staged(ledger, batch), given)
 
-    def read() -> Dataset:
-        given = spec.job.data.options() | ({"like": base} if base is not None else _one_hot(spec))
-        return ingest(delivery.location, location, **given)
 
+def _ingested(source: str, location: str, given: dict[str, Any]) -> Dataset:
     try:
-        return read()
-    except StoreMismatchError:  # read by other rules before
+        return ingest(source, location, **given)
+    except StoreMismatchError:  # read by other rules before, or other bytes
         remove_array(location)
-        return read()
+        return ingest(source, location, **given)
 
 
 def _mask_column(spec: RetrainSpec, path: str, num_rows: int) -> Mask:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset
-from dkrr.errors import LockedError, StoreError
+from dkrr.errors import JobFileError, LockedError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.interruption import fence_holder
 from dkrr.jobs.registry import NamedModel
@@ -21,6 +21,7 @@ from dkrr.jobs.retrain.batches import (
     current_dataset,
     decide,
     freeze_reference,
+    held_out_again,
     initial_keys,
     judged_by,
     know_initial,
@@ -177,6 +178,12 @@ class Tick:
             return {"outcome": "refused", "checks": [_too_few(held_out, spec.gate.min_rows)]}
         if held_out:  # also those of an earlier [holdout], where rows of their own judge now
             mask_path, mask_digest = save_mask(self.directory, mask, dataset.kept)
+        if seen := held_out_again(spec, ledger, dataset, mask):
+            raise JobFileError(
+                f"{seen} are in {spec.retrain.data}, where fits train on them",
+                hint="judge by rows that no fit has seen, or drop the generation that has them: "
+                "dkrr ingest --drop-generation",
+            )
         model = plan["model"]
         if plan["search"]:
             self.monitor.phase("search")
