@@ -58,7 +58,7 @@ logger = logging.getLogger("dkrr.retrain")
 
 REFERENCE = "reference.json"
 INITIAL = "initial"
-# A batch is refused if more than this share of its rows is in the data set, unless as many are alike within the batch.
+# A batch is refused if more than this share of its rows is in the data set, beyond what comes again by chance.
 MOST_AGAIN = 0.1
 
 
