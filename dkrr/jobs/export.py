@@ -27,7 +27,7 @@ from dkrr.dataset.sources import Table
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.failpoints import failpoint
 from dkrr.interruption import check_fence
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import utc_now
 from dkrr.manifest import content_digest
 from dkrr.objects import put_file
 from dkrr.stores import (

@@ -17,8 +17,8 @@ from dkrr.address import is_url, join, parent_of
 from dkrr.errors import DkrrError, StoreError
 from dkrr.jobs.registry import ALIASES, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
+from dkrr.jobs.report.facts import result_facts
 from dkrr.jobs.runs.directory import RunDirectory, run_kind
-from dkrr.jobs.runs.facts import result_facts
 from dkrr.jobs.runs.status import look_once
 from dkrr.stores import arrays_below, list_keys, read_json
 

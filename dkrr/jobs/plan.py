@@ -27,11 +27,11 @@ from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
 from dkrr.jobs.loss_spec import parameters_of, path_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared, prepare
-from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
+from dkrr.markup import size
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.planning.costs import CLIENT_BYTES, Machine

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dkrr.address import join
-from dkrr.jobs.report.words import kernel_words, loss_words, reasons_of, size
+from dkrr.markup import kernel_words, loss_words, reasons_of, size
 
 if TYPE_CHECKING:
     from dkrr.jobs.planned import Plan

@@ -24,7 +24,7 @@ from dkrr.errors import StoreError
 from dkrr.failpoints import failpoint
 from dkrr.interruption import check_fence
 from dkrr.jobs.documents import plain
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import utc_now
 from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_links
 from dkrr.stores import (
     children,

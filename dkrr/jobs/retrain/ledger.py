@@ -17,8 +17,7 @@ from dkrr.failpoints import failpoint
 from dkrr.jobs.documents import plain
 from dkrr.jobs.retrain.holdout import decisions
 from dkrr.jobs.retrain.incoming import Delivery, content_hash
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
 
 __all__ = ["Batch", "Ledger"]
 

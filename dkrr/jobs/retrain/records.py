@@ -14,8 +14,7 @@ from typing import Any
 
 from dkrr.failpoints import failpoint
 from dkrr.jobs.documents import plain
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
 
 __all__ = ["LAST", "Records", "hash_of"]
 
