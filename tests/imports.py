@@ -15,9 +15,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"tiles"}),
     frozenset({"engine"}),
     frozenset({"linalg"}),
-    frozenset({"estimator", "fitting", "given", "model", "prediction", "resources", "selection", "temporary"})
-    | frozenset({"attempts", "large_predictions", "leave_one_out", "planning"})
-    | frozenset({"machines", "records", "saved", "tiled", "uncertainty", "validation"}),
+    frozenset({"fit"}),
+    frozenset({"models"}),
+    frozenset({"selection"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),
 )

@@ -13,9 +13,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 import dkrr
-from dkrr import uncertainty
 from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
 from dkrr.linalg.inference.calibration import conformal_rank
+from dkrr.models import uncertainty
 from tests.reference import reference_kernel
 
 N, D = 150, 3
@@ -255,7 +255,7 @@ class TestStoredFactors:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         model, z = self.fitted(tmp_path, precision="mixed")
-        with caplog.at_level("INFO", logger="dkrr.uncertainty"):
+        with caplog.at_level("INFO", logger="dkrr.models.uncertainty"):
             found = model.predict(z, return_std=True, sigma2=1.0)[1]
             np.testing.assert_array_equal(model.predict(z, return_std=True, sigma2=1.0)[1], found)
         np.testing.assert_allclose(found, self.expected(), atol=1e-10)

@@ -125,7 +125,7 @@ def _verify_dataset(path: str) -> Iterator[str]:
 
 
 def _describe_model(path: str) -> dict[str, Any]:
-    from dkrr.model import load_model
+    from dkrr.models.model import load_model
 
     model = load_model(path, verify=False)
     solution = model.solution
@@ -166,7 +166,7 @@ def _worst(values: Any) -> str:
 
 
 def _verify_model(path: str) -> Iterator[str]:
-    from dkrr.model import load_model
+    from dkrr.models.model import load_model
 
     try:
         model = load_model(path)  # compares every key with the manifest

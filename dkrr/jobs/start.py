@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.errors import DkrrError
-from dkrr.fitting import FitSettings
+from dkrr.fit.fitting import FitSettings
 from dkrr.kernels import Kernel
 from dkrr.linalg.lineage import Ancestor, ancestors, record_rows
 from dkrr.linalg.losses.loss import make_loss
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
+from dkrr.models.model import Model, load_model
 
 __all__ = ["begin_from", "begin_loss_from", "remember"]
 

@@ -19,6 +19,7 @@ from typing import Any
 from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
+from dkrr.fit.inputs import nothing_new
 from dkrr.jobs import toml
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.loss_fit import check_loss_targets
@@ -29,7 +30,6 @@ from dkrr.jobs.run import job_executor
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune_spec import TuneSpec
 from dkrr.lock import hold_lock
-from dkrr.resources import nothing_new
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
 from dkrr.stores import is_url, read_json, write_file

@@ -40,7 +40,7 @@ class Workspace:
     there already, see :meth:`record_reuse`; ``traces`` are the residuals of what iterated. ``maker`` names who removes
     matrices at the end, see :meth:`discard`; "" is nobody. ``foreseen`` is what a plan says of the way that is taken,
     ``other_seconds`` asks what the next one would take, and ``given_up`` says which ones were, see
-    :mod:`dkrr.attempts`.
+    :mod:`dkrr.fit.fitting`.
     """
 
     store: Any

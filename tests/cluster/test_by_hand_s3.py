@@ -17,7 +17,7 @@ from dkrr.cli import main
 from dkrr.dataset import ingest
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.model import load_model
+from dkrr.models.model import load_model
 from dkrr.stores import list_keys, read_json, read_key
 from tests.cluster.helpers import ByHandJob
 from tests.faults import Command, Run, contents, wait_until

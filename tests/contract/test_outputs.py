@@ -361,7 +361,7 @@ def test_a_model_replaces_a_model_and_nothing_else(place: Path) -> None:
 
 
 def test_a_model_whose_rows_are_on_disk_is_saved_over_itself(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.model.IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr("dkrr.models.model.IN_MEMORY_BYTES", 0)
     model = dkrr.load_model("model.zarr")
     expected = model.predict(ROWS)
     model.save("model.zarr", overwrite=True)

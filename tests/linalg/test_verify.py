@@ -31,7 +31,7 @@ from dkrr.linalg.verify import (
     verify_factor,
     verify_gram,
 )
-from dkrr.model import Model
+from dkrr.models.model import Model
 from dkrr.stores import write_key
 from dkrr.tiles import TileMatrix
 from tests.faults import DAMAGES, FaultyStore, objects_in_memory, swap
