@@ -36,12 +36,12 @@ from dkrr.errors import (
     PreconditionerError,
     StoreError,
 )
-from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel
 from dkrr.linalg.settings import Foreseen, IterativeSettings, way_name
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import read_json, remove_array, write_json
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
 
 __all__ = ["Attempts", "FitSettings", "OtherWays"]
 
@@ -74,7 +74,7 @@ class FitSettings:
         Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit
         How far newer rows may lie from the centre of an earlier fit for it to be kept, see
-        :mod:`dkrr.linalg.frozen_center`. None keeps any: of whitened rows the drift was judged before.
+        :mod:`dkrr.linalg.catalogue`. None keeps any: of whitened rows the drift was judged before.
     foreseen
         What a plan foresees of it; None where there was none.
     accept_limit

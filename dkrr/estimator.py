@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkrr.dataset import CheckedRows, Dataset, lazy_rows
 from dkrr.dataset.columns import frame_labels, unique_names
+from dkrr.engine.temporary import TemporaryStore
 from dkrr.errors import ConvergenceError, StoreError
 from dkrr.given import check_given
 from dkrr.kernels import Kernel, make_kernel
@@ -43,8 +44,7 @@ from dkrr.planning.choices import SolverChoice
 from dkrr.planning.ways import is_plainly_primal
 from dkrr.records import primal_details, primal_parts
 from dkrr.resources import Training, find_dataset
-from dkrr.stores import at_present, check_place
-from dkrr.temporary import TemporaryStore
+from dkrr.store.files import at_present, check_place
 from dkrr.threads import single_blas_thread
 from dkrr.tiled import TiledFit
 from dkrr.uncertainty import interval, loo_quantiles, standard_deviation, target_scale

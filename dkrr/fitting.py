@@ -19,23 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.attempts import Attempts, FitSettings, OtherWays
-from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.errors import ConvergenceError, DamagedChunkError, DataError, DkrrError, NumericalError, ParameterError
+from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.factor.direct import Workspace
-from dkrr.linalg.frozen_center import FrozenCenter, choose_center
 from dkrr.linalg.gram import build_gram, rows_of
-from dkrr.linalg.keys import gram_fields, key_of
-from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import check_training_rows
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.solving import solve_targets
-from dkrr.linalg.takeover import continue_lineage
 from dkrr.linalg.targets import Solved, dual_coef_block, start_from
-from dkrr.lock import hold_lock
-from dkrr.stores import place, read_json, remove_array
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import place, read_json, remove_array
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
@@ -198,11 +195,11 @@ def with_lineage(
     ----------
     reused
         Where "center" is noted when there are newer rows: what became of it, see
-        :meth:`dkrr.linalg.frozen_center.FrozenCenter.to_dict`.
+        :meth:`dkrr.linalg.catalogue.FrozenCenter.to_dict`.
 
     Cost
     ----
-    See :mod:`dkrr.linalg.lineage` and :mod:`dkrr.linalg.frozen_center`.
+    See :mod:`dkrr.linalg.catalogue` and :mod:`dkrr.linalg.catalogue`.
     """
     found = center_of_lineage(settings, dataset, store)
     if found is None:

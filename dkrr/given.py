@@ -18,7 +18,7 @@ from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.table import check_shape, to_floats
 from dkrr.errors import DataError
 from dkrr.linalg.sizes import choose_tile_size
-from dkrr.stores import place, remove_array, zarr_store
+from dkrr.store.files import place, remove_array, zarr_store
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["check_given", "given_rows", "store_given_matrix"]

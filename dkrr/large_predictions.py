@@ -16,6 +16,7 @@ from dkrr.dataset.sources.table import Table
 from dkrr.engine.cluster import runs_in_process
 from dkrr.engine.session import blas_of, executor_for, memory_limit_of
 from dkrr.engine.tasks import Executor, RunSummary
+from dkrr.engine.temporary import TemporaryStore
 from dkrr.errors import ParameterError
 from dkrr.fitting import FitSettings, ridge_operator
 from dkrr.linalg.factor.direct import CholeskySolver
@@ -32,8 +33,7 @@ from dkrr.resources import (
     resolve_tile_size,
     rows_on_disk,
 )
-from dkrr.stores import full_disk, place
-from dkrr.temporary import TemporaryStore
+from dkrr.store.files import full_disk, place
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.uncertainty import has_spread

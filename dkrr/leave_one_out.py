@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.engine.session import blas_of, memory_limit_of
+from dkrr.engine.temporary import TemporaryStore
 from dkrr.errors import ConvergenceError, ResidualError
 from dkrr.fitting import FitSettings, residual_norm, ridge_operator, stored_gram
 from dkrr.given import given_rows, store_given_matrix
@@ -52,8 +53,7 @@ from dkrr.resources import (
     resolve_tile_size,
     rows_on_disk,
 )
-from dkrr.stores import full_disk, place, remove_array
-from dkrr.temporary import TemporaryStore
+from dkrr.store.files import full_disk, place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import is_url
 from dkrr.dataset import Scaling
 from dkrr.dataset.columns import Fitted, find_names, frame_labels, made_up_names, target_columns, unique_names
 from dkrr.dataset.sources.table import to_floats
@@ -26,10 +25,10 @@ from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
-from dkrr.manifest import MANIFEST, manifest_digest
 from dkrr.markup import facts_html, lines_text, named
 from dkrr.saved import ARRAYS, save_arrays, saved_attributes, saved_rows
-from dkrr.stores import check_place, note_user, read_key
+from dkrr.store.documents import MANIFEST, manifest_digest
+from dkrr.store.files import check_place, is_url, note_user, read_key
 from dkrr.uncertainty import WithUncertainty
 
 __all__ = ["Model", "load_model", "quantile_names"]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import join, parent_of
 from dkrr.dataset import Dataset, ingest, lazy_rows, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.ingest import fields_of
@@ -24,7 +23,18 @@ from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from dkrr.model import Model
-from dkrr.stores import arrays_below, at_present, copy_tree, is_url, local_root, place, read_json, remove_array
+from dkrr.store.files import (
+    arrays_below,
+    at_present,
+    copy_tree,
+    is_url,
+    join,
+    local_root,
+    parent_of,
+    place,
+    read_json,
+    remove_array,
+)
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [

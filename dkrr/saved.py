@@ -15,17 +15,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from dkrr.address import is_below
 from dkrr.dataset import CheckedRows, RowArray
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.errors import StoreError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.predict import RowSource
-from dkrr.lock import hold_lock
-from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
-from dkrr.stores import (
+from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import (
     check_place,
     children,
+    is_below,
     list_keys,
     local_root,
     put_back,
@@ -35,6 +34,7 @@ from dkrr.stores import (
     remove_array,
     write_json,
 )
+from dkrr.store.lease import hold_lock
 
 __all__ = ["ARRAYS", "save_arrays", "saved_attributes", "saved_rows"]
 

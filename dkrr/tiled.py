@@ -53,7 +53,7 @@ from dkrr.resources import (
     rows_on_disk,
     source_table,
 )
-from dkrr.stores import full_disk, is_url, remove_array
+from dkrr.store.files import full_disk, is_url, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.uncertainty import recorded_factors

@@ -705,7 +705,7 @@ DISKS = [
         fit(lazy(X)),
         StorageFullError,
         "temporary store needs [0-9,]+ bytes: .* has 10 bytes free",
-        full_disk(10, "dkrr.temporary"),
+        full_disk(10, "dkrr.engine.temporary"),
     ),
     Case("no permission", fit(store="/proc/store", tile_size=64), StoreError, "/proc/store/rows cannot be made"),
     Case(

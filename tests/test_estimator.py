@@ -33,8 +33,8 @@ import dkrr.engine.session
 import dkrr.estimator
 import dkrr.large_predictions
 from dkrr import KernelRidge, ingest, load_model, make_kernel
+from dkrr.engine.temporary import TemporaryStore, file_system, temporary_folder
 from dkrr.errors import ClusterError, StorageFullError, StoreError
-from dkrr.temporary import TemporaryStore, file_system, temporary_folder
 from tests.sampling import one_of
 
 RNG = np.random.default_rng(0)
@@ -611,8 +611,8 @@ def test_temporary_folder_is_where_there_is_room(
         monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "memory"))
         (tmp_path / "memory").mkdir()
         kinds = {str(tmp_path / "memory"): "tmpfs"}
-        monkeypatch.setattr("dkrr.temporary.file_system", lambda path: kinds.get(str(path), "ext4"))
-        monkeypatch.setattr("dkrr.temporary.free_memory_bytes", lambda: 1_000_000)
+        monkeypatch.setattr("dkrr.engine.temporary.file_system", lambda path: kinds.get(str(path), "ext4"))
+        monkeypatch.setattr("dkrr.engine.temporary.free_memory_bytes", lambda: 1_000_000)
         small = temporary_folder(400_000)
         assert Path(small).parent == tmp_path / "memory"
         os.rmdir(small)

@@ -24,7 +24,7 @@ from dkrr.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import BLOCK_ROWS, load_model
-from dkrr.stores import place, remove_array, write_json
+from dkrr.store.files import place, remove_array, write_json
 from dkrr.tiles import TileMatrix
 from dkrr.uncertainty import loo_quantiles
 

@@ -32,7 +32,7 @@ from dkrr.planning.iterations import Iterations
 from dkrr.planning.planner import Ways, settings_of
 from dkrr.prediction import LOWER_IS_BETTER, score_dataset
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
-from dkrr.stores import delete_key, list_entries, place, remove_array
+from dkrr.store.files import delete_key, list_entries, place, remove_array
 from dkrr.uncertainty import recorded_factors
 from dkrr.validation import check_target_sizes
 

@@ -7,7 +7,7 @@ save at least half of the work, or nothing else was asked for, their choices are
 
 Cost
 ----
-See :mod:`dkrr.linalg.lineage`; one listing more for each factor that is found.
+See :mod:`dkrr.linalg.catalogue`; one listing more for each factor that is found.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from dkrr.dataset import Dataset
 from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.errors import StoreError
 from dkrr.kernels import Kernel
+from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
 from dkrr.linalg.factor.rows import strips_bytes
-from dkrr.linalg.frozen_center import CenterJudge
-from dkrr.linalg.lineage import Ancestor, ancestors
 from dkrr.linalg.sizes import task_bytes
 from dkrr.planning.candidates import Candidate
 from dkrr.planning.choices import SolverChoice
-from dkrr.stores import is_url
+from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["Continued", "find_continued", "find_other_alpha", "other_alpha_sentence"]
@@ -129,7 +128,7 @@ def find_continued(
     memory_bytes
         Of a task; larger tiles are not gone on with.
     drift_limit
-        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.frozen_center`.
+        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.catalogue`.
     """
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None

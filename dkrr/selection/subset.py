@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import DamagedChunkError, DataError, StoreError
-from dkrr.lock import hold_lock
 from dkrr.selection.likelihood import Explained
-from dkrr.stores import remove_array
+from dkrr.store.files import remove_array
+from dkrr.store.lease import hold_lock
 
 __all__ = ["Subset", "draw_subset"]
 

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import RowArray
 from dkrr.errors import DamagedChunkError, MemoryBudgetError, StoreError
-from dkrr.failpoints import failpoint
 from dkrr.selection.choice import FoldLoss
 from dkrr.selection.families import FAMILIES, family_kernel
 from dkrr.selection.folds import fold_losses
 from dkrr.selection.likelihood import Explained
 from dkrr.selection.search import Found, alpha_path, largest_eigenvalue, minimise, refine_alpha
 from dkrr.selection.subset import Subset, standard_deviations
-from dkrr.stores import read_json, write_json
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import read_json, write_json
 from dkrr.threads import single_blas_thread
 
 __all__ = ["Trial", "TrialBatch", "read_squares", "run_trial", "trial_bytes", "trial_flops"]

@@ -33,6 +33,7 @@ import numpy as np
 
 from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import Executor, Progress
+from dkrr.engine.temporary import TemporaryStore
 from dkrr.errors import DataError
 from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.resources import find_dataset, find_executor, rows_on_disk
@@ -40,8 +41,7 @@ from dkrr.selection.budget import Budget
 from dkrr.selection.choice import TuneResult, TuneSettings
 from dkrr.selection.stages import Tuner
 from dkrr.selection.subset import Subset, draw_subset
-from dkrr.stores import full_disk, place
-from dkrr.temporary import TemporaryStore
+from dkrr.store.files import full_disk, place
 
 __all__ = ["tune"]
 

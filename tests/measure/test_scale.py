@@ -22,7 +22,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.sizes import choose_tile_size
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.simulate import TileSeconds, simulate
-from dkrr.stores import remove_array
+from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.benchmarks.harness import Contender, Problem, run_once
 from tests.measure.figures import SCALE, Judge, scaled
