@@ -33,7 +33,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.drift import DRIFT_LIMIT
@@ -50,22 +49,20 @@ from dkrr.errors import (
     PreconditionerError,
     StoreError,
 )
-from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel
-from dkrr.linalg.frozen_center import FrozenCenter, choose_center
+from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.gram import build_gram, rows_of
-from dkrr.linalg.keys import gram_fields, key_of
-from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import check_training_rows
 from dkrr.linalg.settings import Foreseen, IterativeSettings, way_name
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.solving import solve_targets
-from dkrr.linalg.takeover import continue_lineage
 from dkrr.linalg.targets import Solved, dual_coef_block, start_from
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place, read_json, remove_array, write_json
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
@@ -111,7 +108,7 @@ class FitSettings:
         Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit
         How far newer rows may lie from the centre of an earlier fit for it to be kept, see
-        :mod:`dkrr.linalg.frozen_center`. None keeps any: of whitened rows the drift was judged before.
+        :mod:`dkrr.linalg.catalogue`. None keeps any: of whitened rows the drift was judged before.
     foreseen
         What a plan foresees of it; None where there was none.
     accept_limit
@@ -572,11 +569,11 @@ def with_lineage(
     ----------
     reused
         Where "center" is noted when there are newer rows: what became of it, see
-        :meth:`dkrr.linalg.frozen_center.FrozenCenter.to_dict`.
+        :meth:`dkrr.linalg.catalogue.FrozenCenter.to_dict`.
 
     Cost
     ----
-    See :mod:`dkrr.linalg.lineage` and :mod:`dkrr.linalg.frozen_center`.
+    See :mod:`dkrr.linalg.catalogue` and :mod:`dkrr.linalg.catalogue`.
     """
     found = center_of_lineage(settings, dataset, store)
     if found is None:

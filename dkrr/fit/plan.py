@@ -7,7 +7,7 @@ save at least half of the work, or nothing else was asked for, their choices are
 
 Cost
 ----
-See :mod:`dkrr.linalg.lineage`; one listing more for each factor that is found.
+See :mod:`dkrr.linalg.catalogue`; one listing more for each factor that is found.
 
 Planner: what "auto" becomes. Every way that gives the exact answer is priced, and the cheapest that fits is taken.
 
@@ -50,12 +50,11 @@ from dkrr.fit.schedule import FEW_WORKERS
 from dkrr.fit.trial import Trial
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
+from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
 from dkrr.linalg.factor.rows import strips_bytes
-from dkrr.linalg.frozen_center import CenterJudge
-from dkrr.linalg.lineage import Ancestor, ancestors
 from dkrr.linalg.settings import Foreseen
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
-from dkrr.stores import is_url
+from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
@@ -393,7 +392,7 @@ def find_continued(
     memory_bytes
         Of a task; larger tiles are not gone on with.
     drift_limit
-        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.frozen_center`.
+        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.catalogue`.
     """
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None

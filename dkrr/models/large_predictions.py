@@ -27,7 +27,7 @@ from dkrr.models.prediction import predict_dataset, predict_variance
 from dkrr.models.tiled import Training, check_unchanged
 from dkrr.models.uncertainty import has_spread
 from dkrr.models.validation import is_dask_array, is_out_of_core
-from dkrr.stores import full_disk, place
+from dkrr.store.files import full_disk, place
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 

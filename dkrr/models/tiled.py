@@ -53,7 +53,7 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import recorded_factors, target_scale
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.stores import (
+from dkrr.store.files import (
     full_disk,
     is_url,
     remove_array,
