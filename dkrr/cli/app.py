@@ -80,7 +80,7 @@ class CommandGroup(_Verbose, click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            from dkrr.stores import full_disk
+            from dkrr.store.files import full_disk
 
             with full_disk("."):
                 return super().invoke(ctx)

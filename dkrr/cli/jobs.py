@@ -12,7 +12,7 @@ import click
 from dkrr.cli.app import column, json_option, main, missing_option, print_facts, reading_options, show
 from dkrr.cli.models import model_location, registry_option
 from dkrr.cli.progress import ProgressDisplay
-from dkrr.interruption import resumable
+from dkrr.store.interruption import resumable
 
 __all__: list[str] = []
 
@@ -56,7 +56,7 @@ def init_command(data: str, target: tuple[str | int, ...], output: Path | None, 
     """Print a commented job file for DATA, with whitening and a gamma from the median distance of its rows."""
     from dkrr.errors import JobFileError
     from dkrr.jobs.init import init_job
-    from dkrr.swap import create_bytes
+    from dkrr.store.documents import create_bytes
 
     exists = JobFileError(f"{output} exists", hint="choose another name or remove it")
     if output is not None and os.path.lexists(output):

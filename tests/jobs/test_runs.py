@@ -21,7 +21,6 @@ import pytest
 
 import dkrr
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError, ParameterError, StoreError
-from dkrr.interruption import fenced, resumable
 from dkrr.jobs.runs import monitor as monitor_module
 from dkrr.jobs.runs.directory import (
     MAX_EVENTS,
@@ -37,8 +36,9 @@ from dkrr.jobs.runs.driver import start_driver
 from dkrr.jobs.runs.lease import DriverLease, current_driver, epoch_name
 from dkrr.jobs.runs.monitor import MOST_SAMPLES, MOST_WORKERS, Monitor, Samples, driving
 from dkrr.jobs.runs.status import Status, Watch, look_once, read_status, write_status
-from dkrr.processes import is_gone, process_record, stale_seconds
-from dkrr.stores import write_json
+from dkrr.store.files import write_json
+from dkrr.store.interruption import fenced, resumable
+from dkrr.store.lease import is_gone, process_record, stale_seconds
 from tests.faults import wait_until
 
 FAR = {"host": "far-away", "pid": 1, "started": 0.0}

@@ -23,7 +23,7 @@ from dkrr.jobs.report.facts import Block, Findings, Text, known, progress_words,
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.jobs.runs.status import Status, look_once
 from dkrr.markup import cut, number, rate, seconds
-from dkrr.stores import write_file
+from dkrr.store.files import write_file
 
 if TYPE_CHECKING:
     from jinja2 import Template

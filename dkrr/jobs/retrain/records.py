@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dkrr.failpoints import failpoint
 from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
+from dkrr.store.failpoints import failpoint
 
 __all__ = ["LAST", "Records", "hash_of"]
 

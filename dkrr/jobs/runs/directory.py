@@ -37,13 +37,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_below, is_url, join, name_of, parent_of, parse_address
 from dkrr.errors import StoreError
-from dkrr.stores import (
+from dkrr.store.documents import create_bytes
+from dkrr.store.files import (
     children,
     delete_key,
+    is_below,
+    is_url,
+    join,
     key_size,
     local_root,
+    name_of,
+    parent_of,
+    parse_address,
     place,
     read_json,
     read_key,
@@ -51,7 +57,6 @@ from dkrr.stores import (
     write_json,
     write_key,
 )
-from dkrr.swap import create_bytes
 
 __all__ = [
     "RUNS_VARIABLE",

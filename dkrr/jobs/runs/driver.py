@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkrr.errors import DkrrError, LockedError, StoreError, told
-from dkrr.interruption import resumable
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.jobs.runs.lease import current_driver, described
 from dkrr.jobs.runs.monitor import CANCEL, error_facts, report_at_end
 from dkrr.jobs.runs.status import Status, look_once, read_status, write_status
-from dkrr.processes import process_record
+from dkrr.store.interruption import resumable
+from dkrr.store.lease import process_record
 
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
@@ -138,7 +138,7 @@ def start_driver(directory: RunDirectory) -> dict[str, Any]:
     Returns
     -------
     record : dict
-        ``kind`` ("here"), ``log``, and what :func:`dkrr.processes.process_record` says; plain values.
+        ``kind`` ("here"), ``log``, and what :func:`dkrr.store.lease.process_record` says; plain values.
     """
     from dkrr.engine.environment import subprocess_environment
 

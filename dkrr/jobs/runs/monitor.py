@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreError, told
-from dkrr.interruption import fenced, interrupt_main_thread
 from dkrr.jobs.runs.directory import EventLog, RunDirectory, utc_now
 from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, write_status
-from dkrr.processes import ABANDONED
-from dkrr.stores import full_disk
+from dkrr.store.files import full_disk
+from dkrr.store.interruption import fenced, interrupt_main_thread
+from dkrr.store.lease import ABANDONED
 
 __all__ = ["CANCEL", "Monitor", "Progress", "Samples", "driving", "error_facts", "report_at_end"]
 

@@ -18,7 +18,7 @@ from typing import Any
 from dkrr.errors import InterruptedRunError
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.jobs.runs.lease import current_driver, described, watch_driver
-from dkrr.processes import is_gone, is_here, is_stopped, stale_seconds
+from dkrr.store.lease import is_gone, is_here, is_stopped, stale_seconds
 
 __all__ = ["Meter", "Status", "Watch", "look_once", "read_status", "write_status"]
 
