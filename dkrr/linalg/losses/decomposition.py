@@ -74,7 +74,7 @@ WORKING_SET = 1_536
 MAX_FREE = 6_000
 PLACES = 3
 # A row is in it for its violation if that is more than this share of the largest one; besides them and the free ones
-# there is room for SPARE of both: with three places for each free one whatever their violations, blocks of K and steps in
+# there is room for SPARE of both: with three places for each free one whatever their violations, blocks and steps in
 # them took half of the time of a large C.
 VIOLATING, SPARE = 0.01, 0.25
 MAX_ROUNDS = 10_000
