@@ -727,3 +727,61 @@ def test_a_few_doubled_rows_do_not_hide_that_a_batch_comes_again(tmp_path: Path)
     (path.parent / "n2.csv").write_text("\n".join([header, *lines[:-1], *lines[:3], ""]))
     with pytest.raises(RefusedError, match=r"122 of its 122 rows are in .* already"):
         project.run()
+
+
+def written_again(path: Path, name: str) -> Path:
+    """The same rows in other bytes."""
+    again = path.with_name(f"{name}.csv")
+    again.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    return again
+
+
+@pytest.mark.parametrize("then", ["drift edited", "ledger lost", "delivered late"])
+@pytest.mark.parametrize("which", ["all", "some and new ones"])
+def test_rows_that_a_window_left_behind_do_not_come_in_again(which: str, then: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", window={"generations": 2}, gate={"tolerance": 9.0})
+
+    def deliver_again() -> None:
+        again = written_again(project.folder / "incoming/n1.csv", "again")
+        if which != "all":
+            more = project.deliver("more", seed=30, num_rows=40)
+            again.write_bytes(again.read_bytes() + more.read_bytes().partition(b"\n")[2])
+            more.unlink()
+
+    for night in (1, 2, 3, 4):
+        project.deliver(f"n{night}", seed=night)
+        if night == 2 and then != "delivered late":
+            deliver_again()
+        with contextlib.suppress(RefusedError):
+            project.run()
+    if then == "drift edited":
+        project.document["drift"] = {"shift": 1.1}
+    elif then == "ledger lost":
+        (project.folder / "models/demo/retrain/batches.json").unlink()
+    else:
+        deliver_again()
+    assert would(project)["again.csv"][0] == "refused"
+    with pytest.raises(RefusedError, match=r"again\.csv: .*(are those of generation 1 \(n1|120 of its 160 rows)"):
+        project.run()
+    assert [item.number for item in dkrr.open_dataset(project.folder / "rows.zarr").generations] == [3, 4]
+    assert project.run().outcome == "nothing new"
+
+
+def test_rows_of_a_dropped_generation_that_come_again_stay_held_out_or_trained_on(two_nights: Project) -> None:
+    project, incoming = two_nights, two_nights.folder / "incoming"
+    held_out = project.model.resolve().facts["held_out"]
+    dkrr.dataset.drop_generations(project.folder / "rows.zarr", [2])
+    written_again(incoming / "n2.csv", "corrected")
+    summary = project.run()
+    assert [batch["outcome"] for batch in summary.batches] == ["appended"]
+    assert project.model.resolve(str(summary.version)).facts["held_out"] == held_out
+    assert fitted_rows(project, str(summary.version)) == fitted_rows(project, project.model.versions()[1].id)
+
+
+def fitted_rows(project: Project, version: str) -> set[tuple[float, ...]]:
+    """The features that a version was fitted on."""
+    model = dkrr.load_model(project.model.resolve(version).model_path)
+    assert model.x_fit is not None
+    assert model.scaling is not None
+    rows = model.x_fit.read(0, model.num_rows) * model.scaling.x_std + model.scaling.x_mean
+    return {tuple(row) for row in np.round(rows, 6)}

@@ -12,7 +12,6 @@ import tempfile
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Generation, drop_generations, ingest, keep_last, open_dataset, read_mask
 from dkrr.dataset.destination import inspect
@@ -27,7 +26,16 @@ from dkrr.errors import (
 from dkrr.failpoints import failpoint
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.drift import Reference, compare_rows
-from dkrr.jobs.retrain.holdout import Mask, decided_mask, document_of, lost_generations, pack
+from dkrr.jobs.retrain.holdout import (
+    Mask,
+    decided_mask,
+    document_of,
+    known_rows,
+    lost_generations,
+    pack,
+    row_hashes,
+    rows_again,
+)
 from dkrr.jobs.retrain.incoming import Delivery, content_hash, deliveries
 from dkrr.jobs.retrain.ledger import PREFIX, Batch, Ledger
 from dkrr.jobs.retrain.records import hash_of
@@ -58,8 +66,6 @@ logger = logging.getLogger("dkrr.retrain")
 
 REFERENCE = "reference.json"
 INITIAL = "initial"
-# A batch is refused if more than this share of its rows is in the data set, beyond what comes again by chance.
-MOST_AGAIN = 0.1
 
 
 def current_dataset(spec: RetrainSpec) -> Dataset | None:
@@ -349,30 +355,11 @@ def _examined(
         if content_hash(delivery) != batch.key:
             remove_array(_staged(ledger, batch))
             raise InterruptedRunError(f"{delivery.location} was changed while it was read", hint="start again")
-    twin = None if base is None else _generation_of(base, staged, batch.label)
-    if twin is not None:
-        label = f" ({twin.label})" if twin.label else ""
-        return found | {
-            "reasons": [
-                f"its {staged.num_rows:,} rows are those of generation {twin.number}{label}, which {spec.retrain.data} "
-                "has: a second time they would be held out and trained on; take the file away, or drop the generation"
-            ],
-            "num_rows": staged.num_rows,
-        }
-    if seen := held_out_again(spec, ledger, staged):
-        return found | {
-            "reasons": [f"it has {seen}, which are never added; deliver it without them"],
-            "num_rows": staged.num_rows,
-        }
-    again = 0 if base is None else _rows_again(base, staged, _is_of(base, batch.label))
-    if again:
-        return found | {
-            "reasons": [
-                f"{again:,} of its {staged.num_rows:,} rows are in {spec.retrain.data} already: a second time they "
-                "would be held out and trained on; deliver those that are new"
-            ],
-            "num_rows": staged.num_rows,
-        }
+    reason = _doubled(spec, base, staged, batch.label)
+    if not reason and (seen := held_out_again(spec, ledger, staged)):
+        reason = f"it has {seen}, which are never added; deliver it without them"
+    if reason:
+        return found | {"reasons": [reason], "num_rows": staged.num_rows}
     findings = [] if reference is None else compare_rows(reference, staged, spec.drift)
     return found | {
         "accepted": not findings,
@@ -382,21 +369,36 @@ def _examined(
     }
 
 
-def _is_of(dataset: Dataset, label: str) -> NDArray[np.bool_]:
-    """Which rows are of the generation with a label (n,)."""
-    found, generation = np.zeros(dataset.num_rows, dtype=np.bool_), _labelled(dataset, label)
-    if generation is not None:
-        found[generation.n - generation.num_rows : generation.n] = True
-    return found
+def _doubled(spec: RetrainSpec, base: Dataset | None, staged: Dataset, label: str) -> str:
+    """Why rows are not added for a second time: the data set has them, or its window has left them behind; else "".
 
-
-def _generation_of(dataset: Dataset, staged: Dataset, label: str) -> Generation | None:
-    """The generation that has the very rows of a batch, whatever bytes and name they came in; not the batch's own.
-
-    Cost: the rows of generations that are as long, up to the first that differs.
+    Those of a generation that was dropped by hand, and is not the oldest under a window, may come again.
     """
-    known = (item for item in dataset.generations if item.num_rows == staged.num_rows and item.label != label)
-    return next((item for item in known if _has_rows(dataset, item, staged)), None)
+    present = {} if base is None else {item.number: item for item in base.generations}
+    oldest = min(present) if spec.window is not None and present else 0
+    known = [
+        item
+        for item in known_rows(RunDirectory(spec.directory), base)
+        if item.label != label and (item.number in present or item.number < oldest)
+    ]
+    mine, data = row_hashes(staged), spec.retrain.data
+    for item in known:
+        if np.array_equal(item.hashes, mine):
+            named = f" ({item.label})" if item.label else ""
+            has = "has" if item.number in present else "had, and its window has left behind"
+            remedy = "take the file away" + (", or drop the generation" if item.number in present else "")
+            return (
+                f"its {staged.num_rows:,} rows are those of generation {item.number}{named}, which {data} {has}: "
+                f"a second time they would be held out and trained on; {remedy}"
+            )
+    again = rows_again(np.concatenate([item.hashes for item in known]), mine) if known else 0
+    if not again:
+        return ""
+    were = "" if oldest <= 1 else ", or were until its window left them behind"
+    return (
+        f"{again:,} of its {staged.num_rows:,} rows are in {data} already{were}: a second time they would be held out "
+        "and trained on; deliver those that are new"
+    )
 
 
 def _has_rows(dataset: Dataset, generation: Generation, staged: Dataset) -> bool:
@@ -418,22 +420,7 @@ def _has_rows(dataset: Dataset, generation: Generation, staged: Dataset) -> bool
     return True
 
 
-def _rows_again(rows: Dataset, others: Dataset, without: NDArray[np.bool_] | None = None) -> int:
-    """How many of the other rows are among these, wherever they stand; 0 where no more are than come again by chance.
-
-    A new row is there by chance as often as these rows are alike among themselves. Those ``without`` do not count.
-
-    Cost: all rows are read once; 8 bytes a row.
-    """
-    mine = np.concatenate([_hashes(others, start, stop) for start, stop in others.X.blocks()])
-    theirs = np.concatenate([_hashes(rows, start, stop) for start, stop in rows.X.blocks()])
-    values, counts = np.unique(theirs if without is None else theirs[~without], return_counts=True)
-    alike = counts[counts > 1].sum() / max(1, counts.sum())
-    again = int(np.count_nonzero(np.isin(mine, values)))
-    return again if again > (MOST_AGAIN + alike) * len(mine) else 0
-
-
-def held_out_again(spec: RetrainSpec, ledger: Ledger, rows: Dataset, without: NDArray[np.bool_] | None = None) -> str:
+def held_out_again(spec: RetrainSpec, ledger: Ledger, rows: Dataset, without: Mask | None = None) -> str:
     """What says that the held-out rows of a file of their own are among others; "" where they are not.
 
     Cost: all rows are read once.
@@ -443,19 +430,9 @@ def held_out_again(spec: RetrainSpec, ledger: Ledger, rows: Dataset, without: ND
         return ""
     given = spec.job.data.options() | {"like": rows}
     held_out = _ingested(path, ledger.directory.path("staged/held-out.zarr"), given)
-    again = _rows_again(rows, held_out, without)
+    theirs = row_hashes(rows)
+    again = rows_again(theirs if without is None else theirs[~without], row_hashes(held_out))
     return f"{again:,} of the {held_out.num_rows:,} held-out rows of {path}" if again else ""
-
-
-def _hashes(dataset: Dataset, start: int, stop: int) -> NDArray[np.uint64]:
-    """A number for each row that tells features and targets from others."""
-    parts = [part.read(start, stop) for part in (dataset.X, dataset.y) if part is not None]
-    bits = np.ascontiguousarray(np.column_stack(parts) + 0.0).view(np.uint64)  # 0.0 and -0.0 are the same number
-    total = np.zeros(len(bits), dtype=np.uint64)
-    for column in bits.T:
-        total = (total ^ (column >> np.uint64(29)) ^ column) * np.uint64(0x9E3779B97F4A7C15)
-        total ^= total >> np.uint64(32)
-    return total
 
 
 def _read(spec: RetrainSpec, ledger: Ledger, batch: Batch, delivery: Delivery, base: Dataset | None) -> Dataset:

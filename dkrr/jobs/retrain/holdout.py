@@ -5,6 +5,10 @@ fit has seen cannot become a held-out one by another setting, and a held-out row
 their numbers, counted over all rows that the data set ever had (:class:`~dkrr.dataset.Generation`), so they keep their
 answers when a window slides. Rows that were dropped for missing values have numbers, and answers, too.
 
+A row that comes again is known by its values, a hash of which is kept beside each decision (``holdout/000001.npy``),
+also when a window has left it behind or its generation was dropped: it does not become a held-out row after a fit has
+seen it, nor a training row after it was held out.
+
 The documents are also what tells that a data set was lost, set back or made anew: it must have had the generations that
 were decided about, under these numbers and labels, and of these rows.
 """
@@ -14,6 +18,8 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,10 +33,34 @@ from dkrr.jobs.retrain.spec import HoldoutSpec
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.stores import children, json_bytes
 
-__all__ = ["decided_mask", "decisions", "document_of", "lost_generations", "pack", "save_mask", "unpack"]
+__all__ = [
+    "KnownRows",
+    "decided_mask",
+    "decisions",
+    "document_of",
+    "known_rows",
+    "lost_generations",
+    "pack",
+    "row_hashes",
+    "rows_again",
+    "save_mask",
+    "unpack",
+]
 
 Mask = NDArray[np.bool_]
 _NAME = re.compile(r"\d{6}\.json")
+# rows come again if more than this share of them is known, beyond what comes again by chance
+MOST_AGAIN = 0.1
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """The rows of a generation that was decided about: a hash of each, and which are held out, both (m,)."""
+
+    number: int
+    label: str | None
+    hashes: NDArray[np.uint64]
+    held_out: Mask
 
 
 def document_of(number: int) -> str:
@@ -71,17 +101,105 @@ def decided_mask(
     DataError
         A mask file that is too short.
     """
-    parts = [_decided(directory, dataset, generation, holdout, given or {}) for generation in dataset.generations]
+    known = {item.number: item for item in known_rows(directory)} if _undecided(directory, dataset) else {}
+    parts = [
+        _decided(directory, dataset, generation, holdout, given or {}, known) for generation in dataset.generations
+    ]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
 
 
+def _undecided(directory: RunDirectory, dataset: Dataset) -> set[int]:
+    return {generation.number for generation in dataset.generations} - set(_decided_numbers(directory))
+
+
+def known_rows(directory: RunDirectory, dataset: Dataset | None = None) -> list[KnownRows]:
+    """The rows of every generation that was decided about, and those of a data set, by number.
+
+    Raises
+    ------
+    StoreError
+        The hashes of a generation are gone.
+
+    Cost
+    ----
+    8 bytes a row are read; of generations of ``dataset`` that were not decided about their rows.
+    """
+    found = []
+    for document in decisions(directory):
+        name = document_of(number := int(document["generation"])).replace(".json", ".npy")
+        data = directory.read_bytes(name)
+        if data is None:
+            raise StoreError(f"{directory.path(name)} is gone", hint="restore it: it tells which rows come again")
+        held_out, kept = (unpack(document[key], int(document["num_rows"])) for key in ("held_out", "kept"))
+        found.append(KnownRows(number, document["label"], np.load(io.BytesIO(data)), held_out[kept]))
+    if dataset is not None:
+        decided = {item.number for item in found}
+        found += [
+            KnownRows(item.number, item.label, row_hashes(dataset, item.start, item.n), np.zeros(item.num_rows, bool))
+            for item in dataset.generations
+            if item.number not in decided
+        ]
+    return found
+
+
+def row_hashes(dataset: Dataset, start: int = 0, stop: int | None = None) -> NDArray[np.uint64]:
+    """A number for each row that tells its features and targets from others (m,)."""
+    stop = dataset.num_rows if stop is None else stop
+    found = np.empty(stop - start, dtype=np.uint64)
+    for first, last in dataset.X.blocks():
+        low, high = max(first, start), min(last, stop)
+        if low >= high:
+            continue
+        parts = [part.read(low, high) for part in (dataset.X, dataset.y) if part is not None]
+        bits = np.ascontiguousarray(np.column_stack(parts) + 0.0).view(np.uint64)  # 0.0 and -0.0 are the same number
+        total = np.zeros(len(bits), dtype=np.uint64)
+        for column in bits.T:
+            total = (total ^ (column >> np.uint64(29)) ^ column) * np.uint64(0x9E3779B97F4A7C15)
+            total ^= total >> np.uint64(32)
+        found[low - start : high - start] = total
+    return found
+
+
+def rows_again(known: NDArray[np.uint64], rows: NDArray[np.uint64]) -> int:
+    """How many rows are among those that are known; 0 where no more are than come again by chance.
+
+    A new row is there by chance as often as the known rows are alike among themselves.
+    """
+    values, counts = np.unique(known, return_counts=True)
+    alike = counts[counts > 1].sum() / max(1, counts.sum())
+    again = int(np.count_nonzero(np.isin(rows, values)))
+    return again if again > (MOST_AGAIN + alike) * len(rows) else 0
+
+
+def _as_before(known: Iterable[KnownRows], hashes: NDArray[np.uint64], mask: Mask) -> Mask:
+    """Which rows are held out, where those that come again stay what they were: seen, if a fit ever had them."""
+    before = list(known)
+    if not before:
+        return mask
+    every = np.concatenate([item.hashes for item in before])
+    if not rows_again(every, hashes):
+        return mask
+    seen = every[~np.concatenate([item.held_out for item in before])]
+    return np.where(np.isin(hashes, every), ~np.isin(hashes, seen), mask)
+
+
 def _decided(
-    directory: RunDirectory, dataset: Dataset, generation: Generation, holdout: HoldoutSpec, given: dict[int, str]
+    directory: RunDirectory,
+    dataset: Dataset,
+    generation: Generation,
+    holdout: HoldoutSpec,
+    given: dict[int, str],
+    known: dict[int, KnownRows],
 ) -> Mask:
     name = document_of(generation.number)
     found = directory.read(name)
     if found is None:
-        mask = _decide(dataset, generation, holdout, given)
+        mask, hashes = _decide(dataset, generation, holdout, given), row_hashes(dataset, generation.start, generation.n)
+        mask[generation.kept] = _as_before(known.values(), hashes, mask[generation.kept])
+        known[generation.number] = KnownRows(generation.number, generation.label, hashes, mask[generation.kept])
+        buffer = io.BytesIO()
+        np.save(buffer, hashes)
+        directory.write_bytes(name.replace(".json", ".npy"), buffer.getvalue())
         document: dict[str, Any] = {
             "generation": generation.number,
             "label": generation.label,
@@ -89,6 +207,7 @@ def _decided(
             "num_rows": len(generation.kept),
             "digest": generation.digest,
             "held_out": pack(mask),
+            "kept": pack(generation.kept),
         }
         if directory.create(name, json_bytes(document)):
             return mask[generation.kept]
@@ -96,8 +215,8 @@ def _decided(
     # a window may have cut rows off at the beginning
     whole = unpack(found["held_out"], int(found["num_rows"]))
     skipped = generation.first_row - int(found["first_row"])
-    # of the first generation the digest is that of its rows alone; older documents have none
-    others = generation.number == 1 and skipped == 0 and found.get("digest", generation.digest) != generation.digest
+    # of the first generation the digest is that of its rows alone
+    others = generation.number == 1 and skipped == 0 and found["digest"] != generation.digest
     is_known = skipped >= 0 and skipped + len(generation.kept) == len(whole) and found["label"] == generation.label
     if others or not is_known:
         raise StoreError(
