@@ -38,8 +38,7 @@ from typing import Any
 from dkrr.address import is_below, is_url, join, name_of, parent_of, relative_to, sibling
 from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.inspection import kind_of
-from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
-from dkrr.jobs.registry.versions import VERSIONS, list_versions
+from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel
 from dkrr.linalg.factor.scratch import factor_of_scratch
 from dkrr.linalg.lineage import recorded_models
 from dkrr.lock import hold_lock
@@ -279,10 +278,9 @@ class _Tree:
             if name != ALIASES:
                 continue
             location = join(self.location, folder) if folder else self.location
-            versions = list_versions(location)
-            kept = versions_kept(read_aliases(location), versions, grace_seconds=GRACE_SECONDS)
             start = f"{folder}/{VERSIONS}" if folder else VERSIONS
-            yield from (f"{start}/{version.id}/" for version in versions if version.id not in kept)
+            unneeded = NamedModel(location).unneeded(grace_seconds=GRACE_SECONDS)
+            yield from (f"{start}/{version.id}/" for version in unneeded)
 
     def unfinished_plans(self) -> Iterable[dict[str, Any]]:
         """Plans of runs that were started and have no result yet, or were started again since, with other rows."""

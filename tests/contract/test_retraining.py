@@ -604,14 +604,14 @@ def test_rows_that_change_while_a_fit_runs_are_not_those_that_models_are_compare
     project.deliver("n2", seed=2)
     alone = project.copied(tmp_path / "alone").run()
 
-    real = dkrr.jobs.retrain.fit.drive_job
+    real = dkrr.jobs.retrain.model.drive_job
 
     def disturbed(*args: Any, **options: Any) -> Any:
         summary = real(*args, **options)
         changes_rows(project, keep_rows)
         return summary
 
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", disturbed)
     found = project.run()
     sentences = [
         check["sentence"].replace(str(found.version), "") for check in found.checks if check["name"] == "score"
@@ -619,7 +619,7 @@ def test_rows_that_change_while_a_fit_runs_are_not_those_that_models_are_compare
     said = [check["sentence"] for check in alone.checks if check["name"] == "score"]
     assert sentences == said
     assert found.outcome == "promoted"
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", real)
     assert project.run().outcome == "promoted"  # of what is there now
 
 
@@ -629,16 +629,16 @@ def test_rows_that_change_before_a_fit_opens_them_are_fitted_by_the_next(
     project = Project(tmp_path / "p", gate={"tolerance": 9.0})
     for night in (1, 2):
         project.deliver(f"n{night}", seed=night)
-    real = dkrr.jobs.retrain.fit.drive_job
+    real = dkrr.jobs.retrain.model.drive_job
 
     def disturbed(*args: Any, **options: Any) -> Any:
         changes_rows(project, 240)
         return real(*args, **options)
 
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", disturbed)
     with pytest.raises(InterruptedRunError, match="was changed"):
         project.run()
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", real)
     assert project.run().outcome == "promoted"
 
 
@@ -655,16 +655,16 @@ def test_held_out_rows_that_are_replaced_while_a_fit_runs_judge_both_models_or_n
     other = project.deliver("other", seed=8, num_rows=50).rename(project.folder / "other.csv")
     expected = project.copied(tmp_path / "alone")
     shutil.copy(other, expected.folder / "test.csv")
-    real = dkrr.jobs.retrain.fit.drive_job
+    real = dkrr.jobs.retrain.model.drive_job
 
     def disturbed(*args: Any, **options: Any) -> Any:
         summary = real(*args, **options)
         shutil.copy(other, project.folder / "test.csv")
         return summary
 
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", disturbed)
     found = project.run()
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", real)
     scores = [[check for check in one.checks if check["name"] == "score"] for one in (found, expected.run())]
     assert scores[0] == scores[1] != []
 

@@ -29,7 +29,7 @@ from dkrr.jobs import mistakes
 from dkrr.jobs.fields import Column, Location, is_data_file, locate
 from dkrr.jobs.kernel_table import Table
 from dkrr.jobs.loss_spec import Mistake, has_metric, metrics_of
-from dkrr.jobs.registry.names import check_name
+from dkrr.jobs.registry import check_name
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.toml import read_toml
 

@@ -13,7 +13,7 @@ import zarr
 
 from dkrr import load_model
 from dkrr.errors import DkrrError, LockedError, ParameterError, StoreError
-from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, prune_versions
+from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference
 from dkrr.jobs.scoring import predict_registered
 from dkrr.jobs.uncertain import Asked
 from dkrr.lock import hold_lock
@@ -109,7 +109,7 @@ def test_a_version_that_was_pruned_since_is_replaced(model: NamedModel, saved: l
     for alpha in (20.0, 30.0):
         model.add(make_model(tmp_path / f"{alpha}.zarr", alpha))
         model.promote()
-    assert first.id in {version.id for version in prune_versions(model.location, keep=0, grace_seconds=0)}
+    assert first.id in {version.id for version in model.prune(keep=0, grace_seconds=0)}
     done = predict_registered(PRODUCTION, "rows.npy", "out.npy")
     assert done.version == model.resolve()
     assert np.array_equal(np.load("out.npy"), load_model(done.version.model_path).predict(ROWS))

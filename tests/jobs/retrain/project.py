@@ -35,7 +35,7 @@ def rows_of(seed: int, num_rows: int) -> np.ndarray:
 
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run the tasks of jobs in this process; the list gets an entry for each executor that is started."""
-    import dkrr.jobs.retrain.tick
+    import dkrr.jobs.retrain.model
     import dkrr.jobs.run
     import dkrr.jobs.tune
 
@@ -46,7 +46,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(job.output.directory)
         yield InProcessExecutor()
 
-    for module in (dkrr.jobs.run, dkrr.jobs.tune, dkrr.jobs.retrain.tick):
+    for module in (dkrr.jobs.run, dkrr.jobs.tune, dkrr.jobs.retrain.model):
         monkeypatch.setattr(module, "job_executor", job_executor)
     return started
 

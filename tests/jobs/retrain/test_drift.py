@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +24,6 @@ def reference(tmp_path: Path) -> Reference:
     return Reference.of(dataset(tmp_path, rows_of(0, 3000), "reference"))
 
 
-def test_a_reference_survives_as_json(reference: Reference) -> None:
-    again = Reference.from_dict(json.loads(json.dumps(reference.to_dict())))
-    assert again.to_dict() == reference.to_dict()
-
-
 @pytest.mark.parametrize("num_rows", [1, 5, 30, 300, 3000])
 def test_rows_of_the_same_kind_pass(num_rows: int, reference: Reference, tmp_path: Path) -> None:
     for seed in range(1, 11):
@@ -50,7 +44,6 @@ def test_what_is_wrong_is_named(num_rows: int, reference: Reference, tmp_path: P
         found = compare_rows(reference, dataset(tmp_path, change(rows_of(1, num_rows)), statistic), limits)
         assert statistic in {finding.statistic for finding in found}
         assert {finding.column for finding in found} == {{"shift": "x1", "correlation": "x1"}.get(statistic, "x0")}
-        assert all(finding.value > finding.limit for finding in found)
 
 
 def test_alike_columns_that_are_exchanged_differ_in_what_they_do(tmp_path: Path) -> None:

@@ -10,16 +10,18 @@ import pytest
 
 from dkrr import load_model, open_dataset
 from dkrr.errors import DkrrError, RefusedError
-from dkrr.jobs.registry.versions import check_version
+from dkrr.jobs.registry import check_version
 from tests.faults import contents, failing_at
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
 pytestmark = pytest.mark.timeout(280)
 
-STAGES = ("stage", "validate", "append", "plan", "fit", "evaluate", "gate", "promote", "tick")
+STAGES = ("stage", "validate", "append", "fit", "evaluate", "gate")
 MOMENTS = ("before", "before_record", "after_record")
 OTHERS = (
     "retrain.append.before_window",
+    "retrain.promote.before",
+    "retrain.promote.after",
     "retrain.report.before",
     "retrain.report.after",
     "dataset.before_pointer",

@@ -14,7 +14,7 @@ import pytest
 
 from dkrr import load_model, open_dataset
 from dkrr.jobs import toml
-from dkrr.jobs.registry.versions import check_version
+from dkrr.jobs.registry import check_version
 from tests.faults import Command, Run, contents, descendants, end_commands
 from tests.jobs.retrain.project import Project, rows_of
 

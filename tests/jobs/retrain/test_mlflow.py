@@ -13,7 +13,7 @@ import pytest
 from dkrr import load_model
 from dkrr.errors import ParameterError
 from dkrr.jobs.retrain import mlflow_log
-from dkrr.jobs.retrain.mlflow_model import Predictor
+from dkrr.jobs.retrain.mlflow_log import Predictor
 from tests.jobs.retrain.project import COLUMNS, Project, in_process, rows_of
 
 pytestmark = pytest.mark.timeout(280)
