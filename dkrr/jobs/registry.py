@@ -36,20 +36,30 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dkrr.address import is_url, join, name_of, parent_of, parse_address
 from dkrr.errors import LockedError, ParameterError, StoreError
-from dkrr.failpoints import failpoint
-from dkrr.interruption import check_fence
 from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.events import utc_now
-from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_links
-from dkrr.processes import process_record
-from dkrr.stores import (
+from dkrr.store.documents import (
+    MANIFEST,
+    check_manifest,
+    create_json,
+    manifest_digest,
+    read_versioned,
+    refuse_links,
+    swap_json,
+)
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import (
     children,
     delete_key,
+    is_url,
+    join,
     key_size,
     list_keys,
+    name_of,
     note_user,
+    parent_of,
+    parse_address,
     read_json,
     read_key,
     remove_array,
@@ -57,7 +67,8 @@ from dkrr.stores import (
     sync_path,
     write_key,
 )
-from dkrr.swap import create_json, read_versioned, swap_json
+from dkrr.store.interruption import check_fence
+from dkrr.store.lease import process_record
 
 __all__ = [
     "ALIASES",

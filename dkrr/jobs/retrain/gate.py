@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.jobs.retrain.drift import Finding
 from dkrr.jobs.retrain.spec import GateSpec
-from dkrr.large_predictions import MAX_IN_PROCESS_ENTRIES
-from dkrr.model import load_model
-from dkrr.prediction import LOWER_IS_BETTER, Score, score_dataset
+from dkrr.models.large_predictions import MAX_IN_PROCESS_ENTRIES
+from dkrr.models.model import load_model
+from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.threads import single_blas_thread
 
 __all__ = ["Check", "enough_rows", "judge", "score_model", "score_of"]

@@ -29,12 +29,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import join
 from dkrr.dataset import Dataset, Generation, ingest, open_dataset, read_mask, row_hash_fraction
 from dkrr.dataset.destination import inspect
 from dkrr.dataset.generations import pack, unpack
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
-from dkrr.failpoints import failpoint
 from dkrr.jobs.documents import plain
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.deliveries import Delivery, content_hash, deliveries
@@ -42,7 +40,8 @@ from dkrr.jobs.retrain.drift import Reference, compare_rows
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
-from dkrr.stores import children, json_bytes, place, remove_array
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import children, join, json_bytes, place, remove_array
 
 __all__ = ["INITIAL", "LAST", "History", "digests", "hash_of", "held_out_bytes", "open_rows"]
 

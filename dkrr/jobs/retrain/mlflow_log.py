@@ -17,8 +17,8 @@ from dkrr.errors import ParameterError
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.report import RetrainSummary
 from dkrr.jobs.retrain.spec import MlflowSpec
-from dkrr.model import Model, load_model
-from dkrr.stores import is_url
+from dkrr.models.model import Model, load_model
+from dkrr.store.files import is_url
 
 __all__ = ["Predictor", "load_mlflow", "log_tick"]
 

@@ -20,12 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import join, name_of
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.errors import DkrrError, InterruptedRunError, JobFileError, LockedError, StoreError
-from dkrr.failpoints import failpoint
-from dkrr.interruption import fence_holder
 from dkrr.jobs.documents import plain
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.registry import NamedModel
@@ -40,7 +37,9 @@ from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
-from dkrr.stores import children, note_user
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import children, join, name_of, note_user
+from dkrr.store.interruption import fence_holder
 
 __all__ = ["forget_runs", "improve"]
 
