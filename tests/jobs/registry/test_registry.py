@@ -15,7 +15,7 @@ import pytest
 from dkrr import load_model
 from dkrr.errors import LockedError, ParameterError, StoreError
 from dkrr.jobs.inspection import describe, verify
-from dkrr.jobs.registry import ModelRegistry, NamedModel, models_folder, parse_reference
+from dkrr.jobs.registry import ModelRegistry, NamedModel
 from tests.faults import contents, failing_at
 from tests.jobs.registry.helpers import ROWS, make_model
 from tests.s3 import Bucket, bucket, s3_server
@@ -272,22 +272,6 @@ def test_what_is_there_and_whether_it_is_whole(model: NamedModel, saved: list[st
     problems = verify(model.location)
     assert len(problems) == 3
     assert f"candidate is version {b}, which is missing or not complete" in problems
-
-
-def test_how_models_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = parse_reference("demo@production")
-    assert found is not None
-    assert (found.name, found.selector) == ("demo", "production")
-    for text in ("runs/demo", "s3://bucket/demo@production", "Demo@production", "demo@", "a@b@c"):
-        assert parse_reference(text) is None
-    (tmp_path / "demo@production").mkdir()
-    assert parse_reference("demo@production") is None, "a path that exists is meant"
-    monkeypatch.delenv("DKRR_MODELS", raising=False)
-    assert models_folder() == str(tmp_path / "models")
-    monkeypatch.setenv("DKRR_MODELS", "s3://bucket/models")
-    assert models_folder() == "s3://bucket/models"
-    assert models_folder("elsewhere") == str(tmp_path / "elsewhere")
 
 
 def test_a_foreign_or_newer_document_is_refused(model: NamedModel, saved: list[str]) -> None:

@@ -115,14 +115,6 @@ def test_a_version_that_was_pruned_since_is_replaced(model: NamedModel, saved: l
     assert np.array_equal(np.load("out.npy"), load_model(done.version.model_path).predict(ROWS))
 
 
-def test_rows_that_changed_are_predicted_anew(model: NamedModel, saved: list[str]) -> None:
-    with failing_at("predict.before_pointer:@1:eio"), pytest.raises(StoreError, match="error"):
-        predict_registered(PRODUCTION, "rows.npy", "out.npy")
-    np.save("rows.npy", ROWS[:30] + 1)
-    assert predict_registered(PRODUCTION, "rows.npy", "out.npy").num_rows == 30
-    assert np.array_equal(np.load("out.npy"), load_model(saved[0]).predict(ROWS[:30] + 1))
-
-
 def test_one_process_an_output_and_mistakes_leave_nothing(model: NamedModel, tmp_path: Path) -> None:
     with hold_lock(str(tmp_path / "out.npy.work")), pytest.raises(LockedError):
         predict_registered(PRODUCTION, "rows.npy", str(tmp_path / "out.npy"))

@@ -9,7 +9,7 @@ import pytest
 
 from dkrr import load_model, open_dataset
 from dkrr.dataset import row_hash_fraction
-from dkrr.errors import DataError, RefusedError, StoreError
+from dkrr.errors import DataError, RefusedError
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
 pytestmark = pytest.mark.timeout(280)
@@ -94,18 +94,6 @@ def test_a_mask_in_a_file_grows_with_the_data(tmp_path: Path) -> None:
     assert np.array_equal(has(fitted(project), rows), np.concatenate([~mask[:120], mask[120:]]))
 
 
-def test_rows_in_a_file_of_their_own(tmp_path: Path) -> None:
-    project = Project(tmp_path / "p", holdout={"path": "held-out.csv"})
-    del project.document["holdout"]["fraction"]
-    held = project.deliver("held-out", seed=50, num_rows=60)
-    held.rename(project.folder / "held-out.csv")
-    project.deliver("n1", seed=1)
-    summary = project.run()
-    assert summary.outcome == "promoted"
-    assert "60 held-out rows" in summary.checks[0]["sentence"]
-    assert has(fitted(project), rows_of(1, 120)[:, :3]).all()
-
-
 def test_the_first_rows_of_a_job_and_a_data_set_of_before(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", data={"path": "first.csv"})
     project.deliver("n0", seed=1).rename(project.folder / "first.csv")
@@ -116,17 +104,3 @@ def test_the_first_rows_of_a_job_and_a_data_set_of_before(tmp_path: Path) -> Non
     project.deliver("n1", seed=2)
     assert project.run().outcome == "promoted"
     assert np.array_equal(has(fitted(project), rows_of(1, 120)[:, :3]), ~row_hash_fraction(0, 120, 0.2))
-
-
-def test_a_data_set_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
-    import shutil
-
-    from dkrr import ingest
-
-    project = Project(tmp_path / "p")
-    project.deliver("n1", seed=1)
-    project.run()
-    shutil.rmtree(project.folder / "rows.zarr")
-    ingest(project.deliver("n2", seed=2, num_rows=50), project.folder / "rows.zarr", target="y")
-    with pytest.raises(StoreError, match="the data set was made anew"):
-        project.run()

@@ -103,16 +103,6 @@ def test_a_corrected_file_under_the_same_name_is_a_new_batch(project: Project) -
     assert open_dataset(project.folder / "rows.zarr").num_rows == 240
 
 
-def test_one_file_that_is_written_anew_each_night(tmp_path: Path, started: list[str]) -> None:
-    project = Project(tmp_path / "p", retrain={"incoming": "incoming/today.csv"})
-    assert project.run().outcome == "nothing new"
-    for seed in (1, 2):
-        project.deliver("today", seed)
-        assert project.run().outcome == "promoted"
-        assert project.run().outcome == "nothing new"
-    assert open_dataset(project.folder / "rows.zarr").num_rows == 240
-
-
 @pytest.mark.system
 def test_what_production_was_made_with_is_no_garbage(project: Project) -> None:
     for night in (2, 3, 4):
