@@ -132,11 +132,13 @@ class History:
         if named := _LABEL.fullmatch(label or ""):
             self.batches[named[2]] = named[1], number
 
-    def write(self) -> None:
-        """Replace ``batches.json``."""
+    def write(self, stage: str = "memo") -> None:
+        """Replace ``batches.json``, at the end of a stage."""
+        failpoint(f"retrain.{stage}.before_record")
         if not self.is_dry:
             document = {"files": self.files, "refused": self.refused, "gone": self.gone, "labels": self.labels}
             self.directory.write(BATCHES, plain(document))
+        failpoint(f"retrain.{stage}.after_record")
 
     def _path(self, number: int, suffix: str) -> str:
         return f"holdout/{number:06d}{suffix}"
@@ -330,9 +332,7 @@ class History:
         if known is None or known["state"] != delivery.state:
             failpoint("retrain.stage.before")
             known = self.files[delivery.name] = {"key": content_hash(delivery), "state": delivery.state}
-            failpoint("retrain.stage.before_record")
-            self.write()
-            failpoint("retrain.stage.after_record")
+            self.write("stage")
         return str(known["key"])
 
     def validate(self, delivery: Delivery, key: str, dataset: Dataset | None) -> Dataset | None:
@@ -362,7 +362,6 @@ class History:
                 raise InterruptedRunError(f"{delivery.location} was changed while it was read", hint="start again")
             if staged is not None and not is_first and not reasons and self.reference is not None:
                 reasons = [finding.sentence for finding in compare_rows(self.reference, staged, spec.drift)]
-        failpoint("retrain.validate.before_record")
         self.refused.pop(key, None)
         if is_first or reasons:
             self.refused[key] = {
@@ -375,8 +374,7 @@ class History:
                 "at": utc_now(),
             }
             self.forget(key)
-        self.write()
-        failpoint("retrain.validate.after_record")
+        self.write("validate")
         return None if is_first or reasons else staged
 
     def _doubled(self, staged: Dataset, dataset: Dataset | None) -> tuple[bool, list[str]]:
@@ -413,9 +411,7 @@ class History:
         if dataset is None or f"{name} {key}" not in [item.label for item in dataset.generations]:
             dataset = ingest(staged, self.spec.retrain.data, append=True, label=f"{name} {key}")
         self.held_out(dataset)
-        failpoint("retrain.append.before_record")
-        self.write()
-        failpoint("retrain.append.after_record")
+        self.write("append")
         self.forget(key)
         return dataset
 
