@@ -335,10 +335,10 @@ class History:
             self.write("stage")
         return str(known["key"])
 
-    def validate(self, delivery: Delivery, key: str, dataset: Dataset | None) -> Dataset | None:
+    def validate(self, delivery: Delivery, key: str, dataset: Dataset | None, rules: str) -> Dataset | None:
         """The rows of a batch that is accepted, as a data set of their own; None for others, which are noted."""
         failpoint("retrain.validate.before")
-        spec, rules, staged = self.spec, self.rules(dataset), None
+        spec, staged = self.spec, None
         # one file that is written anew each night is another batch each night; in a folder a name is a batch
         named = [number for name, number in self.batches.values() if name == delivery.name]
         named += [1 for item in self.refused.values() if item["judged_by"] is None and item["name"] == delivery.name]
@@ -408,8 +408,7 @@ class History:
             self.batches[key] = name, 0
             return dataset or staged
         failpoint("retrain.append.before")
-        if dataset is None or f"{name} {key}" not in [item.label for item in dataset.generations]:
-            dataset = ingest(staged, self.spec.retrain.data, append=True, label=f"{name} {key}")
+        dataset = ingest(staged, self.spec.retrain.data, append=True, label=f"{name} {key}")
         self.held_out(dataset)
         self.write("append")
         self.forget(key)

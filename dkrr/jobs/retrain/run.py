@@ -206,18 +206,19 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     if dataset is not None:
         history.freeze_reference(dataset)
     phase("stage")
-    there = set()
+    there, rules = set(), history.rules(dataset)
     for delivery in history.deliveries():
         there.add(key := history.stage(delivery))
-        if not history.is_due(delivery, history.rules(dataset)):
+        if not history.is_due(delivery, rules):
             continue
         phase("validate")
-        staged = history.validate(delivery, key, dataset)
+        staged = history.validate(delivery, key, dataset, rules)
         if staged is not None:
             phase("append")
             summary.add_batch(delivery.name, "appended", "append", staged.num_rows)
             dataset = history.append(delivery.name, key, staged, dataset)
             history.freeze_reference(dataset)
+            rules = history.rules(dataset)
     for key, refused in history.refused.items():
         if not refused["told"] or (history.is_dry and key in there and refused["reasons"]):
             summary.add_batch(refused["name"], "refused", refused["stage"], refused["num_rows"], refused["reasons"])
