@@ -65,16 +65,6 @@ def test_what_runs_and_models_name_is_kept(store: Path) -> None:
     assert names(store) == {f"{KEYS[1]}.zarr", f"{KEYS[3]}-train.zarr"}
 
 
-def test_the_sizes_and_the_deletion(store: Path) -> None:
-    make_old(store.parent)
-    items = {item.path.name: item for item in find_garbage(store)}
-    document = len((store / "factors" / f"{KEYS[1]}.zarr" / "zarr.json").read_bytes())
-    assert items[f"{KEYS[1]}.zarr"].num_bytes == 5000 + document
-    assert delete_garbage([items[f"{KEYS[1]}.zarr"]], lambda: find_garbage(store)) == (5000 + document, [])
-    assert not (store / "factors" / f"{KEYS[1]}.zarr").exists()
-    assert (store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / "0").exists()
-
-
 def test_what_changed_lately_is_left_alone(store: Path) -> None:
     make_old(store.parent)
     tile = store / "factors" / f"{KEYS[1]}.zarr" / "c" / "0" / "1"

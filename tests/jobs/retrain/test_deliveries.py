@@ -30,12 +30,9 @@ def test_a_folder_a_pattern_and_a_file(folder: Path) -> None:
     assert names(folder / "e.parquet") == ["e.parquet"], "a folder of Parquet is one batch"
     assert names(folder / "tomorrow.csv") == []
     assert names(folder / "*.zarr") == []
-
-
-@pytest.mark.parametrize("missing", ["incomming", "incomming/*.csv", "incomming/a.csv"])
-def test_a_mistyped_folder_is_no_silence(missing: str, folder: Path) -> None:
-    with pytest.raises(StoreError, match=r"does not exist|cannot be listed"):
-        deliveries(str(folder / missing))
+    for missing in ("incomming", "incomming/*.csv", "incomming/a.csv"):
+        with pytest.raises(StoreError, match="cannot be listed"):
+            names(folder / missing)
 
 
 def test_a_file_that_is_still_being_written_is_left_for_later(folder: Path) -> None:

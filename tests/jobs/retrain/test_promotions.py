@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dkrr import load_model, open_dataset
+from dkrr import load_model
 from dkrr.errors import LockedError, RefusedError
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.lease import DriverLease
 from tests.jobs.retrain.project import Project, rows_of
 
 pytestmark = pytest.mark.timeout(280)
@@ -124,30 +122,6 @@ def test_what_came_into_production_meanwhile_is_what_counts(project: Project, mo
     assert project.run().outcome == "promoted"
     assert seen == [second, first]
     assert project.model.aliases().targets["previous"] == first
-
-
-def test_one_process_a_model(project: Project) -> None:
-    project.deliver("night-2", seed=2)
-    directory = RunDirectory(project.spec.directory)
-    other = DriverLease.acquire(directory, "retrain")
-    other.record["host"] = "elsewhere"
-    stop = threading.Event()
-
-    def beat() -> None:
-        while not stop.wait(0.2):
-            other.beat()
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.raises(LockedError, match="on elsewhere"):
-            project.run()
-    finally:
-        stop.set()
-        thread.join()
-    assert open_dataset(project.folder / "rows.zarr").num_rows == 120
-    other.release()
-    assert project.run().outcome == "promoted"
 
 
 def test_who_lost_the_lease_promotes_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
