@@ -181,8 +181,6 @@ def test_every_access_of_a_fit_may_fail_once(gram: str, site: str, action: str, 
         pytest.fail("the fault never stopped firing")
 
 
-
-
 def test_a_device_that_is_gone_ends_the_fit_with_a_type(tmp_path: Path) -> None:
     fit = Fit(tmp_path / "fit")
     with failing_at("cholesky.tile.before_read:1:estale"), pytest.raises(StoreError, match="cannot use its storage"):
@@ -397,7 +395,6 @@ def test_a_fault_during_the_recovery_from_damage(damage: str, fault: str, tmp_pa
     assert fit.state() == undisturbed()
 
 
-
 # --- wrong in memory, before the checksum is taken --------------------------------------------------------------------
 
 
@@ -436,7 +433,6 @@ def test_a_nan_that_reached_the_disk_is_blamed_on_its_tile(
     assert contents(tmp_path / "L") == contents(tmp_path / "right")
 
 
-
 def test_a_wrong_tile_is_blamed_before_the_matrix(tmp_path: Path) -> None:
     """A pivot fails because of a tile with a good checksum: the tile and the sums it went into are computed again."""
     system = small_system(4 * TILE)
@@ -463,7 +459,6 @@ def test_a_bit_that_flips_in_memory_never_gives_a_wrong_answer(seed: int, tmp_pa
             return
     # the bar of the residual, 30 n eps, times a condition number of at most n / alpha
     np.testing.assert_allclose(found, right, rtol=0, atol=30 * N * 2.2e-16 * N / 1e-2 * np.abs(right).max())
-
 
 
 def test_swapped_tiles_of_a_finished_factor_are_found_by_the_residual(tmp_path: Path) -> None:

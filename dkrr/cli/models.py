@@ -130,12 +130,12 @@ def rollback_command(name: str, registry: str | None) -> None:
 @registry_option
 def prune_command(name: str, keep: int, grace: float, dry_run: bool, registry: str | None) -> None:
     """Delete versions of NAME that nobody needs."""
-    from dkrr.jobs.registry.prune import prunable_versions, prune_versions
-
-    work = prunable_versions if dry_run else prune_versions
-    gone = work(_open(registry, name).location, keep=keep, grace_seconds=grace)
-    lines = [f"{'would delete' if dry_run else 'deleted'} {version.id}" for version in gone]
-    click.echo("\n".join(lines or ["nothing to delete"]))
+    model = _open(registry, name)
+    gone = (model.unneeded if dry_run else model.prune)(keep=keep, grace_seconds=grace)
+    for version in gone:
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {version.id}")
+    if not gone:
+        click.echo("nothing to delete")
 
 
 def model_location(text: str, registry: str | None = None, *, finished: bool = False) -> str:

@@ -297,7 +297,6 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
         if found != len(names):
             raise StoreError(f"{name} of {path} has {found} columns and {len(names)} names", hint="restore it")
     generations = read_generations(attributes["generations"])
-    counters = attributes.get("next")
     classes = attributes["classes"]
     made_up = attributes.get("made_up")
     return Dataset(
@@ -312,7 +311,7 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
         made_up=made_up_names(features, targets) if made_up is None else tuple(made_up),
         origin=attributes.get("origin"),
         version=version,
-        counters=Counters.after(generations) if counters is None else Counters(**counters),
+        counters=Counters(**attributes["next"]),
         **fields_of_parts(arrays, records),
     )
 

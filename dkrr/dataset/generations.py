@@ -8,7 +8,7 @@ decided about a row by its number (whether it is held out) stays decided.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -93,26 +93,7 @@ class Counters:
     generation: int
     row: int
 
-    @classmethod
-    def after(cls, generations: Sequence[Generation]) -> Counters:
-        """Behind the last of them, where nothing was ever dropped from the end."""
-        last = generations[-1] if generations else None
-        return cls(generation=1 if last is None else last.number + 1, row=0 if last is None else _end(last))
 
-
-def _end(generation: Generation) -> int:
-    return generation.first_row + generation.num_rows + generation.num_dropped
-
-
-def read_generations(values: Iterable[Any]) -> tuple[Generation, ...]:
-    """From JSON; a pair (n, digest) is what data sets held before generations had numbers."""
-    found: list[Generation] = []
-    for value in values:
-        if isinstance(value, dict):
-            found.append(Generation(**value))
-            continue
-        n, before = int(value[0]), found[-1].n if found else 0
-        found.append(
-            Generation(number=len(found) + 1, n=n, num_rows=n - before, digest=str(value[1]), first_row=before)
-        )
-    return tuple(found)
+def read_generations(values: Iterable[dict[str, Any]]) -> tuple[Generation, ...]:
+    """From JSON."""
+    return tuple(Generation(**value) for value in values)

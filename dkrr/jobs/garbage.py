@@ -28,7 +28,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -37,8 +36,7 @@ from typing import Any
 
 from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.inspection import kind_of
-from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
-from dkrr.jobs.registry.versions import VERSIONS, list_versions
+from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, VERSIONS, NamedModel
 from dkrr.linalg.catalogue import recorded_models
 from dkrr.linalg.factor.scratch import factor_of_scratch
 from dkrr.store.files import (
@@ -208,23 +206,12 @@ def delete_garbage(items: Sequence[Garbage], look: Callable[[], list[Garbage]]) 
             now = set(look())
             for item in ours:
                 if item in now:
-                    _delete(item)
+                    remove_array(item.location)
+                    delete_key(parent_of(item.location), name_of(item.location))  # of a file or an object
                     num_bytes += item.num_bytes
                 elif item.location not in {sibling(array, ".lock") for array in held}:  # which we hold ourselves
                     kept.append(replace(item, reason="it has changed since it was listed, or is needed by now"))
     return num_bytes, kept
-
-
-def _delete(item: Garbage) -> None:
-    if is_url(item.location):
-        remove_array(item.location)
-        delete_key(parent_of(item.location), name_of(item.location))
-    elif item.path.is_dir():
-        # unreadable at once, so that a deletion that is interrupted leaves no array with holes
-        (item.path / "zarr.json").unlink(missing_ok=True)
-        shutil.rmtree(item.path)
-    else:
-        item.path.unlink(missing_ok=True)
 
 
 def _present(note: str, places: Sequence[str]) -> list[str]:
@@ -285,10 +272,9 @@ class _Tree:
             if name != ALIASES:
                 continue
             location = join(self.location, folder) if folder else self.location
-            versions = list_versions(location)
-            kept = versions_kept(read_aliases(location), versions, grace_seconds=GRACE_SECONDS)
             start = f"{folder}/{VERSIONS}" if folder else VERSIONS
-            yield from (f"{start}/{version.id}/" for version in versions if version.id not in kept)
+            unneeded = NamedModel(location).unneeded(grace_seconds=GRACE_SECONDS)
+            yield from (f"{start}/{version.id}/" for version in unneeded)
 
     def unfinished_plans(self) -> Iterable[dict[str, Any]]:
         """Plans of runs that were started and have no result yet, or were started again since, with other rows."""
@@ -383,17 +369,13 @@ def _links(location: str) -> Iterable[str]:
 
 def _facts(location: str) -> tuple[int, float]:
     """Bytes and last change: a chunk that is replaced changes the time of its folder."""
-    if not is_url(location):
+    if not is_url(location) and not os.path.isdir(location):
         facts = os.stat(location)
-        if not os.path.isdir(location):
-            return facts.st_size, facts.st_mtime
-        own = facts.st_mtime
-    else:
-        own = 0.0
-    entries = _entries(location)
-    if not entries and is_url(location):  # a document and not an array
-        entries = [e for e in list_entries(parent_of(location)) if e.key == name_of(location)]
-    return sum(entry.num_bytes for entry in entries), max([own, *(entry.modified for entry in entries)])
+        return facts.st_size, facts.st_mtime
+    # of an object there is nothing below
+    found = _entries(location) or [e for e in list_entries(parent_of(location)) if e.key == name_of(location)]
+    own = 0.0 if is_url(location) else os.stat(location).st_mtime
+    return sum(entry.num_bytes for entry in found), max([own, *(entry.modified for entry in found)])
 
 
 def _released_locks(root: str, kind: str, newest: float) -> Iterable[Garbage]:

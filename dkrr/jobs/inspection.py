@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.errors import DkrrError, StoreError
-from dkrr.jobs.registry import ALIASES, read_aliases
-from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
+from dkrr.jobs.registry import ALIASES, VERSIONS, NamedModel, check_version
 from dkrr.jobs.report.facts import result_facts
 from dkrr.jobs.runs.directory import RunDirectory, run_kind
 from dkrr.jobs.runs.status import look_once
@@ -271,7 +270,7 @@ def _verify_run(path: str) -> Iterator[str]:
 
 
 def _describe_registered(path: str) -> dict[str, Any]:
-    aliases, versions = read_aliases(path), list_versions(path)
+    aliases, versions = NamedModel(path).aliases(), NamedModel(path).versions()
     return {
         "aliases": ", ".join(f"{name} {version}" for name, version in sorted(aliases.targets.items())) or "none",
         "versions": ", ".join(version.id for version in versions) or "none",
@@ -280,8 +279,8 @@ def _describe_registered(path: str) -> dict[str, Any]:
 
 
 def _verify_registered(path: str) -> Iterator[str]:
-    versions = {version.id: version for version in list_versions(path)}
-    for name, target in sorted(read_aliases(path).targets.items()):
+    versions = {version.id: version for version in NamedModel(path).versions()}
+    for name, target in sorted(NamedModel(path).aliases().targets.items()):
         if target not in versions:
             yield f"{name} is version {target}, which is missing or not complete"
     for version in versions.values():

@@ -19,7 +19,7 @@ from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.fit.inputs import TemporaryStore, nothing_new
 from dkrr.jobs.export import Beside, check_output, export_predictions, work_of
-from dkrr.jobs.registry.versions import RECORD
+from dkrr.jobs.registry import RECORD
 from dkrr.jobs.uncertain import Asked, probability_table, uncertain_columns, uncertain_table
 from dkrr.models.large_predictions import is_worth_a_cluster
 from dkrr.models.model import Model, load_model

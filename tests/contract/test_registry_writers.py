@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli.app import main
-from dkrr.jobs.registry import versions
+from dkrr.jobs import registry
 from dkrr.jobs.retrain import RetrainSpec
 from dkrr.jobs.retrain.run import retrain
 from dkrr.jobs.runs.directory import RunDirectory
@@ -57,7 +57,7 @@ def test_of_two_publishers_each_has_its_own_number(
 ) -> None:
     """The second publishes while the first copies its model."""
     root, first, second = tmp_path / "models", model(1.0), model(2.0)
-    copy, once = versions._copy, [True]
+    copy, once = registry._copy, [True]
 
     def copies(*arguments: Any) -> None:
         if once:
@@ -65,7 +65,7 @@ def test_of_two_publishers_each_has_its_own_number(
             models("add", "demo", second, "--registry", root)
         copy(*arguments)
 
-    monkeypatch.setattr(versions, "_copy", copies)
+    monkeypatch.setattr(registry, "_copy", copies)
     models("add", "demo", first, "--registry", root)
     assert sorted(number for number, _ in numbers(root)) == [1, 2]
     assert len({json.dumps(alpha) for _, alpha in numbers(root)}) == 2
@@ -156,14 +156,12 @@ def test_a_retrain_job_that_fails_on_its_first_night_keeps_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the job's own document used to say that something was there already."""
-    from dkrr.jobs.retrain.tick import Tick
-
     spec = retrain_job(tmp_path)
 
     def fails(*_: Any) -> Any:
         raise dkrr.DataError("not tonight")
 
-    monkeypatch.setattr(Tick, "_model", fails)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.improve", fails)
     with pytest.raises(dkrr.DataError, match="not tonight"):
         retrain(spec)
     assert (Path(spec.directory) / "job.json").exists()

@@ -604,14 +604,14 @@ def test_rows_that_change_while_a_fit_runs_are_not_those_that_models_are_compare
     project.deliver("n2", seed=2)
     alone = project.copied(tmp_path / "alone").run()
 
-    real = dkrr.jobs.retrain.fit.drive_job
+    real = dkrr.jobs.retrain.model.drive_job
 
     def disturbed(*args: Any, **options: Any) -> Any:
         summary = real(*args, **options)
         changes_rows(project, keep_rows)
         return summary
 
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", disturbed)
     found = project.run()
     sentences = [
         check["sentence"].replace(str(found.version), "") for check in found.checks if check["name"] == "score"
@@ -619,7 +619,7 @@ def test_rows_that_change_while_a_fit_runs_are_not_those_that_models_are_compare
     said = [check["sentence"] for check in alone.checks if check["name"] == "score"]
     assert sentences == said
     assert found.outcome == "promoted"
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", real)
     assert project.run().outcome == "promoted"  # of what is there now
 
 
@@ -629,16 +629,16 @@ def test_rows_that_change_before_a_fit_opens_them_are_fitted_by_the_next(
     project = Project(tmp_path / "p", gate={"tolerance": 9.0})
     for night in (1, 2):
         project.deliver(f"n{night}", seed=night)
-    real = dkrr.jobs.retrain.fit.drive_job
+    real = dkrr.jobs.retrain.model.drive_job
 
     def disturbed(*args: Any, **options: Any) -> Any:
         changes_rows(project, 240)
         return real(*args, **options)
 
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", disturbed)
     with pytest.raises(InterruptedRunError, match="was changed"):
         project.run()
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", real)
     assert project.run().outcome == "promoted"
 
 
@@ -655,16 +655,16 @@ def test_held_out_rows_that_are_replaced_while_a_fit_runs_judge_both_models_or_n
     other = project.deliver("other", seed=8, num_rows=50).rename(project.folder / "other.csv")
     expected = project.copied(tmp_path / "alone")
     shutil.copy(other, expected.folder / "test.csv")
-    real = dkrr.jobs.retrain.fit.drive_job
+    real = dkrr.jobs.retrain.model.drive_job
 
     def disturbed(*args: Any, **options: Any) -> Any:
         summary = real(*args, **options)
         shutil.copy(other, project.folder / "test.csv")
         return summary
 
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", disturbed)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", disturbed)
     found = project.run()
-    monkeypatch.setattr("dkrr.jobs.retrain.fit.drive_job", real)
+    monkeypatch.setattr("dkrr.jobs.retrain.model.drive_job", real)
     scores = [[check for check in one.checks if check["name"] == "score"] for one in (found, expected.run())]
     assert scores[0] == scores[1] != []
 
@@ -763,3 +763,61 @@ def test_a_refusal_whose_report_was_not_written_is_told_by_the_next_run(
         project.run()
     assert reason in report.read_text()
     assert project.run().outcome == "nothing new"
+
+
+def written_again(path: Path, name: str) -> Path:
+    """The same rows in other bytes."""
+    again = path.with_name(f"{name}.csv")
+    again.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    return again
+
+
+@pytest.mark.parametrize("then", ["drift edited", "ledger lost", "delivered late"])
+@pytest.mark.parametrize("which", ["all", "some and new ones"])
+def test_rows_that_a_window_left_behind_do_not_come_in_again(which: str, then: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", window={"generations": 2}, gate={"tolerance": 9.0})
+
+    def deliver_again() -> None:
+        again = written_again(project.folder / "incoming/n1.csv", "again")
+        if which != "all":
+            more = project.deliver("more", seed=30, num_rows=40)
+            again.write_bytes(again.read_bytes() + more.read_bytes().partition(b"\n")[2])
+            more.unlink()
+
+    for night in (1, 2, 3, 4):
+        project.deliver(f"n{night}", seed=night)
+        if night == 2 and then != "delivered late":
+            deliver_again()
+        with contextlib.suppress(RefusedError):
+            project.run()
+    if then == "drift edited":
+        project.document["drift"] = {"shift": 1.1}
+    elif then == "ledger lost":
+        (project.folder / "models/demo/retrain/batches.json").unlink()
+    else:
+        deliver_again()
+    assert would(project)["again.csv"][0] == "refused"
+    with pytest.raises(RefusedError, match=r"again\.csv: .*(are those of generation 1 \(n1|120 of its 160 rows)"):
+        project.run()
+    assert [item.number for item in dkrr.open_dataset(project.folder / "rows.zarr").generations] == [3, 4]
+    assert project.run().outcome == "nothing new"
+
+
+def test_rows_of_a_dropped_generation_that_come_again_stay_held_out_or_trained_on(two_nights: Project) -> None:
+    project, incoming = two_nights, two_nights.folder / "incoming"
+    held_out = project.model.resolve().facts["held_out"]
+    dkrr.dataset.drop_generations(project.folder / "rows.zarr", [2])
+    written_again(incoming / "n2.csv", "corrected")
+    summary = project.run()
+    assert [batch["outcome"] for batch in summary.batches] == ["appended"]
+    assert project.model.resolve(str(summary.version)).facts["held_out"] == held_out
+    assert fitted_rows(project, str(summary.version)) == fitted_rows(project, project.model.versions()[1].id)
+
+
+def fitted_rows(project: Project, version: str) -> set[tuple[float, ...]]:
+    """The features that a version was fitted on."""
+    model = dkrr.load_model(project.model.resolve(version).model_path)
+    assert model.x_fit is not None
+    assert model.scaling is not None
+    rows = model.x_fit.read(0, model.num_rows) * model.scaling.x_std + model.scaling.x_mean
+    return {tuple(row) for row in np.round(rows, 6)}

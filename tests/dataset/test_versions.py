@@ -71,23 +71,6 @@ def test_generations_have_numbers_labels_and_proofs(tmp_path: Path) -> None:
     assert not (tmp_path / "a.zarr.lock").exists()
 
 
-def test_data_sets_from_before_generations_had_numbers_are_read(tmp_path: Path) -> None:
-    made = grown(tmp_path / "a.zarr")
-    document = json.loads((tmp_path / "a.zarr/zarr.json").read_text())
-    attributes = document["attributes"]
-    attributes["generations"] = [[g["n"], g["digest"]] for g in attributes["generations"]]
-    del attributes["next"], attributes["version"]
-    (tmp_path / "a.zarr/zarr.json").write_text(json.dumps(document))
-    found = open_dataset(tmp_path / "a.zarr")
-    assert [(g.number, g.n, g.first_row) for g in found.generations] == [
-        (g.number, g.n, g.first_row) for g in made.generations
-    ]
-    assert (
-        append(X[1400:1410], tmp_path / "a.zarr", y=Y[1400:1410], sample_weight=W[1400:1410]).generations[-1].number
-        == 5
-    )
-
-
 def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
     made = grown(tmp_path / "a.zarr")
     again = append(X[500:640], tmp_path / "a.zarr", y=Y[500:640], sample_weight=W[500:640], label="night-2")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dkrr.errors import StoreError
 from dkrr.jobs.garbage import Garbage, delete_garbage, find_garbage
 from dkrr.store.files import note_user
 
@@ -66,31 +65,6 @@ def test_what_runs_and_models_name_is_kept(store: Path) -> None:
     assert names(store) == {f"{KEYS[1]}.zarr", f"{KEYS[3]}-train.zarr"}
 
 
-def test_the_sizes_and_the_deletion(store: Path) -> None:
-    make_old(store.parent)
-    items = {item.path.name: item for item in find_garbage(store)}
-    document = len((store / "factors" / f"{KEYS[1]}.zarr" / "zarr.json").read_bytes())
-    assert items[f"{KEYS[1]}.zarr"].num_bytes == 5000 + document
-    assert delete_garbage([items[f"{KEYS[1]}.zarr"]], lambda: find_garbage(store)) == (5000 + document, [])
-    assert not (store / "factors" / f"{KEYS[1]}.zarr").exists()
-    assert (store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / "0").exists()
-
-
-def test_documents_of_the_store_itself_do_not_count(store: Path) -> None:
-    make_array(store, "grams", KEYS[5])  # named by the attributes of every array
-    make_old(store.parent)
-    assert f"{KEYS[5]}.zarr" in names(store)
-
-
-def test_runs_elsewhere_count_when_they_are_named(store: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "run").mkdir(parents=True)
-    (elsewhere / "run" / "status.json").write_text(json.dumps({"factor": KEYS[1]}))
-    make_old(tmp_path)
-    assert f"{KEYS[1]}.zarr" in names(store)
-    assert f"{KEYS[1]}.zarr" not in names(store, (elsewhere,))
-
-
 def test_what_changed_lately_is_left_alone(store: Path) -> None:
     make_old(store.parent)
     tile = store / "factors" / f"{KEYS[1]}.zarr" / "c" / "0" / "1"
@@ -129,31 +103,6 @@ def test_scratch_of_a_factor_is_kept_for_who_goes_on_with_it(store: Path) -> Non
     strip = store / "factors" / f"{KEYS[4]}-strips.zarr" / "c" / "0" / "1"
     strip.write_bytes(bytes(10))
     assert names(store) == {f"{KEYS[4]}-sums.zarr"}
-
-
-def test_partial_files_of_interrupted_writes(store: Path) -> None:
-    run = store.parent / "demo"
-    run.mkdir()
-    (run / "job.json").write_text(json.dumps({"data": KEYS, "model": {}, "solver": {}, "output": {}}))
-    partial = store / "factors" / f"{KEYS[0]}.zarr" / "c" / "0" / f"7.{DRAWN}.partial"
-    partial.write_bytes(bytes(10))
-    (run / f"model.zarr.{DRAWN}.partial").mkdir()
-    (run / f"model.zarr.{DRAWN}.partial" / "zarr.json").write_bytes(bytes(20))
-    assert names(store) == set()
-    make_old(store.parent)
-    found = {item.path.name: item.num_bytes for item in find_garbage(store)}
-    assert found == {f"7.{DRAWN}.partial": 10, f"model.zarr.{DRAWN}.partial": 20}
-    delete(store)
-    assert not partial.exists()
-    assert not (run / f"model.zarr.{DRAWN}.partial").exists()
-    assert names(store) == set()
-
-
-def test_what_is_no_store_is_refused(tmp_path: Path, store: Path) -> None:
-    with pytest.raises(StoreError, match="is not a store"):
-        find_garbage(tmp_path)
-    with pytest.raises(StoreError, match="is not a folder"):
-        find_garbage(store, [tmp_path / "none"])
 
 
 def test_what_iterations_leave_behind(store: Path) -> None:

@@ -39,7 +39,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     objects._client.cache_clear()
 
 
-
 def test_large_objects_go_in_parts(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "PART_BYTES", 5 * 2**20)
     data = np.random.default_rng(0).bytes(12 * 2**20)
@@ -93,9 +92,6 @@ def test_damaged_objects_are_found(bucket: Bucket) -> None:
 # --- conditions -------------------------------------------------------------------------------------------------------
 
 
-
-
-
 def test_an_answer_that_was_lost_is_no_refusal(bucket: Bucket) -> None:
     """The put is done, 500 is said, the repetition is refused because of the first one."""
     root = bucket.url("locks")
@@ -124,8 +120,6 @@ def test_a_store_that_ignores_conditions_is_refused(s3_server: S3Server) -> None
     with hold_lock(bucket.url("a")):
         pass
     documents._HONOURED.clear()
-
-
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

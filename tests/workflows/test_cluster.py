@@ -108,14 +108,6 @@ def test_workers_get_what_doctor_prints_and_do_not_spill(tmp_path: Path) -> None
 
 
 @pytest.mark.system
-def test_the_status_of_the_command_is_returned(tmp_path: Path) -> None:
-    port = free_port()
-    done = run("-p", port, "sh", "-c", "cat; exit 5", cwd=tmp_path)
-    assert done.returncode == 5
-    assert servers(port) == []
-
-
-@pytest.mark.system
 @pytest.mark.parametrize(("command", "expected"), [((), 143), (("sleep", "60"), 143)], ids=["alone", "with a command"])
 def test_sigterm_ends_all_of_it(tmp_path: Path, command: tuple[str, ...], expected: int) -> None:
     port = free_port()

@@ -20,10 +20,6 @@ import psutil
 import pytest
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.jobs.plan import plan
-from dkrr.jobs.run import FitSummary
-from dkrr.jobs.spec import JobSpec
-from dkrr.models.prediction import Score
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "workflows" / "demo.py"
@@ -94,32 +90,6 @@ def test_the_table_comes_last_and_the_folder_is_removed(
     assert err.index("disk: ") < err.index("[1/1] dkrr fit small.toml")
 
 
-def test_both_columns_fit_into_a_terminal_of_80_characters(
-    demo: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(ROOT / "workflows" / "large.toml", folder)
-    spec = JobSpec.load(folder / "large.toml")
-    summary = FitSummary(
-        run_directory="", model_path="", plan=plan(spec), seconds={"total": 1234.5, "start": 12.3, "factorise": 1111.1},
-        tiles_computed=210, tiles_total=210, flops_per_second=1.234e14, solver="cholesky", precision="float64",
-        converged=True, num_iterations=0, peak_rss_bytes={"a": 10**9},
-        client_peak_rss_bytes=0, relative_residual=[1.8e-12], backward_error=[1e-17], message="",
-        score=Score(2048, [0.1163], [0.9996]), metric="rmse",
-    )  # fmt: skip
-    demo.show(demo.table({"digits": summary, "large": summary}))
-    out = capsys.readouterr().out
-    assert "…" not in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert (
-        out.count("20,480 x 10, 1 target")
-        == out.count("GB (Gram + factor)")
-        == out.count("rmse 0.1163")
-        == out.count("rmse 5.815, by the mean")
-        == 2
-    )
-    assert out.count("1234.5 s") == out.count("12.3 s") == out.count("1111.1 s, 123400 GF/s") == 2
-
-
 def test_a_full_disk_is_refused_before_anything_starts(
     demo: ModuleType, job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,17 +99,6 @@ def test_a_full_disk_is_refused_before_anything_starts(
     err = capfd.readouterr().err
     assert re.search(r"disk: 3\.\d\d GB needed for a while in .*work, 1\.00 GB free", err)
     assert "error: the job writes" in err
-    assert [*folder.iterdir()] == []
-
-
-def test_jobs_that_fit_one_by_one_and_not_together_are_refused(
-    demo: ModuleType, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    replace_fit(monkeypatch, never)
-    jobs = [write_job(tmp_path / f"{name}.toml", num_rows=10_000, tile_size=1_000) for name in ("one", "two")]
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 2**28 + 400 * 10**6))
-    assert demo.main(["--folder", str(folder), *map(str, jobs)]) == 3
-    assert "error: the jobs write" in capfd.readouterr().err
     assert [*folder.iterdir()] == []
 
 
@@ -178,12 +137,6 @@ def test_an_interrupted_demonstration_leaves_nothing(
     assert dealt_with == [number]
     assert [*folder.iterdir()] == []
     assert signal.getsignal(number) is before
-
-
-def test_two_jobs_of_one_name_are_refused(demo: ModuleType, job: Path, folder: Path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        demo.main(["--folder", str(folder), str(job), str(job)])
-    assert ended.value.code == 2
 
 
 @pytest.mark.system

@@ -22,10 +22,6 @@ def planned(job: str, folder: Path) -> Plan:
     return plan(JobSpec.load(shutil.copy(ROOT / job, folder)))
 
 
-def test_the_jobs_are_found() -> None:
-    assert {"digits.toml", "large.toml", "job.toml"} <= {job.name for job in JOBS}
-
-
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
 def test_a_job_is_accepted_by_the_plan(job: Path, tmp_path: Path) -> None:
     result = planned(str(job), tmp_path)

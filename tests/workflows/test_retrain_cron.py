@@ -101,19 +101,3 @@ def test_cron_retrains_twice(project: Project, program: Path, tmp_path: Path) ->
     assert [version.id for version in project.model.versions()] == promoted()
     assert len(set(promoted())) == 2
     assert project.production == promoted()[-1]
-
-
-def test_the_daemon_ends_with_a_failure(tmp_path: Path) -> None:
-    inits: list[Path] = []
-
-    def fails() -> None:
-        with cron(tmp_path, "") as daemon:
-            children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children")
-            inits.extend(Path("/proc") / pid for pid in wait_until(lambda: children.read_text().split()))
-            wait_until(lambda: (inits[0] / "comm").read_text() == "cron\n")
-            raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        fails()
-    wait_until(lambda: not inits[0].exists())
-    assert str(tmp_path) not in Path("/proc/mounts").read_text()

@@ -22,8 +22,7 @@ do with the target. Cost: one pass over the rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,122 +38,102 @@ NUM_QUANTILES = 101
 LEAST_ROWS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One statistic of one column that is beyond its limit."""
+class Finding(NamedTuple):
+    """One statistic of one column that is beyond its limit, and a sentence that says so."""
 
     column: str
     statistic: str
-    value: float
-    limit: float
     sentence: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "column": self.column,
-            "statistic": self.statistic,
-            "value": self.value,
-            "limit": self.limit,
-            "sentence": self.sentence,
-        }
 
-
-@dataclass(frozen=True, kw_only=True)
 class Reference:
     """What new rows are compared with.
 
-    Parameters
+    Attributes
     ----------
-    num_rows
-        n.
+    document
+        All of it as plain data.
     names
         Of the features, then of the targets.
-    num_features
-        d.
     mean, std : (d + t,)
         Of all rows; 1 stands for the standard deviation of a constant column.
     values, shares
         For each column some of its values, ascending from the least, and the share of rows that is not above each.
     correlation : (d, t)
+    moving : (d + t,)
+        p, the share of rows that have not the most common value of a column; 0 where it was constant.
     """
 
-    num_rows: int
-    names: tuple[str, ...]
-    num_features: int
-    mean: Floats
-    std: Floats
-    values: list[Floats]
-    shares: list[Floats]
-    correlation: Floats
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.num_rows, self.num_features = int(document["num_rows"]), int(document["num_features"])
+        self.names: list[str] = document["names"]
+        self.mean, self.std = np.array(document["mean"]), np.array(document["std"])
+        self.values, self.shares = ([np.array(column) for column in document[key]] for key in ("values", "shares"))
+        self.correlation = np.array(document["correlation"]).reshape(self.num_features, -1)
+        self.moving: Floats = np.array([1.0 - np.diff(column, prepend=0.0).max() for column in self.shares])
 
     @classmethod
     def of(cls, dataset: Dataset) -> Reference:
         """The statistics of a data set as it is now."""
         rows = _sample(dataset)
-        d = dataset.num_features
         values = [np.unique(np.quantile(column, np.linspace(0, 1, NUM_QUANTILES))) for column in rows.T]
         return cls(
-            num_rows=dataset.num_rows,
-            names=(*dataset.feature_names, *dataset.target_names),
-            num_features=d,
-            mean=np.concatenate([dataset.x_mean, dataset.y_mean]),
-            std=np.concatenate([dataset.x_std, dataset.y_std]),
-            values=values,
-            shares=[_shares(column, at) for column, at in zip(rows.T, values, strict=True)],
-            correlation=_correlation(rows, d),
+            {
+                "num_rows": dataset.num_rows,
+                "names": [*dataset.feature_names, *dataset.target_names],
+                "num_features": dataset.num_features,
+                "mean": [*dataset.x_mean.tolist(), *dataset.y_mean.tolist()],
+                "std": [*dataset.x_std.tolist(), *dataset.y_std.tolist()],
+                "values": [column.tolist() for column in values],
+                "shares": [_shares(column, at).tolist() for column, at in zip(rows.T, values, strict=True)],
+                "correlation": _correlation(rows, dataset.num_features).tolist(),
+            }
         )
 
-    @property
-    def moving(self) -> Floats:
-        """p (d + t,): the share of rows that have not the most common value of a column; 0 where it was constant."""
-        return np.array([1.0 - np.diff(column, prepend=0.0).max() for column in self.shares])
+    def finding(self, j: int | np.integer[Any], statistic: str, sentence: str) -> Finding:
+        kind = "feature" if j < self.num_features else "target"
+        return Finding(self.names[int(j)], statistic, f"{kind} {self.names[int(j)]}: {sentence}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "num_rows": self.num_rows,
-            "names": list(self.names),
-            "num_features": self.num_features,
-            "mean": self.mean.tolist(),
-            "std": self.std.tolist(),
-            "values": [column.tolist() for column in self.values],
-            "shares": [column.tolist() for column in self.shares],
-            "correlation": self.correlation.tolist(),
-        }
+    def chance(self, num_rows: int) -> Floats:
+        """Relative error of the count of rows that have not the most common value of a column, among m (d + t,)."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.sqrt((1 - self.moving) / (num_rows * self.moving)))
 
-    @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> Reference:
-        """The inverse of :meth:`to_dict`."""
-        d, count = int(document["num_features"]), len(document["names"])
-        return cls(
-            num_rows=int(document["num_rows"]),
-            names=tuple(document["names"]),
-            num_features=d,
-            mean=np.array(document["mean"], dtype=np.float64),
-            std=np.array(document["std"], dtype=np.float64),
-            values=[np.array(column, dtype=np.float64) for column in document["values"]],
-            shares=[np.array(column, dtype=np.float64) for column in document["shares"]],
-            correlation=np.array(document["correlation"], dtype=np.float64).reshape(d, count - d),
-        )
+    def distance(self, column: Floats, j: int) -> float:
+        """sup |F - F_ref| between some values and column j."""
+        values = self.values[j]
+        inside = np.abs(_shares(column, values) - self.shares[j])
+        return float(max(np.max(inside), np.mean(column < values[0])))  # nothing was below the least value
 
 
 def compare_rows(reference: Reference, dataset: Dataset, limits: DriftSpec) -> list[Finding]:
     """What is beyond its limit in the rows of a data set with the same columns; none means that they are alike."""
-    m = dataset.num_rows
+    m, d = dataset.num_rows, reference.num_features
     noise = 1.0 / np.sqrt(m)
-    stds = _stds(dataset) if m >= LEAST_ROWS else None
-    findings = _moments(reference, _means(dataset), stds, limits, noise, noise + _chance(reference, m))
+    findings = _moments(reference, dataset, limits, noise, noise + reference.chance(m))
     rows = _sample(dataset)
-    distances = [_distance(reference, rows[:, j], j) for j in range(rows.shape[1])]
+    distances = [reference.distance(column, j) for j, column in enumerate(rows.T)]
     bar = limits.distance + 2 * noise
     for j in np.flatnonzero(np.array(distances) > bar):
         sentence = f"its distribution function differs by {distances[j]:.2f} from before ({bar:.2f} allowed)"
-        findings.append(
-            _finding(reference, j, "distance", distances[j], bar, sentence + _looks_like(reference, rows, int(j)))
+        others = [reference.distance(rows[:, j], i) for i in range(d)] if j < d else [np.inf]
+        near = int(np.argmin(others))
+        if near != j and others[near] < min(distances[j] / 2, 0.2):
+            sentence += f"; its values look like those of {reference.names[near]}"
+        findings.append(reference.finding(j, "distance", sentence))
+    if m < LEAST_ROWS:
+        return findings
+    difference = np.abs(_correlation(rows, d) - reference.correlation)
+    # where a column is constant, nothing is known of what it has to do with a target
+    difference[((reference.moving == 0) | (np.ptp(rows, axis=0) == 0))[:d]] = 0.0
+    bar = limits.correlation + 4 * noise
+    for j, k in np.argwhere(difference > bar):
+        sentence = (
+            f"its correlation with {reference.names[d + k]} differs by {difference[j, k]:.2f} from "
+            f"{reference.correlation[j, k]:.2f} ({bar:.2f} allowed)"
         )
-    if m >= LEAST_ROWS:
-        findings.extend(_correlations(reference, rows, limits.correlation + 4 * noise))
+        findings.append(reference.finding(j, "correlation", sentence))
     return findings
 
 
@@ -164,27 +143,18 @@ def compare_means(reference: Reference, dataset: Dataset, limits: DriftSpec) -> 
     Of a column that was constant they tell the least share of rows that have another value now, by the inequality of
     Cauchy and Schwarz: delta^2 / (delta^2 + std^2), where delta is how far the mean has moved.
     """
-    mean, std = _means(dataset), _stds(dataset)
-    findings = _moments(reference, mean, std, limits, 0.0, _chance(reference, reference.num_rows))
+    mean, std = _mean_and_std(dataset)
+    findings = _moments(reference, dataset, limits, 0.0, reference.chance(reference.num_rows))
     square = np.square(mean - reference.mean)
     share = np.divide(square, square + np.square(std), out=np.zeros_like(square), where=square > 0)
     for j in np.flatnonzero((reference.moving == 0) & (share > limits.distance)):
         sentence = f"it was constant, and has another value in at least {share[j]:.0%} of the rows"
-        sentence += f" ({limits.distance:.0%} allowed)"
-        findings.append(_finding(reference, j, "distance", share[j], limits.distance, sentence))
+        findings.append(reference.finding(j, "distance", f"{sentence} ({limits.distance:.0%} allowed)"))
     return findings
 
 
-def _chance(reference: Reference, num_rows: int) -> Floats:
-    """Relative error of the count of rows that have not the most common value of a column, among m (d + t,)."""
-    p = reference.moving
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.sqrt((1 - p) / (num_rows * p)))
-
-
-def _moments(
-    reference: Reference, mean: Floats, std: Floats | None, limits: DriftSpec, noise: float, chance: Floats
-) -> list[Finding]:
+def _moments(reference: Reference, dataset: Dataset, limits: DriftSpec, noise: float, chance: Floats) -> list[Finding]:
+    mean, std = _mean_and_std(dataset)
     findings = []
     shift = np.abs(mean - reference.mean) / reference.std
     bar = limits.shift + 4 * chance
@@ -193,8 +163,8 @@ def _moments(
             f"its mean is {mean[j]:.6g}, {shift[j]:.3g} standard deviations from {reference.mean[j]:.6g} "
             f"({bar[j]:.3g} allowed)"
         )
-        findings.append(_finding(reference, j, "shift", shift[j], bar[j], sentence))
-    if std is None:
+        findings.append(reference.finding(j, "shift", sentence))
+    if dataset.num_rows < LEAST_ROWS:
         return findings
     ratio = std / reference.std
     bar = limits.scale * (1 + 4 * chance)
@@ -204,76 +174,25 @@ def _moments(
             f"its standard deviation is {std[j]:.6g}, {ratio[j]:.3g} times the {reference.std[j]:.6g} of before "
             f"({1 / bar[j]:.3g} to {bar[j]:.3g} allowed)"
         )
-        findings.append(_finding(reference, j, "scale", max(ratio[j], 1 / max(ratio[j], 1e-300)), bar[j], sentence))
+        findings.append(reference.finding(j, "scale", sentence))
     return findings
 
 
-def _correlations(reference: Reference, rows: Floats, bar: float) -> list[Finding]:
-    difference = np.abs(_correlation(rows, reference.num_features) - reference.correlation)
-    findings = []
-    # where a column is constant, nothing is known of what it has to do with a target
-    is_constant = (reference.moving == 0) | (np.ptp(rows, axis=0) == 0)
-    difference[is_constant[: reference.num_features]] = 0.0
-    for j, k in np.argwhere(difference > bar):
-        target = reference.names[reference.num_features + k]
-        before = reference.correlation[j, k]
-        sentence = (
-            f"its correlation with {target} differs by {difference[j, k]:.2f} from {before:.2f} ({bar:.2f} allowed)"
-        )
-        findings.append(_finding(reference, int(j), "correlation", difference[j, k], bar, sentence))
-    return findings
-
-
-def _looks_like(reference: Reference, rows: Floats, j: int) -> str:
-    """Which other feature the values of column j look like, if they look like one."""
-    d = reference.num_features
-    if j >= d:
-        return ""
-    distances = [_distance(reference, rows[:, j], i) for i in range(d)]
-    i = int(np.argmin(distances))
-    near = i != j and distances[i] < distances[j] / 2 and distances[i] < 0.2
-    return f"; its values look like those of {reference.names[i]}" if near else ""
-
-
-def _finding(
-    reference: Reference, j: int | np.integer[Any], statistic: str, value: float, limit: float, sentence: str
-) -> Finding:
-    name = reference.names[int(j)]
-    kind = "feature" if j < reference.num_features else "target"
-    return Finding(
-        column=name, statistic=statistic, value=float(value), limit=float(limit), sentence=f"{kind} {name}: {sentence}"
-    )
-
-
-def _means(dataset: Dataset) -> Floats:
-    return np.concatenate([dataset.x_mean, dataset.y_mean])
-
-
-def _stds(dataset: Dataset) -> Floats:
-    """Standard deviations as they are: 0 for a constant column."""
-    return np.concatenate(
-        [decode_floats(dataset.records[name]["std"]) for name in ("X", "y") if name in dataset.records]
-    )
+def _mean_and_std(dataset: Dataset) -> tuple[Floats, Floats]:
+    """Means, and standard deviations as they are: 0 for a constant column (d + t,)."""
+    stds = [decode_floats(dataset.records[name]["std"]) for name in ("X", "y") if name in dataset.records]
+    return np.concatenate([dataset.x_mean, dataset.y_mean]), np.concatenate(stds)
 
 
 def _sample(dataset: Dataset) -> Floats:
     """About 20,000 rows of X and y side by side, the same ones each time."""
     share = min(1.0, SAMPLE_ROWS / dataset.num_rows)
+    arrays = [array for array in (dataset.X, dataset.y) if array is not None]
     parts = []
     for start, stop in dataset.X.blocks():
         chosen = row_hash_fraction(start, stop, share, seed=1)
-        columns = [dataset.X.read(start, stop)[chosen]]
-        if dataset.y is not None:
-            columns.append(dataset.y.read(start, stop)[chosen])
-        parts.append(np.hstack(columns))
+        parts.append(np.hstack([array.read(start, stop)[chosen] for array in arrays]))
     return np.concatenate(parts)
-
-
-def _distance(reference: Reference, column: Floats, j: int) -> float:
-    """sup |F - F_ref| between some values and column j of the reference."""
-    values = reference.values[j]
-    inside = np.abs(_shares(column, values) - reference.shares[j])
-    return float(max(np.max(inside), np.mean(column < values[0])))  # nothing was below the least value
 
 
 def _shares(column: Floats, at: Floats) -> Floats:

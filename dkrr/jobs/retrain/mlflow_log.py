@@ -2,7 +2,7 @@
 
 You need it to see dkrr's models beside others. The registry of dkrr stays what decides about production: a tracking
 server that is away costs a warning, and no model. The model is logged with its loader by name
-(:mod:`dkrr.jobs.retrain.mlflow_model`); nothing is pickled. Needs ``dkrr[mlflow]``.
+(this module); nothing is pickled. Needs ``dkrr[mlflow]``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import logging
 import os
 from typing import Any
 
+import numpy as np
+
 from dkrr.errors import ParameterError
 from dkrr.jobs.registry import NamedModel
+from dkrr.jobs.retrain.report import RetrainSummary
 from dkrr.jobs.retrain.spec import MlflowSpec
-from dkrr.jobs.retrain.summary import RetrainSummary
+from dkrr.models.model import Model, load_model
 from dkrr.store.files import is_url
 
-__all__ = ["LOADER", "log_tick"]
+__all__ = ["Predictor", "load_mlflow", "log_tick"]
 
-LOADER = "dkrr.jobs.retrain.mlflow_model"
 logger = logging.getLogger("dkrr.retrain")
 
 
@@ -83,8 +85,25 @@ def _log(mlflow: Any, spec: MlflowSpec, summary: RetrainSummary, named: NamedMod
         mlflow.log_dict(summary.to_dict(), "report.json")
         mlflow.log_text(summary.text(), "report.txt")
         if spec.log_model and not is_url(version.model_path):
-            mlflow.pyfunc.log_model(name="model", loader_module=LOADER, data_path=version.model_path)
+            mlflow.pyfunc.log_model(name="model", loader_module=__name__, data_path=version.model_path)
         return str(run.info.run_id)
+
+
+class Predictor:
+    """What ``mlflow.pyfunc.load_model`` wraps: a model.zarr with MLflow's ``predict``."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+        """Predictions for rows of features: a data frame with the model's columns, or an array."""
+        if hasattr(model_input, "columns"):
+            model_input = self.model.matched(model_input).to_numpy(dtype=np.float64)
+        return self.model.predict(model_input)
+
+
+def _load_pyfunc(data_path: str) -> Predictor:  # MLflow finds the loader by this name
+    return Predictor(load_model(data_path))
 
 
 def _metrics(summary: RetrainSummary) -> dict[str, float]:

@@ -7,31 +7,31 @@ was overtaken while it slept promotes nothing. What is refused leaves the model 
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dkrr.dataset import Dataset, drop_generations, keep_last
 from dkrr.dataset.destination import check_outside
-from dkrr.errors import DkrrError, RefusedError, StoreError
+from dkrr.errors import RefusedError, StoreError
 from dkrr.jobs.documents import plain
-from dkrr.jobs.registry import ModelRegistry
-from dkrr.jobs.retrain.batches import current_dataset, judged_by, read_reference
-from dkrr.jobs.retrain.holdout import lost_generations
-from dkrr.jobs.retrain.incoming import deliveries
-from dkrr.jobs.retrain.ledger import Ledger
-from dkrr.jobs.retrain.records import Records
+from dkrr.jobs.registry import ModelRegistry, NamedModel
+from dkrr.jobs.retrain.history import INITIAL, LAST, History, digests, hash_of, held_out_bytes, open_rows
+from dkrr.jobs.retrain.report import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.spec import RetrainSpec
-from dkrr.jobs.retrain.summary import DRY_RUN, RetrainSummary
-from dkrr.jobs.retrain.tick_key import tick_key
 from dkrr.jobs.runs.directory import RunDirectory, may_hold
 from dkrr.store.failpoints import failpoint
-from dkrr.store.files import json_bytes, name_of
+from dkrr.store.files import json_bytes, remove_array
 
 if TYPE_CHECKING:
     from dkrr.engine.tasks import Progress
 
 __all__ = ["retrain"]
+
+logger = logging.getLogger("dkrr.retrain")
 
 
 def retrain(
@@ -47,7 +47,8 @@ def retrain(
         Called for every finished task.
     dry_run
         Only say which batches would be appended, which refused and why, as far as that is known without a fit, and
-        which rows the data set has lost that no file holds. Nothing is changed, and nothing raised about a batch.
+        which rows the data set has lost that no file holds. Each batch is judged as if it came first. Nothing is
+        changed, and nothing raised about a batch.
 
     Raises
     ------
@@ -65,26 +66,54 @@ def retrain(
     """
     if not isinstance(spec, RetrainSpec):
         spec = RetrainSpec.load(spec)
-    began = time.perf_counter()
-    directory = RunDirectory(spec.directory)
+    began, summary = time.perf_counter(), RetrainSummary(name=spec.retrain.name)
     named = ModelRegistry(spec.retrain.registry).open(spec.retrain.name)
     if dry_run:
-        from dkrr.jobs.retrain.batches import preview
+        summary.outcome = DRY_RUN
+        with tempfile.TemporaryDirectory(prefix="dkrr-dry-run-") as folder:
+            add_rows(History(spec, folder), summary, lambda _: None)
+    elif _is_due(spec):
+        return _drive(spec, named, summary, began, progress)
+    summary.production = named.aliases().targets.get("production")
+    summary.seconds = time.perf_counter() - began
+    return summary
 
-        found = RetrainSummary(name=named.name, outcome=DRY_RUN, production=named.aliases().targets.get("production"))
-        preview(spec, found)
-        found.seconds = time.perf_counter() - began
-        return found
-    if not _is_due(spec, directory):
-        production = named.aliases().targets.get("production")
-        return RetrainSummary(name=named.name, production=production, seconds=time.perf_counter() - began)
-    # most ticks find nothing new: what a fit needs is imported here, which takes longer than all of the above
+
+def _is_due(spec: RetrainSpec) -> bool:
+    """Whether anything is left to do. Reads small documents only."""
+    dataset, history = open_rows(spec), History(spec)
+    rules = history.rules(dataset)
+    if (
+        not all(refused["told"] for refused in history.refused.values())
+        or any(history.is_due(found, rules) for found in history.deliveries())
+        or history.lost(dataset)
+    ):
+        return True
+    if dataset is None:
+        return spec.initial is not None
+    last = history.directory.read(LAST) or {}
+    return bool(last.get("tick") != tick_key(spec, dataset))
+
+
+def tick_key(spec: RetrainSpec, dataset: Dataset) -> str:
+    """Hash of the rows and of everything that says what shall become of them."""
+    job = spec.job.to_dict()
+    rules = [None if part is None else part.model_dump() for part in (spec.holdout, spec.gate, spec.drift, spec.window)]
+    fitted = [job.get("model"), job.get("solver"), spec.job.data.standardize]
+    return hash_of("tick", digests(dataset), held_out_bytes(spec), fitted, rules)
+
+
+def _drive(
+    spec: RetrainSpec, named: NamedModel, summary: RetrainSummary, began: float, progress: Progress | None
+) -> RetrainSummary:
+    # most ticks find nothing new: what a fit needs is imported here, which takes longer than looking
     from dkrr.jobs.retrain import mlflow_log
-    from dkrr.jobs.retrain.tick import Tick
+    from dkrr.jobs.retrain.model import forget_runs, improve
     from dkrr.jobs.runs.monitor import driving
 
     if spec.mlflow is not None:
         mlflow_log.load_mlflow()  # what is missing is found before anything is done
+    directory = RunDirectory(spec.directory)
     check_outside(directory.location)
     if not may_hold(directory.location, "retrain"):
         raise StoreError(
@@ -93,13 +122,32 @@ def retrain(
         )
     with driving(directory, kind="retrain", progress=progress, keep=True) as monitor:
         directory.write_bytes("job.json", json_bytes(plain(spec.to_dict())))
-        tick = Tick(spec, directory, named, monitor)
-        summary = tick.run()
+        history = History(spec)
+        dataset, last = add_rows(history, summary, monitor.phase), None
+        if dataset is not None:
+            last = improve(history, dataset, tick_key(spec, dataset), named, summary, monitor)
+        elif not summary.reasons:
+            raise StoreError(
+                f"there are no rows in {spec.retrain.incoming}, and no data set {spec.retrain.data}",
+                hint="deliver a batch, or name the first rows: [data] path",
+            )
+        if summary.reasons:
+            summary.outcome = "refused"
+        summary.production = named.aliases().targets.get("production")
         summary.seconds = time.perf_counter() - began
+        summary.report = directory.path("report.txt")
         failpoint("retrain.report.before")
-        _report(directory, summary)
+        directory.write("report.json", plain(summary.to_dict()))
+        directory.write_bytes("report.txt", summary.text().encode())
         failpoint("retrain.report.after")
-        tick.note_told()
+        # not before the report stands: whoever is killed until then tells everything the next time
+        if last is not None:
+            directory.write(LAST, last)
+        for refused in history.refused.values():
+            refused["told"] = True
+        history.write()
+        remove_array(history.scratch)
+        forget_runs(directory, str(summary.fit.get("run", "")))
     if spec.mlflow is not None:
         mlflow_log.log_tick(spec.mlflow, summary, named)
     if summary.outcome == "refused":
@@ -114,32 +162,77 @@ def retrain(
     return summary
 
 
-def _is_due(spec: RetrainSpec, directory: RunDirectory) -> bool:
-    """Whether anything is left to do. Reads small documents only."""
-    dataset = current_dataset(spec)
-    ledger, reference = Ledger.read(directory), read_reference(directory)
-    rules = judged_by(spec, reference)
-    if any(batch.is_refused and not batch.reported for batch in ledger.batches.values()):
-        return True
-    for delivery in deliveries(spec.retrain.incoming, spec.own_files):
-        batch = ledger.known(delivery)
-        if batch is None or batch.is_due(rules):
-            return True
-    if lost_generations(directory, dataset):
-        return True
-    if dataset is None:
-        return spec.initial is not None
-    return bool(Records(directory).last().get("tick") != tick_key(spec, dataset))
+def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], Any]) -> Dataset | None:
+    """The data set with all that it ever had and shall have, and every batch that is accepted; None without any.
 
+    A data set that was lost, or set back to an earlier state, lacks generations that were decided about. Their files
+    are appended again in the order in which they came, so that every row gets its number back, and what had been
+    dropped since is dropped again.
 
-def _report(directory: RunDirectory, summary: RetrainSummary) -> None:
-    """Keep what was done, and remove what only this tick needed."""
-    summary.report = directory.path("report.txt")
-    directory.write("report.json", plain(summary.to_dict()))
-    directory.write_bytes("report.txt", summary.text().encode())
-    from dkrr.jobs.retrain.fit import forget_runs
-
-    run = str(summary.fit.get("run", ""))
-    if run:
-        with contextlib.suppress(OSError, DkrrError):  # what stays is small, and goes next time
-            forget_runs(Records(directory), name_of(run))
+    Raises
+    ------
+    StoreError
+        A file is gone, or has other bytes than it had; nothing was changed.
+    """
+    spec = history.spec
+    phase("restore")
+    dataset = open_rows(spec)
+    found, missing = history.replacements(dataset)
+    if missing and history.is_dry:
+        for text in missing:
+            summary.add_batch(text, "missing", None, None, ["no file has those bytes"])
+        return None
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise StoreError(
+            f"{spec.retrain.data} lacks rows that were in it: {', '.join(missing[:5])}{more}; no file has those bytes",
+            hint="restore the data set, or put the files back; to begin a new one, give the model another name",
+        )
+    if found and history.gone is None:
+        logger.warning(
+            "%s was lost, and the record of its batches, too: which generations had been dropped is not known, all of "
+            "them are appended again",
+            spec.retrain.data,
+        )
+    if dataset is None and not found and spec.initial is not None:
+        found = [(INITIAL, "", spec.initial)]
+    for name, key, location in found:
+        if name == INITIAL:
+            phase("initial rows")
+            rows = dataset = history.begin()
+        else:
+            rows = history.read(location, key, dataset)
+            dataset = history.append(name, key, rows, dataset)
+        if name != INITIAL or history.is_dry:
+            summary.add_batch(location if name == INITIAL else name, "appended", "append", rows.num_rows)
+    if dataset is not None and not history.is_dry:
+        again = {item.number for item in dataset.generations} & set(history.gone or ())
+        dataset = drop_generations(spec.retrain.data, sorted(again)) if again else dataset
+        history.held_out(dataset)
+    if dataset is not None:
+        history.freeze_reference(dataset)
+    phase("stage")
+    there, rules = set(), history.rules(dataset)
+    for delivery in history.deliveries():
+        there.add(key := history.stage(delivery))
+        if not history.is_due(delivery, rules):
+            continue
+        phase("validate")
+        staged = history.validate(delivery, key, dataset, rules)
+        if staged is not None:
+            phase("append")
+            summary.add_batch(delivery.name, "appended", "append", staged.num_rows)
+            dataset = history.append(delivery.name, key, staged, dataset)
+            history.freeze_reference(dataset)
+            rules = history.rules(dataset)
+    for key, refused in history.refused.items():
+        if not refused["told"] or (history.is_dry and key in there and refused["reasons"]):
+            summary.add_batch(refused["name"], "refused", refused["stage"], refused["num_rows"], refused["reasons"])
+    summary.batches.sort(key=lambda batch: str(batch["name"]))
+    if dataset is None or history.is_dry:
+        return dataset
+    if spec.window is not None:
+        failpoint("retrain.append.before_window")
+        dataset = keep_last(spec.retrain.data, generations=spec.window.generations, rows=spec.window.rows)
+    history.note_gone(dataset)
+    return dataset

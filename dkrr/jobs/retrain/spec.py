@@ -17,7 +17,6 @@ exist. Relative paths mean the folder of the file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -27,8 +26,8 @@ from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes
 from dkrr.jobs.fields import Column, Location, is_data_file, locate
 from dkrr.jobs.kernel_table import Table
-from dkrr.jobs.loss_spec import Mistake, has_metric, metrics_of
-from dkrr.jobs.registry.names import check_name
+from dkrr.jobs.loss_spec import has_metric, metrics_of
+from dkrr.jobs.registry import check_name
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.toml import read_toml
 from dkrr.store.files import is_url, join, name_of, with_settings
@@ -213,15 +212,21 @@ class MlflowSpec(Table):
     log_model: bool = True
 
 
-class RetrainSpec(Table):
-    """The whole of RETRAIN.toml. Read one with :meth:`load`; it is frozen, and its paths are absolute."""
+class _OwnTables(Table):
+    """What stands in RETRAIN.toml and in no job file."""
 
     retrain: RetrainTable
-    holdout: HoldoutSpec
+    holdout: HoldoutSpec | None = None
     gate: GateSpec = GateSpec()
     drift: DriftSpec = DriftSpec()
     window: WindowSpec | None = None
     mlflow: MlflowSpec | None = None
+
+
+class RetrainSpec(_OwnTables):
+    """The whole of RETRAIN.toml. Read one with :meth:`load`; it is frozen, and its paths are absolute."""
+
+    holdout: HoldoutSpec
     job: JobSpec
 
     @property
@@ -272,59 +277,49 @@ class RetrainSpec(Table):
     @classmethod
     def _checked(cls, document: dict[str, Any], *, base: Path, text: str, source: str) -> RetrainSpec:
         mistakes.refuse_secrets(document, text=text, source=source)
-        for name in document:
-            if name not in _TABLES and name not in JOB_TABLES:
-                raise mistakes.unknown_key((name,), [*_TABLES, *JOB_TABLES], text=text, source=source)
-        values: dict[str, Any] = {}
-        for name, table in _TABLES.items():
-            found = document.get(name, {})
-            for key in found if isinstance(found, dict) else ():
-                if key not in table.model_fields:
-                    raise mistakes.unknown_key((name, key), table.model_fields, text=text, source=source)
-            if name not in document:
-                continue
-            try:
-                values[name] = table.model_validate(found, context={"base": base})
-            except ValidationError as exc:
-                raise mistakes.describe(exc, text=text, source=source, table=name) from None
-        if "retrain" not in values:
+        tables = _OwnTables.tables()
+        own = {name: table for name, table in document.items() if name in tables}
+        for name, table in document.items():
+            if name not in tables and name not in JOB_TABLES:
+                raise mistakes.unknown_key((name,), [*tables, *JOB_TABLES], text=text, source=source)
+            for key in table if name in own and isinstance(table, dict) else ():
+                if key not in tables[name].model_fields:
+                    raise mistakes.unknown_key((name, key), tables[name].model_fields, text=text, source=source)
+        if "retrain" not in own:
             raise JobFileError(f"{source or 'the document'} has no [retrain]", hint="give name, data and incoming")
-        job = _job(document, values["retrain"], base=base, text=text, source=source)
-        for path, message, hint in _mistakes(job, values.get("gate")):
-            raise mistakes.located(message, path, text=text, source=source, hint=hint)
-        settings = job.storage.settings()
-        values["retrain"] = _located(values["retrain"], ("data", "incoming", "registry"), settings)
-        if "holdout" not in values:
-            values["holdout"] = _holdout_of(job, source)
-        values["holdout"] = _located(values["holdout"], ("path", "mask"), settings)
-        if values["holdout"].mask is not None and not values["holdout"].mask_is_file and job.data.features is None:
+        try:
+            found = _OwnTables.model_validate(own, context={"base": base})
+        except ValidationError as exc:
+            raise mistakes.describe(exc, text=text, source=source) from None
+        job = _job(document, found.retrain, base=base, text=text, source=source)
+        model, metric = job.model, found.gate.metric
+        if model.loss != "square" and isinstance(model.alpha, list):
+            name = "alpha" if model.C is None else "C"
+            message = f"[model] {name} is a list; a retrain job has one value"
+            hint = "give one; [retrain] search_every chooses it by folds"
+            raise mistakes.located(message, ("model", name), text=text, source=source, hint=hint)
+        if metric is not None and not has_metric(model.loss, metric):
+            message, hint = f"[gate] metric = {metric!r} with loss = {model.loss!r}", metrics_of(model.loss)
+            raise mistakes.located(message, ("gate", "metric"), text=text, source=source, hint=hint)
+        holdout, settings = found.holdout or _holdout_of(job, source), job.storage.settings()
+        if holdout.mask is not None and not holdout.mask_is_file and job.data.features is None:
             raise JobFileError(
                 "[holdout] mask is a column, and [data] features is missing",
                 hint="name the features, so that the mask is not one of them",
             )
-        return cls(**values, job=job)
+        located = {
+            "retrain": _located(found.retrain, ("data", "incoming", "registry"), settings),
+            "holdout": _located(holdout, ("path", "mask"), settings),
+        }
+        return cls(**dict(found) | located, job=job)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dicts, for records and the directory of the job."""
-        document = {
-            name: value.model_dump(mode="json", exclude_none=True)
-            for name in _TABLES
-            if (value := getattr(self, name)) is not None
-        }
-        return {**document, "job": self.job.to_dict()}
+        own = self.model_dump(mode="json", exclude_none=True, exclude={"job"})
+        return {**own, "job": self.job.to_dict()}
 
 
-_TABLES: dict[str, type[Table]] = {
-    "retrain": RetrainTable,
-    "holdout": HoldoutSpec,
-    "gate": GateSpec,
-    "drift": DriftSpec,
-    "window": WindowSpec,
-    "mlflow": MlflowSpec,
-}
-
-
-def _job(document: dict[str, Any], retrain: Any, *, base: Path, text: str, source: str) -> JobSpec:
+def _job(document: dict[str, Any], retrain: RetrainTable, *, base: Path, text: str, source: str) -> JobSpec:
     """The job of the fits: from its own file, or from its tables here."""
     tables = {name: document[name] for name in JOB_TABLES if name in document}
     if retrain.job is not None:
@@ -337,17 +332,6 @@ def _job(document: dict[str, Any], retrain: Any, *, base: Path, text: str, sourc
     data = tables.get("data", {})
     tables["data"] = {"path": retrain.data, **data} if isinstance(data, dict) else data
     return JobSpec._checked(tables, base=base, name=retrain.name, text=text, source=source)
-
-
-def _mistakes(job: JobSpec, gate: GateSpec | None) -> Iterator[Mistake]:
-    """What a loss does not allow here."""
-    loss, metric = job.model.loss, None if gate is None else gate.metric
-    if loss != "square" and isinstance(job.model.alpha, list):
-        name = "alpha" if job.model.C is None else "C"
-        hint = "give one; [retrain] search_every chooses it by folds"
-        yield Mistake(("model", name), f"[model] {name} is a list; a retrain job has one value", hint)
-    if metric is not None and not has_metric(loss, metric):
-        yield Mistake(("gate", "metric"), f"[gate] metric = {metric!r} with loss = {loss!r}", metrics_of(loss))
 
 
 def _holdout_of(job: JobSpec, source: str) -> HoldoutSpec:

@@ -15,9 +15,7 @@ import pytest
 from dkrr import load_model
 from dkrr.errors import LockedError, ParameterError, StoreError
 from dkrr.jobs.inspection import describe, verify
-from dkrr.jobs.registry import ModelRegistry, NamedModel, models_folder, parse_reference, prune_versions
-from dkrr.jobs.registry import prune as pruning
-from dkrr.jobs.registry.aliases import change_aliases
+from dkrr.jobs.registry import ModelRegistry, NamedModel
 from tests.faults import contents, failing_at
 from tests.jobs.registry.helpers import ROWS, make_model
 from tests.s3 import Bucket, bucket, s3_server
@@ -122,36 +120,21 @@ def test_an_interrupted_publication_leaves_no_version(site: str, model: NamedMod
     assert model.add(saved[0]).number == 1
 
 
-def test_a_fault_before_the_pointer_changes_nothing_and_one_after_it_everything(
-    model: NamedModel, saved: list[str]
-) -> None:
-    a, b = (model.add(path).id for path in saved[:2])
-    model.promote(a)
-    before = contents(Path(model.location))
-    with failing_at("registry.before_pointer:@1:eio"), pytest.raises(OSError, match="error"):
-        model.promote(b)
-    assert contents(Path(model.location)) == before
-    with failing_at("registry.after_pointer:@1:eio"), pytest.raises(OSError, match="error"):
-        model.promote(b)
-    assert model.aliases().targets == {"production": b, "previous": a}
-    assert model.promote(b).targets == {"production": b, "previous": a}
-
-
 def test_of_many_changes_at_once_none_is_lost(tmp_path: Path) -> None:
-    folder = str(tmp_path / "m")
+    model = ModelRegistry(str(tmp_path)).open("m")
     names = [f"{number:04d}-{'0' * 12}" for number in range(6)]
 
     def work(name: str) -> None:
         for _ in range(5):
-            change_aliases(folder, lambda aliases: aliases.moved(**{f"a{name[:4]}": name}), why="test")
-            change_aliases(folder, lambda aliases: aliases.moved(**{f"a{name[:4]}": None}), why="test")
+            model.change(lambda aliases: aliases.moved(**{f"a{name[:4]}": name}), why="test")
+            model.change(lambda aliases: aliases.moved(**{f"a{name[:4]}": None}), why="test")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    done = change_aliases(folder, lambda aliases: aliases, why="look")
+    done = model.change(lambda aliases: aliases, why="look")
     assert done.epoch == 60
     assert [entry["epoch"] for entry in done.history] == list(range(1, 61))
     assert sorted(done.released) == names
@@ -170,7 +153,7 @@ def test_an_earlier_holder_of_the_lease_changes_nothing(model: NamedModel, saved
 def test_a_promotion_that_was_overtaken_is_judged_by_what_is_there(model: NamedModel, saved: list[str], monkeypatch):
     a, b, c = (model.add(path).id for path in saved)
     model.promote(a)
-    from dkrr.jobs.registry import aliases as module
+    from dkrr.jobs import registry as module
 
     swap = module.swap_json
 
@@ -187,37 +170,38 @@ def test_a_promotion_that_was_overtaken_is_judged_by_what_is_there(model: NamedM
 
 def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c = (model.add(path, candidate=False).id for path in saved)
-    assert prune_versions(model.location, keep=0) == [], "younger than the grace"
-    assert [version.id for version in prune_versions(model.location, keep=2, grace_seconds=0)] == [a]
+    assert model.prune(keep=0) == [], "younger than the grace"
+    assert [version.id for version in model.prune(keep=2, grace_seconds=0)] == [a]
     model.promote(b)
     model.promote(c)
     model.rollback()
-    assert prune_versions(model.location, keep=0, grace_seconds=0) == [], "production and previous"
+    assert model.prune(keep=0, grace_seconds=0) == [], "production and previous"
     a = model.add(saved[0]).id
     model.promote(a)  # c loses its alias
     now = time.time()
-    monkeypatch.setattr(pruning, "_created", lambda version: now - 10_000)
-    assert prune_versions(model.location, keep=0, grace_seconds=100) == [], "a reader may hold c"
-    change_aliases(
-        model.location,
-        lambda aliases: pruning.replace(aliases, released=dict.fromkeys(aliases.released, now - 200)),
+    for version in model.versions():  # published long ago
+        record = Path(version.location, "version.json")
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"created_at": "2020-01-01T00:00:00Z"}))
+    assert model.prune(keep=0, grace_seconds=100) == [], "a reader may hold c"
+    model.change(
+        lambda aliases: aliases.model_copy(update={"released": dict.fromkeys(aliases.released, now - 200)}),
         why="time passes",
     )
-    assert [version.id for version in prune_versions(model.location, keep=0, grace_seconds=100)] == [c]
+    assert [version.id for version in model.prune(keep=0, grace_seconds=100)] == [c]
     assert {version.id for version in model.versions()} == {a, b}
     assert model.aliases().removing == ()
     with pytest.raises(ParameterError, match="keep is -1"):
-        prune_versions(model.location, keep=-1)
+        model.prune(keep=-1)
 
 
 def test_a_version_that_is_being_removed_takes_no_alias_and_goes_at_last(model: NamedModel, saved: list[str]) -> None:
     a, b = (model.add(path, candidate=False).id for path in saved[:2])
     model.promote(b)
     with failing_at("registry.prune.before_delete:@1:eio"), pytest.raises(OSError, match="error"):
-        prune_versions(model.location, keep=0, grace_seconds=0)
+        model.prune(keep=0, grace_seconds=0)
     with pytest.raises(StoreError, match="is being removed"):
         model.promote(a)
-    prune_versions(model.location, keep=5, grace_seconds=1e9)
+    model.prune(keep=5, grace_seconds=1e9)
     assert [version.id for version in model.versions()] == [b]
 
 
@@ -226,15 +210,17 @@ def test_a_promotion_between_listing_and_deleting_saves_the_version(
 ) -> None:
     a, b = (model.add(path, candidate=False).id for path in saved[:2])
     model.promote(b)
-    listing = pruning.list_versions
+    listing, once = NamedModel.versions, [True]
 
-    def listed(folder: str) -> Any:
-        found = listing(folder)
-        model.promote(a)
+    def listed(self: NamedModel) -> Any:
+        found = listing(self)
+        if once:
+            once.clear()
+            model.promote(a)
         return found
 
-    monkeypatch.setattr(pruning, "list_versions", listed)
-    prune_versions(model.location, keep=0, grace_seconds=0)
+    monkeypatch.setattr(NamedModel, "versions", listed)
+    model.prune(keep=0, grace_seconds=0)
     assert model.resolve("production").id == a
     load_model(model.resolve("production").model_path)
 
@@ -252,9 +238,23 @@ def test_the_same_on_an_object_store(bucket: Bucket, saved: list[str]) -> None:
     found = load_model(model.resolve().model_path).predict(ROWS)
     assert np.array_equal(found, load_model(saved[0]).predict(ROWS))
     c = model.add(saved[2], candidate=False).id
-    assert [version.id for version in prune_versions(model.location, keep=0, grace_seconds=0)] == [c]
+    assert [version.id for version in model.prune(keep=0, grace_seconds=0)] == [c]
     assert ModelRegistry(bucket.url("models")).names() == ["demo"]
     assert not bucket.listing("models", "demo", "versions", c)
+
+
+def test_a_foreign_or_newer_document_is_refused(model: NamedModel, saved: list[str]) -> None:
+    model.add(saved[0])
+    path = Path(model.location) / "aliases.json"
+    document = json.loads(path.read_text())
+    for change, message in (
+        ({"format": "other"}, "not written by dkrr"),
+        ({"format_version": 2}, "format version 2; 1 expected"),
+        ({"epoch": "many"}, "is unreadable"),
+    ):
+        path.write_text(json.dumps(document | change))
+        with pytest.raises(StoreError, match=message):
+            model.aliases()
 
 
 def test_what_is_there_and_whether_it_is_whole(model: NamedModel, saved: list[str]) -> None:
@@ -271,33 +271,3 @@ def test_what_is_there_and_whether_it_is_whole(model: NamedModel, saved: list[st
     problems = verify(model.location)
     assert len(problems) == 3
     assert f"candidate is version {b}, which is missing or not complete" in problems
-
-
-def test_how_models_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = parse_reference("demo@production")
-    assert found is not None
-    assert (found.name, found.selector) == ("demo", "production")
-    for text in ("runs/demo", "s3://bucket/demo@production", "Demo@production", "demo@", "a@b@c"):
-        assert parse_reference(text) is None
-    (tmp_path / "demo@production").mkdir()
-    assert parse_reference("demo@production") is None, "a path that exists is meant"
-    monkeypatch.delenv("DKRR_MODELS", raising=False)
-    assert models_folder() == str(tmp_path / "models")
-    monkeypatch.setenv("DKRR_MODELS", "s3://bucket/models")
-    assert models_folder() == "s3://bucket/models"
-    assert models_folder("elsewhere") == str(tmp_path / "elsewhere")
-
-
-def test_a_foreign_or_newer_document_is_refused(model: NamedModel, saved: list[str]) -> None:
-    model.add(saved[0])
-    path = Path(model.location) / "aliases.json"
-    document = json.loads(path.read_text())
-    for change, message in (
-        ({"format": "other"}, "not written by dkrr"),
-        ({"format_version": 2}, "format version 2; 1 expected"),
-        ({"epoch": "many"}, "is unreadable"),
-    ):
-        path.write_text(json.dumps(document | change))
-        with pytest.raises(StoreError, match=message):
-            model.aliases()

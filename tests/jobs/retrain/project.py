@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import load_model
+from dkrr import load_model, open_dataset
 from dkrr.engine.tasks import Executor, InProcessExecutor
-from dkrr.jobs.registry import ModelRegistry, NamedModel
+from dkrr.jobs.registry import ModelRegistry, NamedModel, check_version
 from dkrr.jobs.retrain import RetrainSpec, RetrainSummary
 from dkrr.jobs.retrain.run import retrain
 from dkrr.jobs.spec import JobSpec
+from tests.faults import contents
 
-__all__ = ["COLUMNS", "Project", "in_process", "rows_of"]
+__all__ = ["COLUMNS", "Project", "check_production", "in_process", "rows_of", "state"]
 
 COLUMNS = ("a", "b", "c", "y")
 D = 3
@@ -35,7 +36,7 @@ def rows_of(seed: int, num_rows: int) -> np.ndarray:
 
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run the tasks of jobs in this process; the list gets an entry for each executor that is started."""
-    import dkrr.jobs.retrain.tick
+    import dkrr.jobs.retrain.model
     import dkrr.jobs.run
     import dkrr.jobs.tune
 
@@ -46,7 +47,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(job.output.directory)
         yield InProcessExecutor()
 
-    for module in (dkrr.jobs.run, dkrr.jobs.tune, dkrr.jobs.retrain.tick):
+    for module in (dkrr.jobs.run, dkrr.jobs.tune, dkrr.jobs.retrain.model):
         monkeypatch.setattr(module, "job_executor", job_executor)
     return started
 
@@ -106,3 +107,25 @@ class Project:
     @property
     def production(self) -> str | None:
         return self.model.aliases().targets.get("production")
+
+
+def state(project: Project) -> dict[str, object]:
+    """What must not depend on how it came about."""
+    dataset, model, folder = open_dataset(project.folder / "rows.zarr"), project.model, Path(project.spec.directory)
+    dataset.verify()
+    return {
+        "rows": {key: data for key, data in contents(project.folder / "rows.zarr").items() if "/c/" in key},
+        "generations": [found.label for found in dataset.generations],
+        "aliases": model.aliases().targets,
+        "versions": [version.id for version in model.versions()],
+        "steps": sorted(str(path.relative_to(folder)) for path in folder.glob("records/*/*.json")),
+        "answers": project.predict(rows_of(99, 50)[:, :3]).tobytes(),
+    }
+
+
+def check_production(project: Project, allowed: set[str]) -> None:
+    """A complete, verified version is in production, one of those that are allowed."""
+    version = project.model.resolve()
+    assert version.id in allowed
+    check_version(version)
+    load_model(version.model_path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dkrr import Dataset, ingest
-from dkrr.jobs.retrain.drift import Reference, compare_means, compare_rows
+from dkrr.jobs.retrain.drift import Reference, compare_rows
 from dkrr.jobs.retrain.spec import DriftSpec
 from tests.jobs.retrain.project import rows_of
 
@@ -23,11 +22,6 @@ def dataset(folder: Path, rows: np.ndarray, name: str = "batch") -> Dataset:
 @pytest.fixture
 def reference(tmp_path: Path) -> Reference:
     return Reference.of(dataset(tmp_path, rows_of(0, 3000), "reference"))
-
-
-def test_a_reference_survives_as_json(reference: Reference) -> None:
-    again = Reference.from_dict(json.loads(json.dumps(reference.to_dict())))
-    assert again.to_dict() == reference.to_dict()
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 30, 300, 3000])
@@ -50,7 +44,6 @@ def test_what_is_wrong_is_named(num_rows: int, reference: Reference, tmp_path: P
         found = compare_rows(reference, dataset(tmp_path, change(rows_of(1, num_rows)), statistic), limits)
         assert statistic in {finding.statistic for finding in found}
         assert {finding.column for finding in found} == {{"shift": "x1", "correlation": "x1"}.get(statistic, "x0")}
-        assert all(finding.value > finding.limit for finding in found)
 
 
 def test_alike_columns_that_are_exchanged_differ_in_what_they_do(tmp_path: Path) -> None:
@@ -65,18 +58,3 @@ def test_alike_columns_that_are_exchanged_differ_in_what_they_do(tmp_path: Path)
     assert {(finding.column, finding.statistic) for finding in found} == {
         ("x0", "correlation"), ("x1", "correlation")
     }  # fmt: skip
-
-
-def test_a_constant_column_that_begins_to_move(tmp_path: Path) -> None:
-    rows = rows_of(0, 500)
-    rows[:, 2] = 4.0
-    reference = Reference.of(dataset(tmp_path, rows, "reference"))
-    assert compare_rows(reference, dataset(tmp_path, rows[:50], "same"), LIMITS) == []
-    found = compare_rows(reference, dataset(tmp_path, rows_of(1, 50), "moving"), LIMITS)
-    assert "x2" in {finding.column for finding in found}
-
-
-def test_the_whole_data_set_is_compared_without_its_rows(reference: Reference, tmp_path: Path) -> None:
-    assert compare_means(reference, dataset(tmp_path, rows_of(3, 500), "same"), LIMITS) == []
-    found = compare_means(reference, dataset(tmp_path, rows_of(3, 500) + np.array([0, 0, 0, 5]), "other"), LIMITS)
-    assert [(finding.column, finding.statistic) for finding in found] == [("y", "shift")]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dkrr import load_model, open_dataset
 from dkrr.dataset import row_hash_fraction
-from dkrr.errors import DataError, RefusedError, StoreError
-from dkrr.jobs.retrain.holdout import decided_mask, pack, unpack
-from dkrr.jobs.retrain.spec import HoldoutSpec
-from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.errors import DataError, RefusedError
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
 pytestmark = pytest.mark.timeout(280)
@@ -35,12 +31,6 @@ def fitted(project: Project) -> np.ndarray:
 def has(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """For each of ``wanted``, whether it is among ``rows``."""
     return np.array([bool(np.isclose(rows, row, rtol=1e-9, atol=1e-9).all(axis=1).any()) for row in wanted])
-
-
-@pytest.mark.parametrize("count", [1, 7, 8, 100])
-def test_masks_as_text(count: int) -> None:
-    mask = np.random.default_rng(count).random(count) < 0.4
-    assert np.array_equal(unpack(pack(mask), count), mask)
 
 
 def test_a_fraction_is_decided_once(tmp_path: Path) -> None:
@@ -104,18 +94,6 @@ def test_a_mask_in_a_file_grows_with_the_data(tmp_path: Path) -> None:
     assert np.array_equal(has(fitted(project), rows), np.concatenate([~mask[:120], mask[120:]]))
 
 
-def test_rows_in_a_file_of_their_own(tmp_path: Path) -> None:
-    project = Project(tmp_path / "p", holdout={"path": "held-out.csv"})
-    del project.document["holdout"]["fraction"]
-    held = project.deliver("held-out", seed=50, num_rows=60)
-    held.rename(project.folder / "held-out.csv")
-    project.deliver("n1", seed=1)
-    summary = project.run()
-    assert summary.outcome == "promoted"
-    assert "60 held-out rows" in summary.checks[0]["sentence"]
-    assert has(fitted(project), rows_of(1, 120)[:, :3]).all()
-
-
 def test_the_first_rows_of_a_job_and_a_data_set_of_before(tmp_path: Path) -> None:
     project = Project(tmp_path / "p", data={"path": "first.csv"})
     project.deliver("n0", seed=1).rename(project.folder / "first.csv")
@@ -126,34 +104,3 @@ def test_the_first_rows_of_a_job_and_a_data_set_of_before(tmp_path: Path) -> Non
     project.deliver("n1", seed=2)
     assert project.run().outcome == "promoted"
     assert np.array_equal(has(fitted(project), rows_of(1, 120)[:, :3]), ~row_hash_fraction(0, 120, 0.2))
-
-
-def test_a_data_set_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
-    import shutil
-
-    from dkrr import ingest
-
-    project = Project(tmp_path / "p")
-    project.deliver("n1", seed=1)
-    project.run()
-    shutil.rmtree(project.folder / "rows.zarr")
-    ingest(project.deliver("n2", seed=2, num_rows=50), project.folder / "rows.zarr", target="y")
-    with pytest.raises(StoreError, match="the data set was made anew"):
-        project.run()
-
-
-def test_two_processes_that_decide_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr import ingest
-
-    dataset = ingest(rows_of(1, 120)[:, :3], tmp_path / "a.zarr")
-    directory = RunDirectory(tmp_path / "state")
-    first = decided_mask(directory, dataset, HoldoutSpec(fraction=0.3))
-    read = RunDirectory.read
-    calls: list[str] = []
-
-    def late(self: RunDirectory, name: str) -> Any:
-        calls.append(name)
-        return None if len(calls) == 1 else read(self, name)  # not there when it was looked for, there when written
-
-    monkeypatch.setattr(RunDirectory, "read", late)
-    assert np.array_equal(decided_mask(directory, dataset, HoldoutSpec(fraction=0.9)), first)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dkrr import load_model, open_dataset
 from dkrr.errors import DkrrError, RefusedError
-from dkrr.jobs.registry.versions import check_version
-from tests.faults import contents, failing_at
-from tests.jobs.retrain.project import Project, in_process, rows_of
+from tests.faults import failing_at
+from tests.jobs.retrain.project import Project, check_production, in_process, state
 
 pytestmark = pytest.mark.timeout(280)
 
-STAGES = ("stage", "validate", "append", "plan", "fit", "evaluate", "gate", "promote", "tick")
+STAGES = ("stage", "validate", "append", "fit", "evaluate", "gate")
 MOMENTS = ("before", "before_record", "after_record")
 OTHERS = (
     "retrain.append.before_window",
+    "retrain.promote.before",
+    "retrain.promote.after",
     "retrain.report.before",
     "retrain.report.after",
     "dataset.before_pointer",
@@ -43,7 +42,6 @@ QUICK = (
     "registry.before_pointer",
     "registry.after_pointer",
 )
-PROBE = rows_of(99, 50)[:, :3]
 
 
 @pytest.fixture(autouse=True)
@@ -89,27 +87,6 @@ def project(one_night: Project, tmp_path: Path) -> Project:
     return one_night.copied(tmp_path / "p")
 
 
-def state(project: Project) -> dict[str, object]:
-    """What must not depend on how it came about."""
-    model = project.model
-    retrain = Path(project.spec.directory)
-    return {
-        "rows": {key: data for key, data in contents(project.folder / "rows.zarr").items() if "/c/" in key},
-        "generations": [found.label for found in open_dataset(project.folder / "rows.zarr").generations],
-        "aliases": model.aliases().targets,
-        "versions": [version.id for version in model.versions()],
-        "records": sorted(str(path.relative_to(retrain)) for path in retrain.glob("records/*/*.json")),
-        "answers": np.asarray(load_model(model.resolve().model_path).predict(PROBE)).tobytes(),
-    }
-
-
-def check_production(project: Project, allowed: set[str]) -> None:
-    version = project.model.resolve()
-    assert version.id in allowed
-    check_version(version)
-    load_model(version.model_path)
-
-
 @pytest.mark.parametrize(
     "site", [site if site in QUICK else pytest.param(site, marks=pytest.mark.system) for site in SITES]
 )
@@ -139,17 +116,3 @@ def test_a_refusal_is_told_although_it_was_interrupted(project: Project) -> None
     with pytest.raises(RefusedError, match="night-2"):
         project.run()
     assert project.run().outcome == "nothing new"
-
-
-def test_an_append_that_was_abandoned_leaves_nothing(project: Project) -> None:
-    """Killed in the middle of its append; then the batch is exchanged for a corrected one."""
-    project.deliver("night-2", seed=2, num_rows=60)
-    with failing_at("dataset.before_pointer:@2:eio"), pytest.raises((OSError, DkrrError)):
-        project.run()
-    assert open_dataset(project.folder / "rows.zarr").num_rows == 60
-    project.deliver("night-2", seed=5, num_rows=50)
-    assert project.run().outcome == "promoted"
-    dataset = open_dataset(project.folder / "rows.zarr")
-    dataset.verify()
-    expected = np.concatenate([rows_of(1, 60), rows_of(5, 50)])[:, :3]
-    np.testing.assert_allclose(dataset.read(0, dataset.num_rows), expected, rtol=1e-15)

@@ -9,19 +9,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dkrr import load_model, open_dataset
 from dkrr.jobs import toml
-from dkrr.jobs.registry.versions import check_version
-from tests.faults import Command, Run, contents, descendants, end_commands
-from tests.jobs.retrain.project import Project, rows_of
+from tests.faults import Command, Run, descendants, end_commands
+from tests.jobs.retrain.project import Project, check_production, state
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(290)]
 
 STALE = {"DKRR_STALE_SECONDS": "6"}
-PROBE = rows_of(99, 50)[:, :3]
 WHOLE = ("before", "before_record", "after_record")
 
 # where the job is killed, four times in a row in each stage: the site, and the how-many-th time it comes by
@@ -97,29 +93,6 @@ def project(one_night: Project, tmp_path: Path) -> Iterator[Project]:
     end_commands()
 
 
-def state(project: Project) -> dict[str, object]:
-    dataset = open_dataset(project.folder / "rows.zarr")
-    dataset.verify()
-    model = project.model
-    retrain = project.folder / "models/demo/retrain"
-    return {
-        "rows": {key: data for key, data in contents(project.folder / "rows.zarr").items() if "/c/" in key},
-        "generations": [found.label for found in dataset.generations],
-        "aliases": model.aliases().targets,
-        "versions": [version.id for version in model.versions()],
-        "records": sorted(str(path.relative_to(retrain)) for path in retrain.glob("records/*/*.json")),
-        "answers": np.asarray(load_model(model.resolve().model_path).predict(PROBE)).tobytes(),
-    }
-
-
-def check_production(project: Project, undisturbed: Project) -> None:
-    """A complete, verified version, either of the two."""
-    version = project.model.resolve()
-    assert version.id in {found.id for found in undisturbed.model.versions()}
-    check_version(version)
-    load_model(version.model_path).predict(PROBE)
-
-
 @pytest.mark.parametrize(
     "stage", [pytest.param("promote", marks=pytest.mark.short), *sorted(KILLS.keys() - {"promote"})]
 )
@@ -127,7 +100,7 @@ def test_four_kills_in_a_stage(stage: str, project: Project, undisturbed: Projec
     for kill in KILLS[stage]:
         done = dkrr_retrain(project, f"{kill}:sigkill")
         assert done.code == -signal.SIGKILL, f"{kill}: {done.err}"
-        check_production(project, undisturbed)
+        check_production(project, {found.id for found in undisturbed.model.versions()})
     done = dkrr_retrain(project)
     assert done.code == 0, done.err
     assert state(project) == state(undisturbed)
@@ -149,7 +122,7 @@ def test_four_kills_at_random(project: Project, undisturbed: Project) -> None:
         for child in children:  # they end with their parent, a moment later
             if child.is_running():
                 child.wait(30)
-        check_production(project, undisturbed)
+        check_production(project, {found.id for found in undisturbed.model.versions()})
     done = dkrr_retrain(project)
     assert done.code == 0, done.err
     assert state(project) == state(undisturbed)

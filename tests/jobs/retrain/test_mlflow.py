@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dkrr import load_model
-from dkrr.errors import ParameterError
 from dkrr.jobs.retrain import mlflow_log
-from dkrr.jobs.retrain.mlflow_model import Predictor
 from tests.jobs.retrain.project import COLUMNS, Project, in_process, rows_of
 
 pytestmark = pytest.mark.timeout(280)
@@ -80,26 +77,3 @@ def test_a_server_that_is_away_costs_no_model(
         summary = project.run()
     assert summary.outcome == "promoted"
     assert "was not logged to MLflow (ConnectionError: no route to host)" in caplog.text
-
-
-def test_it_is_found_missing_before_anything_is_done(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    import builtins
-
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any, **options: Any) -> Any:
-        if name == "mlflow":
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ParameterError, match="needs MLflow, which is not installed"):
-        project.run()
-    assert project.production is None
-
-
-def test_the_loader_takes_arrays(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow_log, "load_mlflow", lambda: None)
-    project.run()
-    model = load_model(project.model.resolve().model_path)
-    assert np.array_equal(Predictor(model).predict(PROBE), model.predict(PROBE))

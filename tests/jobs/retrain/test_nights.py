@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from dkrr import open_dataset
 from dkrr.errors import RefusedError
-from dkrr.jobs.garbage import delete_garbage, find_garbage
 from tests.faults import contents
 from tests.jobs.retrain.project import Project, rows_of
 
@@ -88,55 +86,6 @@ def test_a_poisoned_night_and_a_good_one(
     assert contents(project.folder / "rows.zarr/X") == contents(undisturbed.folder / "rows.zarr/X")
     assert project.production == undisturbed.production
     assert np.array_equal(project.predict(PROBE), undisturbed.predict(PROBE))
-
-
-def test_a_corrected_file_under_the_same_name_is_a_new_batch(project: Project) -> None:
-    project.deliver("night-2", seed=2, change=not_a_number)
-    with pytest.raises(RefusedError):
-        project.run()
-    project.deliver("night-2", seed=2)
-    assert project.run().outcome == "promoted"
-    # but what is in the data set cannot be exchanged by another file of its name
-    project.deliver("night-2", seed=4)
-    with pytest.raises(RefusedError, match=r"is in the data set with other bytes \(generation 2\)"):
-        project.run()
-    assert open_dataset(project.folder / "rows.zarr").num_rows == 240
-
-
-def test_one_file_that_is_written_anew_each_night(tmp_path: Path, started: list[str]) -> None:
-    project = Project(tmp_path / "p", retrain={"incoming": "incoming/today.csv"})
-    assert project.run().outcome == "nothing new"
-    for seed in (1, 2):
-        project.deliver("today", seed)
-        assert project.run().outcome == "promoted"
-        assert project.run().outcome == "nothing new"
-    assert open_dataset(project.folder / "rows.zarr").num_rows == 240
-
-
-@pytest.mark.system
-def test_what_production_was_made_with_is_no_garbage(project: Project) -> None:
-    for night in (2, 3, 4):
-        project.deliver(f"night-{night}", seed=night)
-        assert project.run().outcome == "promoted"
-    store = Path(project.spec.store)
-    needed = ""
-    for alias in ("production", "previous"):
-        version = project.model.resolve(alias)
-        needed += json.dumps(version.facts) + (Path(version.model_path) / "zarr.json").read_text()
-    arrays = {path.name for pattern in ("factors/*.zarr", "rows/*-train.zarr") for path in store.glob(pattern)}
-    kept = {name for name in arrays if name in needed}
-    assert sum(name.endswith("-train.zarr") for name in kept) == 2
-    # a version that lost its alias a moment ago may be held by a reader; then time passes
-    assert not arrays & {item.path.name for item in find_garbage(store, kept_seconds=0)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dkrr.jobs.garbage.GRACE_SECONDS", 0.0)
-        garbage = {item.path.name for item in find_garbage(store, kept_seconds=0)}
-    assert arrays & garbage == arrays - kept != set()
-    delete_garbage(find_garbage(store, kept_seconds=0), lambda: find_garbage(store, kept_seconds=0))
-    project.deliver("night-5", seed=5)
-    reused = project.run().fit["reused"]
-    assert reused["factor"]["rows"] == project.model.resolve("previous").num_rows
-    assert reused["scaling"]["scaling"] == "frozen"
 
 
 def test_a_refused_batch_does_not_hold_up_a_good_one(project: Project) -> None:

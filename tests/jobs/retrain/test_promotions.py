@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dkrr import load_model, open_dataset
+from dkrr import load_model
 from dkrr.errors import LockedError, RefusedError
-from dkrr.jobs.retrain.records import Records
+from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.lease import DriverLease
 from tests.jobs.retrain.project import Project, rows_of
 
 pytestmark = pytest.mark.timeout(280)
@@ -109,7 +107,7 @@ def test_what_came_into_production_meanwhile_is_what_counts(project: Project, mo
     project.deliver("night-2", seed=2)
     second = project.run().version
     project.deliver("night-3", seed=3)
-    from dkrr.jobs.retrain import tick as module
+    from dkrr.jobs.retrain import model as module
 
     judge = module.judge
     seen = []
@@ -126,49 +124,22 @@ def test_what_came_into_production_meanwhile_is_what_counts(project: Project, mo
     assert project.model.aliases().targets["previous"] == first
 
 
-def test_one_process_a_model(project: Project) -> None:
-    project.deliver("night-2", seed=2)
-    directory = RunDirectory(project.spec.directory)
-    other = DriverLease.acquire(directory, "retrain")
-    other.record["host"] = "elsewhere"
-    stop = threading.Event()
-
-    def beat() -> None:
-        while not stop.wait(0.2):
-            other.beat()
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.raises(LockedError, match="on elsewhere"):
-            project.run()
-    finally:
-        stop.set()
-        thread.join()
-    assert open_dataset(project.folder / "rows.zarr").num_rows == 120
-    other.release()
-    assert project.run().outcome == "promoted"
-
-
 def test_who_lost_the_lease_promotes_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job sleeps between the gate and the promotion; the next one takes over and does all of it."""
     first = project.production
     project.deliver("night-2", seed=2)
     directory = RunDirectory(project.spec.directory)
-    from dkrr.jobs.retrain import tick as module
+    promote = NamedModel.promote
 
-    promote = module.Tick._promote
-
-    def asleep(tick: Any, *arguments: Any) -> Any:
+    def asleep(model: NamedModel, *arguments: Any, **options: Any) -> Any:
         epoch = int(directory.read("driver.json")["epoch"]) + 1
         # as another process would, that found this one's heartbeat still
         record = {"host": "elsewhere", "pid": 1, "started": 0.0, "epoch": epoch, "token": "other", "counter": 0}
         assert directory.create(f"drivers/{epoch:06d}.json", json.dumps(record).encode())
-        return promote(tick, *arguments)
+        return promote(model, *arguments, **options)
 
-    monkeypatch.setattr(module.Tick, "_promote", asleep)
+    monkeypatch.setattr(NamedModel, "promote", asleep)
     with pytest.raises(LockedError, match="was taken over by process 1 on elsewhere"):
         project.run()
     assert project.production == first
     monkeypatch.undo()
-    assert Records(directory).last()["tick"]

@@ -10,7 +10,7 @@ import pytest
 from dkrr import load_model
 from dkrr.errors import DkrrError, RefusedError
 from dkrr.jobs.registry import ModelRegistry, Reference
-from dkrr.jobs.retrain.incoming import deliveries
+from dkrr.jobs.retrain.deliveries import deliveries
 from dkrr.jobs.scoring import predict_registered
 from dkrr.store.objects import put_file
 from tests.faults import failing_at

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dkrr import load_model
+from dkrr.jobs.spec import JobSpec
 from tests.faults import failing_at
 from tests.jobs.retrain.project import Project, in_process
 
@@ -20,12 +21,13 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     in_process(monkeypatch)
     done: list[int] = []
 
-    def search_model(spec: Any, mask_path: str | None, progress: Any) -> dict[str, Any]:
-        assert mask_path is not None, "the search would see held-out rows"
+    def search(job: JobSpec, progress: Any) -> dict[str, Any]:
+        assert job.evaluate is not None
+        assert job.evaluate.mask is not None, "the search would see held-out rows"
         done.append(len(done))
-        return {"kernel": "rbf", "gamma": 0.3 + 0.01 * len(done), "alpha": 0.05}
+        return {"model": {"kernel": "rbf", "gamma": 0.3 + 0.01 * len(done), "alpha": 0.05}}
 
-    monkeypatch.setattr("dkrr.jobs.retrain.tick.search_model", search_model)
+    monkeypatch.setattr("dkrr.jobs.retrain.model._search", search)
     return done
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dkrr.jobs.retrain.ledger import Batch
-
 __all__ = ["DRY_RUN", "RetrainSummary"]
 
 DRY_RUN = "dry run"
@@ -46,21 +44,14 @@ class RetrainSummary:
     seconds: float = 0.0
     report: str = ""
 
-    def add_batch(self, batch: Batch) -> None:
-        """A batch that was judged."""
-        verdict = batch.verdict or {}
-        accepted = bool(verdict.get("accepted"))
-        reasons = [f"{batch.name}: {reason}" for reason in verdict.get("reasons", [])]
-        self.batches.append(
-            {
-                "name": batch.name,
-                "outcome": "appended" if accepted else "refused",
-                "stage": "append" if accepted else verdict.get("stage"),
-                "num_rows": verdict.get("num_rows"),
-                "reasons": list(verdict.get("reasons", [])),
-            }
-        )
-        self.reasons.extend(reasons)
+    def add_batch(
+        self, name: str, outcome: str, stage: str | None, num_rows: int | None, reasons: list[str] | None = None
+    ) -> None:
+        """What became of a batch."""
+        found = {"name": name, "outcome": outcome, "stage": stage, "num_rows": num_rows, "reasons": reasons or []}
+        self.batches.append(found)
+        if outcome == "refused":
+            self.reasons.extend(f"{name}: {reason}" for reason in reasons or [])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -80,17 +71,13 @@ class RetrainSummary:
         for what, value in (self.fit.get("reused") or {}).items():
             if isinstance(value, dict) and "of_rows" in value:
                 found.append(("reused", f"{value['rows']:,} of {value['of_rows']:,} rows of the {what}"))
-        scaling = (self.fit.get("reused") or {}).get("scaling")
-        if scaling is not None and scaling["scaling"] != "frozen":
-            found.append(("scaling", "of all rows, anew: the new ones drifted from those of before"))
-        center = (self.fit.get("reused") or {}).get("center")
-        if center is not None and center["center"] != "frozen":
-            found.append(("centre", "that of all rows, anew: the new ones drifted from those of before"))
+            elif what in ("scaling", "center") and value[what] != "frozen":
+                name, those = ("scaling", "of") if what == "scaling" else ("centre", "that of")
+                found.append((name, f"{those} all rows, anew: the new ones drifted from those of before"))
         for check in self.checks:
             found.append((check["name"], f"{'passed' if check['passed'] else 'REFUSED'}: {check['sentence']}"))
         found.extend(("reason", reason) for reason in self.reasons)
-        found.append(("seconds", f"{self.seconds:.1f}"))
-        return found
+        return [*found, ("seconds", f"{self.seconds:.1f}")]
 
     def text(self) -> str:
         """The report as text."""

@@ -1,0 +1,522 @@
+"""What was decided about rows, once and for good: which batches came in, and which of their rows are held out.
+
+The decision about a generation of the data set is one document, ``holdout/000001.json``, created when its rows are
+first seen and never replaced, with a hash of each row beside it. From these alone follows
+
+- which batches are in the data set: the label of a generation has the name of a file and the beginning of its hash;
+- which rows are held out. Rows are meant by their numbers, counted over all that the data set ever had
+  (:class:`~dkrr.dataset.Generation`), so they keep their answers when a window slides. Rows that were dropped for
+  missing values have numbers, and answers, too;
+- which rows come again, in whatever bytes and order: those that the data set has, or had until its window left them
+  behind, are refused. Rows of a generation that was dropped by hand may come again, and stay what they were: a row that
+  a fit has seen is never held out, and a held-out row never enters a fit;
+- that a data set was lost, set back or made anew: it must have had these generations, and of these rows.
+
+``batches.json`` holds what is not worth a document of its own, and is made again where it was lost: the bytes that each
+file had, what was refused and by which rules, and which generations are gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.dataset import Dataset, Generation, ingest, open_dataset, read_mask, row_hash_fraction
+from dkrr.dataset.destination import inspect
+from dkrr.dataset.generations import pack, unpack
+from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
+from dkrr.jobs.documents import plain
+from dkrr.jobs.prepare import check_columns
+from dkrr.jobs.retrain.deliveries import Delivery, content_hash, deliveries
+from dkrr.jobs.retrain.drift import Reference, compare_rows
+from dkrr.jobs.retrain.spec import RetrainSpec
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import children, join, json_bytes, place, remove_array
+
+__all__ = ["INITIAL", "LAST", "History", "digests", "hash_of", "held_out_bytes", "open_rows"]
+
+logger = logging.getLogger("dkrr.retrain")
+
+INITIAL = "initial"
+BATCHES, LAST = "batches.json", "last.json"
+PREFIX = 12  # characters of the hash of a batch that are in the label of its generation
+_LABEL = re.compile(rf"(.+) ([0-9a-f]{{{PREFIX}}})")
+# rows come again if more than this share of them is known, beyond what comes again by chance
+MOST_AGAIN = 0.1
+
+Mask = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """The rows of a generation: a hash of each, and which are held out, both (m,)."""
+
+    number: int
+    label: str | None
+    hashes: Hashes
+    held_out: Mask
+
+
+def hash_of(*parts: Any) -> str:
+    """SHA-256 of plain data, 64 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def open_rows(spec: RetrainSpec) -> Dataset | None:
+    """The data set as it is now; None before it is made. Reads metadata only.
+
+    Raises
+    ------
+    JobFileError
+        ``[data]`` names other columns.
+    """
+    if inspect(spec.retrain.data) != "complete":
+        return None
+    dataset = open_dataset(spec.retrain.data)
+    check_columns(spec.job.data, dataset, has_numbers=False)  # numbers are those of columns of the files
+    return dataset
+
+
+def digests(dataset: Dataset) -> list[Any]:
+    """What a data set holds, in four values."""
+    return [dataset.num_rows, dataset.digest, dataset.digest_y, dataset.digest_weight]
+
+
+def held_out_bytes(spec: RetrainSpec) -> Any:
+    """What tells held-out rows in a file of their own from others: the bytes of the file, which are read."""
+    path = spec.holdout.path
+    if path is None or path.startswith(("sklearn:", "generate:")):
+        return path
+    return [path, [[found.name, content_hash(found)] for found in deliveries(path)]]
+
+
+class History:
+    """The decisions about the rows of a retrain job, as its directory has them.
+
+    Parameters
+    ----------
+    scratch
+        A folder for drafts, where nothing else may be written: that of a dry run.
+    """
+
+    def __init__(self, spec: RetrainSpec, scratch: str | None = None) -> None:
+        self.spec, self.is_dry = spec, scratch is not None
+        self.directory = RunDirectory(spec.directory)
+        self.scratch = scratch or join(spec.directory, "staged")
+        document = self.directory.read(BATCHES) or {}
+        self.files: dict[str, Any] = document.get("files", {})
+        self.refused: dict[str, Any] = document.get("refused", {})
+        self.gone: list[int] | None = document.get("gone")
+        found = self.directory.read("reference.json")
+        self.reference = None if found is None else Reference(found)
+        self.batches: dict[str, tuple[str, int]] = {}  # name and generation, by the beginning of the hash
+        self.labels: dict[int, str | None] = {}
+        self._known: dict[int, KnownRows] = {}
+        names, labels = children(join(spec.directory, "holdout")), document.get("labels", {})
+        for number in sorted(int(name[:-5]) for name in names if name.endswith(".json")):
+            self._note(number, labels[str(number)] if str(number) in labels else self._decision(number)["label"])
+
+    def _note(self, number: int, label: str | None) -> None:
+        self.labels[number] = label
+        if named := _LABEL.fullmatch(label or ""):
+            self.batches[named[2]] = named[1], number
+
+    def write(self, stage: str = "memo") -> None:
+        """Replace ``batches.json``, at the end of a stage."""
+        failpoint(f"retrain.{stage}.before_record")
+        if not self.is_dry:
+            document = {"files": self.files, "refused": self.refused, "gone": self.gone, "labels": self.labels}
+            self.directory.write(BATCHES, plain(document))
+        failpoint(f"retrain.{stage}.after_record")
+
+    def _path(self, number: int, suffix: str) -> str:
+        return f"holdout/{number:06d}{suffix}"
+
+    def _decision(self, number: int) -> dict[str, Any]:
+        found = self.directory.read(self._path(number, ".json"))
+        if found is None:
+            raise StoreError(f"{self._path(number, '.json')} of {self.directory.location} is gone", hint="restore it")
+        return found
+
+    def known_rows(self, dataset: Dataset | None = None) -> list[KnownRows]:
+        """The rows of every generation that was decided about, and those of a data set; 8 bytes a row are read.
+
+        Raises
+        ------
+        StoreError
+            The hashes of a generation are gone.
+        """
+        for number in self.labels.keys() - self._known.keys():
+            document, data = self._decision(number), self.directory.read_bytes(name := self._path(number, ".npy"))
+            if data is None:
+                raise StoreError(f"{name} of {self.directory.location} is gone: it tells rows again", hint="restore it")
+            held_out, kept = (unpack(document[key], document["num_rows"]) for key in ("held_out", "kept"))
+            self._known[number] = KnownRows(number, document["label"], np.load(io.BytesIO(data)), held_out[kept])
+        found = [self._known[number] for number in sorted(self._known)]
+        if dataset is not None:
+            for item in (item for item in dataset.generations if item.number not in self.labels):
+                hashes = _row_hashes(dataset, item.start, item.n)
+                found.append(KnownRows(item.number, item.label, hashes, np.zeros(len(hashes), dtype=bool)))
+        return found
+
+    def freeze_reference(self, dataset: Dataset) -> Reference:
+        """What new rows are compared with: the statistics of the first that the data set had."""
+        if self.reference is None:
+            self.reference = Reference.of(dataset)
+            if not self.is_dry:
+                self.directory.write("reference.json", self.reference.document)
+        return self.reference
+
+    # --- held-out rows ------------------------------------------------------------------------------------------------
+
+    def held_out(self, dataset: Dataset) -> Mask:
+        """Which rows of a data set are held out (n,); generations that are new are decided about now.
+
+        Raises
+        ------
+        StoreError
+            The data set was made anew.
+        DataError
+            What says which rows are held out does not say it of all.
+        """
+        parts = []
+        for generation in dataset.generations:
+            if generation.number not in self.labels:
+                self._decide(dataset, generation)
+            found = self._decision(generation.number)
+            whole, kept = unpack(found["held_out"], found["num_rows"]), generation.kept
+            skipped = generation.first_row - found["first_row"]  # a window may have cut rows off at the beginning
+            # of the first generation the digest is that of its rows alone
+            others = generation.number == 1 and skipped == 0 and found["digest"] != generation.digest
+            if others or found["label"] != generation.label or skipped < 0 or skipped + len(kept) != len(whole):
+                raise StoreError(
+                    f"generation {generation.number} of {dataset.path} ({generation.label or 'no label'}) has "
+                    f"{len(kept):,} rows from {generation.first_row:,} on{', others' if others else ''}; "
+                    f"{self._path(generation.number, '.json')} of {self.directory.location} "
+                    f"({found['label'] or 'no label'}) knows {len(whole):,} from {found['first_row']:,} on",
+                    hint="the data set was made anew: restore it, or remove it and start again while its files are "
+                    "there; to begin a new one, give the model another name, or remove its folder retrain",
+                )
+            parts.append(whole[skipped:][kept])
+        return np.concatenate(parts)
+
+    def _decide(self, dataset: Dataset, generation: Generation) -> None:
+        holdout, first, kept = self.spec.holdout, generation.first_row, generation.kept
+        mask = np.zeros(m := len(kept), dtype=bool)
+        if holdout.fraction is not None:
+            mask = row_hash_fraction(first, first + m, holdout.fraction)
+        elif holdout.mask is not None and holdout.mask_is_file:
+            try:
+                mask = read_mask(str(holdout.mask), dataset.counters.row)[first : first + m]
+            except DataError as exc:
+                raise DataError(
+                    f"{exc.message}: one value for each row that the data set ever had", hint="extend the mask first"
+                ) from exc
+        elif holdout.mask is not None:
+            mask = self._marked(dataset, generation)
+        hashes, before = _row_hashes(dataset, generation.start, generation.n), self.known_rows()
+        if _come_again(hashes, before):  # those that a fit may have seen stay seen
+            mask = np.array(mask)
+            seen = np.concatenate([item.hashes[~item.held_out] for item in before])
+            is_known = np.isin(hashes, np.concatenate([item.hashes for item in before]))
+            mask[kept] = np.where(is_known, ~np.isin(hashes, seen), mask[kept])
+        np.save(buffer := io.BytesIO(), hashes)
+        self.directory.write_bytes(self._path(generation.number, ".npy"), buffer.getvalue())
+        document = {
+            "generation": generation.number,
+            "label": generation.label,
+            "first_row": first,
+            "num_rows": m,
+            "digest": generation.digest,
+            "held_out": pack(mask),
+            "kept": pack(kept),
+        }
+        self.directory.create(self._path(generation.number, ".json"), json_bytes(document))
+        self._note(generation.number, generation.label)
+
+    def _marked(self, dataset: Dataset, generation: Generation) -> Mask:
+        """The column of the file whose rows a generation has; that of its label is tried first.
+
+        Raises
+        ------
+        DataError
+            No file has these rows: which of them are held out is not known.
+        """
+        m, hashes = len(generation.kept), _row_hashes(dataset, generation.start, generation.n)
+        label, found = generation.label or "", self.deliveries()
+        if self.spec.initial is not None:
+            found.insert(0, Delivery(INITIAL, self.spec.initial, None))
+        for delivery in sorted(found, key=lambda item: item.name not in (label, label.rpartition(" ")[0])):
+            try:
+                staged = self.read(delivery.location, "marked", dataset)
+            except (DataError, ParameterError):
+                continue
+            kept = staged.kept
+            if np.array_equal(_row_hashes(staged)[-len(hashes) :], hashes) and np.array_equal(
+                kept[-m:], generation.kept
+            ):
+                return self._mask_column(delivery.location, len(kept))[-m:]
+        raise DataError(
+            f"[holdout] mask: no file of {self.spec.retrain.incoming} has the {generation.num_rows:,} rows of "
+            f"generation {generation.number} of {dataset.path} ({generation.label or 'no label'}), so which of them "
+            f"are held out (column {self.spec.holdout.mask!r}) is not known",
+            hint="drop the generation (`dkrr ingest --drop-generation`) and deliver its file, or give a mask file",
+        )
+
+    def _mask_column(self, location: str, num_rows: int) -> Mask:
+        options = self.spec.job.data.text_options()
+        return read_mask(location, num_rows, column=self.spec.holdout.mask, **options)
+
+    def held_out_again(self, like: Dataset, known: list[KnownRows]) -> str:
+        """Which of the held-out rows of a file of their own are known as rows to train on, in words; "" for none.
+
+        Cost: the held-out rows are read.
+        """
+        if self.spec.holdout.path is None:
+            return ""
+        mine = _row_hashes(self.read(self.spec.holdout.path, "held-out", like))
+        again = _come_again(mine, known, to_train_on=True)
+        return f"{again:,} of the {len(mine):,} held-out rows of {self.spec.holdout.path}" if again else ""
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def deliveries(self) -> list[Delivery]:
+        """The files that may hold batches, by name."""
+        return deliveries(self.spec.retrain.incoming, self.spec.own_files)
+
+    def rules(self, dataset: Dataset | None) -> str:
+        """Hash of what a verdict depends on, besides the batch: with other rules, refused batches are judged again."""
+        spec = self.spec
+        return hash_of(
+            spec.drift.model_dump(),
+            spec.job.data.options(),
+            spec.job.data.one_hot,
+            spec.holdout.mask if spec.holdout.path is None else held_out_bytes(spec),
+            None if self.reference is None else self.reference.document,
+            sorted(self.labels.keys() - self._not_again(dataset)),
+        )
+
+    def _not_again(self, dataset: Dataset | None) -> set[int]:
+        """Generations whose rows must not come again: all but those that were dropped by hand.
+
+        What is older than everything that is there counts as left behind by the window, where there is one.
+        """
+        present = _numbers(dataset)
+        oldest = min(present) if present and self.spec.window is not None else 0
+        return present | {number for number in self.labels if number < oldest}
+
+    def is_due(self, delivery: Delivery, rules: str) -> bool:
+        """Whether something is left to do with a delivery; without reading it."""
+        known = self.files.get(delivery.name)
+        if known is None or known["state"] != delivery.state:
+            return True
+        refused = self.refused.get(known["key"])
+        return known["key"][:PREFIX] not in self.batches and (
+            refused is None or refused["judged_by"] not in (rules, None)
+        )
+
+    def stage(self, delivery: Delivery) -> str:
+        """The hash of a delivery, which is read unless it is known and has not changed."""
+        known = self.files.get(delivery.name)
+        if known is None or known["state"] != delivery.state:
+            failpoint("retrain.stage.before")
+            known = self.files[delivery.name] = {"key": content_hash(delivery), "state": delivery.state}
+            self.write("stage")
+        return str(known["key"])
+
+    def validate(self, delivery: Delivery, key: str, dataset: Dataset | None, rules: str) -> Dataset | None:
+        """The rows of a batch that is accepted, as a data set of their own; None for others, which are noted."""
+        failpoint("retrain.validate.before")
+        spec, staged = self.spec, None
+        # one file that is written anew each night is another batch each night; in a folder a name is a batch
+        named = [number for name, number in self.batches.values() if name == delivery.name]
+        named += [1 for item in self.refused.values() if item["judged_by"] is None and item["name"] == delivery.name]
+        stage, is_first, reasons = "validate", False, []
+        if named and delivery.location != spec.retrain.incoming:
+            stage = "stage"
+            reasons = [
+                f"{delivery.name} is in the data set with other bytes (generation {named[0]}); deliver corrected rows "
+                "under another name, after `dkrr ingest --drop-generation`"
+            ]
+        else:
+            try:
+                staged = self.read(delivery.location, key[:PREFIX], dataset)
+                if spec.holdout.mask is not None and not spec.holdout.mask_is_file:
+                    self._mask_column(delivery.location, len(staged.kept))
+                is_first, reasons = self._doubled(staged, dataset)
+            except (DataError, ParameterError) as exc:
+                reasons = [exc.message]
+            if content_hash(delivery) != key:
+                self.forget(key)
+                raise InterruptedRunError(f"{delivery.location} was changed while it was read", hint="start again")
+            if staged is not None and not is_first and not reasons and self.reference is not None:
+                reasons = [finding.sentence for finding in compare_rows(self.reference, staged, spec.drift)]
+        self.refused.pop(key, None)
+        if is_first or reasons:
+            self.refused[key] = {
+                "name": delivery.name,
+                "judged_by": None if is_first else rules,
+                "stage": stage,
+                "num_rows": None if staged is None else staged.num_rows,
+                "reasons": reasons,
+                "told": is_first,
+                "at": utc_now(),
+            }
+            self.forget(key)
+        self.write("validate")
+        return None if is_first or reasons else staged
+
+    def _doubled(self, staged: Dataset, dataset: Dataset | None) -> tuple[bool, list[str]]:
+        """Whether rows are the first rows, delivered as well, which is no news, and why they must not come again."""
+        mine, data, m = _row_hashes(staged), self.spec.retrain.data, f"{staged.num_rows:,}"
+        twice = "a second time they would be held out and trained on"
+        present, not_again = _numbers(dataset), self._not_again(dataset)
+        known = [item for item in self.known_rows(dataset) if item.number in not_again]
+        for item in known:
+            if np.array_equal(item.hashes, mine):
+                if item.label == INITIAL:
+                    return True, []
+                label = f" ({item.label})" if item.label else ""
+                has = "has" if item.number in present else "had, and its window has left behind"
+                remedy = "take the file away" + (", or drop the generation" if item.number in present else "")
+                reason = f"its {m} rows are those of generation {item.number}{label}, which {data} {has}"
+                return False, [f"{reason}: {twice}; {remedy}"]
+        if again := _come_again(mine, known):
+            were = ", or were until its window left them behind" if not_again - present else ""
+            return False, [
+                f"{again:,} of its {m} rows are in {data} already{were}: {twice}; deliver those that are new"
+            ]
+        own = KnownRows(0, None, mine, np.zeros(len(mine), dtype=bool))
+        seen = self.held_out_again(staged, [own])
+        return False, [f"it has {seen}, which are never added; deliver it without them"] if seen else []
+
+    def append(self, name: str, key: str, staged: Dataset, dataset: Dataset | None) -> Dataset:
+        """Add a batch to the data set as one generation, decide about its rows; done once, whatever is interrupted."""
+        key = key[:PREFIX]
+        if self.is_dry:
+            self.batches[key] = name, 0
+            return dataset or staged
+        failpoint("retrain.append.before")
+        dataset = ingest(staged, self.spec.retrain.data, append=True, label=f"{name} {key}")
+        self.held_out(dataset)
+        self.write("append")
+        self.forget(key)
+        return dataset
+
+    def begin(self) -> Dataset:
+        """Make the data set from ``[data] path``; again after an interruption, with the same result."""
+        if self.is_dry:
+            return self._first_rows()
+        options = self._options(None)
+        dataset = ingest(self.spec.initial, self.spec.retrain.data, append=True, label=INITIAL, **options)
+        self.held_out(dataset)
+        return dataset
+
+    def note_gone(self, dataset: Dataset) -> None:
+        """Remember which generations the data set had and has no longer: made again, they would be dropped again."""
+        gone = sorted(set(range(1, dataset.counters.generation)) - _numbers(dataset))
+        if gone != self.gone:
+            self.gone = gone
+            self.write()
+
+    def lost(self, dataset: Dataset | None) -> list[int]:
+        """Numbers of the generations that were decided about and that the data set, as it is now, never had."""
+        return [number for number in self.labels if dataset is None or number >= dataset.counters.generation]
+
+    def replacements(self, dataset: Dataset | None) -> tuple[list[tuple[str, str, str]], list[str]]:
+        """The files that the lost generations were made of, in their order, and what no file has; reads all files.
+
+        Returns
+        -------
+        found : list of (name, key, location)
+            :data:`INITIAL` names the first rows.
+        missing : list of str
+        """
+        lost = self.lost(dataset)
+        there = {content_hash(found)[:PREFIX]: found.location for found in (self.deliveries() if lost else [])}
+        found, missing = [], []
+        for number in lost:
+            document, label = self._decision(number), self.labels[number] or ""
+            name, _, key = label.rpartition(" ")
+            if key in there:
+                found.append((name, key, there[key]))
+            elif label == INITIAL and self.spec.initial is not None and self._first_rows_have(document["digest"]):
+                found.append((INITIAL, "", self.spec.initial))
+            else:
+                what = f"made of {self.spec.initial}" if label == INITIAL else label or "no label"
+                missing.append(f"generation {number} ({what}, {document['num_rows']:,} rows)")
+        return found, missing
+
+    def _first_rows_have(self, digest: str) -> bool:
+        try:
+            return self._first_rows().digest == digest
+        except (DataError, StoreError):
+            return False
+
+    def _first_rows(self) -> Dataset:
+        return self.read(str(self.spec.initial), INITIAL, None, label=INITIAL)
+
+    # --- drafts -------------------------------------------------------------------------------------------------------
+
+    def read(self, source: str, name: str, like: Dataset | None, **given: Any) -> Dataset:
+        """A file as a data set of its own, a draft."""
+        location, options = place(self.scratch, f"{name}.zarr"), given | self._options(like)
+        try:
+            return ingest(source, location, **options)
+        except StoreMismatchError:  # read by other rules before, or other bytes
+            remove_array(location)
+            return ingest(source, location, **options)
+
+    def _options(self, like: Dataset | None) -> dict[str, Any]:
+        data = self.spec.job.data
+        return data.options() | ({"one_hot": data.one_hot} if like is None else {"like": like})
+
+    def forget(self, key: str) -> None:
+        """Remove the draft of a batch."""
+        remove_array(join(self.scratch, f"{key[:PREFIX]}.zarr"))
+
+
+def _numbers(dataset: Dataset | None) -> set[int]:
+    return set() if dataset is None else {item.number for item in dataset.generations}
+
+
+def _row_hashes(dataset: Dataset, start: int = 0, stop: int | None = None) -> Hashes:
+    """A number for each row that tells its features and targets from others (m,)."""
+    stop = dataset.num_rows if stop is None else stop
+    parts = [np.zeros(0, dtype=np.uint64)]
+    for first, last in dataset.X.blocks():
+        low, high = max(first, start), min(last, stop)
+        if low >= high:
+            continue
+        columns = [part.read(low, high) for part in (dataset.X, dataset.y) if part is not None]
+        bits = np.ascontiguousarray(np.column_stack(columns) + 0.0).view(np.uint64)  # 0.0 and -0.0 are the same number
+        total = np.zeros(len(bits), dtype=np.uint64)
+        for column in bits.T:
+            total = (total ^ (column >> np.uint64(29)) ^ column) * np.uint64(0x9E3779B97F4A7C15)
+            total ^= total >> np.uint64(32)
+        parts.append(total)
+    return np.concatenate(parts)
+
+
+def _come_again(mine: Hashes, known: list[KnownRows], *, to_train_on: bool = False) -> int:
+    """How many rows are known, or known as such ``to_train_on``; 0 where no more are than come again by chance.
+
+    A new row is there by chance as often as the known rows are alike among themselves. The rows of a whole generation
+    do not come again by chance.
+    """
+    counted = [item.hashes[~item.held_out] if to_train_on else item.hashes for item in known]
+    values, counts = np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *counted]), return_counts=True)
+    alike = counts[counts > 1].sum() / max(1, counts.sum())
+    again = int(np.count_nonzero(np.isin(mine, values)))
+    is_whole = any(np.array_equal(item.hashes, mine) for item in known)
+    return again if is_whole or again > (MOST_AGAIN + alike) * len(mine) else 0
