@@ -15,7 +15,7 @@ import numpy as np
 
 from dkrr.dataset import Dataset, Floats, ingest
 from dkrr.dataset.sources import open_table
-from dkrr.dataset.sources.table import check_shape, to_floats
+from dkrr.dataset.table import check_shape, to_floats
 from dkrr.errors import DataError
 from dkrr.linalg.sizes import choose_tile_size
 from dkrr.stores import place, remove_array, zarr_store

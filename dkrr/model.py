@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dkrr.address import is_url
 from dkrr.dataset import Scaling
 from dkrr.dataset.columns import Fitted, find_names, frame_labels, made_up_names, target_columns, unique_names
-from dkrr.dataset.sources.table import to_floats
+from dkrr.dataset.table import to_floats
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map

@@ -179,7 +179,7 @@ def job(command: str = "fit", /, **tables: Any) -> Callable[[Place], Result]:
     return act
 
 
-def full_disk(free: int, module: str = "dkrr.dataset.destination") -> Callable[[Place], None]:
+def full_disk(free: int, module: str = "dkrr.resources") -> Callable[[Place], None]:
     usage = namedtuple("usage", "total used free")
     return lambda place: place.patch.setattr(f"{module}.shutil.disk_usage", lambda path: usage(0, 0, free))
 

@@ -195,31 +195,6 @@ def test_conjugate_gradients_keep_their_state_there(bucket: Bucket, tmp_path: Pa
         held.fit(X, y)
 
 
-def test_the_checkpoint_of_an_iteration(bucket: Bucket) -> None:
-    from dkrr.linalg.cg.checkpoint import StoredCheckpoint
-    from dkrr.linalg.cg.state import CGState
-
-    draws = np.random.default_rng(0)
-    x, r, p = draws.standard_normal((3, 50, 2))
-    state = CGState(
-        x=x, r=r, p=p, iteration=7, history=[np.ones(2)],
-        live=np.arange(2), rz=np.ones(2), aim=np.ones(2), reference=np.ones(2), failed=np.zeros(2),
-        stalls=np.zeros(2, np.int64), frozen=np.zeros(2, bool), relative=np.ones(2), largest=np.ones(2),
-        iterations=np.full(2, 7), converged=np.zeros(2, bool),
-    )  # fmt: skip
-    location = bucket.url("state")
-    checkpoint = StoredCheckpoint(location, "print")
-    checkpoint.save(state)
-    checkpoint.save(state)
-    write_key(location, "0/p/c/0/0", b"torn")
-    found = StoredCheckpoint(location, "print").load()
-    assert found is not None
-    np.testing.assert_array_equal(found.p, p)
-    write_key(location, "1/p/c/0/0", b"torn")
-    assert StoredCheckpoint(location, "print").load() is None
-    assert bucket.listing("state") == []
-
-
 def test_garbage_at_an_address(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     key, other = "a" * 40, "b" * 40
     for name in (key, other):

@@ -18,12 +18,13 @@ from dkrr.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
     from dkrr.dataset.dataset import Dataset
-    from dkrr.dataset.sources.table import Table
+    from dkrr.dataset.table import Table
 
 __all__ = [
     "Fitted",
     "Layout",
     "column_number",
+    "did_you_mean",
     "feature_columns",
     "find_names",
     "frame_labels",
@@ -164,11 +165,10 @@ def column_number(table: Table, column: Any, role: str) -> int:
         if found:
             return found[0]
         if not is_number(column, names):
-            near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
             shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
             raise ParameterError(
                 f"{role} {column!r} is not a column of {table.label} ({shown})",
-                hint=f"did you mean {near[0]!r}?" if near else "use one of its names, or a column number",
+                hint=did_you_mean(column, names, "use one of its names, or a column number"),
             )
         column = int(column)
     try:
@@ -192,6 +192,12 @@ def column_number(table: Table, column: Any, role: str) -> int:
             hint=f"the text {str(number)!r} means the name; rename the columns to mean a number",
         )
     return number % len(names)
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
+    """The hint of an error of a name that is unknown: the nearest right one, if there is one."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def is_number(column: Any, names: Sequence[str]) -> bool:

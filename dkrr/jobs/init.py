@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 from dkrr.address import is_url, name_of
+from dkrr.dataset.arrow import is_missing, is_number
 from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.sources.text import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.mistakes import nearest

@@ -17,6 +17,7 @@ import numpy as np
 
 from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
+from dkrr.dataset.arrow import is_visible, visible_files
 from dkrr.dataset.columns import (
     column_number,
     is_number,
@@ -29,7 +30,6 @@ from dkrr.dataset.columns import (
 from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
-from dkrr.dataset.sources.parquet import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling
 from dkrr.dataset.drift import Drift, measure_drift
-from dkrr.dataset.summary import row_moments
+from dkrr.dataset.rows import row_moments
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MAX_EXTENT
 from dkrr.linalg.lineage import Ancestor

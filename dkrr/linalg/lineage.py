@@ -25,7 +25,7 @@ from typing import Any, Literal
 from dkrr.address import join, name_of, parent_of
 from dkrr.dataset import Dataset
 from dkrr.dataset.dataset import Part
-from dkrr.dataset.digests import DIGEST_ROWS
+from dkrr.dataset.rows import DIGEST_ROWS
 from dkrr.errors import StoreError
 from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.stores import children, is_url, place, read_json, write_json

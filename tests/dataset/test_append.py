@@ -85,24 +85,6 @@ def test_a_prefix_is_proved_and_a_changed_one_is_not(tmp_path: Path) -> None:
         long.prefix_digest(3001)
 
 
-def test_append_looks_up_its_columns_by_name(tmp_path: Path) -> None:
-    table = np.column_stack([X, Y[:, 0], W])
-    frame = pd.DataFrame(table, columns=["a", "b", "y", "w"])
-    ingest(frame[:1000], tmp_path / "a.zarr", target="y", weight="w")
-    made = ingest(frame[1000:][["w", "y", "b", "a"]], tmp_path / "a.zarr", append=True)
-    assert np.array_equal(made.read(0, 3000), X)
-    assert (made.y_is_1d, made.feature_names, made.target_names) == (True, ("a", "b"), ("y",))
-    # a file without a header
-    np.savetxt(tmp_path / "1.csv", table[:10], delimiter=",", fmt="%.17g")
-    np.savetxt(tmp_path / "2.csv", table[10:20], delimiter=",", fmt="%.17g")
-    ingest(tmp_path / "1.csv", tmp_path / "b.zarr", target=2, weight=3)
-    made = ingest(tmp_path / "2.csv", tmp_path / "b.zarr", append=True)
-    assert np.array_equal(made.read(0, 20), X[:20])
-    # an array has no names
-    made = ingest(X[20:30], tmp_path / "b.zarr", y=Y[20:30, 0], sample_weight=W[20:30], append=True)
-    assert made.num_rows == 30
-
-
 def test_append_of_classes(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("x,k\n1,9\n2,10\n")
     (tmp_path / "2.csv").write_text("x,k\n3,10\n")
@@ -167,27 +149,6 @@ def test_an_append_of_other_targets_or_weights_changes_nothing(
         ingest(source, tmp_path / "a.zarr", like=made, append=True)
     assert tree(tmp_path / "a.zarr") == before
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".csv") == ["a.zarr"]
-
-
-def test_what_has_no_name_is_appended_by_its_place(tmp_path: Path) -> None:
-    frame = pd.DataFrame(np.column_stack([X, Y[:, 0], W]), columns=["a", "b", "y", "w"])
-    ingest(frame[:20], tmp_path / "a.zarr", target="y", weight="w")
-    made = append(frame[20:30][["a", "b"]], tmp_path / "a.zarr", y=Y[20:30, 0], sample_weight=W[20:30])
-    unnamed = pd.Series(Y[30:40, 0])
-    made = append(frame[30:40][["a", "b"]], tmp_path / "a.zarr", y=unnamed, sample_weight=pd.Series(W[30:40]))
-    assert (made.num_rows, made.target_names, made.weight_name) == (40, ("y",), "w")
-    with pytest.raises(DataError, match=r"targets: 1 \(y\) there, 1 \(price\) given"):
-        append(frame[40:50][["a", "b"]], tmp_path / "a.zarr", y=unnamed.rename("price"), sample_weight=W[40:50])
-
-
-def test_late_error_in_an_append_takes_back_its_chunks(tmp_path: Path) -> None:
-    ingest(X[:700], tmp_path / "a.zarr", rows_per_chunk=300)
-    before = tree(tmp_path / "a.zarr")
-    late = X[700:].copy()
-    late[-1, 0] = np.inf
-    with pytest.raises(DataError, match="inf at row 2299, column 0"):
-        ingest(late, tmp_path / "a.zarr", append=True)
-    assert tree(tmp_path / "a.zarr") == before
 
 
 def work(folder: Path, kind: str) -> Dataset:
@@ -323,10 +284,3 @@ def test_verify_finds_what_checksums_do_not(name: str, damage: Any, rows_per_chu
     with pytest.raises(DamagedChunkError) as caught:
         made.verify()
     assert caught.value.path.endswith(f"a.zarr/{name}")
-
-
-def test_bit_flipped_in_memory_before_it_is_written_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failpoints, "_active", failpoints.Failpoints("seed=3;chunk.before_write:@2:bitflip"))
-    made = ingest(X, tmp_path / "a.zarr", rows_per_chunk=1000)
-    with pytest.raises(DamagedChunkError):
-        made.verify()

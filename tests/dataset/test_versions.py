@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import dkrr
 from dkrr import failpoints
 from dkrr.cli.app import main
 from dkrr.dataset import Dataset, append, destination, drop_generations, ingest, keep_last, open_dataset
@@ -58,36 +56,6 @@ def taken(*spans: tuple[int, int]) -> list[bytes]:
     return [X[keep].tobytes(), Y[keep, None].tobytes(), W[keep, None].tobytes()]
 
 
-def test_generations_have_numbers_labels_and_proofs(tmp_path: Path) -> None:
-    made = grown(tmp_path / "a.zarr")
-    assert [(g.number, g.n, g.num_rows, g.first_row, g.label) for g in made.generations] == [
-        (1, 500, 500, 0, "night-1"),
-        (2, 640, 140, 500, "night-2"),
-        (3, 1300, 660, 640, "night-3"),
-        (4, 1400, 100, 1300, "night-4"),
-    ]
-    assert all(g.digest == made.prefix_digest(g.n) for g in made.generations)
-    assert dkrr.open_dataset(tmp_path / "a.zarr").generations == made.generations
-    assert not (tmp_path / "a.zarr.lock").exists()
-
-
-def test_data_sets_from_before_generations_had_numbers_are_read(tmp_path: Path) -> None:
-    made = grown(tmp_path / "a.zarr")
-    document = json.loads((tmp_path / "a.zarr/zarr.json").read_text())
-    attributes = document["attributes"]
-    attributes["generations"] = [[g["n"], g["digest"]] for g in attributes["generations"]]
-    del attributes["next"], attributes["version"]
-    (tmp_path / "a.zarr/zarr.json").write_text(json.dumps(document))
-    found = open_dataset(tmp_path / "a.zarr")
-    assert [(g.number, g.n, g.first_row) for g in found.generations] == [
-        (g.number, g.n, g.first_row) for g in made.generations
-    ]
-    assert (
-        append(X[1400:1410], tmp_path / "a.zarr", y=Y[1400:1410], sample_weight=W[1400:1410]).generations[-1].number
-        == 5
-    )
-
-
 def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
     made = grown(tmp_path / "a.zarr")
     again = append(X[500:640], tmp_path / "a.zarr", y=Y[500:640], sample_weight=W[500:640], label="night-2")
@@ -104,23 +72,6 @@ def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "a.zarr").generations == made.generations
     with pytest.raises(ParameterError, match="label is ''"):
         append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5], label="")
-
-
-def test_a_label_goes_with_its_generation(tmp_path: Path) -> None:
-    def again(number: int) -> Dataset:
-        rows = slice(ENDS[number - 1], ENDS[number])
-        return append(X[rows], tmp_path / "a.zarr", y=Y[rows], sample_weight=W[rows], label=f"night-{number}")
-
-    grown(tmp_path / "a.zarr")
-    drop_generations(tmp_path / "a.zarr", [4])
-    keep_last(tmp_path / "a.zarr", rows=700)
-    # the first one slid out of the window, the second was cut, the third is whole, the last was dropped
-    with pytest.raises(StoreMismatchError, match=r"'night-2' and holds 40 other rows"):
-        again(2)
-    assert again(3).num_rows == 700
-    assert (again(1).num_rows, again(4).num_rows, again(4).num_rows) == (1200, 1300, 1300)
-    labels = [(found.number, found.label) for found in open_dataset(tmp_path / "a.zarr").generations]
-    assert labels == [(2, "night-2"), (3, "night-3"), (5, "night-1"), (6, "night-4")]
 
 
 def test_one_append_at_a_time(tmp_path: Path) -> None:
@@ -254,17 +205,6 @@ def test_a_fault_leaves_the_old_version_and_the_next_write_cleans_up(
     assert not list((tmp_path / "a.zarr").rglob("*.partial"))
 
 
-def test_a_replaced_version_is_removed_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grown(tmp_path / "a.zarr")
-    drop_generations(tmp_path / "a.zarr", [4])
-    append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-    assert (tmp_path / "a.zarr/X").exists()
-    monkeypatch.setattr(destination, "KEPT_SECONDS", -1.0)
-    made = append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-    assert sorted(path.name for path in (tmp_path / "a.zarr").iterdir()) == ["X-2", "weight-2", "y-2", "zarr.json"]
-    made.verify()
-
-
 def test_every_version_stays_for_its_own_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_000_000.0]
     monkeypatch.setattr(destination, "time", SimpleNamespace(time=lambda: clock[0]))
@@ -296,16 +236,6 @@ def test_every_version_stays_for_its_own_hour(tmp_path: Path, monkeypatch: pytes
     append(X[10:15], tmp_path / "a.zarr", y=Y[10:15], sample_weight=W[10:15])
     assert arrays() == ["X-4"]
     open_dataset(tmp_path / "a.zarr").verify()
-
-
-def test_a_version_that_an_older_dkrr_replaced_stays_for_its_hour(tmp_path: Path) -> None:
-    grown(tmp_path / "a.zarr")
-    drop_generations(tmp_path / "a.zarr", [4])
-    document = json.loads((tmp_path / "a.zarr/zarr.json").read_text())
-    document["attributes"]["replaced_at"] = document["attributes"].pop("earlier")[0]["replaced_at"]
-    (tmp_path / "a.zarr/zarr.json").write_text(json.dumps(document))
-    drop_generations(tmp_path / "a.zarr", [3])
-    assert {"X", "X-2", "X-3"} <= {path.name for path in (tmp_path / "a.zarr").iterdir()}
 
 
 def test_command_line(tmp_path: Path) -> None:
