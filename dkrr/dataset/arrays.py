@@ -25,7 +25,7 @@ from dkrr.dataset.destination import FORMAT
 from dkrr.dataset.rows import Floats, RowArray
 from dkrr.dataset.table import BLOCK_BYTES, Block, Join, Table, check_shape, to_floats, unchanged, with_mask
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.stores import local_root, read_json, zarr_store
+from dkrr.store.files import local_root, read_json, zarr_store
 
 __all__ = [
     "ArrayTable",

@@ -25,7 +25,7 @@ from dkrr.dataset.generations import Counters, Generation, read_generations
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, block_digest, decode_floats, prefix_digest
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.markup import lines_text, named
-from dkrr.stores import check_place, children, local_root, read_json
+from dkrr.store.files import check_place, children, local_root, read_json
 
 __all__ = ["Dataset", "Part", "fields_of_parts", "open_dataset"]
 

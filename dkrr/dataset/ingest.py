@@ -27,7 +27,7 @@ from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import Table
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
-from dkrr.stores import check_place, overlaps
+from dkrr.store.files import check_place, overlaps
 
 __all__ = ["append", "fields_of", "ingest"]
 

@@ -15,14 +15,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import join, name_of, parent_of
 from dkrr.dataset import arrays, arrow
 from dkrr.dataset.columns import did_you_mean, frame_labels, unique_names
 from dkrr.dataset.dataset import Dataset
 from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.table import Join, Table
 from dkrr.errors import DataError, ParameterError, StorageFullError, StoreError
-from dkrr.stores import children, is_url, key_size
+from dkrr.store.files import children, is_url, join, key_size, name_of, parent_of
 
 __all__ = ["Table", "open_table"]
 
@@ -143,7 +142,7 @@ def _fetch(url: str) -> Path | None:
 
     None for what is read in place.
     """
-    from dkrr.objects import list_objects, parts_of
+    from dkrr.store.objects import list_objects, parts_of
 
     name, parent = name_of(url), parent_of(url)
     if name.endswith(".zarr"):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset.rows import Floats
 from dkrr.errors import DataError
-from dkrr.stores import file_state
+from dkrr.store.files import file_state
 
 __all__ = ["BLOCK_BYTES", "Block", "Join", "Table", "check_shape", "to_floats", "unchanged", "with_mask"]
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dkrr import failpoints
 from dkrr.cli.app import main
 from dkrr.dataset import Dataset, append, destination, drop_generations, ingest, keep_last, open_dataset
 from dkrr.errors import (
@@ -23,7 +22,8 @@ from dkrr.errors import (
     StoreError,
     StoreMismatchError,
 )
-from dkrr.lock import hold_lock
+from dkrr.store import failpoints
+from dkrr.store.lease import hold_lock
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((2000, 3))
