@@ -10,36 +10,40 @@ import contextlib
 import csv
 import gzip
 import itertools
-import os
 import re
 import zlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pyarrow.types as t
 
-from dkrr.dataset.columns import unique_names
+from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.dataset.rows import Floats
-from dkrr.dataset.table import BLOCK_BYTES, Block, Table, check_shape, no_numbers, unchanged
+from dkrr.dataset.table import (
+    BLOCK_BYTES,
+    MISSING_MARKS,
+    Block,
+    Header,
+    Table,
+    check_shape,
+    is_missing,
+    is_number,
+    no_numbers,
+    unchanged,
+    visible_files,
+)
 from dkrr.errors import DataError, ParameterError
 
-__all__ = [
-    "MISSING_MARKS",
-    "CsvTable",
-    "FrameTable",
-    "Header",
-    "ParquetTable",
-    "is_missing",
-    "is_number",
-    "is_visible",
-    "visible_files",
-]
-
-Header = bool | Literal["auto"]
+__all__ = ["CsvTable", "FrameTable", "ParquetTable"]
 
 
 class ArrowTable(Table):
@@ -62,10 +66,6 @@ class ArrowTable(Table):
 
 
 def _floats(array: Any, label: str) -> Floats:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as t
-
     kind = array.type
     if not any(is_kind(kind) for is_kind in (t.is_integer, t.is_floating, t.is_boolean, t.is_decimal)):
         raise no_numbers(label, kind)
@@ -81,23 +81,18 @@ class FrameTable(ArrowTable):
     """A data frame of pandas, Arrow or any library that hands out Arrow streams; of pandas also a series."""
 
     def __init__(self, frame: Any, label: str, *, prefix: str = "x", allow_1d: bool = False) -> None:
-        import pyarrow as pa
-
         self._is_pandas = hasattr(frame, "iloc")
         if not self._is_pandas:
             frame = pa.table(frame)
         num_rows, width = check_shape(frame.shape, label, allow_1d=allow_1d)
-        self.is_1d, names = len(frame.shape) == 1, None
+        self.is_1d = len(frame.shape) == 1
+        is_named = not (self.is_1d and frame.name is None)
         if self.is_1d:
-            names, frame = [prefix if frame.name is None else frame.name], frame.to_frame()
-        is_named = not self.is_1d or names != [prefix]
-        labels = names or (frame.columns if self._is_pandas else frame.column_names)
-        super().__init__(label, unique_names(labels, label), num_rows, is_named=is_named)
+            frame = frame.to_frame() if is_named else frame.to_frame(prefix)
+        super().__init__(label, unique_names(frame_labels(frame) or [], label), num_rows, is_named=is_named)
         self._frame, self._step = frame, max(256, BLOCK_BYTES // (8 * width))
 
     def arrays(self, columns: Sequence[int], written: int | None = None) -> Iterator[list[Any]]:
-        import pyarrow as pa
-
         chosen = [*columns, *([] if written is None else [written])]
         for start in range(0, self.num_rows or 0, self._step):
             stop = start + self._step
@@ -118,35 +113,6 @@ class FrameTable(ArrowTable):
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-def is_visible(name: str) -> bool:
-    """Whether a file counts, by its name or path inside a folder."""
-    return not any(part.startswith((".", "_")) for part in name.split("/"))
-
-
-def visible_files(folder: Path) -> list[Path]:
-    """The files of a folder and of its subfolders, in natural order (part.2 before part.10), without hidden ones.
-
-    Raises
-    ------
-    DataError
-        A subfolder is a link.
-    """
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = filter(is_visible, folders)
-        for name in folders:
-            if os.path.islink(os.path.join(place, name)):
-                raise DataError(
-                    f"{os.path.join(place, name)} is a link to a folder", hint="move the folder there, or name it alone"
-                )
-        found += [Path(place, name) for name in names if is_visible(name)]
-    return sorted(found, key=lambda path: [_natural(part) for part in path.relative_to(folder).parts])
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(text), "") if text.isdecimal() else (-1, text) for text in re.split(r"(\d+)", name) if text]
-
-
 class ParquetTable(ArrowTable):
     """Parquet, one file or a folder of files with the same columns; a stored pandas index is left out.
 
@@ -156,9 +122,6 @@ class ParquetTable(ArrowTable):
     """
 
     def __init__(self, path: Path, label: str) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         self._files = visible_files(path) if path.is_dir() else [path]
         others = [str(file.relative_to(path)) for file in self._files if file.suffix.lower() != ".parquet"]
         if len(others) == len(self._files):
@@ -210,9 +173,6 @@ class ParquetTable(ArrowTable):
         super().__init__(label, [*self._types, *self._folders], num_rows, is_named=True)
 
     def arrays(self, columns: Sequence[int], written: int | None = None) -> Iterator[list[Any]]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         names = [self.names[j] for j in [*columns, *([] if written is None else [written])]]
         wanted = [name for name in dict.fromkeys(names) if name in self._types]
         wanted = wanted or list(self._types)[:1]  # which tells the number of rows
@@ -243,8 +203,6 @@ class ParquetTable(ArrowTable):
             ) from exc
 
     def label_type(self, column: int) -> Any:
-        import pyarrow as pa
-
         name = self.names[column]
         kind = self._folders[name].type if name in self._folders else self._types[name]
         return kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -253,8 +211,6 @@ class ParquetTable(ArrowTable):
 @contextlib.contextmanager
 def _reading(file: Path) -> Iterator[None]:
     """Turn what pyarrow says about a file that it cannot read into a typed error."""
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, OSError) as exc:
@@ -265,27 +221,11 @@ def _reading(file: Path) -> Iterator[None]:
 
 # --- text -------------------------------------------------------------------------------------------------------------
 
-# what pyarrow takes for a missing value, and marks that are as common
-MISSING_MARKS = {"", "?", "-", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN"} | {
-    *("-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
-}
 _BLANKS = ["\t", *(" " * count for count in range(9))]  # that may stand around a mark
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar", " ": "a space"}
 _HEADER_HINT = "say header=True (--header) if these are names, header=False (--no-header) if they are values"
 _HEAD_RECORDS = 100  # looked at to find out whether the line above them has names
 TEXT_BYTES = 4 << 20
-
-
-def is_number(text: str, decimal: str = ".") -> bool:
-    """Whether a field is a number, or says that it is none."""
-    point = re.escape(decimal)
-    pattern = rf"[+-]?(\d+{point}?\d*|{point}\d+)([eE][+-]?\d+)?|[+-]?(inf(inity)?|nan)"
-    return re.fullmatch(pattern, text.strip(" \t"), re.IGNORECASE | re.ASCII) is not None
-
-
-def is_missing(text: str) -> bool:
-    """Whether a field is a mark of a missing value."""
-    return text.strip(" \t") in MISSING_MARKS
 
 
 class CsvTable(ArrowTable):
@@ -363,30 +303,25 @@ class CsvTable(ArrowTable):
             yield values, labels and [label.strip() for label in labels]
 
     def label_type(self, column: int) -> Any:
-        import pyarrow as pa
-
         return pa.string()  # as it is written there: 007 stays 007
 
     def locate(self, row: int) -> str:
         return next((f"line {line}" for line, _ in itertools.islice(self._rows(), row, None)), "")
 
     def arrays(self, columns: Sequence[int], written: int | None = None) -> Iterator[list[Any]]:
-        import pyarrow as pa
-        import pyarrow.csv as pc
-
         # a name may be anything, a number is told from it
         types = {str(j): pa.float64() for j in columns} | ({} if written is None else {str(written): pa.string()})
-        read = pc.ReadOptions(
+        read = pa.csv.ReadOptions(
             column_names=[str(j) for j in range(len(self.names))],
             skip_rows=self._skip,
             block_size=max(TEXT_BYTES, 16 * self._line_bytes),
         )
-        parse = pc.ParseOptions(
+        parse = pa.csv.ParseOptions(
             delimiter=self.delimiter,
             newlines_in_values=True,
             ignore_empty_lines=len(self.names) > 1,  # of one column they are values that are missing
         )
-        convert = pc.ConvertOptions(
+        convert = pa.csv.ConvertOptions(
             column_types=types,
             include_columns=list(types),
             null_values=[a + mark + b for mark in MISSING_MARKS for a, b in itertools.product(_BLANKS, repeat=2)],
@@ -396,7 +331,7 @@ class CsvTable(ArrowTable):
         try:
             with (
                 pa.input_stream(str(self.path), compression=self._compression) as stream,
-                pc.open_csv(stream, read, parse, convert) as reader,
+                pa.csv.open_csv(stream, read, parse, convert) as reader,
             ):
                 for batch in reader:
                     yield [batch.column(name) for name in types]
@@ -409,6 +344,10 @@ class CsvTable(ArrowTable):
             raise DataError(f"{self.label} cannot be parsed ({exc})", hint=hint) from exc
         self._check()
 
+    def _open(self) -> Any:
+        opened: Any = gzip.open if self._compression else open
+        return opened(self.path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="")
+
     def _records(self) -> Generator[tuple[int, list[str]]]:
         """Line number (from 1) and fields of every record.
 
@@ -416,9 +355,8 @@ class CsvTable(ArrowTable):
         is not UTF-8 is a lone surrogate in its field.
         """
         csv.field_size_limit(1 << 30)
-        opened: Any = gzip.open if self._compression else open
         try:
-            with opened(self.path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            with self._open() as file:
                 reader = csv.reader(file, delimiter=self.delimiter)
                 line, width = 1, 0
                 for record in reader:
@@ -541,7 +479,6 @@ class CsvTable(ArrowTable):
         return len(text) == width
 
     def _quotes_numbers(self, line: int) -> bool:
-        opened: Any = gzip.open if self._compression else open
-        with opened(self.path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        with self._open() as file:
             text = next(itertools.islice(file, line - 1, None), "")
         return re.search(r'"[ \t]*[+-]?[\d.,]+([eE][+-]?\d+)?[ \t]*"', text) is not None

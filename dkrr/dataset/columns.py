@@ -30,7 +30,6 @@ __all__ = [
     "frame_labels",
     "is_number",
     "kept_columns",
-    "made_up_names",
     "match_features",
     "match_targets",
     "ordered_like",
@@ -203,12 +202,6 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
 def is_number(column: Any, names: Sequence[str]) -> bool:
     """Whether a column is given by its number, as such or as text that is no name."""
     return not isinstance(column, str) or (column not in names and re.fullmatch(r"-?\d+", column) is not None)
-
-
-def made_up_names(feature_names: Sequence[str], target_names: Sequence[str]) -> tuple[str, ...]:
-    """Which names look like those that a data set gives columns without any, where that was not written down."""
-    kinds = (("feature_names", feature_names, r"x\d+"), ("target_names", target_names, r"[xy]\d*(=.*)?"))
-    return tuple(kind for kind, names, pattern in kinds if all(re.fullmatch(pattern, name) for name in names))
 
 
 def target_columns(target_names: Sequence[str], classes: Sequence[Any] | None) -> tuple[str, ...]:

@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import destination
-from dkrr.dataset.arrow import MISSING_MARKS, Header
 from dkrr.dataset.columns import Column, Layout, did_you_mean, is_number, resolve, target_columns
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import open_table
-from dkrr.dataset.table import Table
+from dkrr.dataset.table import MISSING_MARKS, Header, Table
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
 from dkrr.store.files import check_place, overlaps

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.arrow import CsvTable, Header
 from dkrr.dataset.columns import column_number, is_number
 from dkrr.dataset.sources import open_table
+from dkrr.dataset.table import Header
 from dkrr.errors import DataError, ParameterError
 
 __all__ = ["read_mask", "row_hash_fraction"]
@@ -93,7 +93,7 @@ def read_mask(
     j, row, parts = column_number(table, 0 if column is None else column, "column"), 0, list[Mask]()
     for _, labels in table.blocks([], j):
         texts = [str(label).lower() for label in labels or ()]
-        if row == 0 and header == "auto" and isinstance(table, CsvTable) and not has_names and texts[0] not in _VALUES:
+        if row == 0 and header == "auto" and table.num_rows is None and not has_names and texts[0] not in _VALUES:
             texts, row = texts[1:], 1  # a name
         for number, value in enumerate(texts, row):
             if value in _VALUES:

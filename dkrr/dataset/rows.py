@@ -154,16 +154,9 @@ class RowArray:
         start = i * self.rows_per_chunk
         return start, min(start + self.rows_per_chunk, self.num_rows)
 
-    def blocks(self, rows: int | None = None, *, first: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
-        """Spans ``(start, stop)`` that cover rows ``first`` to ``end`` in order, cut where chunks end.
-
-        Parameters
-        ----------
-        rows
-            Wanted rows a span, rounded down to whole chunks but at least one; None means one chunk.
-        """
-        step = self.rows_per_chunk * max(1, (rows or 0) // self.rows_per_chunk)
-        end = self.num_rows if end is None else end
+    def blocks(self, *, first: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """Spans ``(start, stop)`` that cover rows ``first`` to ``end`` in order, cut where chunks end."""
+        step, end = self.rows_per_chunk, self.num_rows if end is None else end
         for start in range(first // step * step, end, step):
             yield max(start, first), min(start + step, end)
 

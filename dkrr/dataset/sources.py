@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dkrr.dataset import arrays, arrow
+from dkrr.dataset import arrays
 from dkrr.dataset.columns import did_you_mean, frame_labels, unique_names
 from dkrr.dataset.dataset import Dataset
-from dkrr.dataset.destination import storage_errors
-from dkrr.dataset.table import Join, Table
-from dkrr.errors import DataError, ParameterError, StorageFullError, StoreError
-from dkrr.store.files import children, is_url, join, key_size, name_of, parent_of
+from dkrr.dataset.destination import check_space, storage_errors
+from dkrr.dataset.table import Join, Table, is_visible
+from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.store.files import children, is_url, key_size, name_of, parent_of
 
 __all__ = ["Table", "open_table"]
 
@@ -89,7 +89,9 @@ def _open_any(source: Any, label: str, text: dict[str, Any], **options: Any) -> 
         )
     labels = frame_labels(source)
     if "pandas" in libraries or (labels is not None and hasattr(source, "__arrow_c_stream__")):
-        return arrow.FrameTable(source, label, **options)
+        from dkrr.dataset.arrow import FrameTable  # loads pyarrow
+
+        return FrameTable(source, label, **options)
     named = None if labels is None else unique_names(labels, label)
     return arrays.array_table(source, label, names=named, **options)
 
@@ -100,30 +102,30 @@ def _open_path(place: str, label: str, text: dict[str, Any], **options: Any) -> 
     if place.startswith("generate:"):
         return arrays.generated_table(place)
     if is_url(place):
-        copy = _fetch(place)
+        with storage_errors(place):
+            copy = _fetch(place)
         if copy is None:
             return arrays.open_zarr(place, label, **options)
         table = _open_path(str(copy), label, text, **options)
         weakref.finalize(table, shutil.rmtree, copy.parent, ignore_errors=True)
         return table
-    path = Path(place)
-    name = path.name.lower()
+    path, is_file = Path(place), os.path.isfile(place)
+    name = path.name.lower() if is_file else ""
     with storage_errors(place):
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             raise _missing(path) from None
-        if path.is_dir():
-            if name.endswith(".zarr") or any((path / key).exists() for key in ("zarr.json", ".zarray", ".zgroup")):
-                return arrays.open_zarr(place, label, **options)
-            return arrow.ParquetTable(path, label)
-        path.open("rb").close()  # no permission is found here, with the system's own words
-        if name.endswith(_TEXT):
-            return arrow.CsvTable(path, label, **text)
-        if name.endswith(".parquet"):
-            return arrow.ParquetTable(path, label)
+        if is_file:
+            path.open("rb").close()  # no permission is found here, with the system's own words
+        elif place.endswith(".zarr") or any((path / key).exists() for key in ("zarr.json", ".zarray", ".zgroup")):
+            return arrays.open_zarr(place, label, **options)
         if name.endswith(".npy"):
             return arrays.npy_table(path, label, **options)
+        if not is_file or name.endswith((*_TEXT, ".parquet")):
+            from dkrr.dataset import arrow  # loads pyarrow
+
+            return arrow.CsvTable(path, label, **text) if name.endswith(_TEXT) else arrow.ParquetTable(path, label)
     raise DataError(
         f"{label} has an unknown format; {', '.join(_FILES)}, .zarr, sklearn:NAME or generate:NAME expected",
         hint="convert it to one of these",
@@ -152,7 +154,7 @@ def _fetch(url: str) -> Path | None:
     if size is None and "zarr.json" in children(url):  # whose chunks need not be listed
         return None
     if size is None:
-        found = [item for item in list_objects(url) if arrow.is_visible(item.key)]
+        found = [item for item in list_objects(url) if is_visible(item.key)]
         sizes = {f"{name}/{item.key}": item.num_bytes for item in found}
         if not any(key.endswith(".parquet") for key in sizes):
             if name.endswith(_FILES):
@@ -162,21 +164,12 @@ def _fetch(url: str) -> Path | None:
 
     folder = Path(tempfile.mkdtemp(prefix="dkrr-", dir=dask.config.get("temporary-directory", None)))
     try:
-        needed, free = sum(sizes.values()), shutil.disk_usage(folder).free
-        if needed > free:
-            raise StorageFullError(
-                f"{url} has {needed:,} bytes, {free:,} are free in {folder.parent}",
-                hint="set Dask's temporary-directory to a disk with room, or ingest it elsewhere",
-                needed=needed,
-                free=free,
-            )
+        check_space(folder, sum(sizes.values()))
         for key in sizes:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
             with open(folder / key, "wb") as file:
                 file.writelines(parts_of(parent, key))
-    except BaseException as exc:
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(exc, FileNotFoundError):
-            raise StoreError(f"{join(parent, key)} was removed while it was read", hint="start again") from None
         raise
     return folder / name

@@ -10,10 +10,12 @@ import contextlib
 import decimal
 import itertools
 import numbers
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,23 @@ from dkrr.dataset.rows import Floats
 from dkrr.errors import DataError
 from dkrr.store.files import file_state
 
-__all__ = ["BLOCK_BYTES", "Block", "Join", "Table", "check_shape", "to_floats", "unchanged", "with_mask"]
+__all__ = [
+    "BLOCK_BYTES",
+    "MISSING_MARKS",
+    "Block",
+    "Header",
+    "Join",
+    "Table",
+    "check_shape",
+    "is_missing",
+    "is_number",
+    "is_visible",
+    "no_numbers",
+    "to_floats",
+    "unchanged",
+    "visible_files",
+    "with_mask",
+]
 
 BLOCK_BYTES = 16 << 20  # of float64 a block, so that reading ahead of a 4 MiB chunk stays cheap in memory
 
@@ -200,6 +218,35 @@ def unchanged(files: Iterable[Path]) -> Callable[[], None]:
     return check
 
 
+def is_visible(name: str) -> bool:
+    """Whether a file counts, by its name or path inside a folder."""
+    return not any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """The files of a folder and of its subfolders, in natural order (part.2 before part.10), without hidden ones.
+
+    Raises
+    ------
+    DataError
+        A subfolder is a link.
+    """
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = filter(is_visible, folders)
+        for name in folders:
+            if os.path.islink(os.path.join(place, name)):
+                raise DataError(
+                    f"{os.path.join(place, name)} is a link to a folder", hint="move the folder there, or name it alone"
+                )
+        found += [Path(place, name) for name in names if is_visible(name)]
+    return sorted(found, key=lambda path: [_natural(part) for part in path.relative_to(folder).parts])
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(text), "") if text.isdecimal() else (-1, text) for text in re.split(r"(\d+)", name) if text]
+
+
 def check_shape(shape: Sequence[float], label: str, *, allow_1d: bool = False) -> tuple[int, int]:
     """Rows and columns of an array of ``shape``.
 
@@ -271,3 +318,25 @@ def no_numbers(label: str, dtype: Any, **place: int) -> DataError:
         dtype=str(dtype).partition(" with ")[0],
         **place,
     )
+
+
+# --- fields of text ---------------------------------------------------------------------------------------------------
+
+Header = bool | Literal["auto"]
+
+# what pyarrow takes for a missing value, and marks that are as common
+MISSING_MARKS = {"", "?", "-", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN"} | {
+    *("-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
+}
+
+
+def is_number(text: str, decimal: str = ".") -> bool:
+    """Whether a field is a number, or says that it is none."""
+    point = re.escape(decimal)
+    pattern = rf"[+-]?(\d+{point}?\d*|{point}\d+)([eE][+-]?\d+)?|[+-]?(inf(inity)?|nan)"
+    return re.fullmatch(pattern, text.strip(" \t"), re.IGNORECASE | re.ASCII) is not None
+
+
+def is_missing(text: str) -> bool:
+    """Whether a field is a mark of a missing value."""
+    return text.strip(" \t") in MISSING_MARKS

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
-from dkrr.dataset.arrow import is_missing, is_number
 from dkrr.dataset.sources import Table, open_table
+from dkrr.dataset.table import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.mistakes import nearest

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
-from dkrr.dataset.arrow import is_visible, visible_files
 from dkrr.dataset.columns import (
     column_number,
     is_number,
@@ -29,6 +28,7 @@ from dkrr.dataset.columns import (
 from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
+from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling

@@ -17,13 +17,11 @@ from dkrr.errors import (
     DamagedChunkError,
     DataError,
     DkrrError,
-    LockedError,
     ParameterError,
     StoreError,
     StoreMismatchError,
 )
 from dkrr.store import failpoints
-from dkrr.store.lease import hold_lock
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((2000, 3))
@@ -72,22 +70,6 @@ def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "a.zarr").generations == made.generations
     with pytest.raises(ParameterError, match="label is ''"):
         append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5], label="")
-
-
-def test_one_append_at_a_time(tmp_path: Path) -> None:
-    made = grown(tmp_path / "a.zarr")
-    with hold_lock(tmp_path / "a.zarr"):
-        with pytest.raises(LockedError, match="being written by process"):
-            append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-        with pytest.raises(LockedError, match="being written by process"):
-            drop_generations(tmp_path / "a.zarr", [2])
-        assert open_dataset(tmp_path / "a.zarr").digest == made.digest
-    # what is not ours gets no lock beside it
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/file").write_text("x")
-    with pytest.raises(DkrrError, match="not a data set"):
-        append(X, tmp_path / "other")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "other"]
 
 
 def test_readers_see_all_new_rows_or_none(tmp_path: Path) -> None:
