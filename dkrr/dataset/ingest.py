@@ -354,10 +354,7 @@ class _Labels:
         """
         out = np.zeros((len(labels), len(self.classes)))
         for i, label in enumerate(labels):
-            j = self._index.get(label)
-            if j is None and self._has_numbers and isinstance(label, str):
-                # as an integer where it is one: above 2^53 two integers may be one float
-                j = next((self._index.get(read(label)) for read in (int, float) if _reads_as(read, label)), None)
+            j = self._index.get(_as_number(label) if self._has_numbers else label)
             if j is None:
                 row, table = int(numbers[i]), self._table
                 if _is_missing(label):
@@ -390,7 +387,7 @@ class _Labels:
                 )
         # "NA" is Namibia among countries, and no class among numbers
         rest = set(found) - MISSING_MARKS
-        if len(rest) < len(found) and all(isinstance(label, str) and _reads_as(float, label) for label in rest):
+        if len(rest) < len(found) and not any(isinstance(_as_number(label), str) for label in rest):
             if used is None:
                 raise self._no_class(min(found[label] for label in set(found) - rest))
             return rest
@@ -404,20 +401,16 @@ class _Labels:
         if len(kinds) > 1 or not kinds <= {"text", "numbers"}:
             kind = " and ".join(sorted(kinds))
             raise DataError(f"{self._what} holds {kind}; text or numbers expected", hint="convert it to one of them")
-        if "numbers" in kinds:
-            plain = [label.item() if isinstance(label, np.generic) else label for label in found]
-            return sorted({int(v) if isinstance(v, float) and v.is_integer() else v for v in plain})
-        for read in (int, float):
-            if all(_reads_as(read, text) for text in found):
-                numbers: dict[Any, str] = {}
-                for text in sorted(found):
-                    if numbers.setdefault(read(text), text) != text:
-                        raise DataError(
-                            f"{self._what} has {numbers[read(text)]!r} and {text!r}, which are one number",
-                            hint="write it in one way, or codes with a letter",
-                        )
-                return sorted(numbers)
-        return sorted(found)
+        if not all(isinstance(_as_number(label), _NUMBERS) for label in found):
+            return sorted(found)
+        numbers: dict[Any, Any] = {}
+        for label in sorted(found):
+            if numbers.setdefault(_as_number(label), label) != label:
+                raise DataError(
+                    f"{self._what} has {numbers[_as_number(label)]!r} and {label!r}, which are one number",
+                    hint="write it in one way, or codes with a letter",
+                )
+        return sorted(numbers)
 
     def _no_class(self, row: int) -> DataError:
         where = f", {place}" if (place := self._table.locate(row)) else ""
@@ -430,8 +423,6 @@ class _Labels:
 
 
 _NUMBERS = bool | int | float | np.integer | np.floating | np.bool_
-# a whole part without leading zeros
-_PATTERNS = {int: r"[+-]?(0|[1-9]\d*)", float: r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?"}
 
 
 def _is_missing(label: Any) -> bool:
@@ -439,8 +430,14 @@ def _is_missing(label: Any) -> bool:
     return label is None or is_nan or type(label).__name__ in ("NAType", "NaTType") or label in ("", "?")
 
 
-def _reads_as(read: type[int | float], text: str) -> bool:
-    return re.fullmatch(_PATTERNS[read], text) is not None
+def _as_number(label: Any) -> Any:
+    """A number as Python has it, an integer where it is whole; text without leading zeros that is one, too."""
+    if isinstance(label, str) and re.fullmatch(r"[+-]?(0|[1-9]\d*)", label):
+        return int(label)  # above 2^53 two integers may be one float
+    if isinstance(label, str) and re.fullmatch(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?", label):
+        label = float(label)
+    label = label.item() if isinstance(label, np.generic) else label
+    return int(label) if isinstance(label, float) and label.is_integer() else label
 
 
 def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, Any]:

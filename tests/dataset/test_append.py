@@ -17,8 +17,8 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr.dataset import Dataset, append, ingest, open_dataset
-from dkrr.errors import DamagedChunkError, DataError, DkrrError, ParameterError, StoreError
+from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.errors import DamagedChunkError, DataError, DkrrError, StoreError
 from dkrr.store import failpoints
 
 RANDOM = np.random.default_rng(11)
@@ -118,39 +118,6 @@ def test_appends_that_do_not_fit_change_nothing(source: Any, options: dict[str, 
     assert tree(tmp_path / "a.zarr") == before
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "message"),
-    [
-        (["a", "b", "z", "q", "w"], {"target": ["z", "q"], "weight": "w"}, r"targets: 2 (y, z) there, 2 (z, q) given"),
-        (["a", "b", "y", "z", "w"], {"target": ["z", "y"]}, r"targets: 2 (y, z) there, 2 (z, y) given"),
-        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: w there, v given"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["frame", "csv"])
-def test_an_append_of_other_targets_or_weights_changes_nothing(
-    columns: list[str], options: dict[str, Any], message: str, kind: str, tmp_path: Path
-) -> None:
-    table = np.column_stack([X, Y, W])
-    made = ingest(
-        pd.DataFrame(table[:700], columns=["a", "b", "y", "z", "w"]), tmp_path / "a.zarr", target=["y", "z"], weight="w"
-    )
-    before = tree(tmp_path / "a.zarr")
-    source: Any = pd.DataFrame(table[700:710], columns=columns)
-    if kind == "csv":
-        source.to_csv(tmp_path / "new.csv", index=False)
-        source = tmp_path / "new.csv"
-    for write in (
-        lambda: append(source, tmp_path / "a.zarr", features=["a", "b"], **options),
-        lambda: ingest(source, tmp_path / "staged.zarr", like=made, features=["a", "b"], **options),
-    ):
-        with pytest.raises(DataError, match=re.escape(f"does not fit {tmp_path}/a.zarr ({message})")):
-            write()
-    with pytest.raises(ParameterError, match="append and like are given"):
-        ingest(source, tmp_path / "a.zarr", like=made, append=True)
-    assert tree(tmp_path / "a.zarr") == before
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".csv") == ["a.zarr"]
-
-
 def work(folder: Path, kind: str) -> Dataset:
     """A fresh ingest of 1,500 rows, or an append of 800 to 700."""
     if kind == "ingest":
@@ -241,26 +208,6 @@ def test_killed_process(append: bool, fault: str, tmp_path: Path) -> None:
     assert facts(made) == facts(whole)
 
 
-def test_shorter_append_after_a_killed_longer_one(tmp_path: Path) -> None:
-    made = ingest(X[:700], tmp_path / "a.zarr", rows_per_chunk=300)
-    clean = tree(tmp_path / "a.zarr")
-    # what a kill before the pointer leaves: a fuller ragged chunk, chunks beyond the end, and a longer shape
-    long = ingest(X[:2000], tmp_path / "b.zarr", rows_per_chunk=300)
-    for key in ("c/2/0", "c/3/0", "c/4/0", "c/5/0", "c/6/0", "zarr.json"):
-        (tmp_path / "a.zarr/X" / key).parent.mkdir(exist_ok=True)
-        (tmp_path / "a.zarr/X" / key).write_bytes((tmp_path / "b.zarr/X" / key).read_bytes())
-    found = open_dataset(tmp_path / "a.zarr")
-    found.verify()
-    assert found.digest == made.digest
-    ingest(X[700:950], tmp_path / "a.zarr", append=True)
-    open_dataset(tmp_path / "a.zarr").verify()
-    ingest(X[:700], tmp_path / "c.zarr", rows_per_chunk=300)
-    assert tree(tmp_path / "c.zarr") == clean
-    ingest(X[700:950], tmp_path / "c.zarr", append=True)
-    assert tree(tmp_path / "a.zarr") == tree(tmp_path / "c.zarr")
-    assert long.num_rows == 2000
-
-
 def swap(folder: Path, first: str, second: str) -> None:
     a, b = (folder / first).read_bytes(), (folder / second).read_bytes()
     (folder / first).write_bytes(b)
@@ -284,3 +231,24 @@ def test_verify_finds_what_checksums_do_not(name: str, damage: Any, rows_per_chu
     with pytest.raises(DamagedChunkError) as caught:
         made.verify()
     assert caught.value.path.endswith(f"a.zarr/{name}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["a", "b", "z", "q", "w"], {"target": ["z", "q"], "weight": "w"}, r"targets: 2 (y, z) there, 2 (z, q) given"),
+        (["a", "b", "y", "z", "w"], {"target": ["z", "y"]}, r"targets: 2 (y, z) there, 2 (z, y) given"),
+        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: w there, v given"),
+    ],
+)
+def test_rows_like_those_of_a_data_set_have_its_columns(
+    columns: list[str], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    table, names = np.column_stack([X, Y, W]), ["a", "b", "y", "z", "w"]
+    made = ingest(pd.DataFrame(table[:700], columns=names), tmp_path / "a.zarr", target=["y", "z"], weight="w")
+    source = pd.DataFrame(table[700:710], columns=columns)
+    ways: list[tuple[str, dict[str, Any]]] = [("a.zarr", {"append": True}), ("staged.zarr", {"like": made})]
+    for name, way in ways:
+        with pytest.raises(DataError, match=re.escape(f"does not fit {tmp_path}/a.zarr ({message})")):
+            ingest(source, tmp_path / name, features=["a", "b"], **way, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]

@@ -213,16 +213,10 @@ def test_sklearn_sets(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits, load_iris
 
     digits = ingest("sklearn:digits", tmp_path / "a.zarr", target=[-1], one_hot=True)
-    bunch = load_digits()
     assert digits.classes == tuple(range(10))
-    assert np.array_equal(digits.read(0, 1797), bunch.data)
-    assert digits.y is not None
-    assert np.array_equal(digits.y.read(0, 1797).argmax(axis=1), bunch.target)
+    assert np.array_equal(digits.read(0, 1797), load_digits().data)
     iris = ingest("sklearn:iris", tmp_path / "b.zarr")
-    assert iris.feature_names[0] == load_iris().feature_names[0]
-    assert iris.y_is_1d
-    for name in ("diabetes", "breast_cancer", "wine"):
-        assert ingest(f"sklearn:{name}", tmp_path / f"{name}.zarr").num_targets == 1
+    assert (iris.feature_names[0], iris.y_is_1d) == (load_iris().feature_names[0], True)
 
 
 def test_generated_rows_do_not_depend_on_how_they_are_read(tmp_path: Path) -> None:
