@@ -99,11 +99,13 @@ class FrameTable(ArrowTable):
             if not self._is_pandas:
                 yield [self._frame.column(j)[start:stop] for j in chosen]
                 continue
+            part = self._frame.iloc[start:stop, chosen]
+            sparse = {name: kind.subtype for name, kind in part.dtypes.items() if hasattr(kind, "fill_value")}
             try:
-                yield pa.Table.from_pandas(self._frame.iloc[start:stop, chosen], preserve_index=False).columns
+                yield pa.Table.from_pandas(part.astype(sparse) if sparse else part, preserve_index=False).columns
             except (pa.ArrowException, TypeError) as exc:
                 raise DataError(
-                    f"{self.label} cannot be read ({exc}); numbers expected",
+                    f"{self.label} cannot be read ({'; '.join(map(str, exc.args))}); numbers expected",
                     hint="convert that column to numbers, or leave it out with features=",
                 ) from exc
 

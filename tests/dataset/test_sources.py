@@ -92,6 +92,8 @@ SOURCES: dict[str, Any] = {
     "memmap view": lambda p: (memmap(p / "m", "r", np.repeat(TABLE, 2, axis=0))[::2], {"target": -1}),
     "frame": lambda p: (pd.DataFrame(TABLE, columns=NAMES), {"target": "y"}),
     "frame nullable": lambda p: (pd.DataFrame(TABLE, columns=NAMES).astype("Float64"), {"target": "y"}),
+    "frame sparse": lambda p: (pd.DataFrame(TABLE, columns=NAMES).astype(pd.SparseDtype(float)), {"target": "y"}),
+    "arrow table": lambda p: (pa.table(dict(zip(NAMES, TABLE.T, strict=True))), {"target": "y"}),
     "frame and series": lambda p: (pd.DataFrame(X, columns=list("abc")), {"y": pd.Series(Y, index=range(N, 0, -1))}),
     "dask": lambda p: (da.from_array(X, chunks=(700, 2)), {"y": da.from_array(Y, chunks=999)}),
     "dask and numpy": lambda p: (da.from_array(X, chunks=(700, 3)), {"y": Y}),
