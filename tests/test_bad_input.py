@@ -179,9 +179,9 @@ def job(command: str = "fit", /, **tables: Any) -> Callable[[Place], Result]:
     return act
 
 
-def full_disk(free: int, module: str = "dkrr.dataset.destination") -> Callable[[Place], None]:
+def full_disk(free: int) -> Callable[[Place], None]:
     usage = namedtuple("usage", "total used free")
-    return lambda place: place.patch.setattr(f"{module}.shutil.disk_usage", lambda path: usage(0, 0, free))
+    return lambda place: place.patch.setattr("shutil.disk_usage", lambda path: usage(0, 0, free))
 
 
 def write_csv(text: str) -> Callable[[Place], None]:
@@ -685,7 +685,7 @@ WORKERS = [
 ]
 
 DISKS = [
-    Case("job", job(), 3, "100 MiB are free", full_disk(100 << 20, "dkrr.fit.inputs"), DATA),
+    Case("job", job(), 3, "100 MiB are free", full_disk(100 << 20), DATA),
     Case(
         "ingest",
         run("ingest", "generate:friedman?n=20&d=5", "{out}/rows.zarr"),
@@ -705,7 +705,7 @@ DISKS = [
         fit(lazy(X)),
         StorageFullError,
         "temporary store needs [0-9,]+ bytes: .* has 10 bytes free",
-        full_disk(10, "dkrr.fit.inputs"),
+        full_disk(10),
     ),
     Case("no permission", fit(store="/proc/store", tile_size=64), StoreError, "/proc/store/rows cannot be made"),
     Case(

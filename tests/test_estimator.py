@@ -640,7 +640,7 @@ def test_a_full_disk_is_refused_before_anything_is_computed(tmp_path: Path, monk
 
     usage = namedtuple("usage", "total used free")
     needed = 15 * (64 * 64 * 8 + 4)
-    monkeypatch.setattr("dkrr.dataset.destination.shutil.disk_usage", lambda path: usage(0, 0, needed - 1))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, needed - 1))
     with pytest.raises(StorageFullError, match=r"needs 491,580 bytes and 491,579 are free"):
         fitted(store=tmp_path / "store", tile_size=64)
     assert not list((tmp_path / "store").rglob("c"))
@@ -648,7 +648,7 @@ def test_a_full_disk_is_refused_before_anything_is_computed(tmp_path: Path, monk
     dask.config.set({"temporary-directory": str(tmp_path / "temporary")})
     fitted(store=tmp_path / "store", tile_size=64)
     # tiles that are there need no room
-    monkeypatch.setattr("dkrr.dataset.destination.shutil.disk_usage", lambda path: usage(0, 0, 200_000))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, 200_000))
     fitted(store=tmp_path / "store", tile_size=64)
     with pytest.raises(StorageFullError):
         KernelRidge(kernel="rbf", alpha=0.2, store=tmp_path / "store", tile_size=64).fit(X, Y[:, 0])

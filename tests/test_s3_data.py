@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import dkrr
 from dkrr.dataset import ingest, open_dataset, read_mask
 from dkrr.errors import DamagedChunkError, DataError, StoreError, StoreMismatchError
 from dkrr.jobs.export import export_predictions
-from dkrr.jobs.garbage import delete_garbage, find_garbage
 from dkrr.jobs.inspection import describe, verify
 from dkrr.models.model import load_model
 from dkrr.store.files import delete_key, list_keys, read_key, write_json, write_key
-from dkrr.store.lease import hold_lock
 from tests.s3 import Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]
@@ -156,91 +153,6 @@ def test_predictions_are_written_to_an_address(
     assert keys == (list_keys(str(folder)) if ending == ".zarr" else keys)
     for key in keys:
         assert read_key(where, key) == (folder / key).read_bytes()
-
-
-def test_a_fit_leaves_the_same_tiles_as_in_a_folder(bucket: Bucket, tmp_path: Path, rows: tuple[Any, Any]) -> None:
-    X, y = rows
-    options: dict[str, Any] = {"kernel": "rbf", "gamma": 0.3, "alpha": 0.1, "solver": "cholesky", "tile_size": 64}
-    here = dkrr.KernelRidge(**options, store=str(tmp_path / "store")).fit(X, y)
-    there = dkrr.KernelRidge(**options, store=bucket.url("store")).fit(X, y)
-    np.testing.assert_array_equal(there.dual_coef_, here.dual_coef_)
-    np.testing.assert_array_equal(there.predict(X), here.predict(X))
-    tiles = [key for key in bucket.listing("store") if "factors" in key and "/c/" in key]
-    assert len(tiles) == 15
-    for key in tiles:
-        assert read_key(bucket.url("store"), key) == (tmp_path / "store" / key).read_bytes()
-    factor = bucket.url("store/factors", tiles[0].split("/")[1])
-    assert verify(factor) == []
-    # a second fit finds them, and what is missing or short is made again
-    delete_key(factor, "c/2/1")
-    short = read_key(factor, "c/3/2")
-    assert short is not None
-    write_key(factor, "c/3/2", short[:100])
-    assert len(verify(factor)) == 2
-    before = len(bucket.puts())
-    again = dkrr.KernelRidge(**options, store=bucket.url("store")).fit(X, y)
-    np.testing.assert_array_equal(again.dual_coef_, here.dual_coef_)
-    written = [key for key in bucket.puts()[before:] if "factors" in key and "/c/" in key]
-    assert sorted(key[-3:] for key in written) == ["2/1", "3/2"]
-
-
-def test_conjugate_gradients_keep_their_state_there(bucket: Bucket, tmp_path: Path, rows: tuple[Any, Any]) -> None:
-    X, y = rows
-    options: dict[str, Any] = {"kernel": "rbf", "gamma": 0.3, "alpha": 0.1, "solver": "cg", "tile_size": 64}
-    here = dkrr.KernelRidge(**options, store=str(tmp_path / "store")).fit(X, y)
-    there = dkrr.KernelRidge(**options, store=bucket.url("store")).fit(X, y)
-    np.testing.assert_array_equal(there.dual_coef_, here.dual_coef_)
-    held = dkrr.KernelRidge(**options, store=bucket.url("store"))
-    with hold_lock(bucket.url("store/other")):
-        held.fit(X, y)
-
-
-def test_the_checkpoint_of_an_iteration(bucket: Bucket) -> None:
-    from dkrr.linalg.cg.checkpoint import StoredCheckpoint
-    from dkrr.linalg.cg.state import CGState
-
-    draws = np.random.default_rng(0)
-    x, r, p = draws.standard_normal((3, 50, 2))
-    state = CGState(
-        x=x, r=r, p=p, iteration=7, history=[np.ones(2)],
-        live=np.arange(2), rz=np.ones(2), aim=np.ones(2), reference=np.ones(2), failed=np.zeros(2),
-        stalls=np.zeros(2, np.int64), frozen=np.zeros(2, bool), relative=np.ones(2), largest=np.ones(2),
-        iterations=np.full(2, 7), converged=np.zeros(2, bool),
-    )  # fmt: skip
-    location = bucket.url("state")
-    checkpoint = StoredCheckpoint(location, "print")
-    checkpoint.save(state)
-    checkpoint.save(state)
-    write_key(location, "0/p/c/0/0", b"torn")
-    found = StoredCheckpoint(location, "print").load()
-    assert found is not None
-    np.testing.assert_array_equal(found.p, p)
-    write_key(location, "1/p/c/0/0", b"torn")
-    assert StoredCheckpoint(location, "print").load() is None
-    assert bucket.listing("state") == []
-
-
-def test_garbage_at_an_address(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, other = "a" * 40, "b" * 40
-    for name in (key, other):
-        write_key(bucket.url("runs/store/factors", f"{name}.zarr"), "c/0/0", bytes(100))
-        write_json(bucket.url("runs/store/factors", f"{name}.zarr"), "zarr.json", {"attributes": {}})
-    write_json(bucket.url("runs/demo"), "result.json", {"kept": {f"store/factors/{key}.zarr": 100}})
-    with hold_lock(bucket.url("runs/store/factors", f"{other}.zarr")):
-        pass
-    assert find_garbage(bucket.url("runs/store")) == []
-    items = find_garbage(bucket.url("runs/store"), kept_seconds=-60)
-    assert [item.location for item in items] == [
-        bucket.url("runs/store/factors", f"{other}.zarr"), bucket.url("runs/store/factors", f"{other}.zarr.lock")
-    ]  # fmt: skip
-    assert items[0].num_bytes == 100 + len(json.dumps({"attributes": {}}, indent=1))
-    whole = [f"factors/{key}.zarr/c/0/0", f"factors/{key}.zarr/zarr.json"]
-    for left in ([f"factors/{other}.zarr.lock"], []):  # which was held meanwhile, and goes the next time
-        assert delete_garbage(items, lambda: find_garbage(bucket.url("runs/store"), kept_seconds=-60))[1] == []
-        assert bucket.listing("runs/store") == sorted([*whole, *left])
-        items = find_garbage(bucket.url("runs/store"), kept_seconds=-60)
-    with pytest.raises(StoreError, match="not a store"):
-        find_garbage(bucket.url("elsewhere"))
 
 
 def test_predictions_that_were_interrupted_at_an_address_are_written_again(

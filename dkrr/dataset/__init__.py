@@ -5,8 +5,7 @@ from dkrr.dataset.generations import Generation
 from dkrr.dataset.ingest import append, ingest
 from dkrr.dataset.masks import read_mask, row_hash_fraction
 from dkrr.dataset.rows import CheckedRows, Floats, RowArray, default_rows_per_chunk, lazy_rows
-from dkrr.dataset.scaling import Scaling
-from dkrr.dataset.split import prepare_rows
+from dkrr.dataset.scaling import Scaling, prepare_rows
 from dkrr.dataset.versions import drop_generations, keep_last
 
 __all__ = [

@@ -7,7 +7,6 @@ side has none, columns are told by their place, and as many as were fitted are e
 from __future__ import annotations
 
 import difflib
-import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,18 +17,18 @@ from dkrr.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
     from dkrr.dataset.dataset import Dataset
-    from dkrr.dataset.sources.table import Table
+    from dkrr.dataset.table import Table
 
 __all__ = [
     "Fitted",
     "Layout",
     "column_number",
+    "did_you_mean",
     "feature_columns",
     "find_names",
     "frame_labels",
     "is_number",
     "kept_columns",
-    "made_up_names",
     "match_features",
     "match_targets",
     "ordered_like",
@@ -105,45 +104,41 @@ def resolve(
     DataError
         No features are left.
     """
+    is_single = isinstance(target, str) or not isinstance(target, Sequence)
+    wanted: Sequence[Any] = [target] if is_single else target  # type: ignore[assignment]
     targets, y_is_1d = table.target or (), table.target_is_1d
     if target is not None:
-        is_single = isinstance(target, str) or not isinstance(target, Sequence)
-        wanted: Sequence[Any] = [target] if is_single else target  # type: ignore[assignment]
-        chosen = tuple(column_number(table, column, "target") for column in wanted)
-        if not chosen:
+        targets = tuple(column_number(table, column, "target") for column in wanted)
+        y_is_1d = table.target_is_1d if table.target is not None else is_single
+        if not targets:
             raise ParameterError("target is an empty list", hint="leave it out if there is no target")
-        if table.target is not None and chosen != table.target:
-            names = ", ".join(table.names[j] for j in table.target)
-            raise ParameterError(
-                f"target {target!r} of {table.label}, which has targets of its own ({names})", hint="leave target out"
-            )
-        if table.target is None:
-            targets, y_is_1d = chosen, is_single
-    weights = table.weight
+    if table.target not in (None, targets):
+        names = ", ".join(table.names[j] for j in table.target or ())
+        raise ParameterError(
+            f"target {target!r} of {table.label}, which has targets of its own ({names})", hint="leave target out"
+        )
+    weights = [] if table.weight is None else [table.weight]
     if weight is not None:
-        number = column_number(table, weight, "weight")
-        if weights is not None and number != weights:
+        weights = [column_number(table, weight, "weight")]
+        if table.weight not in (None, *weights):
             raise ParameterError(f"weight {weight!r} of {table.label}, which has weights of its own", hint="drop it")
-        weights = number
-    taken = {*targets, *(() if weights is None else (weights,))}
-    if features is None:
-        inputs = tuple(j for j in range(len(table.names)) if j not in taken)
-    else:
-        if isinstance(features, str) or not isinstance(features, Iterable):
-            raise ParameterError(f"features is {features!r}; a list of names or numbers expected", hint="use a list")
+    if isinstance(features, str) or not isinstance(features, Iterable | None):
+        raise ParameterError(f"features is {features!r}; a list of names or numbers expected", hint="use a list")
+    inputs = tuple(j for j in range(len(table.names)) if j not in (*targets, *weights))
+    if features is not None:
         inputs = tuple(column_number(table, column, "features") for column in features)
     if not inputs:
         raise DataError(
             f"{table.label} has no feature columns left ({len(table.names)} in all)",
             hint="check target, weight, features and the delimiter",
         )
-    for column, count in Counter([*inputs, *targets, *([] if weights is None else [weights])]).items():
+    for column, count in Counter([*inputs, *targets, *weights]).items():
         if count > 1:
             raise ParameterError(
                 f"column {table.names[column]!r} is used {count} times among features, target and weight",
                 hint="name every column once",
             )
-    return Layout(features=inputs, targets=targets, weight=weights, y_is_1d=y_is_1d)
+    return Layout(features=inputs, targets=targets, weight=weights[0] if weights else None, y_is_1d=y_is_1d)
 
 
 def column_number(table: Table, column: Any, role: str) -> int:
@@ -154,55 +149,49 @@ def column_number(table: Table, column: Any, role: str) -> int:
     ParameterError
         It does not exist, or may be either of two.
     """
-    names = table.names
-    if isinstance(column, str):
-        found = [j for j, name in enumerate(names) if name == column]
-        if len(found) > 1:
-            raise ParameterError(
-                f"{role} {column!r}: {len(found)} columns of {table.label} have that name", hint="use column numbers"
-            )
-        if found:
-            return found[0]
-        if not is_number(column, names):
-            near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
-            shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-            raise ParameterError(
-                f"{role} {column!r} is not a column of {table.label} ({shown})",
-                hint=f"did you mean {near[0]!r}?" if near else "use one of its names, or a column number",
-            )
-        column = int(column)
-    try:
-        if isinstance(column, bool):
-            raise TypeError
-        number = operator.index(column)
-    except TypeError:
-        raise ParameterError(f"{role} {column!r} is neither a name nor a number", hint="use a column name") from None
-    named = [j for j, name in enumerate(names) if name == str(number)]
-    if not -len(names) <= number < len(names):
-        if len(named) == 1:
-            return named[0]
+    names, is_text = table.names, isinstance(column, str)
+    named = [j for j, name in enumerate(names) if name == str(column)]
+    if is_text and len(named) > 1:
         raise ParameterError(
-            f"{role} {number} is not a column of {table.label}; it has columns 0 to {len(names) - 1}",
-            hint="negative numbers count from the last column, -1",
+            f"{role} {column!r}: {len(named)} columns of {table.label} have that name", hint="use column numbers"
         )
-    if named and named != [number % len(names)]:
+    if is_text and named:
+        return named[0]
+    if is_text and not is_number(column, names):
+        shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+        raise ParameterError(
+            f"{role} {column!r} is not a column of {table.label} ({shown})",
+            hint=did_you_mean(column, names, "use one of its names, or a column number"),
+        )
+    if isinstance(column, bool) or not (is_text or hasattr(type(column), "__index__")):
+        raise ParameterError(f"{role} {column!r} is neither a name nor a number", hint="use a column name")
+    number = int(column)
+    is_place = -len(names) <= number < len(names)
+    if len(named) == 1 and named != [number % len(names)] * is_place:
+        if not is_place:
+            return named[0]
         raise ParameterError(
             f"{role} {number} may be column {number % len(names)} of {table.label} ({names[number]!r}) or the one that "
             f"is called {str(number)!r}, column {named[0]}",
             hint=f"the text {str(number)!r} means the name; rename the columns to mean a number",
         )
+    if not is_place:
+        raise ParameterError(
+            f"{role} {number} is not a column of {table.label}; it has columns 0 to {len(names) - 1}",
+            hint="negative numbers count from the last column, -1",
+        )
     return number % len(names)
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
+    """The hint of an error of a name that is unknown: the nearest right one, if there is one."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def is_number(column: Any, names: Sequence[str]) -> bool:
     """Whether a column is given by its number, as such or as text that is no name."""
     return not isinstance(column, str) or (column not in names and re.fullmatch(r"-?\d+", column) is not None)
-
-
-def made_up_names(feature_names: Sequence[str], target_names: Sequence[str]) -> tuple[str, ...]:
-    """Which names look like those that a data set gives columns without any, where that was not written down."""
-    kinds = (("feature_names", feature_names, r"x\d+"), ("target_names", target_names, r"[xy]\d*(=.*)?"))
-    return tuple(kind for kind, names, pattern in kinds if all(re.fullmatch(pattern, name) for name in names))
 
 
 def target_columns(target_names: Sequence[str], classes: Sequence[Any] | None) -> tuple[str, ...]:

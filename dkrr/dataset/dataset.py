@@ -12,19 +12,17 @@ Cost: opening reads three or four small JSON files; no rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import made_up_names, target_columns
+from dkrr.dataset.columns import target_columns
 from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, is_part
-from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
 from dkrr.dataset.generations import Counters, Generation, read_generations
-from dkrr.dataset.rows import Floats, RowArray
-from dkrr.dataset.summary import decode_floats
+from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, block_digest, decode_floats, prefix_digest
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.markup import lines_text, named
 from dkrr.store.files import check_place, children, local_root, read_json
@@ -128,6 +126,10 @@ class Dataset:
         """Rows ``start`` to ``stop`` of X, (stop - start, d)."""
         return self.X.read(start, stop)
 
+    def read_parts(self, start: int, stop: int) -> dict[str, Floats]:
+        """Rows ``start`` to ``stop`` of the arrays that are there, by name."""
+        return {name: array.read(start, stop) for name, array in self.parts().items()}
+
     @property
     def kept(self) -> NDArray[np.bool_]:
         """Of all rows that its generations were read from, which are there: not those dropped for missing values."""
@@ -192,26 +194,25 @@ class Dataset:
         One pass over the data set; memory for one chunk.
         """
         for name, array in self.parts().items():
-            blocks = self.records[name]["block_digests"]
-            if len(blocks) != self.num_rows // DIGEST_ROWS:
+            known, number = self.records[name]["block_digests"], 0
+            if len(known) != self.num_rows // DIGEST_ROWS:
                 raise StoreError(
-                    f"{array.array.location} has {len(blocks)} block digests for {self.num_rows} rows",
+                    f"{array.array.location} has {len(known)} block digests for {self.num_rows} rows",
                     hint="restore it, or ingest the source again",
                 )
-            known = [(generation.n, generation.digest) for generation in self.generations]
-            generations = [*known, (self.num_rows, self.digest)] if name == "X" else []
-            for number, rows in enumerate(_digest_blocks(array)):
-                first = number * DIGEST_ROWS
-                if len(rows) == DIGEST_ROWS and block_digest(rows) != blocks[number]:
-                    raise self._damaged(array, first, f"rows {first} to {first + len(rows) - 1} have another digest")
-                ends = [(n, digest) for n, digest in generations if first < n <= first + len(rows)]
-                if name != "X" and first + len(rows) == self.num_rows:
-                    ends = [(self.num_rows, self.records[name]["digest"])]
-                for n, digest in ends:
-                    full = n // DIGEST_ROWS
-                    tail = rows[: n - first] if n % DIGEST_ROWS else rows[:0]
-                    if prefix_digest(blocks[:full], tail) != digest:
-                        raise self._damaged(array, n - 1, f"the digest of the first {n} rows differs")
+            # each chunk is read as few times as its size allows
+            step = max(1, array.rows_per_chunk // DIGEST_ROWS) * DIGEST_ROWS
+            for start in range(0, len(known) * DIGEST_ROWS, step):
+                rows = array.read(start, min(start + step, len(known) * DIGEST_ROWS))
+                for first in range(0, len(rows), DIGEST_ROWS):
+                    if block_digest(rows[first : first + DIGEST_ROWS]) != known[number]:
+                        raise self._damaged(array, start + first, f"the digest of block {number} differs")
+                    number += 1
+            ends = [(found.n, found.digest) for found in self.generations] if name == "X" else []
+            for n, digest in [*ends, (self.num_rows, self.records[name]["digest"])]:
+                full = n // DIGEST_ROWS
+                if prefix_digest(known[:full], array.read(full * DIGEST_ROWS, n)) != digest:
+                    raise self._damaged(array, n - 1, f"the digest of the first {n} rows differs")
 
     def _damaged(self, array: RowArray, row: int, reason: str) -> DamagedChunkError:
         index = (row // array.rows_per_chunk, 0)
@@ -222,15 +223,6 @@ class Dataset:
             index=index,
             reason=reason,
         )
-
-
-def _digest_blocks(array: RowArray) -> Iterator[Floats]:
-    """All rows in blocks of 1,024, each chunk read as few times as its size allows."""
-    step = max(1, array.rows_per_chunk // DIGEST_ROWS) * DIGEST_ROWS
-    for start in range(0, array.num_rows, step):
-        rows = array.read(start, min(start + step, array.num_rows))
-        for first in range(0, len(rows), DIGEST_ROWS):
-            yield rows[first : first + DIGEST_ROWS]
 
 
 def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
@@ -272,9 +264,9 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     if attributes.get("complete") is not True:
         raise StoreError(f"{where} is unfinished, its ingest was interrupted", hint="run the ingest again")
     try:
-        if version not in (None, attributes.get("version", 1)):
+        if version not in (None, attributes["version"]):
             known = {item["version"]: item["attributes"] for item in attributes.get("earlier", [])}
-            if known.get(version) is None:
+            if version not in known:
                 raise StoreError(f"version {version} of {where} is gone", hint="open it again: it has other rows now")
             attributes = known[version]
         return _from_attributes(where if root is not None else path, attributes)
@@ -283,35 +275,29 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
 
 
 def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
-    num_rows = int(attributes["num_rows"])
-    records: dict[str, dict[str, Any]] = attributes["arrays"]
-    version = int(attributes.get("version", 1))
+    records, version, num_rows = attributes["arrays"], int(attributes["version"]), int(attributes["num_rows"])
     arrays: dict[str, RowArray] = {
         name: RowArray.open(path, array_name(name, version), num_rows)
         for name in ("X", "y", "weight")
         if name in records
     }
-    features, targets = tuple(attributes["feature_names"]), tuple(attributes["target_names"])
-    for name, names in (("X", features), ("y", targets)):
+    names: dict[str, Any] = {name: tuple(attributes[name]) for name in ("feature_names", "target_names", "made_up")}
+    for name, known in (("X", names["feature_names"]), ("y", names["target_names"])):
         found = arrays[name].num_columns if name in arrays else 0
-        if found != len(names):
-            raise StoreError(f"{name} of {path} has {found} columns and {len(names)} names", hint="restore it")
-    generations = read_generations(attributes["generations"])
+        if found != len(known):
+            raise StoreError(f"{name} of {path} has {found} columns and {len(known)} names", hint="restore it")
     classes = attributes["classes"]
-    made_up = attributes.get("made_up")
     return Dataset(
         path=path,
         num_rows=num_rows,
-        feature_names=features,
-        target_names=targets,
         weight_name=attributes["weight_name"],
         classes=None if classes is None else tuple(classes),
         y_is_1d=bool(attributes["y_is_1d"]),
-        generations=generations,
-        made_up=made_up_names(features, targets) if made_up is None else tuple(made_up),
-        origin=attributes.get("origin"),
+        generations=read_generations(attributes["generations"]),
+        origin=attributes["origin"],
         version=version,
         counters=Counters(**attributes["next"]),
+        **names,
         **fields_of_parts(arrays, records),
     )
 

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +24,6 @@ from dkrr.store.files import (
     full_disk,
     is_url,
     join,
-    list_entries,
-    list_keys,
     local_root,
     parent_of,
     read_json,
@@ -83,10 +80,22 @@ def inspect(location: Any) -> State:
         Something that is not a data set of dkrr, a place inside of something of dkrr, a missing parent folder, or no
         permission.
     """
-    state = _state(location)
-    if state in ("absent", "empty"):
-        check_outside(location)
-    return state
+    root, document = local_root(location), None
+    with storage_errors(location):
+        if root is not None and not root.parent.is_dir():
+            raise StoreError(f"{root.parent} is not a folder, so {root} cannot be written", hint="create it first")
+        if root is not None and os.path.lexists(root) and not root.is_dir():
+            raise StoreError(f"{root} exists and is not a folder", hint="choose another destination")
+        names = children(location)
+        if "zarr.json" in names:
+            document = read_json(location, "zarr.json")
+    attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
+    if isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT:
+        return "complete" if attributes.get("complete") is True else "unfinished"
+    if not all(_PARTIAL.fullmatch(name) for name in names):  # of one killed before its first file was complete
+        raise StoreError(f"{location} exists and is not a data set of dkrr", hint="choose another destination")
+    check_outside(location)
+    return "empty" if root is not None and root.is_dir() else "absent"
 
 
 def check_outside(location: Any) -> None:
@@ -97,55 +106,23 @@ def check_outside(location: Any) -> None:
     StoreError
         Names what ``location`` lies in.
     """
-    for folder in _above(location):
+    folder = str(location) if is_url(location) else os.path.realpath(Path(location) / os.pardir / "_")
+    while (above := parent_of(folder)) != folder:
+        folder = above
         try:
-            documents = [read_json(folder, name) for name in ("zarr.json", "version.json")]
+            documents = [read_json(folder, name) or {} for name in ("zarr.json", "version.json")]
         except (OSError, StoreError):  # of somebody else, or not ours to look at
             if is_url(folder):
                 return
             continue
         group, version = (found if isinstance(found, dict) else {} for found in documents)
-        attributes = group.get("attributes")
-        attributes = attributes if isinstance(attributes, dict) else {}
-        is_ours = bool({"dkrr_format", "rows_digest"} & attributes.keys()) or attributes.get("format") == "dkrr-model"
+        attributes = group.get("attributes") or {}
+        is_ours = "dkrr_format" in attributes or "rows_digest" in attributes or attributes.get("format") == "dkrr-model"
         if is_ours or version.get("format") == "dkrr-model-version":
             raise StoreError(
                 f"{location} lies in {folder}, which dkrr wrote and which must hold nothing else",
                 hint="choose a place outside of it",
             )
-
-
-def _above(location: Any) -> Iterator[str]:
-    """The folders that something lies in, the innermost first."""
-    if is_url(location):
-        while (folder := parent_of(location)) != location:
-            yield folder
-            location = folder
-        return
-    inner = Path(os.path.realpath(Path(location) / os.pardir))
-    yield from map(str, (inner, *inner.parents))
-
-
-def _state(location: Any) -> State:
-    root = local_root(location)
-    with storage_errors(location):
-        if root is not None:
-            if not root.parent.is_dir():
-                raise StoreError(f"{root.parent} is not a folder, so {root} cannot be written", hint="create it first")
-            if not os.path.lexists(root):
-                return "absent"
-            if not root.is_dir():
-                raise StoreError(f"{root} exists and is not a folder", hint="choose another destination")
-            names = os.listdir(root)
-            if all(_PARTIAL.fullmatch(name) for name in names):  # killed before its first file was complete
-                return "empty"
-        document = read_json(location, "zarr.json")
-        attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
-        if isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT:
-            return "complete" if attributes.get("complete") is True else "unfinished"
-        if root is None and document is None and not list_keys(location):
-            return "absent"
-    raise StoreError(f"{location} exists and is not a data set of dkrr", hint="choose another destination")
 
 
 @contextlib.contextmanager
@@ -197,21 +174,14 @@ def write_attributes(location: Any, attributes: dict[str, Any]) -> None:
 def clear(location: Any, *, keep_folder: bool = False) -> None:
     """Remove the data set at ``location``, or only what is inside the folder; what is not of dkrr stays."""
     check_fence()
-    root = local_root(location)
+    for name in children(location):
+        if _ARRAY.fullmatch(name):
+            remove_array(join(location, name))
+        elif _PARTIAL.fullmatch(name):
+            delete_key(location, name)
     # the marker goes last: an interrupted removal must still be recognised as ours
-    if root is None:
-        for name in children(location):
-            if _ARRAY.fullmatch(name):
-                remove_array(join(location, name))
-        delete_key(location, "zarr.json")
-        return
-    ours = [path for path in root.iterdir() if is_part(path.name) or _PARTIAL.fullmatch(path.name)]
-    for entry in sorted(ours, key=lambda path: path.name == "zarr.json"):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    if not keep_folder and not os.listdir(root):
+    delete_key(location, "zarr.json")
+    if (root := local_root(location)) is not None and not keep_folder and not os.listdir(root):
         root.rmdir()
 
 
@@ -227,17 +197,12 @@ def earlier_versions(location: Any, *, replaced: bool = False) -> list[dict[str,
     -------
     versions
         Plain JSON for the next attributes of the group: "version", "replaced_at" (seconds since 1970), and
-        "attributes", what the group said of that version (None where an older dkrr replaced it).
+        "attributes", what the group said of that version.
     """
     attributes = dict((read_json(location, "zarr.json") or {}).get("attributes", {}))
-    version = int(attributes.get("version", 1))
-    found = list(attributes.pop("earlier", []))
-    replaced_at = attributes.pop("replaced_at", None)
-    if replaced_at is not None:  # as noted when only one of them was kept
-        found.append({"version": version - 1, "replaced_at": replaced_at, "attributes": None})
-    now = time.time()
+    found, now = list(attributes.pop("earlier", [])), time.time()
     if replaced:
-        found.append({"version": version, "replaced_at": now, "attributes": attributes})
+        found.append({"version": attributes["version"], "replaced_at": now, "attributes": attributes})
     return [item for item in found if now - float(item["replaced_at"]) < KEPT_SECONDS]
 
 
@@ -252,22 +217,12 @@ def clear_versions(location: Any, version: int) -> None:
     check_fence()
     kept = {version, *(int(item["version"]) for item in earlier_versions(location))}
     root = local_root(location)
-    for name in children(location):
-        found = _ARRAY.fullmatch(name)
-        if found is not None and int(found[2] or 1) not in kept:
+    for name in filter(_ARRAY.fullmatch, children(location)):
+        if int(name.partition("-")[2] or 1) not in kept:
             remove_array(join(location, name))
-        elif root is not None and (found is not None or _PARTIAL.fullmatch(name)):
-            _remove_partials(root / name)
-
-
-def _remove_partials(path: Path) -> None:
-    """What writes that were killed left; nobody else writes there."""
-    if path.is_file():
+    # what writes that were killed left; nobody else writes there
+    for path in root.rglob("*.partial") if root is not None else ():
         path.unlink(missing_ok=True)
-        return
-    for entry in list_entries(path):
-        if entry.key.endswith(".partial"):
-            (path / entry.key).unlink(missing_ok=True)
 
 
 def check_space(location: Any, num_bytes: int) -> None:

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.dataset.moments import Moments
-from dkrr.dataset.rows import Floats
+from dkrr.dataset.rows import Floats, Moments
 from dkrr.dataset.scaling import Scaling
 
 __all__ = ["DRIFT_LIMIT", "MIN_ROWS", "Drift", "measure_drift"]

@@ -7,33 +7,32 @@ column statistics are gathered on the way, at about the rate of a disk.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import destination
-from dkrr.dataset.checks import FiniteCheck, WeightCheck
-from dkrr.dataset.classes import OneHot
-from dkrr.dataset.columns import Column, Layout, is_number, resolve, target_columns
+from dkrr.dataset.columns import Column, Layout, did_you_mean, is_number, resolve, target_columns
 from dkrr.dataset.dataset import Dataset, open_dataset
-from dkrr.dataset.generations import Generation
 from dkrr.dataset.rows import Floats
-from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.sources.text import Header
-from dkrr.dataset.summary import RowSummary
+from dkrr.dataset.sources import open_table
+from dkrr.dataset.table import MISSING_MARKS, Header, Table
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
 from dkrr.store.files import check_place, overlaps
 
 __all__ = ["append", "fields_of", "ingest"]
 
-Rows = tuple[Floats, Floats | None, Floats | None]
 Missing = Literal["error", "drop"]
+
+MAX_CLASSES = 1000
 
 logger = logging.getLogger("dkrr.dataset")
 
@@ -136,21 +135,69 @@ def ingest(
         raise ParameterError(
             "append and like are given, which is an append to one of them", hint="leave one of them out"
         )
-    origin = source.path if isinstance(source, Dataset) else source
-    if all(isinstance(item, str | os.PathLike) for item in (origin, dest)) and overlaps(origin, dest):
-        raise StoreError(f"{dest} and {origin} are, or hold, the same files", hint="choose another destination")
     if missing not in ("error", "drop"):
         raise ParameterError(f"missing is {missing!r}; 'error' or 'drop' expected", hint="leave it out for an error")
+    place = source.path if isinstance(source, Dataset) else source
+    if all(isinstance(item, str | os.PathLike) for item in (place, dest)) and overlaps(place, dest):
+        raise StoreError(f"{dest} and {place} are, or hold, the same files", hint="choose another destination")
     state = destination.inspect(dest)  # what is not ours gets no lock beside it
     fitted = open_dataset(dest) if append and state == "complete" else like
     named = [target, features, weight, None if fitted is None else fitted.names]
     text: dict[str, Any] = {"header": header, "delimiter": delimiter, "decimal": decimal, "named": named}
     table = open_table(source, **text, y=y, sample_weight=sample_weight)
-    wanted = _Wanted(target, features, weight, one_hot, classes, rows_per_chunk, label, like, missing == "drop")
-    if state == "complete" and not append:
-        return _write(table, dest, wanted, append=False)  # compares, and writes nothing
-    with destination.writing(dest, wait=wait):
-        return _write(table, dest, wanted, append=append)
+    with contextlib.ExitStack() as stack:
+        if append or state != "complete":  # else rows are compared, and none is written
+            stack.enter_context(destination.writing(dest, wait=wait))
+        existing = open_dataset(dest) if destination.inspect(dest) == "complete" else None
+        base = existing if append else None
+        if base is not None:
+            destination.clear_versions(dest, base.version)
+        like = base or like
+        if like is not None:
+            target, features, weight = _as_before(like, table, target, features, weight)
+            one_hot, classes = one_hot or (like.classes is not None and table.classes is None), like.classes
+        layout = resolve(table, target=target, features=features, weight=weight)
+        labels = _Labels(table, layout, classes, drop=missing == "drop") if one_hot else None
+        fields = _fields(table, layout, labels)
+        if like is not None:
+            _check_same_columns(like, table, layout, fields)
+            fields = fields_of(like)
+        rows = _Rows(table, layout, labels, drop=missing == "drop")
+        if existing is not None and base is None:
+            differing = [
+                f"{name}: {getattr(existing, name)!r} there, {value!r} wanted"
+                for name, value in fields.items()
+                if name != "made_up" and getattr(existing, name) != value
+            ]
+            differing = differing or _differing(existing, 0, existing.num_rows, rows)
+            if not differing:
+                return existing
+            raise StoreMismatchError(
+                f"{existing.path} exists with other rows ({'; '.join(differing)})",
+                hint="add to it with append=True, remove it, or choose another destination",
+                fields=differing,
+            )
+        for found in base.generations if base is not None and label is not None else ():
+            if base is not None and found.label == label:
+                if not _differing(base, found.start, found.n, rows):
+                    return base
+                raise StoreMismatchError(
+                    f"generation {found.number} of {base.path} is called {label!r} and holds {found.num_rows:,} other "
+                    f"rows than {table.label}",
+                    hint="give the append another label, or drop that generation first",
+                    fields=["label"],
+                )
+        origin = None if base is None else base.origin
+        options: dict[str, Any] = {
+            "rows_per_chunk": rows_per_chunk,
+            "num_rows": table.num_rows,
+            "base": base,
+            "origin": origin,
+        }
+        with DatasetWriter(dest, **options, **fields) as writer:
+            for block in rows:
+                writer.add(**block)
+            return writer.commit(label, rows.dropped)
 
 
 def append(source: Any, dest: Any, **options: Any) -> Dataset:
@@ -158,166 +205,254 @@ def append(source: Any, dest: Any, **options: Any) -> Dataset:
     return ingest(source, dest, append=True, **options)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What is asked of an ingest, besides the rows."""
+class _Rows:
+    """The rows of a table as blocks of X, y and weights, every value looked at; memory for one block.
 
-    target: Column | Sequence[Column] | None
-    features: Sequence[Column] | None
-    weight: Column | None
-    one_hot: bool
-    classes: Sequence[Any] | None
-    rows_per_chunk: int | None
-    label: str | None
-    like: Dataset | None
-    drop: bool
+    With ``drop`` rows with missing values are left out; ``dropped`` then says, of all rows that the source was read
+    from, which are not there.
+
+    Raises
+    ------
+    DataError
+        At the end, with ``row``, ``column`` and ``count``: features or targets that are NaN or infinity. At once, with
+        ``row``: a weight that is none, or a label that is no class. No rows, or none that is kept or has a weight.
+    """
+
+    def __init__(self, table: Table, layout: Layout, labels: _Labels | None, *, drop: bool) -> None:
+        self.table, self.layout, self.labels, self.drop = table, layout, labels, drop
+        self.dropped: NDArray[np.bool_] | None = None
+
+    def __iter__(self) -> Iterator[dict[str, Floats]]:
+        table, layout, labels = self.table, self.layout, self.labels
+        targets, label_column = layout.targets, None
+        if labels is not None:
+            (label_column,), targets = targets, ()
+        columns = [*layout.features, *targets, *(() if layout.weight is None else (layout.weight,))]
+        d, end = len(layout.features), len(layout.features) + len(targets)
+        row, count, is_weighed = 0, 0, layout.weight is None
+        first_bad: tuple[int, int, float] = (0, 0, 0.0)
+        dropped: list[NDArray[np.bool_]] = []
+        for values, found in table.blocks(columns, label_column):
+            numbers = np.arange(row, row + len(values))
+            row += len(values)
+            if self.drop:
+                gone: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
+                if labels is not None and found is not None:
+                    gone |= np.array([labels.is_missing(label) for label in found], dtype=bool)
+                    found = [label for label, is_gone in zip(found, gone, strict=True) if not is_gone]
+                dropped.append(gone)
+                if gone.any():
+                    values, numbers = values[~gone], numbers[~gone]
+            bad = ~np.isfinite(values[:, :end])
+            if bad.any():
+                i, k = (int(place) for place in np.argwhere(bad)[0])
+                first_bad = first_bad if count else (int(numbers[i]), columns[k], float(values[i, k]))
+                count += int(np.count_nonzero(bad))
+            if count:
+                continue  # the rest is only counted
+            block = {"X": values[:, :d]}
+            if labels is not None and found is not None:
+                block["y"] = labels.encode(found, numbers)
+            elif targets:
+                block["y"] = values[:, d:end]
+            if layout.weight is not None:
+                block["weight"] = values[:, end:]
+                self._check_weights(block["weight"], numbers)
+                is_weighed = is_weighed or bool(block["weight"].any())
+            yield block
+        if count:
+            number, column, value = first_bad
+            noun = "1 value that is" if count == 1 else f"{count:,} values that are"
+            raise DataError(
+                f"{table.label} has {noun} NaN or infinity; the first is {value} at row {number}, "
+                f"column {column} ({table.names[column]!r}){self._place(number)}",
+                hint="remove these rows (--missing drop or missing='drop' leaves them out when they are ingested), or "
+                "fill the values in; rows and columns count from 0",
+                row=number,
+                column=column,
+                count=count,
+            )
+        if row == 0:
+            raise DataError(f"{table.label} has no rows", hint="check how it was made")
+        if not is_weighed and layout.weight is not None:
+            raise DataError(
+                f"all weights of {table.label} are zero (column {table.names[layout.weight]!r})",
+                hint="give some row a weight",
+            )
+        self._finish(np.concatenate(dropped) if dropped else np.zeros(row, dtype=bool))
+
+    def _check_weights(self, weights: Floats, numbers: NDArray[np.intp]) -> None:
+        bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if bad.size:
+            number, name = int(numbers[bad[0]]), self.table.names[self.layout.weight or 0]
+            raise DataError(
+                f"weight {float(weights[bad[0], 0])} at row {number} of {self.table.label} (column {name!r})"
+                f"{self._place(number)}; finite numbers >= 0 expected",
+                hint="a weight of 0 leaves a row out",
+                row=number,
+            )
+
+    def _finish(self, gone: NDArray[np.bool_]) -> None:
+        num_dropped, table = int(np.count_nonzero(gone)), self.table
+        if num_dropped:
+            first = int(np.argmax(gone))
+            where = table.locate(first) or f"row {first}"
+            if num_dropped == len(gone):
+                raise DataError(
+                    f"all {len(gone):,} rows of {table.label} have missing values, the first in {where}",
+                    hint="leave the column out with features=, or check the delimiter",
+                )
+            text = "%s of %s rows of %s have missing values and are left out, the first in %s"
+            logger.warning(text, f"{num_dropped:,}", f"{len(gone):,}", table.label, where)
+        self.dropped = gone if table.dropped is None else table.dropped.copy()
+        if table.dropped is not None:
+            self.dropped[~table.dropped] = gone
+
+    def _place(self, row: int) -> str:
+        where = self.table.locate(row)
+        return f", {where}" if where else ""
 
 
-def _write(table: Table, dest: Any, wanted: _Wanted, *, append: bool) -> Dataset:
-    existing = open_dataset(dest) if destination.inspect(dest) == "complete" else None
-    base = existing if append else None
-    like = base or wanted.like
-    target, features, weight, one_hot = wanted.target, wanted.features, wanted.weight, wanted.one_hot
-    if base is not None:
-        destination.clear_versions(dest, base.version)
-    if like is not None:
-        target, features, weight = _as_before(like, table, target, features, weight)
-        one_hot = one_hot or (like.classes is not None and table.classes is None)
-    layout = resolve(table, target=target, features=features, weight=weight)
-    encoder = None
-    if one_hot:
+class _Labels:
+    """Classes and their one-hot columns: column j of a row is 1 where its label is ``classes[j]``, else 0.
+
+    Labels that are text are integers where all of them read as integers, numbers where all read as numbers, else text;
+    those with leading zeros are codes, and text. A whole float is an integer. Without ``classes`` they are those that
+    occur, sorted, which reads the column once.
+
+    Raises
+    ------
+    DataError
+        A label is missing, text and numbers are mixed, or there are more than 1,000 classes.
+    """
+
+    def __init__(self, table: Table, layout: Layout, classes: Sequence[Any] | None, *, drop: bool) -> None:
         if len(layout.targets) != 1:
             raise ParameterError(
                 f"one_hot with {len(layout.targets)} target columns; one column of classes expected", hint="set target"
             )
-        known = wanted.classes if like is None else like.classes
-        used = [*layout.features, *(() if layout.weight is None else (layout.weight,))] if wanted.drop else None
-        encoder = OneHot.of(table, layout.targets[0], used) if known is None else OneHot(known)
-    fields = _fields(table, layout, encoder)
-    if like is not None:
-        _check_same_columns(like, table, layout, fields)
-        fields = fields_of(like)
-    dropped: list[NDArray[np.bool_]] | None = [] if wanted.drop else None
-    rows = _rows(table, layout, encoder, dropped)
-    if existing is not None and base is None:
-        return _compare(existing, rows, fields)
-    if base is not None:
-        fields |= {"origin": base.origin}
-        before = [generation for generation in base.generations if wanted.label and generation.label == wanted.label]
-        if before:
-            return _appended_before(base, before[0], table, rows)
-    writer = DatasetWriter(dest, rows_per_chunk=wanted.rows_per_chunk, num_rows=table.num_rows, base=base, **fields)
-    with writer:
-        for X, Y, weights in rows:
-            writer.add(X, Y, weights)
-        return writer.commit(wanted.label, _all_dropped(table, dropped))
+        self._table, self._column = table, layout.targets[0]
+        self._what = f"column {table.names[self._column]!r} of {table.label}"
+        if classes is None:
+            used = [*layout.features, *(() if layout.weight is None else (layout.weight,))]
+            classes = self._sorted(self._occurring(used if drop else None))
+        self.classes = tuple(classes)
+        self._index = {label: j for j, label in enumerate(self.classes)}
+        self._has_numbers = not any(isinstance(label, str) for label in self.classes)
 
+    def is_missing(self, label: Any) -> bool:
+        """Whether a label says that there is none."""
+        return _is_missing(label) or (self._has_numbers and isinstance(label, str) and label in MISSING_MARKS)
 
-def _all_dropped(table: Table, dropped: list[NDArray[np.bool_]] | None) -> NDArray[np.bool_] | None:
-    """Of all rows that the source was read from, which are not there: left out by it or just now."""
-    if not dropped or table.dropped is None:
-        return np.concatenate(dropped) if dropped else table.dropped
-    result = table.dropped.copy()
-    result[~table.dropped] = np.concatenate(dropped)
-    return result
+    def encode(self, labels: Sequence[Any], numbers: NDArray[np.intp]) -> Floats:
+        """(m, number of classes) float64 for the labels of rows ``numbers``.
 
+        Raises
+        ------
+        DataError
+            A label that is missing or none of the classes, with its row.
+        """
+        out = np.zeros((len(labels), len(self.classes)))
+        for i, label in enumerate(labels):
+            j = self._index.get(_as_number(label) if self._has_numbers else label)
+            if j is None:
+                row, table = int(numbers[i]), self._table
+                if _is_missing(label):
+                    raise self._no_class(row)
+                shown = ", ".join(map(repr, self.classes[:10])) + (", ..." if len(self.classes) > 10 else "")
+                raise DataError(
+                    f"row {row} of {table.label} has class {label!r}; the data set has {shown}",
+                    hint=did_you_mean(str(label), map(str, self.classes), "ingest all rows anew to add a class"),
+                    row=row,
+                )
+            out[i, j] = 1.0
+        return out
 
-def _appended_before(base: Dataset, generation: Generation, table: Table, rows: Iterator[Rows]) -> Dataset:
-    """``base`` if the source holds the rows of a generation that has its label; reads both, writes nothing."""
-    position, is_same = generation.start, True
-    for X, Y, weights in rows:
-        stop = position + len(X)
-        is_same = is_same and stop <= generation.n
-        for name, part in (("X", X), ("y", Y), ("weight", weights)):
-            if is_same and part is not None:
-                is_same = np.array_equal(base.parts()[name].read(position, stop), part)
-        position = stop
-    if not is_same or position != generation.n:
-        raise StoreMismatchError(
-            f"generation {generation.number} of {base.path} is called {generation.label!r} and holds "
-            f"{generation.num_rows:,} other rows than {table.label}",
-            hint="give the append another label, or drop that generation first",
-            fields=["label"],
-        )
-    return base
+    def _occurring(self, used: Sequence[int] | None) -> set[Any]:
+        """The labels, of rows where the columns ``used`` have values, if any are given: others may lack a label."""
+        found: dict[Any, int] = {}  # with the row where a label is first
+        row = 0
+        for values, labels in self._table.blocks(used or [], self._column):
+            whole: list[bool] = (~np.isnan(values).any(axis=1)).tolist()  # type: ignore[assignment]
+            for number, (label, is_whole) in enumerate(zip(labels or (), whole, strict=True), row):
+                if is_whole and label not in found and not (used is not None and _is_missing(label)):
+                    if _is_missing(label):
+                        raise self._no_class(number)
+                    found[label] = number
+            row += len(values)
+            if len(found) > MAX_CLASSES:
+                raise DataError(
+                    f"{self._what} has over {MAX_CLASSES:,} different values; classes expected",
+                    hint="leave one_hot out if the target is a quantity",
+                )
+        # "NA" is Namibia among countries, and no class among numbers
+        rest = set(found) - MISSING_MARKS
+        if len(rest) < len(found) and not any(isinstance(_as_number(label), str) for label in rest):
+            if used is None:
+                raise self._no_class(min(found[label] for label in set(found) - rest))
+            return rest
+        return set(found)
 
+    def _sorted(self, found: set[Any]) -> list[Any]:
+        kinds = {
+            "text" if isinstance(label, str) else "numbers" if isinstance(label, _NUMBERS) else type(label).__name__
+            for label in found
+        }
+        if len(kinds) > 1 or not kinds <= {"text", "numbers"}:
+            kind = " and ".join(sorted(kinds))
+            raise DataError(f"{self._what} holds {kind}; text or numbers expected", hint="convert it to one of them")
+        if not all(isinstance(_as_number(label), _NUMBERS) for label in found):
+            return sorted(found)
+        numbers: dict[Any, Any] = {}
+        for label in sorted(found):
+            if numbers.setdefault(_as_number(label), label) != label:
+                raise DataError(
+                    f"{self._what} has {numbers[_as_number(label)]!r} and {label!r}, which are one number",
+                    hint="write it in one way, or codes with a letter",
+                )
+        return sorted(numbers)
 
-def _rows(
-    table: Table, layout: Layout, encoder: OneHot | None, dropped: list[NDArray[np.bool_]] | None
-) -> Iterator[Rows]:
-    """Checked rows; after the first value that is not finite the rest is only counted, then reported.
-
-    Where ``dropped`` is a list, rows with missing values are left out, and which they are is added to it.
-    """
-    label_column = layout.targets[0] if encoder is not None else None
-    targets = () if encoder is not None else layout.targets
-    columns = [*layout.features, *targets, *(() if layout.weight is None else (layout.weight,))]
-    d, end = len(layout.features), len(layout.features) + len(targets)
-    finite = FiniteCheck(table, columns[:end])
-    weights = None if layout.weight is None else WeightCheck(table, table.names[layout.weight])
-    row = 0
-    num_dropped, first_dropped = 0, 0
-    for values, labels in table.blocks(columns, label_column):
-        kept: Any = slice(None)
-        num_rows = len(values)
-        if dropped is not None:
-            gone: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
-            if encoder is not None and labels is not None:
-                gone |= np.array([encoder.is_missing(label) for label in labels], dtype=bool)
-                labels = [encoder.classes[0] if gone[i] else label for i, label in enumerate(labels)]
-            dropped.append(gone)
-            if gone.any():
-                first_dropped = first_dropped if num_dropped else row + int(np.argmax(gone))
-                num_dropped += int(np.count_nonzero(gone))
-                kept = ~gone
-                values = np.where(gone[:, None], 0.0, values)  # looked at with the others, which keep their row numbers
-        is_clean = finite.look(values[:, :end], row)
-        if is_clean:
-            if weights is not None:
-                weights.look(values[:, end:], row)
-            Y = values[:, d:end] if targets else None
-            if encoder is not None and labels is not None:
-                Y = encoder.encode(labels, table, layout.targets[0], row)
-            values, Y = values[kept], None if Y is None else Y[kept]
-            yield values[:, :d], Y, None if weights is None else values[:, end:]
-        row += num_rows
-    finite.finish()
-    if row == 0:
-        raise DataError(f"{table.label} has no rows", hint="check how it was made")
-    if weights is not None:
-        weights.finish()
-    if num_dropped:
-        where = table.locate(first_dropped) or f"row {first_dropped}"
-        if num_dropped == row:
-            raise DataError(
-                f"all {row:,} rows of {table.label} have missing values, the first in {where}",
-                hint="leave the column out with features=, or check the delimiter",
-            )
-        logger.warning(
-            "%s of %s rows of %s have missing values and are left out, the first in %s",
-            f"{num_dropped:,}",
-            f"{row:,}",
-            table.label,
-            where,
+    def _no_class(self, row: int) -> DataError:
+        where = f", {place}" if (place := self._table.locate(row)) else ""
+        return DataError(
+            f"row {row} of {self._table.label}{where}, has no class in column {self._table.names[self._column]!r}",
+            hint="remove the row (--missing drop or missing='drop'), or name its class",
+            row=row,
+            column=self._column,
         )
 
 
-def _fields(table: Table, layout: Layout, encoder: OneHot | None) -> dict[str, Any]:
+_NUMBERS = bool | int | float | np.integer | np.floating | np.bool_
+
+
+def _is_missing(label: Any) -> bool:
+    is_nan = isinstance(label, float) and math.isnan(label)
+    return label is None or is_nan or type(label).__name__ in ("NAType", "NaTType") or label in ("", "?")
+
+
+def _as_number(label: Any) -> Any:
+    """A number as Python has it, an integer where it is whole; text without leading zeros that is one, too."""
+    if isinstance(label, str) and re.fullmatch(r"[+-]?(0|[1-9]\d*)", label):
+        return int(label)  # above 2^53 two integers may be one float
+    if isinstance(label, str) and re.fullmatch(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?", label):
+        label = float(label)
+    label = label.item() if isinstance(label, np.generic) else label
+    return int(label) if isinstance(label, float) and label.is_integer() else label
+
+
+def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, Any]:
     """What a data set keeps besides its rows."""
     names = tuple(table.names[j] for j in layout.targets)
-    classes = table.classes if encoder is None else encoder.classes
-    if encoder is not None:
-        names = tuple(f"{names[0]}={label}" for label in encoder.classes)
     made_up = [] if table.is_named else ["feature_names"]
     if not all(table.has_name(j) for j in layout.targets):
         made_up.append("target_names")
     return {
         "made_up": tuple(made_up),
         "feature_names": tuple(table.names[j] for j in layout.features),
-        "target_names": names,
+        "target_names": names if labels is None else tuple(f"{names[0]}={label}" for label in labels.classes),
         "weight_name": None if layout.weight is None else table.names[layout.weight],
-        "classes": classes,
-        "y_is_1d": layout.y_is_1d and encoder is None,
+        "classes": table.classes if labels is None else labels.classes,
+        "y_is_1d": layout.y_is_1d and labels is None,
     }
 
 
@@ -369,29 +504,13 @@ def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dic
         )
 
 
-def _compare(existing: Dataset, rows: Iterator[Rows], fields: dict[str, Any]) -> Dataset:
-    """``existing`` if the source holds the same rows; reads the source, writes nothing."""
-    differing = [
-        f"{name}: {getattr(existing, name)!r} there, {value!r} wanted"
-        for name, value in fields.items()
-        if name != "made_up" and getattr(existing, name) != value
-    ]
-    if not differing:
-        summaries = {name: RowSummary(array.num_columns, moments=False) for name, array in existing.parts().items()}
-        for X, Y, weights in rows:
-            for name, part in (("X", X), ("y", Y), ("weight", weights)):
-                if part is not None:
-                    summaries[name].add(part)
-        for name, summary in summaries.items():
-            if summary.num_rows != existing.num_rows:
-                differing.append(f"rows: {existing.num_rows} there, {summary.num_rows} wanted")
-                break
-            if summary.digest() != existing.records[name]["digest"]:
-                differing.append(f"digest of {name}: {existing.records[name]['digest'][:12]} there, another wanted")
-    if differing:
-        raise StoreMismatchError(
-            f"{existing.path} exists with other rows ({'; '.join(differing)})",
-            hint="add to it with append=True, remove it, or choose another destination",
-            fields=differing,
-        )
-    return existing
+def _differing(dataset: Dataset, start: int, stop: int, rows: Iterable[dict[str, Floats]]) -> list[str]:
+    """In what a source differs from rows ``start`` to ``stop`` of a data set; reads both, writes nothing."""
+    position, differing = start, list[str]()
+    for block in rows:
+        end = position + len(block["X"])
+        if end <= stop and not differing:
+            there = dataset.read_parts(position, end)
+            differing = [f"{name}: other values" for name in there if not np.array_equal(there[name], block[name])]
+        position = end
+    return differing if position == stop else [f"rows: {stop - start} there, {position - start} wanted"]

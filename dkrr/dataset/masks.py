@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import resolve
-from dkrr.dataset.destination import storage_errors
+from dkrr.dataset.columns import column_number, is_number
 from dkrr.dataset.sources import open_table
-from dkrr.dataset.sources.remote import local_copy
-from dkrr.dataset.sources.text import CsvTable, Header, read_records
-from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.store.files import is_url
+from dkrr.dataset.table import Header
+from dkrr.errors import DataError, ParameterError
 
 __all__ = ["read_mask", "row_hash_fraction"]
 
@@ -67,7 +61,7 @@ def read_mask(
     delimiter: str | None = None,
     decimal: str = ".",
 ) -> Mask:
-    """Read a mask of rows from .csv, .csv.gz, .npy, or a column of any other file that can be ingested.
+    """Read a mask of rows from a column of any file that can be ingested.
 
     Parameters
     ----------
@@ -93,104 +87,33 @@ def read_mask(
     StoreError
         The file cannot be read.
     """
-    if is_url(source):
-        with local_copy(str(source)) as found:
-            if found is None:
-                return _of_length(_from_table(str(source), 0 if column is None else column), source, num_rows)
-            text = {"header": header, "delimiter": delimiter, "decimal": decimal}
-            return read_mask(found, num_rows, column=column, **text)  # type: ignore[arg-type]
-    path = Path(source)
-    with storage_errors(path):
-        if not path.exists():
-            raise StoreError(f"mask {path} does not exist", hint="check the path")
-        name = path.name.lower()
-        if name.endswith(".npy"):
-            mask = _from_npy(path, 0 if column is None else column)
-        elif name.endswith((".csv", ".csv.gz")):
-            table = CsvTable(path, str(path), header=False, delimiter=delimiter, decimal=decimal)
-            values = list(_from_text(table, 0 if column is None else column, header))
-            mask = np.array(values, dtype=bool)
-        else:
-            mask = _from_table(path, 0 if column is None else column)
-    return _of_length(mask, path, num_rows)
-
-
-def _of_length(mask: Mask, source: Any, num_rows: int) -> Mask:
+    has_names = not is_number(0 if column is None else column, []) if header == "auto" else header
+    text: dict[str, Any] = {"header": has_names, "delimiter": delimiter, "decimal": decimal}
+    table = open_table(source, **text, allow_1d=True)
+    j, row, parts = column_number(table, 0 if column is None else column, "column"), 0, list[Mask]()
+    for _, labels in table.blocks([], j):
+        texts = [str(label).lower() for label in labels or ()]
+        if row == 0 and header == "auto" and table.num_rows is None and not has_names and texts[0] not in _VALUES:
+            texts, row = texts[1:], 1  # a name
+        for number, value in enumerate(texts, row):
+            if value in _VALUES:
+                continue
+            where = table.locate(number) or f"row {number}"
+            raise DataError(
+                f"mask {source}, {where}, column {j}: {value!r}; 0, 1, true or false expected",
+                hint="correct the file, or choose another column",
+                row=number,
+                column=j,
+            )
+        parts.append(np.array([_VALUES[text] for text in texts], dtype=bool))
+        row += len(texts)
+    mask = np.concatenate(parts)
+    if table.dropped is not None:
+        mask, kept = np.zeros(len(table.dropped), dtype=bool), mask
+        mask[~table.dropped] = kept
     if len(mask) != num_rows:
         raise DataError(
             f"mask {source} has {len(mask)} rows; {num_rows} expected",
             hint="a mask needs one value for each row, those dropped for missing values included",
         )
     return mask
-
-
-def _from_npy(path: Path, column: str | int) -> Mask:
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as exc:
-        raise DataError(f"mask {path} is not a readable .npy file ({exc})", hint="write it again") from exc
-    if values.ndim == 2 and isinstance(column, int) and -values.shape[1] <= column < values.shape[1]:
-        values = values[:, column]
-    return _checked(values, path, column)
-
-
-def _from_table(path: Path | str, column: str | int) -> Mask:
-    table = open_table(path)
-    layout = resolve(table, target=None, features=[column], weight=None)
-    values = np.concatenate([block[:, 0] for block, _ in table.blocks(layout.features)])
-    if table.dropped is None:
-        return _checked(values, path, column)
-    mask = np.zeros(len(table.dropped), dtype=bool)
-    mask[~table.dropped] = _checked(values, path, column)
-    return mask
-
-
-def _checked(values: NDArray[Any], path: Path | str, column: str | int) -> Mask:
-    if values.ndim != 1:
-        raise DataError(f"mask {path} has shape {values.shape}, column {column!r} wanted", hint="save one column")
-    if values.dtype.kind not in "biuf":
-        raise DataError(f"mask {path} has dtype {values.dtype}; bool or 0 and 1 expected", hint="save it as bool")
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if wrong.size:
-        row = int(wrong[0])
-        raise DataError(f"mask {path} has {values[row]} at row {row}; 0 or 1 expected", hint="save it as bool", row=row)
-    return np.asarray(values, dtype=bool)
-
-
-def _from_text(table: CsvTable, column: str | int, header: Header) -> Iterator[bool]:
-    path = table.path
-    records = read_records(path, table.delimiter)
-    line, first = next(records)
-    width = len(table.names)
-    j = column if isinstance(column, int) else None
-    has_header = header
-    if header == "auto":
-        has_header = j is None or not -width <= j < width or first[j].strip().lower() not in _VALUES
-    if j is None and re.fullmatch(r"-?\d+", str(column)) and str(column) not in (first if has_header else []):
-        j = int(str(column))
-    if j is None:
-        names = [name.strip() for name in first] if has_header else []
-        if column not in names:
-            raise ParameterError(
-                f"column {column!r} is not in mask {path} ({', '.join(names) or 'no header'})", hint="use its number"
-            )
-        j = names.index(str(column))
-    if not -width <= j < width:
-        raise ParameterError(f"column {j} of mask {path}; it has columns 0 to {width - 1}", hint="use column 0")
-    if not has_header:
-        yield _value(path, line, j, first, width)
-    for line, record in records:
-        yield _value(path, line, j, record, width)
-
-
-def _value(path: Path, line: int, column: int, record: list[str], width: int) -> bool:
-    text = record[column].strip().lower() if len(record) == width else ""
-    if text not in _VALUES:
-        found = repr(record[column]) if len(record) == width else f"{len(record)} columns instead of {width}"
-        raise DataError(
-            f"mask {path}, line {line}, column {column}: {found}; 0, 1, true or false expected",
-            hint="correct the file, or choose another column",
-            line=line,
-            column=column,
-        )
-    return _VALUES[text]

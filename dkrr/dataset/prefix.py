@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from dkrr.dataset.dataset import Dataset, fields_of_parts
-from dkrr.dataset.rows import RowArray
-from dkrr.dataset.summary import RowSummary
+from dkrr.dataset.rows import RowArray, RowSummary
 
 __all__ = ["before_appends"]
 

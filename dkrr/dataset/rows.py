@@ -1,16 +1,28 @@
-"""Rows of float64 on disk: an (n, k) array in chunks of whole rows.
+"""Rows of float64 on disk: an (n, k) array in chunks of whole rows, and its digests, means and deviations.
 
 X, y and weights of a data set, coefficients and right-hand sides are all :class:`RowArray`: one Zarr array of raw
 checksummed chunks (``dkrr.store.chunks.ChunkArray``), cut between rows only. The last chunk is stored full size with
 NaN in the rows that do not exist yet, so a row that was never written is seen when it is read and never counts as zero.
 
 Cost: a read verifies and copies every chunk it touches, so read whole chunks (:meth:`RowArray.blocks`).
+
+Digest and moments of rows (:class:`RowSummary`) are gathered while they stream past, in fixed blocks of 1,024 rows. So
+they depend on the rows alone, bit for bit: not on chunks, not on how a source was cut, not on how many appends it took.
+"These rows are a prefix of those" is proved by SHA-256: with the block digest b = SHA-256(the block's little-endian
+float64 values), the digest of the first n rows is ::
+
+    SHA-256("dkrr rows <n> x <k>\\n", b_0, b_1, ..., b_{floor(n / 1024) - 1}, SHA-256(the n mod 1024 rows left over)).
+
+With the block digests at hand, the digest of *any* prefix costs one block to read, and appending rows hashes only the
+new ones. Cost: one pass of SHA-256, 1.4 GB/s on a core with SHA instructions, and about six passes over a block that is
+in cache for the moments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +32,20 @@ from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.files import read_json, write_json
 
-__all__ = ["CheckedRows", "Floats", "RowArray", "default_rows_per_chunk", "lazy_rows"]
+__all__ = [
+    "DIGEST_ROWS",
+    "CheckedRows",
+    "Floats",
+    "Moments",
+    "RowArray",
+    "RowSummary",
+    "block_digest",
+    "decode_floats",
+    "default_rows_per_chunk",
+    "lazy_rows",
+    "prefix_digest",
+    "row_moments",
+]
 
 Floats = NDArray[np.float64]
 
@@ -113,22 +138,14 @@ class RowArray:
     def num_chunks(self) -> int:
         return -(-self.num_rows // self.rows_per_chunk)
 
-    def with_rows(self, num_rows: int) -> RowArray:
-        """The same array with another number of rows in use; nothing is read or written."""
-        shape = (max(num_rows, self.array.shape[0]), self.num_columns)
-        return RowArray(replace(self.array, shape=shape), num_rows)
-
     def save_shape(self) -> None:
         """Write the array's metadata with ``num_rows`` rows; one atomic replacement when it exists already."""
-        key = f"{self.array.path}/zarr.json" if self.array.path else "zarr.json"
-        document = read_json(self.array.store, key)
+        shape = (self.num_rows, self.num_columns)
+        document = read_json(self.array.location, "zarr.json")
         if document is None:
-            ChunkArray.create(
-                self.array.store, self.array.path, shape=(self.num_rows, self.num_columns), chunks=self.array.chunks
-            )
-        elif document["shape"] != [self.num_rows, self.num_columns]:
-            document["shape"] = [self.num_rows, self.num_columns]
-            write_json(self.array.store, key, document)
+            ChunkArray.create(self.array.store, self.array.path, shape=shape, chunks=self.array.chunks)
+        elif document["shape"] != list(shape):
+            write_json(self.array.location, "zarr.json", {**document, "shape": shape})
 
     def span(self, i: int) -> tuple[int, int]:
         """First row of chunk ``i`` and one past its last."""
@@ -137,17 +154,11 @@ class RowArray:
         start = i * self.rows_per_chunk
         return start, min(start + self.rows_per_chunk, self.num_rows)
 
-    def blocks(self, rows: int | None = None) -> Iterator[tuple[int, int]]:
-        """Spans ``(start, stop)`` that cover all rows in order, each a whole number of chunks.
-
-        Parameters
-        ----------
-        rows
-            Wanted rows a span, rounded down to whole chunks but at least one; None means one chunk.
-        """
-        step = self.rows_per_chunk * max(1, (rows or 0) // self.rows_per_chunk)
-        for start in range(0, self.num_rows, step):
-            yield start, min(start + step, self.num_rows)
+    def blocks(self, *, first: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """Spans ``(start, stop)`` that cover rows ``first`` to ``end`` in order, cut where chunks end."""
+        step, end = self.rows_per_chunk, self.num_rows if end is None else end
+        for start in range(first // step * step, end, step):
+            yield max(start, first), min(start + step, end)
 
     def read(self, start: int, stop: int, out: Floats | None = None) -> Floats:
         """Copy rows ``start`` to ``stop`` out of verified chunks.
@@ -175,17 +186,15 @@ class RowArray:
             out = np.empty(shape)
         elif out.shape != shape or out.dtype != np.float64:
             raise ValueError(f"out is {out.shape} {out.dtype}; {shape} float64 expected")
-        position = start
-        while position < stop:
-            i = position // self.rows_per_chunk
-            first = i * self.rows_per_chunk
-            end = min(stop, first + self.rows_per_chunk)
-            part = out[position - start : end - start]
+        for i in range(start // self.rows_per_chunk, -(-stop // self.rows_per_chunk)):
+            first, end = self.span(i)
+            first, last = max(first, start), min(end, stop)
+            part = out[first - start : last - start]
             # no name for the chunk: its pages are unmapped as soon as they are copied
-            np.copyto(part, self.array.read((i, 0))[position - first : end - first])
+            offset = i * self.rows_per_chunk
+            np.copyto(part, self.array.read((i, 0))[first - offset : last - offset])
             if np.isnan(part).any():
-                row = position + int(np.flatnonzero(np.isnan(part).any(axis=1))[0])
-                reason = f"row {row} was never written"
+                reason = f"row {first + int(np.argmax(np.isnan(part).any(axis=1)))} was never written"
                 raise DamagedChunkError(
                     f"chunk ({i}, 0) of {self.array.location} is damaged ({reason})",
                     hint="write it again, or restore it",
@@ -193,7 +202,6 @@ class RowArray:
                     index=(i, 0),
                     reason=reason,
                 )
-            position = end
         return out
 
     def write_chunk(self, i: int, block: Floats) -> None:
@@ -265,3 +273,184 @@ def lazy_rows(rows: RowArray | CheckedRows) -> Any:
 
 def _read(rows: RowArray | CheckedRows, spans: list[tuple[int, int]], block_id: tuple[int, int] = (0, 0)) -> Floats:
     return rows.read(*spans[block_id[0]])
+
+
+# --- digests and moments ----------------------------------------------------------------------------------------------
+
+DIGEST_ROWS = 1024
+
+
+def block_digest(rows: Floats) -> str:
+    """SHA-256 of the little-endian float64 values of ``rows`` in C order."""
+    values: Any = np.ascontiguousarray(rows, dtype="<f8")
+    return hashlib.sha256(memoryview(values).cast("B")).hexdigest()
+
+
+def prefix_digest(block_digests: Sequence[str], tail: Floats) -> str:
+    """The digest of the rows of all full blocks followed by ``tail``.
+
+    Parameters
+    ----------
+    block_digests
+        Digests of the full blocks, in order.
+    tail : (m, k)
+        The rows after the last full block, m < 1,024; may be empty.
+    """
+    if len(tail) >= DIGEST_ROWS:
+        raise ValueError(f"tail has {len(tail)} rows; fewer than {DIGEST_ROWS} expected")
+    num_rows = len(block_digests) * DIGEST_ROWS + len(tail)
+    digest = hashlib.sha256(f"dkrr rows {num_rows} x {tail.shape[1]}\n".encode())
+    for value in block_digests:
+        digest.update(bytes.fromhex(value))
+    if len(tail):
+        digest.update(bytes.fromhex(block_digest(tail)))
+    return digest.hexdigest()
+
+
+NARROW = 32
+SAFE = (1e-280, 1e280)  # sums of squares in here have lost nothing to underflow and not overflowed
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and deviation norm M of the columns of some rows, merged by the pairwise update of Chan and others.
+
+    For a block of m rows with mean b after n rows with mean a, and delta = b - a,
+
+        mean = a + delta m / (n + m),        M = hypot(M, M_block, |delta| sqrt(n m / (n + m))),
+
+    where M^2 is the sum of squared deviations. M itself is kept, not its square, so columns of any scale neither
+    overflow nor vanish; a column is constant exactly when M is 0, which the rounding of a mean never disturbs.
+
+    Parameters
+    ----------
+    count
+        Number of rows.
+    mean : (k,)
+    norm : (k,)
+        Square root of the sum of squared deviations from the mean.
+
+    References
+    ----------
+    Chan, Golub, LeVeque (1983), "Algorithms for computing the sample variance", The American Statistician 37.
+    """
+
+    count: int
+    mean: Floats
+    norm: Floats
+
+    @classmethod
+    def of(cls, rows: Floats) -> Moments:
+        """Moments of ``rows`` (m, k), m >= 1."""
+        count = len(rows)
+        # one column a row; a sum along short rows of memory costs several times one along long rows
+        columns = np.ascontiguousarray(rows.T) if rows.shape[1] <= NARROW else rows.T
+        constant = (columns == columns[:, :1]).all(axis=1)
+        # columns beyond 1e150 may overflow here; what comes out is inf or NaN and refused by whoever scales with it
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            mean = columns.sum(axis=1) / count
+            deviations = columns - mean[:, None]
+            correction = deviations.sum(axis=1) / count
+            mean += correction
+            squares = np.einsum("ji,ji->j", deviations, deviations) - count * correction * correction
+            unsafe = ~constant & ~((squares > SAFE[0]) & (squares < SAFE[1]))
+            norm = np.sqrt(np.where(unsafe, 0.0, np.maximum(squares, 0.0)))
+            if unsafe.any():
+                deviations = columns[unsafe] - mean[unsafe, None]
+                largest = np.abs(deviations).max(axis=1)
+                norm[unsafe] = largest * np.sqrt(((deviations / largest[:, None]) ** 2).sum(axis=1))
+        mean[constant] = rows[0, constant]
+        norm[constant] = 0.0
+        return cls(count, mean, norm)
+
+    def merge(self, other: Moments) -> Moments:
+        """Moments of both sets of rows together."""
+        if self.count == 0 or other.count == 0:
+            return other if self.count == 0 else self
+        count = self.count + other.count
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            delta = other.mean - self.mean
+            mean = self.mean + delta * (other.count / count)
+            between = np.abs(delta) * np.sqrt(self.count * (other.count / count))
+            norm = np.hypot(np.hypot(self.norm, other.norm), between)
+        return Moments(count, mean, norm)
+
+    @property
+    def std(self) -> Floats:
+        """Population standard deviation, (k,); exactly 0 for a constant column."""
+        return np.asarray(self.norm / np.sqrt(max(1, self.count)), dtype=np.float64)
+
+
+class RowSummary:
+    """Running digest and moments of rows with ``num_columns`` columns; digests can be left out."""
+
+    def __init__(self, num_columns: int, *, digests: bool = True) -> None:
+        self._has_digests = digests
+        self.block_digests: list[str] = []
+        self._moments = Moments(0, np.zeros(num_columns), np.zeros(num_columns))
+        self._tail = np.empty((0, num_columns))
+
+    @classmethod
+    def resume(cls, record: dict[str, Any], tail: Floats) -> RowSummary:
+        """Go on after the rows of ``record`` (see :meth:`to_dict`); ``tail`` are those after its last full block."""
+        summary = cls(tail.shape[1])
+        summary.block_digests = list(record["block_digests"])
+        mean, norm = decode_floats(record["block_mean"]), decode_floats(record["block_norm"])
+        summary._moments = Moments(len(summary.block_digests) * DIGEST_ROWS, mean, norm)
+        summary.add(tail)
+        return summary
+
+    def add(self, rows: Floats) -> None:
+        """Take the next ``rows`` (m, k)."""
+        rows = np.concatenate([self._tail, rows]) if len(self._tail) else rows
+        full = len(rows) // DIGEST_ROWS * DIGEST_ROWS
+        for start in range(0, full, DIGEST_ROWS):
+            block = rows[start : start + DIGEST_ROWS]
+            if self._has_digests:
+                self.block_digests.append(block_digest(block))
+            self._moments = self._moments.merge(Moments.of(block))
+        self._tail = rows[full:].copy()
+
+    def digest(self) -> str:
+        """Digest of all rows so far."""
+        return prefix_digest(self.block_digests, self._tail)
+
+    def moments(self) -> Moments:
+        """Moments of all rows so far."""
+        return self._moments.merge(Moments.of(self._tail)) if len(self._tail) else self._moments
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON: what a data set stores of an array, and what :meth:`resume` needs."""
+        total = self.moments()
+        return {
+            "digest": self.digest(),
+            "block_digests": list(self.block_digests),
+            "mean": _encode_floats(total.mean),
+            "std": _encode_floats(total.std),
+            "block_mean": _encode_floats(self._moments.mean),
+            "block_norm": _encode_floats(self._moments.norm),
+        }
+
+
+def _encode_floats(values: Floats) -> list[float | None]:
+    # JSON has no infinity: a moment that overflowed is null
+    return [float(v) if np.isfinite(v) else None for v in values]
+
+
+def decode_floats(values: list[float | None]) -> Floats:
+    """Back from JSON; null is NaN."""
+    return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+
+
+def row_moments(
+    array: RowArray, start: int = 0, stop: int | None = None, *, without: NDArray[np.bool_] | None = None
+) -> Moments:
+    """Moments of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out.
+
+    Cost: reads those rows once; memory for one chunk.
+    """
+    summary = RowSummary(array.num_columns, digests=False)
+    for first, last in array.blocks(first=start, end=stop):
+        rows = array.read(first, last)
+        summary.add(rows if without is None else rows[~without[first:last]])
+    return summary.moments()

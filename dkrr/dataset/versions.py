@@ -15,7 +15,7 @@ Reads all rows to verify them, then reads and writes those that are kept; disk f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,9 +126,8 @@ def _new_version(dest: Any, choose: Callable[[Dataset], list[Kept]]) -> Dataset:
         )
         with writer:
             for generation, start, stop in kept:
-                for first, last in _blocks(start, stop, dataset.X.rows_per_chunk):
-                    rows = {name: array.read(first, last) for name, array in dataset.parts().items()}
-                    writer.add(rows["X"], rows.get("y"), rows.get("weight"))
+                for first, last in dataset.X.blocks(first=start, end=stop):
+                    writer.add(**dataset.read_parts(first, last))
                 skipped = int(np.flatnonzero(generation.kept)[start - generation.start])
                 writer.mark(
                     generation.label,
@@ -137,11 +136,3 @@ def _new_version(dest: Any, choose: Callable[[Dataset], list[Kept]]) -> Dataset:
                     dropped=~generation.kept[skipped:],
                 )
             return writer.commit()
-
-
-def _blocks(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Rows from ``start`` to ``stop``, cut where chunks of ``size`` rows end."""
-    while start < stop:
-        end = min(stop, (start // size + 1) * size)
-        yield start, end
-        start = end

@@ -15,7 +15,6 @@ were. So rows stay in one array that any Zarr reader can open, which they would 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -25,117 +24,14 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import destination
 from dkrr.dataset.dataset import Dataset, open_dataset
-from dkrr.dataset.digests import DIGEST_ROWS
 from dkrr.dataset.generations import Counters, Generation, pack
-from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk
-from dkrr.dataset.summary import RowSummary
-from dkrr.errors import DataError, LockedError, StoreError
+from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, default_rows_per_chunk
+from dkrr.errors import DataError, StoreError
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import join, remove_array
 from dkrr.store.interruption import check_fence
 
 __all__ = ["DatasetWriter"]
-
-
-class _RowWriter:
-    """One array of a data set that grows by rows."""
-
-    def __init__(
-        self,
-        store: Any,
-        path: str,
-        num_columns: int,
-        rows_per_chunk: int,
-        base: RowArray | None,
-        record: dict[str, Any] | None,
-    ) -> None:
-        self.array = base or RowArray.unsaved(
-            store, path, num_rows=0, num_columns=num_columns, rows_per_chunk=rows_per_chunk
-        )
-        self.base = base
-        self.num_rows = self.array.num_rows
-        self.summary = RowSummary(num_columns)
-        self._buffer = np.empty((rows_per_chunk, num_columns))
-        self._old: Floats | None = None  # finished rows of the base's ragged chunk
-        self._held: Floats | None = None  # that chunk, full, waiting for commit
-        self._first_chunk = self.num_rows // rows_per_chunk
-        self._next_chunk = self._first_chunk
-        self._ragged_written = False
-        if base is not None and record is not None:
-            tail = self.num_rows // DIGEST_ROWS * DIGEST_ROWS
-            self.summary = RowSummary.resume(record, base.read(tail, self.num_rows))
-            start = self._first_chunk * rows_per_chunk
-            if start < self.num_rows:
-                self._old = base.read(start, self.num_rows)
-                self._buffer[: len(self._old)] = self._old
-        self._fill = self._fed = self.num_rows - self._first_chunk * rows_per_chunk
-
-    @property
-    def has_flushed(self) -> bool:
-        return self._next_chunk > self._first_chunk
-
-    def add(self, rows: Floats) -> None:
-        position = 0
-        while position < len(rows):
-            taken = min(len(self._buffer) - self._fill, len(rows) - position)
-            self._buffer[self._fill : self._fill + taken] = rows[position : position + taken]
-            self._fill += taken
-            position += taken
-            self.num_rows += taken
-            if self._fill == len(self._buffer):
-                self.feed()
-                self._flush()
-
-    def feed(self) -> None:
-        """Bring the summary up to the last row."""
-        self.summary.add(self._buffer[self._fed : self._fill])
-        self._fed = self._fill
-
-    def shrink(self, rows_per_chunk: int) -> None:
-        """Smaller chunks, while none has been written."""
-        self._buffer = self._buffer[:rows_per_chunk]
-        store, path = self.array.array.store, self.array.array.path
-        self.array = RowArray.unsaved(
-            store, path, num_rows=0, num_columns=self.summary.num_columns, rows_per_chunk=rows_per_chunk
-        )
-
-    def finish(self) -> None:
-        """Write what is left, and the shape."""
-        self.feed()
-        if self._fill:
-            self._flush()
-        if self._held is not None:
-            self._ragged_written = True
-            self.array.with_rows(self.num_rows).write_chunk(self._first_chunk, self._held)
-            self._held = None
-        self.array = self.array.with_rows(self.num_rows)
-        stale = self.array.num_chunks  # an append that was killed may have come further than this one
-        while self.array.array.is_valid((stale, 0)):
-            self.array.array.delete((stale, 0))
-            stale += 1
-        self.array.save_shape()
-        self.array.array.sync()
-
-    def undo(self) -> None:
-        """Leave the base as it was (a data set that did not exist before is removed whole instead)."""
-        if self.base is None:
-            return
-        kept = self._first_chunk + (self._old is not None)
-        for i in range(kept, self._next_chunk):
-            self.base.array.delete((i, 0))
-        self.base.save_shape()
-        if self._ragged_written and self._old is not None:
-            self.base.write_chunk(self._first_chunk, self._old)
-
-    def _flush(self) -> None:
-        rows = self._buffer[: self._fill]
-        number = self._next_chunk
-        self._next_chunk += 1  # before the write: a write that fails may have left its chunk all the same
-        if number == self._first_chunk and self._old is not None:
-            self._held = rows.copy()
-        else:
-            self.array.with_rows(self.num_rows).write_chunk(number, rows)
-        self._fill = self._fed = 0
 
 
 class DatasetWriter:
@@ -145,8 +41,8 @@ class DatasetWriter:
     ----------
     location
         Folder or URL.
-    feature_names, target_names, weight_name, classes, y_is_1d, made_up
-        As in :class:`~dkrr.dataset.Dataset`.
+    fields
+        feature_names, target_names, weight_name, classes, y_is_1d and made_up of :class:`~dkrr.dataset.Dataset`.
     rows_per_chunk
         None chooses chunks of at most 4 MiB.
     num_rows
@@ -170,54 +66,39 @@ class DatasetWriter:
         self,
         location: Any,
         *,
-        feature_names: Sequence[str],
-        target_names: Sequence[str] = (),
-        weight_name: str | None = None,
-        classes: Sequence[Any] | None = None,
-        y_is_1d: bool = False,
-        made_up: Sequence[str] = (),
         rows_per_chunk: int | None = None,
         num_rows: int | None = None,
         base: Dataset | None = None,
         replaces: Dataset | None = None,
         origin: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> None:
-        self.location = location
+        self.location, self._base, self._replaces = location, base, replaces
         self._state = destination.inspect(location)
-        if base is None and replaces is None and self._state == "complete":
-            raise StoreError(f"{location} is a finished data set", hint="append to it, or choose another destination")
-        self._base, self._replaces = base, replaces
         before = base or replaces
+        if before is None and self._state == "complete":
+            raise StoreError(f"{location} is a finished data set", hint="append to it, or choose another destination")
+        self._attributes = {**fields, "origin": origin}
         self._version = 1 if before is None else before.version + (replaces is not None)
-        widths = {"X": len(feature_names), "y": len(target_names), "weight": 0 if weight_name is None else 1}
-        self._widths = {name: width for name, width in widths.items() if width}
+        widths = (len(fields["feature_names"]), len(fields["target_names"]), int(fields["weight_name"] is not None))
+        self._widths = {name: width for name, width in zip(("X", "y", "weight"), widths, strict=True) if width}
         self._is_auto = base is None and rows_per_chunk is None
-        if base is not None:
-            rows = base.X.rows_per_chunk
-        else:
-            rows = rows_per_chunk or default_rows_per_chunk(max(self._widths.values()), num_rows)
-        self._attributes: dict[str, Any] = {
-            "feature_names": list(feature_names),
-            "target_names": list(target_names),
-            "weight_name": weight_name,
-            "classes": None if classes is None else list(classes),
-            "y_is_1d": y_is_1d,
-            "made_up": list(made_up),
-            "origin": origin,
-        }
+        self._chunk_rows = rows_per_chunk or default_rows_per_chunk(max(widths), num_rows)
         self._generations = list(base.generations) if base is not None else []
         self._counters = Counters(generation=1, row=0) if before is None else before.counters
-        self._rows_per_chunk = rows
+        self.num_rows = 0  # so far, those of the base included
+        if base is not None:
+            self._chunk_rows, self.num_rows = base.X.rows_per_chunk, base.num_rows
         self._needed: int | None = None
         if num_rows is not None:
-            chunks = -(-num_rows // rows) + 1
-            self._needed = sum(chunks * (8 * rows * width + 4) for width in self._widths.values()) + (64 << 10)
-        self._writers: dict[str, _RowWriter] = {}
-
-    @property
-    def num_rows(self) -> int:
-        """Rows so far, those of the base included."""
-        return self._writers["X"].num_rows
+            chunk_bytes = sum(8 * self._chunk_rows * width + 4 for width in self._widths.values())
+            self._needed = (-(-num_rows // self._chunk_rows) + 1) * chunk_bytes + (64 << 10)
+        self._first = self._next = self.num_rows // self._chunk_rows  # numbers of chunks
+        self._fill = self.num_rows - self._first * self._chunk_rows  # rows in the buffers
+        self._ragged: dict[str, Floats] | None = {} if self._fill else None  # the base's last chunk, filled up
+        self._has_ragged = False
+        self._summaries = {name: RowSummary(width) for name, width in self._widths.items()}
+        self._buffers: dict[str, Floats] = {}
 
     def __enter__(self) -> DatasetWriter:
         if self._needed is not None:
@@ -228,25 +109,51 @@ class DatasetWriter:
                     if self._state == "unfinished":
                         destination.clear(self.location, keep_folder=True)
                     destination.mark_unfinished(self.location, self._state)
-                for name, width in self._widths.items():
-                    base = self._base.parts()[name] if self._base is not None else None
-                    record = self._base.records[name] if self._base is not None else None
-                    rows = self._rows_per_chunk
-                    path = destination.array_name(name, self._version)
-                    self._writers[name] = _RowWriter(self.location, path, width, rows, base, record)
+                self._buffers = {name: np.empty((self._chunk_rows, width)) for name, width in self._widths.items()}
+                for name, rows in self._base.parts().items() if self._base is not None else ():
+                    assert self._base is not None  # noqa: S101  (narrows the type)
+                    tail = rows.read(self.num_rows // DIGEST_ROWS * DIGEST_ROWS, self.num_rows)
+                    self._summaries[name] = RowSummary.resume(self._base.records[name], tail)
+                    self._buffers[name][: self._fill] = rows.read(self.num_rows - self._fill, self.num_rows)
         except BaseException:
             self._undo()
             raise
         return self
 
-    def add(self, X: Floats, y: Floats | None = None, weight: Floats | None = None) -> None:
-        """Take the next rows: X (m, d), y (m, t), weight (m, 1); finite, as the caller has checked."""
+    def add(self, **rows: Floats) -> None:
+        """Take the next rows: X (m, d), and as the data set has them y (m, t) and weight (m, 1).
+
+        They are finite, as the caller has checked.
+        """
+        if rows.keys() != self._widths.keys():
+            raise ValueError(f"{', '.join(rows)} given; {', '.join(self._widths)} expected")
+        position, count = 0, len(rows["X"])
         with destination.storage_errors(self.location, self._needed):
-            for name, rows in (("X", X), ("y", y), ("weight", weight)):
-                if (rows is not None) != (name in self._writers):
-                    raise ValueError(f"{name} is {'not ' if name in self._writers else ''}expected")
-                if rows is not None:
-                    self._writers[name].add(rows)
+            for name, part in rows.items():
+                self._summaries[name].add(part)
+            while position < count:
+                taken = min(self._chunk_rows - self._fill, count - position)
+                for name, part in rows.items():
+                    self._buffers[name][self._fill : self._fill + taken] = part[position : position + taken]
+                self._fill += taken
+                self.num_rows += taken
+                position += taken
+                if self._fill == self._chunk_rows:
+                    self._flush()
+
+    def _array(self, name: str) -> RowArray:
+        path = destination.array_name(name, self._version)
+        shape = {"num_rows": self.num_rows, "num_columns": self._widths[name], "rows_per_chunk": self._chunk_rows}
+        return RowArray.unsaved(self.location, path, **shape)
+
+    def _flush(self) -> None:
+        number, rows, self._fill = self._next, self._fill, 0
+        self._next += 1  # before the write: a write that fails may have left its chunk all the same
+        for name, buffer in self._buffers.items():
+            if number == self._first and self._ragged is not None:
+                self._ragged[name] = buffer[:rows].copy()
+            else:
+                self._array(name).write_chunk(number, buffer[:rows])
 
     def mark(
         self,
@@ -267,17 +174,14 @@ class DatasetWriter:
         dropped
             Of all rows of the source, which were left out for missing values.
         """
-        writer = self._writers["X"]
-        writer.feed()
-        before = self._generations[-1].n if self._generations else 0
-        added = writer.num_rows - before
+        added = self.num_rows - (self._generations[-1].n if self._generations else 0)
         if not added:
             return None
         found = Generation(
             number=self._counters.generation if number is None else number,
-            n=writer.num_rows,
+            n=self.num_rows,
             num_rows=added,
-            digest=writer.summary.digest(),
+            digest=self._summaries["X"].digest(),
             first_row=self._counters.row if first_row is None else first_row,
             label=label,
             dropped=pack(dropped) if dropped is not None and dropped.any() else None,
@@ -292,15 +196,24 @@ class DatasetWriter:
     def commit(self, label: str | None = None, dropped: NDArray[np.bool_] | None = None) -> Dataset:
         """Finish the arrays, then publish them; rows that belong to no generation yet become one, see :meth:`mark`."""
         with destination.storage_errors(self.location, self._needed):
-            before = self._base.num_rows if self._base is not None else 0
-            if self.num_rows == before:
+            if self.num_rows == (0 if self._base is None else self._base.num_rows):
                 raise DataError("no rows to write", hint="check that the source is not empty")
-            if self._is_auto and not any(writer.has_flushed for writer in self._writers.values()):
+            if self._is_auto and self._next == 0:
                 rows = default_rows_per_chunk(max(self._widths.values()), self.num_rows)
-                for writer in self._writers.values():
-                    writer.shrink(min(rows, self._rows_per_chunk))
-            for writer in self._writers.values():
-                writer.finish()
+                self._chunk_rows = min(rows, self._chunk_rows)
+            if self._fill:
+                self._flush()
+            for name, rows_of_chunk in (self._ragged or {}).items():
+                self._has_ragged = True
+                self._array(name).write_chunk(self._first, rows_of_chunk)
+            for name in self._widths:
+                array = self._array(name)
+                stale = array.num_chunks  # an append that was killed may have come further than this one
+                while array.array.is_valid((stale, 0)):
+                    array.array.delete((stale, 0))
+                    stale += 1
+                array.save_shape()
+                array.array.sync()
             self.mark(label, dropped=dropped)
             self._attributes |= {
                 "complete": True,
@@ -309,14 +222,13 @@ class DatasetWriter:
                 "generations": [generation.to_dict() for generation in self._generations],
                 "next": asdict(self._counters),
                 "version": self._version,
-                "arrays": {name: writer.summary.to_dict() for name, writer in self._writers.items()},
+                "arrays": {name: summary.to_dict() for name, summary in self._summaries.items()},
             }
             if self._replaces is not None or self._base is not None:
                 is_new = self._replaces is not None
                 self._attributes["earlier"] = destination.earlier_versions(self.location, replaced=is_new)
             failpoint("dataset.before_pointer")
             destination.write_attributes(self.location, self._attributes)
-        self._writers = {}
         self._state = "complete"
         failpoint("dataset.after_pointer")
         return open_dataset(self.location)
@@ -328,26 +240,27 @@ class DatasetWriter:
             self._undo()
 
     def _undo(self) -> None:
-        # the first error is the one to report, also where the disk refuses the removal too: hence the suppressions
-        try:
-            check_fence()
-        except LockedError:
-            return  # what is there is another writer's by now
-        if self._replaces is not None:
-            with contextlib.suppress(Exception):
-                if open_dataset(self.location).version == self._replaces.version:
-                    for name in self._widths:
-                        remove_array(join(self.location, destination.array_name(name, self._version)))
-            return
-        if self._base is None:
-            if self._state != "complete":
-                with contextlib.suppress(Exception):
-                    if destination.inspect(self.location) != "complete":  # nor made by somebody else meanwhile
-                        destination.clear(self.location, keep_folder=self._state == "empty")
-            return
+        """Leave what was there before; what is published stays.
+
+        The first error is the one to report, also where the disk refuses the removal too: hence the suppression.
+        """
         with contextlib.suppress(Exception):
-            if open_dataset(self.location).num_rows != self._base.num_rows:
-                return  # published before the error: the new rows count, taking them back would break the data set
-        for writer in self._writers.values():
-            with contextlib.suppress(Exception):
-                writer.undo()
+            check_fence()  # else what is there is another writer's by now
+            before = self._base or self._replaces
+            if before is None:
+                # nor what was made by somebody else meanwhile
+                if self._state != "complete" and destination.inspect(self.location) != "complete":
+                    destination.clear(self.location, keep_folder=self._state == "empty")
+                return
+            found = open_dataset(self.location)
+            if (found.version, found.num_rows) != (before.version, before.num_rows):
+                return
+            for name, rows in before.parts().items():
+                if self._replaces is not None:
+                    remove_array(join(self.location, destination.array_name(name, self._version)))
+                    continue
+                for number in range(rows.num_chunks, self._next):
+                    rows.array.delete((number, 0))
+                rows.save_shape()
+                if self._has_ragged:
+                    rows.write_chunk(self._first, rows.read(rows.span(self._first)[0], rows.num_rows))

@@ -31,7 +31,7 @@ from dkrr.dataset import Dataset, Floats, ingest, lazy_rows, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.sources.table import check_shape, to_floats
+from dkrr.dataset.table import check_shape, to_floats
 from dkrr.engine.cluster import find_client
 from dkrr.engine.memory import free_memory_bytes
 from dkrr.engine.session import executor_for

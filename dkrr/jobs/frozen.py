@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling, open_dataset
 from dkrr.dataset.drift import DRIFT_LIMIT, Drift, measure_drift
-from dkrr.dataset.split import mask_digest
-from dkrr.dataset.summary import row_moments
+from dkrr.dataset.rows import row_moments
+from dkrr.dataset.scaling import mask_digest
 from dkrr.errors import StoreError
 from dkrr.store.files import arrays_below, name_of
 

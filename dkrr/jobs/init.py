@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 from dkrr.dataset.sources import Table, open_table
-from dkrr.dataset.sources.text import is_missing, is_number
+from dkrr.dataset.table import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.mistakes import nearest

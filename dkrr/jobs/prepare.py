@@ -28,7 +28,7 @@ from dkrr.dataset.columns import (
 from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
-from dkrr.dataset.sources.parquet import is_visible, visible_files
+from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling

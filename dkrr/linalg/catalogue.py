@@ -43,9 +43,8 @@ import numpy as np
 
 from dkrr.dataset import Dataset, Scaling
 from dkrr.dataset.dataset import Part
-from dkrr.dataset.digests import DIGEST_ROWS
 from dkrr.dataset.drift import Drift, measure_drift
-from dkrr.dataset.summary import row_moments
+from dkrr.dataset.rows import DIGEST_ROWS, row_moments
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MAX_EXTENT

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import CheckedRows, RowArray, Scaling
-from dkrr.dataset.columns import Fitted, find_names, frame_labels, made_up_names, target_columns, unique_names
+from dkrr.dataset.columns import Fitted, find_names, frame_labels, target_columns, unique_names
 from dkrr.dataset.destination import check_outside, storage_errors
-from dkrr.dataset.sources.table import to_floats
+from dkrr.dataset.table import to_floats
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
@@ -639,7 +639,6 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
     center, scaling, intercept = attributes["center"], attributes["scaling"], attributes.get("intercept")
     sigma2, quantiles, inputs = attributes.get("sigma2"), attributes.get("quantiles"), attributes.get("num_inputs")
-    names, made_up = (attributes["feature_names"], attributes["target_names"]), attributes.get("made_up")
     model = Model(
         kernel=kernel,
         x_fit=None if kernel is None or inputs is not None else saved_rows(path, "X_fit", digest),
@@ -650,9 +649,9 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
         scaling=None if scaling is None else Scaling.from_dict(scaling),
         intercept=None if intercept is None else np.asarray(intercept, dtype=np.float64),
         y_is_1d=attributes["y_is_1d"],
-        feature_names=names[0],
-        target_names=names[1],
-        made_up=made_up_names(*names) if made_up is None else tuple(made_up),
+        feature_names=attributes["feature_names"],
+        target_names=attributes["target_names"],
+        made_up=tuple(attributes["made_up"]),
         classes=attributes["classes"],
         provenance=_at_present(attributes["provenance"], str(path)),
         location=str(path),

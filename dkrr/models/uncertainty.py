@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dkrr.dataset import Scaling
-from dkrr.dataset.sources.table import to_floats
+from dkrr.dataset.table import to_floats
 from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import open_factor

@@ -6,8 +6,9 @@ column, and what those checks would convert without a word (datetimes, text, mas
 
 from __future__ import annotations
 
+import contextlib
 import numbers
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from dkrr.dataset import Dataset
 from dkrr.dataset.columns import frame_labels, unique_names
-from dkrr.dataset.sources.table import check_shape, to_floats, with_mask
-from dkrr.dataset.summary import decode_floats
+from dkrr.dataset.rows import decode_floats
+from dkrr.dataset.table import check_shape, to_floats, with_mask
 from dkrr.errors import DataError, ParameterError
 from dkrr.tiles import MAX_TILE_SIZE
 
@@ -45,7 +46,7 @@ __all__ = [
 
 
 MAX_SPARSE_ENTRIES = 20_000_000
-
+_CHECKS: dict[str, Any] = {"accept_sparse": ("csr", "csc"), "dtype": np.float64, "order": "C"}
 TARGET_SIZES = (1e-140, 1e140)
 
 
@@ -162,17 +163,11 @@ def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDA
     X may be memory of the caller's; y is not.
     """
     X, y = _refused(X, "X"), _refused(y, "y")
-    try:
-        with np.errstate(invalid="ignore"):  # infinities of both signs, summed to see whether there is one
-            X, y = validate_data(
-                estimator, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C", multi_output=True,
-                y_numeric=True,
-            )  # fmt: skip
+    with _explaining(X, y):
+        X, y = validate_data(estimator, X, y, **_CHECKS, multi_output=True, y_numeric=True)
         y = np.array(y, dtype=np.float64, order="C")
         if not np.isfinite(y).all():  # of objects, which scikit-learn converts after its own check
             raise ValueError("targets are finite numbers")
-    except (ValueError, TypeError, OverflowError) as exc:
-        raise _explained(exc, X, y) from exc
     check_target_sizes(y)
     return dense_rows(X), y
 
@@ -187,13 +182,10 @@ def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], N
     """
     X = _refused(X, "X")
     _refuse_missing_labels(y)
-    try:
-        with np.errstate(invalid="ignore"):
-            X, y = validate_data(estimator, X, y, accept_sparse=("csr", "csc"), dtype=np.float64, order="C")
+    with _explaining(X, None):
+        X, y = validate_data(estimator, X, y, **_CHECKS)
         check_classification_targets(y)
         classes, codes = np.unique(y, return_inverse=True)
-    except (ValueError, TypeError, OverflowError) as exc:
-        raise _explained(exc, X, None) from exc
     if len(classes) < 2:
         raise DataError(f"y has one class, {classes.tolist()[0]!r}; at least two classes expected")
     return dense_rows(X), classes, codes
@@ -234,12 +226,8 @@ def rows_to_predict(estimator: Any, X: Any) -> Any:
     """Rows (m, d) for the model: a plain array as it is (the model converts block by block), else float64."""
     X = _refused(X, "X")
     is_plain = isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
-    options: dict[str, Any] = {"accept_sparse": ("csr", "csc"), "dtype": np.float64, "order": "C"}
-    try:
-        with np.errstate(invalid="ignore"):
-            checked = validate_data(estimator, X, reset=False, skip_check_array=is_plain, **options)
-    except (ValueError, TypeError, OverflowError) as exc:
-        raise _explained(exc, X, None) from exc
+    with _explaining(X, None):
+        checked = validate_data(estimator, X, reset=False, skip_check_array=is_plain, **_CHECKS)
     return dense_rows(checked)
 
 
@@ -305,13 +293,18 @@ def _refused(values: Any, label: str) -> Any:
     return values
 
 
-def _explained(error: Exception, X: Any, y: Any) -> DataError:
-    """What scikit-learn refused, with the place where there is one."""
-    for values, label in ((X, "X"), (y, "y")):
-        found = None if values is None else _first_bad(values, label, error)
-        if found is not None:
-            return found
-    return (DataTypeError if isinstance(error, TypeError) else DataError)(_one_line(error))
+@contextlib.contextmanager
+def _explaining(X: Any, y: Any) -> Iterator[None]:
+    """What scikit-learn refuses in the block, as an error of dkrr, with the place where there is one."""
+    try:
+        with np.errstate(invalid="ignore"):  # infinities of both signs, summed to see whether there is one
+            yield
+    except (ValueError, TypeError, OverflowError) as exc:
+        for values, label in ((X, "X"), (y, "y")):
+            found = None if values is None else _first_bad(values, label, exc)
+            if found is not None:
+                raise found from exc
+        raise (DataTypeError if isinstance(exc, TypeError) else DataError)(_one_line(exc)) from exc
 
 
 def _one_line(error: Exception) -> str:
@@ -351,11 +344,7 @@ def _as_floats(values: Any, label: str) -> NDArray[np.float64]:
     if hasattr(values, "toarray"):
         # only the stored values of a sparse matrix can be wrong
         values = values.toarray() if values.shape[0] * values.shape[1] <= MAX_SPARSE_ENTRIES else values.data
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(values, pandas.DataFrame | pandas.Series):
-        from dkrr.dataset.sources.frames import FrameTable
-
-        table = FrameTable(values, label, allow_1d=True)
-        blocks = [block for block, _ in table.blocks(range(len(table.names)))]
-        return np.concatenate(blocks)
+    if hasattr(values, "iloc") and values.ndim == 2:
+        columns = [to_floats(np.asarray(column), f"column {name!r} of {label}") for name, column in values.items()]
+        return np.column_stack(columns)
     return to_floats(np.asarray(values), label)

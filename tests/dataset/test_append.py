@@ -17,8 +17,8 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr.dataset import Dataset, append, ingest, open_dataset
-from dkrr.errors import DamagedChunkError, DataError, DkrrError, ParameterError, StoreError
+from dkrr.dataset import Dataset, ingest, open_dataset
+from dkrr.errors import DamagedChunkError, DataError, DkrrError, StoreError
 from dkrr.store import failpoints
 
 RANDOM = np.random.default_rng(11)
@@ -85,24 +85,6 @@ def test_a_prefix_is_proved_and_a_changed_one_is_not(tmp_path: Path) -> None:
         long.prefix_digest(3001)
 
 
-def test_append_looks_up_its_columns_by_name(tmp_path: Path) -> None:
-    table = np.column_stack([X, Y[:, 0], W])
-    frame = pd.DataFrame(table, columns=["a", "b", "y", "w"])
-    ingest(frame[:1000], tmp_path / "a.zarr", target="y", weight="w")
-    made = ingest(frame[1000:][["w", "y", "b", "a"]], tmp_path / "a.zarr", append=True)
-    assert np.array_equal(made.read(0, 3000), X)
-    assert (made.y_is_1d, made.feature_names, made.target_names) == (True, ("a", "b"), ("y",))
-    # a file without a header
-    np.savetxt(tmp_path / "1.csv", table[:10], delimiter=",", fmt="%.17g")
-    np.savetxt(tmp_path / "2.csv", table[10:20], delimiter=",", fmt="%.17g")
-    ingest(tmp_path / "1.csv", tmp_path / "b.zarr", target=2, weight=3)
-    made = ingest(tmp_path / "2.csv", tmp_path / "b.zarr", append=True)
-    assert np.array_equal(made.read(0, 20), X[:20])
-    # an array has no names
-    made = ingest(X[20:30], tmp_path / "b.zarr", y=Y[20:30, 0], sample_weight=W[20:30], append=True)
-    assert made.num_rows == 30
-
-
 def test_append_of_classes(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("x,k\n1,9\n2,10\n")
     (tmp_path / "2.csv").write_text("x,k\n3,10\n")
@@ -133,60 +115,6 @@ def test_appends_that_do_not_fit_change_nothing(source: Any, options: dict[str, 
     before = tree(tmp_path / "a.zarr")
     with pytest.raises(DataError, match=message):
         ingest(source, tmp_path / "a.zarr", append=True, **options)
-    assert tree(tmp_path / "a.zarr") == before
-
-
-@pytest.mark.parametrize(
-    ("columns", "options", "message"),
-    [
-        (["a", "b", "z", "q", "w"], {"target": ["z", "q"], "weight": "w"}, r"targets: 2 (y, z) there, 2 (z, q) given"),
-        (["a", "b", "y", "z", "w"], {"target": ["z", "y"]}, r"targets: 2 (y, z) there, 2 (z, y) given"),
-        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: w there, v given"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["frame", "csv"])
-def test_an_append_of_other_targets_or_weights_changes_nothing(
-    columns: list[str], options: dict[str, Any], message: str, kind: str, tmp_path: Path
-) -> None:
-    table = np.column_stack([X, Y, W])
-    made = ingest(
-        pd.DataFrame(table[:700], columns=["a", "b", "y", "z", "w"]), tmp_path / "a.zarr", target=["y", "z"], weight="w"
-    )
-    before = tree(tmp_path / "a.zarr")
-    source: Any = pd.DataFrame(table[700:710], columns=columns)
-    if kind == "csv":
-        source.to_csv(tmp_path / "new.csv", index=False)
-        source = tmp_path / "new.csv"
-    for write in (
-        lambda: append(source, tmp_path / "a.zarr", features=["a", "b"], **options),
-        lambda: ingest(source, tmp_path / "staged.zarr", like=made, features=["a", "b"], **options),
-    ):
-        with pytest.raises(DataError, match=re.escape(f"does not fit {tmp_path}/a.zarr ({message})")):
-            write()
-    with pytest.raises(ParameterError, match="append and like are given"):
-        ingest(source, tmp_path / "a.zarr", like=made, append=True)
-    assert tree(tmp_path / "a.zarr") == before
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".csv") == ["a.zarr"]
-
-
-def test_what_has_no_name_is_appended_by_its_place(tmp_path: Path) -> None:
-    frame = pd.DataFrame(np.column_stack([X, Y[:, 0], W]), columns=["a", "b", "y", "w"])
-    ingest(frame[:20], tmp_path / "a.zarr", target="y", weight="w")
-    made = append(frame[20:30][["a", "b"]], tmp_path / "a.zarr", y=Y[20:30, 0], sample_weight=W[20:30])
-    unnamed = pd.Series(Y[30:40, 0])
-    made = append(frame[30:40][["a", "b"]], tmp_path / "a.zarr", y=unnamed, sample_weight=pd.Series(W[30:40]))
-    assert (made.num_rows, made.target_names, made.weight_name) == (40, ("y",), "w")
-    with pytest.raises(DataError, match=r"targets: 1 \(y\) there, 1 \(price\) given"):
-        append(frame[40:50][["a", "b"]], tmp_path / "a.zarr", y=unnamed.rename("price"), sample_weight=W[40:50])
-
-
-def test_late_error_in_an_append_takes_back_its_chunks(tmp_path: Path) -> None:
-    ingest(X[:700], tmp_path / "a.zarr", rows_per_chunk=300)
-    before = tree(tmp_path / "a.zarr")
-    late = X[700:].copy()
-    late[-1, 0] = np.inf
-    with pytest.raises(DataError, match="inf at row 2299, column 0"):
-        ingest(late, tmp_path / "a.zarr", append=True)
     assert tree(tmp_path / "a.zarr") == before
 
 
@@ -280,26 +208,6 @@ def test_killed_process(append: bool, fault: str, tmp_path: Path) -> None:
     assert facts(made) == facts(whole)
 
 
-def test_shorter_append_after_a_killed_longer_one(tmp_path: Path) -> None:
-    made = ingest(X[:700], tmp_path / "a.zarr", rows_per_chunk=300)
-    clean = tree(tmp_path / "a.zarr")
-    # what a kill before the pointer leaves: a fuller ragged chunk, chunks beyond the end, and a longer shape
-    long = ingest(X[:2000], tmp_path / "b.zarr", rows_per_chunk=300)
-    for key in ("c/2/0", "c/3/0", "c/4/0", "c/5/0", "c/6/0", "zarr.json"):
-        (tmp_path / "a.zarr/X" / key).parent.mkdir(exist_ok=True)
-        (tmp_path / "a.zarr/X" / key).write_bytes((tmp_path / "b.zarr/X" / key).read_bytes())
-    found = open_dataset(tmp_path / "a.zarr")
-    found.verify()
-    assert found.digest == made.digest
-    ingest(X[700:950], tmp_path / "a.zarr", append=True)
-    open_dataset(tmp_path / "a.zarr").verify()
-    ingest(X[:700], tmp_path / "c.zarr", rows_per_chunk=300)
-    assert tree(tmp_path / "c.zarr") == clean
-    ingest(X[700:950], tmp_path / "c.zarr", append=True)
-    assert tree(tmp_path / "a.zarr") == tree(tmp_path / "c.zarr")
-    assert long.num_rows == 2000
-
-
 def swap(folder: Path, first: str, second: str) -> None:
     a, b = (folder / first).read_bytes(), (folder / second).read_bytes()
     (folder / first).write_bytes(b)
@@ -325,8 +233,22 @@ def test_verify_finds_what_checksums_do_not(name: str, damage: Any, rows_per_chu
     assert caught.value.path.endswith(f"a.zarr/{name}")
 
 
-def test_bit_flipped_in_memory_before_it_is_written_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failpoints, "_active", failpoints.Failpoints("seed=3;chunk.before_write:@2:bitflip"))
-    made = ingest(X, tmp_path / "a.zarr", rows_per_chunk=1000)
-    with pytest.raises(DamagedChunkError):
-        made.verify()
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["a", "b", "z", "q", "w"], {"target": ["z", "q"], "weight": "w"}, r"targets: 2 (y, z) there, 2 (z, q) given"),
+        (["a", "b", "y", "z", "w"], {"target": ["z", "y"]}, r"targets: 2 (y, z) there, 2 (z, y) given"),
+        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: w there, v given"),
+    ],
+)
+def test_rows_like_those_of_a_data_set_have_its_columns(
+    columns: list[str], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    table, names = np.column_stack([X, Y, W]), ["a", "b", "y", "z", "w"]
+    made = ingest(pd.DataFrame(table[:700], columns=names), tmp_path / "a.zarr", target=["y", "z"], weight="w")
+    source = pd.DataFrame(table[700:710], columns=columns)
+    ways: list[tuple[str, dict[str, Any]]] = [("a.zarr", {"append": True}), ("staged.zarr", {"like": made})]
+    for name, way in ways:
+        with pytest.raises(DataError, match=re.escape(f"does not fit {tmp_path}/a.zarr ({message})")):
+            ingest(source, tmp_path / name, features=["a", "b"], **way, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]

@@ -1,7 +1,8 @@
-"""RowArray: what is written comes back, whatever the chunks, and what is missing or damaged is seen."""
+"""Rows: what is written comes back, whatever the chunks; digests and moments depend on nothing else than the values."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dkrr.dataset import RowArray, default_rows_per_chunk
+from dkrr.dataset.rows import Moments, RowArray, RowSummary, default_rows_per_chunk
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -43,19 +44,11 @@ def test_round_trip(values: np.ndarray, rows_per_chunk: int, data: st.DataObject
     out = np.empty((stop - start, values.shape[1]))
     assert rows.read(start, stop, out) is out
     assert out.tobytes() == values[start:stop].tobytes()  # bytes: -0.0 and subnormals too
-    spans = list(rows.blocks(data.draw(st.none() | st.integers(1, 60))))
+    spans = list(rows.blocks())
     assert [spans[0][0], spans[-1][1]] == [0, len(values)]
     assert all(a[1] == b[0] and a[1] % rows_per_chunk == 0 for a, b in itertools.pairwise(spans))
     # any other reader sees the same rows
     assert np.array_equal(zarr.open_array(store / "X", mode="r")[:], values)
-
-
-def test_ragged_chunk_is_stored_full_size_with_nan(tmp_path: Path) -> None:
-    rows = write(tmp_path, np.arange(10.0).reshape(5, 2), 4)
-    raw = np.frombuffer((tmp_path / "X/c/1/0").read_bytes()[:-4], dtype="<f8").reshape(4, 2)
-    assert np.array_equal(raw[0], [8.0, 9.0])
-    assert np.isnan(raw[1:]).all()
-    assert rows.read(4, 5).tolist() == [[8.0, 9.0]]
 
 
 @pytest.mark.parametrize(
@@ -77,21 +70,9 @@ def test_damage_is_found_and_named(tmp_path: Path, damage, reason: str) -> None:
 
 
 def test_unwritten_row_is_found(tmp_path: Path) -> None:
-    rows = write(tmp_path, np.ones((3, 2)), 4)
+    write(tmp_path, np.ones((3, 2)), 4)
     with pytest.raises(DamagedChunkError, match="row 3 was never written"):
-        rows.with_rows(4).read(0, 4)
-
-
-def test_wrong_blocks_and_ranges_are_refused(tmp_path: Path) -> None:
-    rows = write(tmp_path, np.ones((5, 2)), 4)
-    with pytest.raises(ValueError, match=r"\(1, 2\) expected for chunk 1"):
-        rows.write_chunk(1, np.ones((4, 2)))
-    with pytest.raises(IndexError, match="chunk 2"):
-        rows.write_chunk(2, np.ones((1, 2)))
-    with pytest.raises(IndexError, match="rows 2 to 6"):
-        rows.read(2, 6)
-    with pytest.raises(ValueError, match="float64 expected"):
-        rows.read(0, 5, np.empty((5, 2), dtype=np.float32))
+        RowArray.unsaved(tmp_path, "X", num_rows=4, num_columns=2, rows_per_chunk=4).read(0, 4)
 
 
 def test_open_refuses_what_is_not_rows(tmp_path: Path) -> None:
@@ -113,3 +94,63 @@ def test_default_chunk_is_four_mebibytes_and_no_more_than_needed() -> None:
     assert default_rows_per_chunk(100_000) == 256
     assert default_rows_per_chunk(10, 1025) == 2048
     assert default_rows_per_chunk(10, 1) == 256
+
+
+# --- digests and moments ----------------------------------------------------------------------------------------------
+
+
+def summary_of(values: np.ndarray, cuts: list[int]) -> RowSummary:
+    summary = RowSummary(values.shape[1])
+    for part in np.split(values, sorted(cuts)):
+        summary.add(part)
+    return summary
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(1, 5000), k=st.integers(1, 3), cuts=st.lists(st.integers(0, 5000), max_size=8), seed=st.integers(0, 9)
+)
+def test_neither_cuts_nor_resuming_matter(n: int, k: int, cuts: list[int], seed: int) -> None:
+    values = np.random.default_rng(seed).standard_normal((n, k))
+    whole = summary_of(values, [])
+    pieces = summary_of(values, [min(c, n) for c in cuts])
+    assert pieces.to_dict() == whole.to_dict()
+    first = min([*cuts, n])
+    if 0 < first < n:
+        part = summary_of(values[:first], [])
+        resumed = RowSummary.resume(part.to_dict(), values[first // 1024 * 1024 : first])
+        resumed.add(values[first:])
+        assert resumed.to_dict() == whole.to_dict()
+
+
+def test_digest_is_what_the_formula_says() -> None:
+    values = np.arange(2 * 1500.0).reshape(1500, 2)
+    first, rest = (hashlib.sha256(part.tobytes()).digest() for part in (values[:1024], values[1024:]))
+    wanted = hashlib.sha256(b"dkrr rows 1500 x 2\n" + first + rest).hexdigest()
+    assert summary_of(values, []).digest() == wanted
+
+
+def test_moments_equal_numpy_in_extended_precision() -> None:
+    random = np.random.default_rng(1)
+    values = random.standard_normal((5000, 4)) * [1, 1e-3, 1e6, 5] + [0, 1e3, -1e9, 0]
+    moments = summary_of(values, [7, 999, 4000]).moments()
+    exact = values.astype(np.longdouble)
+    np.testing.assert_allclose(moments.mean, exact.mean(axis=0).astype(float), rtol=1e-14, atol=1e-16)
+    np.testing.assert_allclose(moments.std, exact.std(axis=0).astype(float), rtol=1e-11)
+
+
+@pytest.mark.parametrize("k", [2, 40])  # narrow and wide blocks take different paths through memory
+def test_constant_columns_have_std_exactly_zero(k: int) -> None:
+    values = np.tile([0.1, 1.7e308, *[1 / 3] * (k - 2)], (3001, 1))  # the second overflows when summed
+    moments = summary_of(values, [10, 1700]).moments()
+    assert moments.std.tolist() == [0.0] * k
+    assert moments.mean.tolist() == values[0].tolist()
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e200, 1e300, 5e-324])
+def test_scales_that_overflow_or_vanish_when_squared(scale: float) -> None:
+    values = np.array([[0.0], [1.0], [2.0], [3.0]]) * scale
+    std = Moments.of(values).std[0]
+    assert std > 0
+    if scale > 1e-320:  # among subnormal numbers there are few digits to compare
+        assert std == pytest.approx(np.sqrt(1.25) * scale, rel=1e-14)

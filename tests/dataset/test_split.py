@@ -57,15 +57,6 @@ def test_prepared_rows(mask: np.ndarray | None, standardize: bool, tmp_path: Pat
     assert scaling_again == scaling
 
 
-def test_statistics_do_not_depend_on_chunks(tmp_path: Path) -> None:
-    made = []
-    for rows in (64, 1000, None):
-        dataset = ingest(X, tmp_path / f"{rows}.zarr", y=Y, rows_per_chunk=rows)
-        made.append(prepare_rows(dataset, tmp_path / f"{rows}-train.zarr", test_mask=MASK, standardize=True))
-    assert len({(train.digest, train.digest_y) for train, _ in made}) == 1
-    assert made[0][1] == made[1][1] == made[2][1]
-
-
 def test_appended_rows_continue_the_prepared_ones(tmp_path: Path) -> None:
     first = ingest(X[:1500], tmp_path / "a.zarr", y=Y[:1500], rows_per_chunk=400)
     train, scaling = prepare_rows(first, tmp_path / "t1.zarr", test_mask=MASK[:1500], standardize=True)
@@ -196,10 +187,10 @@ def test_bad_masks(tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         ("a.csv", {"num_rows": 5}, DataError, "4 rows; 5 expected"),
         ("h.csv", {}, DataError, r"h\.csv, line 3, column 0: '2'"),
-        ("i.csv", {}, DataError, "line 2, column 0: 1 columns instead of 2"),
+        ("i.csv", {}, DataError, "line 2, column 1: the line has 1 columns; 2 expected"),
         ("a.csv", {"column": 2}, ParameterError, "columns 0 to 1"),
         ("b.csv", {"column": "tests"}, ParameterError, "test, train"),
-        ("j.npy", {}, DataError, "3 at row 1"),
+        ("j.npy", {}, DataError, "row 1, column 0: '3'"),
         ("k.npy", {}, DataError, r"shape \(2, 2, 2\)"),
         ("no.csv", {}, StoreError, "does not exist"),
         ("g.csv", {"column": 0, "header": True}, DataError, "line 2, column 0: '0.5'"),

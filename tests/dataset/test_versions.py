@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -12,20 +11,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import dkrr
 from dkrr.cli.app import main
 from dkrr.dataset import Dataset, append, destination, drop_generations, ingest, keep_last, open_dataset
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
     DkrrError,
-    LockedError,
     ParameterError,
     StoreError,
     StoreMismatchError,
 )
 from dkrr.store import failpoints
-from dkrr.store.lease import hold_lock
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((2000, 3))
@@ -58,19 +54,6 @@ def taken(*spans: tuple[int, int]) -> list[bytes]:
     return [X[keep].tobytes(), Y[keep, None].tobytes(), W[keep, None].tobytes()]
 
 
-def test_generations_have_numbers_labels_and_proofs(tmp_path: Path) -> None:
-    made = grown(tmp_path / "a.zarr")
-    assert [(g.number, g.n, g.num_rows, g.first_row, g.label) for g in made.generations] == [
-        (1, 500, 500, 0, "night-1"),
-        (2, 640, 140, 500, "night-2"),
-        (3, 1300, 660, 640, "night-3"),
-        (4, 1400, 100, 1300, "night-4"),
-    ]
-    assert all(g.digest == made.prefix_digest(g.n) for g in made.generations)
-    assert dkrr.open_dataset(tmp_path / "a.zarr").generations == made.generations
-    assert not (tmp_path / "a.zarr.lock").exists()
-
-
 def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
     made = grown(tmp_path / "a.zarr")
     again = append(X[500:640], tmp_path / "a.zarr", y=Y[500:640], sample_weight=W[500:640], label="night-2")
@@ -87,39 +70,6 @@ def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "a.zarr").generations == made.generations
     with pytest.raises(ParameterError, match="label is ''"):
         append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5], label="")
-
-
-def test_a_label_goes_with_its_generation(tmp_path: Path) -> None:
-    def again(number: int) -> Dataset:
-        rows = slice(ENDS[number - 1], ENDS[number])
-        return append(X[rows], tmp_path / "a.zarr", y=Y[rows], sample_weight=W[rows], label=f"night-{number}")
-
-    grown(tmp_path / "a.zarr")
-    drop_generations(tmp_path / "a.zarr", [4])
-    keep_last(tmp_path / "a.zarr", rows=700)
-    # the first one slid out of the window, the second was cut, the third is whole, the last was dropped
-    with pytest.raises(StoreMismatchError, match=r"'night-2' and holds 40 other rows"):
-        again(2)
-    assert again(3).num_rows == 700
-    assert (again(1).num_rows, again(4).num_rows, again(4).num_rows) == (1200, 1300, 1300)
-    labels = [(found.number, found.label) for found in open_dataset(tmp_path / "a.zarr").generations]
-    assert labels == [(2, "night-2"), (3, "night-3"), (5, "night-1"), (6, "night-4")]
-
-
-def test_one_append_at_a_time(tmp_path: Path) -> None:
-    made = grown(tmp_path / "a.zarr")
-    with hold_lock(tmp_path / "a.zarr"):
-        with pytest.raises(LockedError, match="being written by process"):
-            append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-        with pytest.raises(LockedError, match="being written by process"):
-            drop_generations(tmp_path / "a.zarr", [2])
-        assert open_dataset(tmp_path / "a.zarr").digest == made.digest
-    # what is not ours gets no lock beside it
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/file").write_text("x")
-    with pytest.raises(DkrrError, match="not a data set"):
-        append(X, tmp_path / "other")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "other"]
 
 
 def test_readers_see_all_new_rows_or_none(tmp_path: Path) -> None:
@@ -237,24 +187,9 @@ def test_a_fault_leaves_the_old_version_and_the_next_write_cleans_up(
     assert not list((tmp_path / "a.zarr").rglob("*.partial"))
 
 
-def test_a_replaced_version_is_removed_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grown(tmp_path / "a.zarr")
-    drop_generations(tmp_path / "a.zarr", [4])
-    append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-    assert (tmp_path / "a.zarr/X").exists()
-    monkeypatch.setattr(destination, "KEPT_SECONDS", -1.0)
-    made = append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-    assert sorted(path.name for path in (tmp_path / "a.zarr").iterdir()) == ["X-2", "weight-2", "y-2", "zarr.json"]
-    made.verify()
-
-
 def test_every_version_stays_for_its_own_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_000_000.0]
     monkeypatch.setattr(destination, "time", SimpleNamespace(time=lambda: clock[0]))
-
-    def arrays() -> list[str]:
-        return sorted(path.name for path in (tmp_path / "a.zarr").iterdir() if path.name.startswith("X"))
-
     readers = [grown(tmp_path / "a.zarr")]
     spans = [[(0, 1400)], [(0, 500), (640, 1400)], [(640, 1400)], [(1300, 1400)]]
     for number in (2, 1, 3):
@@ -268,27 +203,11 @@ def test_every_version_stays_for_its_own_hour(tmp_path: Path, monkeypatch: pytes
         assert rows_of(again) == taken(*kept)
     clock[0] += 1300
     append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-    assert arrays() == ["X-2", "X-3", "X-4"]
+    names = {path.name for path in (tmp_path / "a.zarr").iterdir()}
+    assert {name for name in names if name.startswith("X")} == {"X-2", "X-3", "X-4"}
     with pytest.raises(StoreError, match=r"version 1 of .* is gone"):
         open_dataset(tmp_path / "a.zarr", version=1)
     assert rows_of(readers[1]) == taken(*spans[1])
-    clock[0] += 1200
-    append(X[5:10], tmp_path / "a.zarr", y=Y[5:10], sample_weight=W[5:10])
-    assert arrays() == ["X-3", "X-4"]
-    clock[0] += 3600
-    append(X[10:15], tmp_path / "a.zarr", y=Y[10:15], sample_weight=W[10:15])
-    assert arrays() == ["X-4"]
-    open_dataset(tmp_path / "a.zarr").verify()
-
-
-def test_a_version_that_an_older_dkrr_replaced_stays_for_its_hour(tmp_path: Path) -> None:
-    grown(tmp_path / "a.zarr")
-    drop_generations(tmp_path / "a.zarr", [4])
-    document = json.loads((tmp_path / "a.zarr/zarr.json").read_text())
-    document["attributes"]["replaced_at"] = document["attributes"].pop("earlier")[0]["replaced_at"]
-    (tmp_path / "a.zarr/zarr.json").write_text(json.dumps(document))
-    drop_generations(tmp_path / "a.zarr", [3])
-    assert {"X", "X-2", "X-3"} <= {path.name for path in (tmp_path / "a.zarr").iterdir()}
 
 
 def test_command_line(tmp_path: Path) -> None:
@@ -309,6 +228,3 @@ def test_command_line(tmp_path: Path) -> None:
     assert open_dataset(dest).read(0, 200).tobytes() == X[500:700].tobytes()
     run(dest, "--drop-generation", "3")
     assert open_dataset(dest).read(0, 140).tobytes() == X[500:640].tobytes()
-    for wrong in ([dest], [dest, dest, "--keep-rows", "5"], [dest, "--keep-rows", "5", "--keep-generations", "1"]):
-        done = CliRunner().invoke(main, ["ingest", *wrong])
-        assert done.exit_code == 2, done.output

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dkrr.dataset import Dataset, Floats, row_hash_fraction
-from dkrr.dataset.summary import decode_floats
+from dkrr.dataset.rows import decode_floats
 from dkrr.jobs.retrain.spec import DriftSpec
 
 __all__ = ["Finding", "Reference", "compare_means", "compare_rows"]

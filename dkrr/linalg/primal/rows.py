@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.dataset.dataset import Part
-from dkrr.dataset.digests import DIGEST_ROWS, block_digest, prefix_digest
-from dkrr.dataset.summary import decode_floats
+from dkrr.dataset.rows import DIGEST_ROWS, block_digest, decode_floats, prefix_digest
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.kernels.features import FeatureMap
 from dkrr.linalg.operators import Rows

@@ -1,0 +1,342 @@
+"""What every source of rows becomes: a table of columns that streams as blocks of float64.
+
+A :class:`Table` knows its column names and, mostly, its number of rows, and hands out blocks of the columns one asks
+for. Separate X, y and weights are one table too (:class:`Join`), which knows which columns are targets and weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import itertools
+import numbers
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.dataset.rows import Floats
+from dkrr.errors import DataError
+from dkrr.store.files import file_state
+
+__all__ = [
+    "BLOCK_BYTES",
+    "MISSING_MARKS",
+    "Block",
+    "Header",
+    "Join",
+    "Table",
+    "check_shape",
+    "is_missing",
+    "is_number",
+    "is_visible",
+    "no_numbers",
+    "to_floats",
+    "unchanged",
+    "visible_files",
+    "with_mask",
+]
+
+BLOCK_BYTES = 16 << 20  # of float64 a block, so that reading ahead of a 4 MiB chunk stays cheap in memory
+
+Block = tuple[Floats, list[Any] | None]  # (m, number of columns asked for), and the labels of one column
+
+
+class Table(ABC):
+    """Columns of one source.
+
+    Attributes
+    ----------
+    label
+        What messages call it: a file, "X", a data set of scikit-learn.
+    names
+        One name a column.
+    is_named
+        Whether the source named its columns, so that an append may match them by name. Of a join, those of X: see
+        :meth:`has_name`.
+    num_rows
+        None where only reading tells.
+    is_1d
+        Whether it is one column without a second axis.
+    target, weight
+        The columns that the source itself declares to be targets and weights.
+    target_is_1d
+        Whether those targets had one axis.
+    classes
+        Class labels of the targets where the source holds them one-hot.
+    dropped
+        Of the rows that the source itself was read from, which it left out for missing values.
+    """
+
+    is_1d: bool = False
+    target: tuple[int, ...] | None = None
+    target_is_1d: bool = False
+    weight: int | None = None
+    classes: tuple[Any, ...] | None = None
+    dropped: NDArray[np.bool_] | None = None
+
+    def __init__(self, label: str, names: Sequence[str], num_rows: int | None, *, is_named: bool) -> None:
+        self.label = label
+        self.names = tuple(names)
+        self.num_rows = num_rows
+        self.is_named = is_named
+
+    @abstractmethod
+    def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
+        """All rows in order: the ``columns`` as float64, and the values of ``label_column`` as they are.
+
+        Every call starts anew.
+
+        Raises
+        ------
+        DataError
+            A column does not hold numbers, or the source is damaged.
+        """
+
+    def has_name(self, column: int) -> bool:
+        """Whether the source named this column."""
+        return self.is_named
+
+    def label_type(self, column: int) -> Any:
+        """The Arrow type of a column as it stands, which need not hold numbers, for a copy beside predictions.
+
+        Raises
+        ------
+        DataError
+            The source has no columns with names.
+        """
+        raise DataError(
+            f"columns of {self.label} cannot be kept, it is neither .csv nor .parquet",
+            hint="predict the file that it was made of",
+        )
+
+    def as_written(self, column: int) -> Iterator[Any]:
+        """All values of a column as they stand, as Arrow arrays of its :meth:`label_type`, in order."""
+        self.label_type(column)
+        return iter(())
+
+    def locate(self, row: int) -> str:
+        """Where in the source global row ``row`` is, when there is a better word than its number."""
+        return ""
+
+
+class Join(Table):
+    """X, y and weights side by side, cut to common blocks.
+
+    Raises
+    ------
+    DataError
+        They differ in their number of rows.
+    """
+
+    def __init__(self, x: Table, y: Table | None, weight: Table | None) -> None:
+        self._tables = [table for table in (x, y, weight) if table is not None]
+        num_rows = _common_length(self._tables, [table.num_rows for table in self._tables])
+        names = [name for table in self._tables for name in table.names]
+        super().__init__(x.label, names, num_rows, is_named=x.is_named)
+        self._is_named = [table.has_name(j) for table in self._tables for j in range(len(table.names))]
+        if y is not None:
+            self.target = tuple(range(len(x.names), len(x.names) + len(y.names)))
+            self.target_is_1d = y.is_1d
+        if weight is not None:
+            if len(weight.names) != 1:
+                raise DataError(f"{weight.label} has {len(weight.names)} columns; one expected", hint="pass (rows,)")
+            self.weight = len(names) - 1
+
+    def has_name(self, column: int) -> bool:
+        return self._is_named[column]
+
+    def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
+        tables, streams, places, start = [], list[Iterator[Block]](), [], 0
+        for table in self._tables:
+            mine = range(start, start + len(table.names))
+            place = [k for k, column in enumerate(columns) if column in mine]
+            if place or label_column in mine:
+                label = label_column - start if label_column is not None and label_column in mine else None
+                streams.append(table.blocks([columns[k] - start for k in place], label))
+                tables.append(table)
+                places.append(place)
+            start += len(table.names)
+        done, held = 0, list[Block | None]([None] * len(streams))
+        while True:
+            held = [
+                block if block is not None and len(block[0]) else next(stream, None)
+                for block, stream in zip(held, streams, strict=True)
+            ]
+            blocks = [block for block in held if block is not None]
+            if len(blocks) < len(streams):
+                break
+            length = min(len(values) for values, _ in blocks)
+            joined, labels = np.empty((length, len(columns))), None
+            for place, (values, found) in zip(places, blocks, strict=True):
+                joined[:, place] = values[:length]
+                labels = labels if found is None else found[:length]
+            yield joined, labels
+            done += length
+            held = [(values[length:], found and found[length:]) for values, found in blocks]
+        rest = [
+            done + sum(len(values) for values, _ in itertools.chain([block] if block else [], stream))
+            for block, stream in zip(held, streams, strict=True)
+        ]
+        _common_length(tables, rest)
+
+
+def _common_length(tables: Sequence[Table], lengths: Sequence[int | None]) -> int | None:
+    known = [(table.label, length) for table, length in zip(tables, lengths, strict=True) if length is not None]
+    for label, length in known[1:]:
+        if length != known[0][1]:
+            raise DataError(
+                f"{known[0][0]} has {known[0][1]} rows and {label} has {length}; equal numbers expected",
+                hint="check how they were made",
+            )
+    return known[0][1] if known else None
+
+
+def unchanged(files: Iterable[Path]) -> Callable[[], None]:
+    """A check, to be called when they were read, that files are as they are now.
+
+    Raises
+    ------
+    DataError
+        By the check: one was changed.
+    """
+    states = {file: file_state(file) for file in files}
+
+    def check() -> None:
+        for file, state in states.items():
+            if not file.exists() or file_state(file) != state:
+                raise DataError(
+                    f"{file} was changed while it was read",
+                    hint="start again when it is complete; write files under another name and rename them",
+                )
+
+    return check
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file counts, by its name or path inside a folder."""
+    return not any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """The files of a folder and of its subfolders, in natural order (part.2 before part.10), without hidden ones.
+
+    Raises
+    ------
+    DataError
+        A subfolder is a link.
+    """
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = filter(is_visible, folders)
+        for name in folders:
+            if os.path.islink(os.path.join(place, name)):
+                raise DataError(
+                    f"{os.path.join(place, name)} is a link to a folder", hint="move the folder there, or name it alone"
+                )
+        found += [Path(place, name) for name in names if is_visible(name)]
+    return sorted(found, key=lambda path: [_natural(part) for part in path.relative_to(folder).parts])
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(text), "") if text.isdecimal() else (-1, text) for text in re.split(r"(\d+)", name) if text]
+
+
+def check_shape(shape: Sequence[float], label: str, *, allow_1d: bool = False) -> tuple[int, int]:
+    """Rows and columns of an array of ``shape``.
+
+    Raises
+    ------
+    DataError
+        Not two axes (or one, where that is allowed), no rows, or no columns.
+    """
+    text = "(" + ", ".join("unknown" if n != n else str(int(n)) for n in shape) + ("," if len(shape) == 1 else "") + ")"
+    if len(shape) == 1 and not allow_1d:
+        raise DataError(
+            f"{label} is 1-D, shape {text}; (rows, features) expected",
+            hint="Reshape your data with .reshape(-1, 1) if it is one feature, .reshape(1, -1) if it is one row",
+        )
+    if len(shape) not in (1, 2):
+        wanted = "(rows,) or (rows, targets)" if allow_1d else "(rows, features)"
+        raise DataError(f"{label} is {len(shape)}-D, shape {text}; {wanted} expected", hint="flatten the other axes")
+    num_rows, num_columns = int(shape[0]), int(shape[1]) if len(shape) == 2 else 1
+    if num_rows == 0 or num_columns == 0:
+        what = "rows" if num_rows == 0 else "columns"
+        raise DataError(f"{label} has no {what}, shape {text}; at least one expected", hint="check how it was made")
+    return num_rows, num_columns
+
+
+def with_mask(values: Any) -> Any:
+    """A list of masked arrays as one, other values as they are: asarray would uncover what is under the masks."""
+    if isinstance(values, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in values):
+        with contextlib.suppress(ValueError):  # of several lengths, which the caller reports
+            return np.ma.array([np.nan if row is np.ma.masked else row for row in values])
+    return values
+
+
+def to_floats(values: Any, label: str, first_row: int = 0) -> Floats:
+    """``values`` as native float64.
+
+    Raises
+    ------
+    DataError
+        Anything but real numbers; the dtype is named, for objects also the row.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        # a masked value is a missing one; asarray would uncover what is under the mask
+        return np.ma.filled(values.astype(np.float64), np.nan)
+    array = np.asarray(values)
+    if array.dtype.kind in "biuf":
+        with np.errstate(over="ignore"):  # a long double beyond float64 becomes inf, which the caller reports
+            return array.astype(np.float64, copy=False)
+    if array.dtype.kind != "O":
+        raise no_numbers(label, array.dtype)
+    out, width = np.empty(array.size), array.shape[1] if array.ndim == 2 else 1
+    for i, value in enumerate(array.reshape(-1).tolist()):
+        is_missing = value is None or type(value).__name__ == "NAType"
+        if not is_missing and not isinstance(value, numbers.Real | decimal.Decimal | np.bool_):
+            row, column = first_row + i // width, i % width
+            found = f"object with {type(value).__name__} {str(value)[:40]!r} at row {row}, column {column}"
+            raise no_numbers(label, found, row=row, column=column)
+        try:
+            out[i] = np.nan if is_missing else float(value)
+        except OverflowError:  # of an integer
+            out[i] = np.inf
+    return out.reshape(array.shape)
+
+
+def no_numbers(label: str, dtype: Any, **place: int) -> DataError:
+    """The error of values that are no real numbers."""
+    return DataError(
+        f"{label} has dtype {dtype}; numbers expected",
+        hint="convert it to numbers, or leave the column out with features=",
+        dtype=str(dtype).partition(" with ")[0],
+        **place,
+    )
+
+
+# --- fields of text ---------------------------------------------------------------------------------------------------
+
+Header = bool | Literal["auto"]
+
+# what pyarrow takes for a missing value, and marks that are as common
+MISSING_MARKS = {"", "?", "-", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN"} | {
+    *("-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
+}
+
+
+def is_number(text: str, decimal: str = ".") -> bool:
+    """Whether a field is a number, or says that it is none."""
+    point = re.escape(decimal)
+    pattern = rf"[+-]?(\d+{point}?\d*|{point}\d+)([eE][+-]?\d+)?|[+-]?(inf(inity)?|nan)"
+    return re.fullmatch(pattern, text.strip(" \t"), re.IGNORECASE | re.ASCII) is not None
+
+
+def is_missing(text: str) -> bool:
+    """Whether a field is a mark of a missing value."""
+    return text.strip(" \t") in MISSING_MARKS
