@@ -87,71 +87,58 @@ def make_folds(cv: Any, X: Any, y: Any) -> list[Fold]:
     DataError
         A fold is empty, or names rows that do not exist.
     """
-    n = len(X)
-    labels = _labels(cv, n)
-    if labels is not None:
-        numbers_of, inverse = np.unique(labels, return_inverse=True)
-        if len(numbers_of) < 2:
-            raise DataError(f"cv has one label for all {n:,} rows", hint="give at least two groups of rows")
-        return [Fold(np.flatnonzero(inverse == number)) for number in range(len(numbers_of))]
+    n, is_array = len(X), hasattr(cv, "shape") and hasattr(cv, "dtype") and np.ndim(cv) == 1
+    if is_array:
+        return _folds_of_labels(cv, n)
+    how = "give a number of folds, a splitter, (train, test) pairs, or a label for each row"
     if isinstance(cv, bool | str) or (isinstance(cv, numbers.Number) and not isinstance(cv, numbers.Integral)):
-        raise ParameterError(
-            f"cv is {cv!r}", hint="give a number of folds, a splitter, (train, test) pairs, or a label for each row"
-        )
+        raise ParameterError(f"cv is {cv!r}", hint=how)
     try:
         splits = list(check_cv(cv).split(X, y))
     except (ValueError, TypeError) as error:
         raise ParameterError(
             f"cv is {cv!r}: {str(error).partition(chr(10))[0]}",
-            hint="give a number of folds, a splitter, (train, test) pairs, or a label for each row; "
-            "a splitter by groups is given as list(splitter.split(X, y, groups))",
+            hint=f"{how}; a splitter by groups is given as list(splitter.split(X, y, groups))",
         ) from error
     if not splits:
         raise DataError("cv has no folds", hint="give at least one pair (train, test)")
-    return [_fold(number, train, test, n) for number, (train, test) in enumerate(splits)]
+    folds = []
+    for number, (train, test) in enumerate(splits):
+        sides = _rows(train, number, n), _rows(test, number, n)
+        for name, rows in zip(("training", "test"), sides, strict=True):
+            if not len(rows):
+                raise DataError(f"fold {number} has no {name} rows", hint="every fold needs rows on both sides")
+        is_whole = (np.bincount(np.concatenate(sides), minlength=n) == 1).all()
+        folds.append(Fold(sides[1], None if is_whole else sides[0]))
+    return folds
 
 
-def _labels(cv: Any, n: int) -> NDArray[Any] | None:
-    """Labels (n,) if ``cv`` is an array or a column of them."""
-    if not (hasattr(cv, "shape") and hasattr(cv, "dtype")) or np.ndim(cv) != 1:
-        return None
+def _folds_of_labels(cv: Any, n: int) -> list[Fold]:
+    if len(cv) != n:
+        raise DataError(f"cv has {len(cv):,} labels for {n:,} rows", hint="give the fold of every row")
     labels = np.asarray(cv)
-    if len(labels) != n:
-        raise DataError(f"cv has {len(labels):,} labels for {n:,} rows", hint="give the fold of every row")
     try:
+        names, fold = np.unique(labels, return_inverse=True)
         is_whole = not np.ma.is_masked(cv) and bool((labels == labels).all())  # NaN is not itself
-        np.sort(labels)
     except TypeError:
         is_whole = False
     if not is_whole:
         raise DataError("cv has labels that are missing, or of several kinds", hint="give the fold of every row")
-    return labels
-
-
-def _fold(number: int, train: Any, test: Any, n: int) -> Fold:
-    train_rows, test_rows = _rows(train, number, n), _rows(test, number, n)
-    for name, rows in (("training", train_rows), ("test", test_rows)):
-        if not len(rows):
-            raise DataError(f"fold {number} has no {name} rows", hint="every fold needs rows on both sides")
-    seen = np.zeros(n, dtype=np.intp)
-    np.add.at(seen, train_rows, 1)
-    np.add.at(seen, test_rows, 1)
-    return Fold(test_rows, None if (seen == 1).all() else train_rows)
+    if len(names) < 2:
+        raise DataError(f"cv has one label for all {n:,} rows", hint="give at least two groups of rows")
+    return [Fold(np.flatnonzero(fold == number)) for number in range(len(names))]
 
 
 def _rows(values: Any, number: int, n: int) -> Rows:
     """Row numbers, from a mask too."""
-    if np.ma.is_masked(values):
-        raise DataError(f"fold {number} of cv has masked values", hint="give row numbers alone")
     rows = np.asarray(values)
     if rows.dtype == bool and rows.shape == (n,):
-        return np.flatnonzero(rows)
-    if rows.size == 0:
-        return np.zeros(0, dtype=np.intp)
-    if rows.dtype.kind not in "iu" or rows.ndim != 1 or rows.min() < 0 or rows.max() >= n:
+        rows = np.flatnonzero(rows)
+    is_numbers = rows.dtype.kind in "iu" and rows.ndim == 1 and not np.ma.is_masked(values)
+    if rows.size and not (is_numbers and rows.min() >= 0 and rows.max() < n):
         raise DataError(
             f"fold {number} of cv is {rows.dtype} of shape {rows.shape}, from {rows.min()} to {rows.max()}",
-            hint=f"give row numbers from 0 to {n - 1:,}",
+            hint=f"give row numbers from 0 to {n - 1:,}, and none of them masked",
         )
     return rows.astype(np.intp)
 

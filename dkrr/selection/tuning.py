@@ -65,7 +65,6 @@ from dkrr.selection.search import (
     Trial,
     TrialBatch,
     draw_subset,
-    read_squares,
     run_trial,
     standard_deviations,
     start_width,
@@ -362,7 +361,7 @@ class Tuner:
         points, squares = [], []
         records = self.records[len(self.records) - len(wanted) :]
         for number, (candidate, origin, record) in enumerate(zip(checked, finalists, records, strict=True)):
-            of_rows = read_squares(self._batch(wanted), number, len(record["evaluations"]))
+            of_rows = self._batch(wanted).squares(number, len(record["evaluations"])).read(0, size)
             norm = record["norm"] * self.num_rows / size  # rows of the same kind: it grows as they do
             for (alpha, likelihood, error), column in zip(record["evaluations"], of_rows.T, strict=True):
                 found = replace(candidate, alpha=alpha, loss=likelihood, loo_rmse=error, condition=1.0 + norm / alpha)
