@@ -8,9 +8,7 @@ from pathlib import Path
 
 # from the lowest floor to the highest; a module may import from its own floor and from those below
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"_version", "chunks", "errors", "failpoints", "kernels", "lock", "manifest", "stores", "threads"})
-    | frozenset({"address", "buffers", "credentials", "interruption", "objects", "processes"})
-    | frozenset({"configuration", "markup", "swap"}),
+    frozenset({"_version", "errors", "kernels", "markup", "store", "threads"}),
     frozenset({"dataset"}),
     frozenset({"tiles"}),
     frozenset({"engine"}),

@@ -35,7 +35,7 @@ from dkrr.linalg.gram import build_gram
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset, score_dataset
-from dkrr.stores import read_key, remove_array, write_key
+from dkrr.store.files import read_key, remove_array, write_key
 from dkrr.tiles import TileMatrix
 from tests.faults import (
     DAMAGES,

@@ -19,7 +19,7 @@ from dkrr import KernelRidge, Model, load_model, make_kernel
 from dkrr.dataset import Scaling
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StorageFullError, StoreError
 from dkrr.linalg.predict import ArrayRows
-from dkrr.manifest import manifest_digest, write_manifest
+from dkrr.store.documents import manifest_digest, write_manifest
 from tests.reference import dense_predict, reference_kernel
 
 RNG = np.random.default_rng(5)

@@ -225,7 +225,7 @@ class TestStoredFactors:
     def test_a_factor_of_something_else_is_refused(self, tmp_path: Path, name: str, value: Any) -> None:
         import json
 
-        from dkrr.linalg.keys import key_of
+        from dkrr.linalg.catalogue import key_of
 
         model, z = self.fitted(tmp_path)
         factor = next((tmp_path / "store" / "factors").glob("*.zarr"))
@@ -331,7 +331,7 @@ def test_intervals_of_few_rows_and_of_a_nystrom_regression() -> None:
 def test_models_written_before_there_was_an_uncertainty_are_read(tmp_path: Path) -> None:
     import json
 
-    from dkrr.manifest import write_manifest
+    from dkrr.store.documents import write_manifest
 
     x, y, z = data()
     model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf").fit(x, y)

@@ -32,7 +32,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.rows import default_rows_per_chunk
@@ -47,27 +46,25 @@ from dkrr.errors import (
     PreconditionerError,
     StoreError,
 )
-from dkrr.failpoints import failpoint
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Ways
 from dkrr.linalg.blocks import BlockColumns
+from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg.mixed import MixedSolver
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.factor.bordered import solve_bordered, with_bordered_residual
 from dkrr.linalg.factor.direct import CholeskySolver
-from dkrr.linalg.frozen_center import FrozenCenter, choose_center
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.intercept import centre_dataset
-from dkrr.linalg.keys import gram_fields, key_of
-from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import check_training_rows
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.takeover import continue_lineage
 from dkrr.linalg.targets import right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place, read_json, remove_array, write_json
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [

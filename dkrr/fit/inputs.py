@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from dkrr.address import join, parent_of
 from dkrr.dataset import Dataset, Floats, ingest, lazy_rows, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.ingest import fields_of
@@ -39,12 +38,14 @@ from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError, StorageFullError, StoreError
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
-from dkrr.stores import (
+from dkrr.store.files import (
     arrays_below,
     at_present,
     copy_tree,
     is_url,
+    join,
     local_root,
+    parent_of,
     place,
     read_json,
     remove_array,

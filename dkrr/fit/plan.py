@@ -43,11 +43,10 @@ from dkrr.fit.rates import Machine, itemsize
 from dkrr.fit.schedule import FEW_WORKERS
 from dkrr.fit.trial import Trial
 from dkrr.kernels import Kernel
+from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
 from dkrr.linalg.factor.rows import strips_bytes
-from dkrr.linalg.frozen_center import CenterJudge
-from dkrr.linalg.lineage import Ancestor, ancestors
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
-from dkrr.stores import is_url
+from dkrr.store.address import is_url
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [

@@ -25,7 +25,7 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.models.model import BLOCK_ROWS, load_model
 from dkrr.models.uncertainty import loo_quantiles
-from dkrr.stores import place, remove_array, write_json
+from dkrr.store.files import place, remove_array, write_json
 from dkrr.tiles import TileMatrix
 
 __all__ = ["leave_out", "wants_leave_one_out"]

@@ -31,7 +31,6 @@ from dkrr.dataset import Dataset, Scaling
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError, JobFileError
-from dkrr.failpoints import failpoint
 from dkrr.jobs.loss_spec import losses_of, parameters_of, path_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared
@@ -44,7 +43,8 @@ from dkrr.linalg.losses.loss import Loss
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import quantile_names
 from dkrr.models.tiled import label_targets, loss_details, loss_parts
-from dkrr.stores import children
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import children
 from dkrr.threads import single_blas_thread
 
 __all__ = ["FittedLoss", "LossCheckpoint", "check_loss_targets", "fit_loss", "loss_of", "num_loss_columns"]

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.address import is_url
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, peak_rss_bytes, total_memory_bytes
 from dkrr.errors import ParameterError
@@ -46,7 +45,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
 from dkrr.models.tiled import loss_solver, usable_rows
-from dkrr.stores import arrays_below, read_json
+from dkrr.store.files import arrays_below, is_url, read_json
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["make_plan", "plan"]

@@ -32,7 +32,7 @@ from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import load_model
 from dkrr.models.prediction import score_dataset
-from dkrr.stores import note_user
+from dkrr.store.files import note_user
 
 __all__ = ["FitSummary", "drive_job", "fit_job", "job_executor"]
 

@@ -32,7 +32,7 @@ from dkrr.models.prediction import LOWER_IS_BETTER, score_dataset
 from dkrr.models.tiled import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
 from dkrr.models.uncertainty import recorded_factors
 from dkrr.models.validation import check_target_sizes
-from dkrr.stores import delete_key, list_entries, place, remove_array
+from dkrr.store.files import delete_key, list_entries, place, remove_array
 
 __all__ = ["solve_and_save"]
 

@@ -23,7 +23,6 @@ from pydantic import (
     model_validator,
 )
 
-from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
 from dkrr.fit.choices import SolverChoice
 from dkrr.jobs import loss_spec, mistakes, toml
 from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
@@ -45,6 +44,7 @@ from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_
 from dkrr.jobs.mistakes import nearest
 from dkrr.jobs.tune_spec import TuneSpec
 from dkrr.kernels import Kernel
+from dkrr.store.files import StorageSettings, is_url, join, parent_of, with_settings, without_settings
 
 __all__ = [
     "ClusterSpec",
@@ -310,7 +310,7 @@ class SolverSpec(Table):
 class StorageSpec(Table):
     """``[storage]``: how the s3:// addresses of the job are reached. Credentials are found by each process itself.
 
-    In memory every address of the job carries these settings (:mod:`dkrr.address`), so that tasks need nothing else.
+    In memory every address of the job carries these settings (:mod:`dkrr.store.files`), so that tasks need no more.
 
     Parameters
     ----------

@@ -12,8 +12,8 @@ from dkrr.errors import LockedError, StoreError
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.settings import Foreseen
 from dkrr.linalg.trace import MOST_TRACES, ResidualTrace
-from dkrr.lock import hold_lock
-from dkrr.stores import delete_key, read_json, remove_array, write_json
+from dkrr.store.files import delete_key, read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["INVERSE_DIAGONAL", "MAKER", "Workspace", "keep_for_others"]

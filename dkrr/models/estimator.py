@@ -54,7 +54,7 @@ from dkrr.models.validation import (
     owned,
     rows_to_predict,
 )
-from dkrr.stores import at_present, check_place
+from dkrr.store.files import at_present, check_place
 from dkrr.threads import single_blas_thread
 
 __all__ = ["KernelRidge", "WithModel", "keeps_its_fit"]

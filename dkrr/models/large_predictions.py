@@ -20,7 +20,7 @@ from dkrr.fit.inputs import TemporaryStore, find_dataset
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset, predict_variance
 from dkrr.models.validation import is_dask_array, is_out_of_core
-from dkrr.stores import full_disk, place
+from dkrr.store.files import full_disk, place
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 

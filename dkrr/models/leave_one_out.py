@@ -54,7 +54,7 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model
 from dkrr.models.tiled import Training, changed, check_unchanged
 from dkrr.models.uncertainty import OTHER_SOLVERS, has_spread
-from dkrr.stores import full_disk, place, remove_array
+from dkrr.store.files import full_disk, place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 

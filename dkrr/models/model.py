@@ -26,25 +26,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import is_below, is_url
 from dkrr.dataset import CheckedRows, RowArray, Scaling
 from dkrr.dataset.columns import Fitted, find_names, frame_labels, made_up_names, target_columns, unique_names
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
-from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.inference.calibration import Quantiles
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
-from dkrr.lock import hold_lock
-from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
 from dkrr.markup import facts_html, lines_text, named
 from dkrr.models.uncertainty import WithUncertainty
-from dkrr.stores import (
+from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import (
     check_place,
     children,
+    is_below,
+    is_url,
     list_keys,
     local_root,
     note_user,
@@ -55,6 +55,7 @@ from dkrr.stores import (
     remove_array,
     write_json,
 )
+from dkrr.store.lease import hold_lock
 
 __all__ = ["ARRAYS", "Model", "load_model", "quantile_names", "save_arrays", "saved_attributes", "saved_rows"]
 

@@ -17,18 +17,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, Floats, RowArray
 from dkrr.dataset.columns import match_features, match_targets
 from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.inference import variance
 from dkrr.linalg.losses.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
 from dkrr.models.uncertainty import half_widths
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.failpoints import failpoint
 
 __all__ = ["LOWER_IS_BETTER", "Score", "predict_dataset", "predict_variance", "score_dataset"]
 

@@ -25,12 +25,12 @@ from scipy.special import ndtri
 
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
-from dkrr.linalg.factor.stored import WantedFactor, open_factor
+from dkrr.linalg.catalogue import WantedFactor, open_factor
 from dkrr.linalg.inference.calibration import IntervalMethod, Quantiles, check_coverage, check_method
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
-from dkrr.stores import is_url
+from dkrr.store.address import is_url
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 

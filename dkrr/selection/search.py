@@ -44,14 +44,14 @@ from scipy.spatial.distance import pdist
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
 from dkrr.linalg.nystrom.centers import read_rows
-from dkrr.lock import hold_lock
 from dkrr.selection.choice import FoldLoss, is_as_good
 from dkrr.selection.likelihood import FAMILIES, Evaluation, Explained, family_kernel
 from dkrr.selection.path import fold_losses
-from dkrr.stores import read_json, remove_array, write_json
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
 
 __all__ = [

@@ -71,7 +71,7 @@ from dkrr.selection.search import (
     trial_bytes,
     trial_flops,
 )
-from dkrr.stores import full_disk, place
+from dkrr.store.files import full_disk, place
 
 __all__ = ["Budget", "Tuner", "tune"]
 

@@ -24,7 +24,7 @@ import dkrr
 import dkrr.models.model
 from dkrr.cli.app import main
 from dkrr.errors import LockedError
-from dkrr.processes import process_record
+from dkrr.store.lease import process_record
 
 ROWS = np.random.default_rng(5).standard_normal((40, 4))
 OTHERS = ROWS[::-1] * 2

@@ -72,7 +72,7 @@ def test_a_factor_of_an_earlier_version_is_taken_if_it_is_that_of_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr("dkrr.linalg.keys.KERNEL_VERSION", 3)
+        earlier.setattr("dkrr.linalg.catalogue.KERNEL_VERSION", 3)
         est = dkrr.KernelRidge(0.1, kernel="rbf", gamma=0.5, store=str(tmp_path / "store"), **FACTORISED).fit(X, Y)
         est.save(tmp_path / "model.zarr")
     std = est.predict(Z, return_std=True)[1]

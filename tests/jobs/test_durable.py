@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import dkrr.chunks
 import dkrr.models.leave_one_out
+import dkrr.store.chunks
 from dkrr.jobs.run import fit_job
 from tests.faults import chunk_files
 from tests.jobs.helpers import Make, job_maker
@@ -44,8 +44,8 @@ def test_a_factor_is_durable(
         real(folder)
         synced[Path(folder)] = set(chunk_files(folder))
 
-    real = dkrr.chunks.sync_folder
-    monkeypatch.setattr(dkrr.chunks, "sync_folder", sync)
+    real = dkrr.store.chunks.sync_folder
+    monkeypatch.setattr(dkrr.store.chunks, "sync_folder", sync)
     before: list[int] = []
 
     def inverse_diagonal(factor: Any, **options: Any) -> Any:

@@ -266,7 +266,7 @@ def test_rows_that_were_held_out_stay_held_out(make: Make, tmp_path: Path) -> No
 
 
 def test_crash_and_change(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr import failpoints
+    from dkrr.store import failpoints
 
     grow(tmp_path, 0, 600)
     scaling = load_model(fit_job(make()).model_path).scaling
@@ -286,7 +286,7 @@ def test_crash_and_change(make: Make, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_disk_of_shared_rows_is_in_the_plan_until_they_are_done(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dkrr import failpoints
+    from dkrr.store import failpoints
 
     def strips() -> int:
         return plan(make(cluster={"workers": 2})).disk_bytes.get("strips", 0)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr import failpoints
 from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
@@ -24,6 +23,7 @@ from dkrr.linalg.factor import rows as factor_rows
 from dkrr.linalg.factor.schedule import STRIP, TERMS, cholesky_nodes, extension_nodes
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
+from dkrr.store import failpoints
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.linalg.helpers import assembled
 

@@ -11,7 +11,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import read_key
+from dkrr.store.files import read_key
 from tests.s3 import Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]

@@ -22,7 +22,7 @@ from dkrr.linalg.factor.schedule import usual_split
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.sizes import choose_tile_size
-from dkrr.stores import remove_array
+from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.benchmarks.harness import Contender, Problem, run_once
 from tests.measure.figures import SCALE, Judge, scaled

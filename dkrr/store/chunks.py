@@ -8,15 +8,26 @@ same arrays.
 
 Cost: a read is one pass of crc32c over the chunk (about 25 GB/s); a write is one crc32c pass, one temporary file and
 one rename.
+
+Memory for chunks on their way from a store, used again and again.
+
+A fresh buffer of 32 MiB costs eight thousand page faults; a factorisation reads thousands of tiles of one size. A
+buffer goes back when nobody refers to it any more, so its content may be handed out as an array and forgotten.
+
+What a process keeps between tasks, here and elsewhere, it gives back when it is told to (:func:`release`): workers that
+others run are told at the end of a fit.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +35,12 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from dkrr.address import join
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
-from dkrr.failpoints import failpoint
-from dkrr.interruption import check_cancelled
-from dkrr.stores import (
+from dkrr.store.documents import create_json
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import (
     delete_key,
+    join,
     key_size,
     list_entries,
     local_root,
@@ -38,9 +49,16 @@ from dkrr.stores import (
     write_json,
     write_key,
 )
-from dkrr.swap import create_json
+from dkrr.store.interruption import check_cancelled
+from dkrr.store.objects import fetch
 
-__all__ = ["ChunkArray", "FloatArray"]
+__all__ = [
+    "ChunkArray",
+    "FloatArray",
+    "lend",
+    "on_release",
+    "release",
+]
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -265,10 +283,8 @@ class ChunkArray:
 
     def _fetch_by_key(self, index: Sequence[int]) -> Any:
         """A whole object."""
-        from dkrr.objects import fetch
-
         num_bytes = self.chunk_bytes + CRC_BYTES
-        found = fetch(self.store, self.chunk_key(index), num_bytes)
+        found = fetch(self.store, self.chunk_key(index), num_bytes, lend)
         if found is None:
             raise self._damaged(index, "missing")
         if found[0] != num_bytes:
@@ -336,3 +352,45 @@ class ChunkArray:
             "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
             "attributes": attributes,
         }
+
+
+KEPT_BUFFERS = 4
+
+# appends and pops of a deque are atomic, and a buffer may come back in the middle of any statement of any thread
+_free: deque[Any] = deque(maxlen=KEPT_BUFFERS)
+_kept_elsewhere: list[Callable[[], object]] = []
+
+
+def on_release(forget: Callable[[], object]) -> None:
+    """Call ``forget`` when this process shall give back memory that it keeps; a task that uses some goes on with it."""
+    _kept_elsewhere.append(forget)
+
+
+def release() -> None:
+    """Give back all memory that this process keeps for tasks to come."""
+    _free.clear()
+    for forget in _kept_elsewhere:
+        forget()
+
+
+def lend(num_bytes: int) -> Any:
+    """A writable object of ``num_bytes`` with the buffer interface; its memory is used again when it is gone.
+
+    Views of it (``memoryview``, ``numpy.frombuffer``) keep it alive.
+    """
+    storage = None
+    for _ in range(len(_free)):
+        try:
+            candidate = _free.popleft()
+        except IndexError:  # another thread was first
+            break
+        if candidate.size == num_bytes:
+            storage = candidate
+            break
+        _free.append(candidate)
+    if storage is None:
+        storage = np.empty(num_bytes, dtype=np.uint8)
+    buffer: Any = storage
+    lent = (ctypes.c_char * num_bytes).from_buffer(buffer)
+    weakref.finalize(lent, _free.append, storage).atexit = False
+    return lent

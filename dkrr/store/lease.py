@@ -1,10 +1,16 @@
-"""A lock with an owner: one process at a time writes a data set, an array, or whatever else has a name.
+"""Which process owns something, whether it is gone, and how long a silent owner is believed to live.
+
+A pid means something in one pid namespace of one running kernel alone: containers often share a host name, and each
+counts its own processes. So a record names the host, the boot and the namespace, and only where all three agree is the
+pid looked up. Of any other owner nothing but its heartbeat tells whether it lives.
+
+A lock with an owner: one process at a time writes a data set, an array, or whatever else has a name.
 
 The lock is a small JSON document beside the array, a file or an object, that is compared and swapped
-(:mod:`dkrr.swap`). Its owner raises a counter every few seconds. A lock is stale when its process is known to be gone
-(:mod:`dkrr.processes`), or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of
+(:mod:`dkrr.store.documents`). Its owner raises a counter every few seconds. A lock is stale when its
+process is known to be gone, or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of
 different machines are never compared. Taking over raises the epoch by one, and who was taken over finds out before it
-writes: the block runs behind a fence (:mod:`dkrr.interruption`).
+writes: the block runs behind a fence (:mod:`dkrr.store.interruption`).
 
 A file is removed in the end. An object cannot be removed under a condition, so it stays and says that it was released:
 the next owner goes on counting epochs from there, and ``dkrr gc`` removes what is old.
@@ -16,22 +22,109 @@ import contextlib
 import contextvars
 import logging
 import os
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from dkrr.address import join, name_of, parent_of
-from dkrr.errors import LockedError, StoreError
-from dkrr.interruption import check_cancelled, fence_holder, fenced
-from dkrr.processes import ABANDONED, is_here, is_stopped, process_record
-from dkrr.processes import is_gone as _is_gone
-from dkrr.processes import stale_seconds as default_stale_seconds
-from dkrr.stores import full_disk, is_url, local_root
-from dkrr.swap import Versioned, check_conditions, create_json, discard_json, read_versioned, swap_json
+import psutil
 
-__all__ = ["hold_lock"]
+from dkrr.errors import LockedError, ParameterError, StoreError
+from dkrr.store.documents import Versioned, check_conditions, create_json, discard_json, read_versioned, swap_json
+from dkrr.store.files import full_disk, is_url, join, local_root, name_of, parent_of
+from dkrr.store.interruption import check_cancelled, fence_holder, fenced
+
+__all__ = [
+    "ABANDONED",
+    "STALE_VARIABLE",
+    "hold_lock",
+    "is_gone",
+    "is_here",
+    "is_stopped",
+    "process_record",
+    "stale_seconds",
+]
+
+STALE_VARIABLE = "DKRR_STALE_SECONDS"
+STALE_SECONDS = 60.0
+
+# Tokens of locks and leases that this process could not give back (a full disk): it lives, but it owns them no more.
+ABANDONED: set[str] = set()
+
+
+def process_record(pid: int | None = None) -> dict[str, Any]:
+    """Where a process that is seen from here runs (this one by default), its pid and start: enough to know it again."""
+    process = psutil.Process(pid)
+    return {**_here(), "pid": process.pid, "started": process.create_time()}
+
+
+def _here() -> dict[str, Any]:
+    """Host name, boot of the kernel and pid namespace of this process; "" where the system has no such thing."""
+    boot, namespace = "", ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with contextlib.suppress(OSError):
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    return {"host": socket.gethostname(), "boot": boot, "pid_namespace": namespace}
+
+
+def is_here(record: dict[str, Any]) -> bool:
+    """Whether the pid of the record means a process that is, or was, seen from here; False where that is not known."""
+    return all(record.get(name) == value for name, value in _here().items())
+
+
+def is_gone(record: dict[str, Any]) -> bool:
+    """Whether the process is one that would be seen from here and does not exist any more; False for all others.
+
+    With the "token" of a lock or lease, also whether this process is done with that and could only not say so.
+    """
+    if not is_here(record):
+        return False
+    if record.get("token") in ABANDONED:
+        return True
+    try:
+        process = psutil.Process(int(record["pid"]))
+        # a pid is given to another process sooner or later
+        return bool(abs(process.create_time() - float(record["started"])) > 1 or process.status() == "zombie")
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_stopped(record: dict[str, Any]) -> bool:
+    """Whether the process is one that is seen from here and stands still (SIGSTOP)."""
+    if not is_here(record):
+        return False
+    try:
+        return str(psutil.Process(int(record["pid"])).status()) == "stopped"
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stale_seconds() -> float:
+    """Seconds of the observer's own clock after which a counter that stands still means a dead owner.
+
+    60, or what the environment variable ``DKRR_STALE_SECONDS`` says. All processes that share a run should agree; less
+    than 10 is for tests.
+
+    Raises
+    ------
+    ParameterError
+        The variable is not a positive number.
+    """
+    text = os.environ.get(STALE_VARIABLE)
+    if text is None:
+        return STALE_SECONDS
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ParameterError(f"{STALE_VARIABLE} is {text!r}", hint="give a positive number of seconds, or unset it")
+    return value
+
 
 logger = logging.getLogger("dkrr.lock")
 
@@ -58,7 +151,7 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
     """Hold ``location``.lock, on a path or at an address, while the block runs.
 
     The lock of a process that is stopped, or is not seen from here, is watched for ``stale_seconds``
-    (:func:`dkrr.processes.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
+    (:func:`dkrr.store.lease.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
     driver of the same run is void. That of another thread of this process is waited for.
 
     Parameters
@@ -72,7 +165,7 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
         Another process holds it, or this thread does; names host and process. In the block: it was taken over
         meanwhile, nothing is written.
     StoreError
-        A place where nothing can be locked, see :func:`dkrr.swap.check_conditions`.
+        A place where nothing can be locked, see :func:`dkrr.store.documents.check_conditions`.
     """
     root = local_root(location)
     # beside what a link means: what is reached by two names has one lock
@@ -82,7 +175,7 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
     try:
         _HELD.add(lock.token)
         with full_disk(where):
-            lock.acquire(default_stale_seconds() if stale_seconds is None else stale_seconds, wait)
+            lock.acquire(stale_seconds, wait)
         _mine.set(mine | {lock.token})
         run = contextvars.copy_context().run  # behind the same fence as the block
         thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
@@ -110,7 +203,8 @@ class _Lock:
         self.folder, self.key, self.token = folder, key, token
         self.epoch = 0
 
-    def acquire(self, stale_seconds: float, wait: bool) -> None:
+    def acquire(self, patience: float | None, wait: bool) -> None:
+        patience = stale_seconds() if patience is None else patience
         check_conditions(self.folder)  # or the heartbeat would find out
         while not self.epoch:
             if create_json(self.folder, self.key, self._record(1, 0)) is not None:
@@ -121,7 +215,7 @@ class _Lock:
                 continue
             try:
                 if not found.value.get("released"):
-                    self._refuse_if_alive(found, stale_seconds)
+                    self._refuse_if_alive(found, patience)
             except LockedError as exc:
                 if not wait and not self._is_of_another_thread(found):
                     raise
@@ -137,7 +231,7 @@ class _Lock:
     def _refuse_if_alive(self, found: Versioned, stale_seconds: float) -> None:
         owner = found.value["owner"]
         may_be_dead = not is_here(owner) or is_stopped(owner)
-        free = _is_void(owner) or _is_gone({**owner, "token": found.value.get("token")})
+        free = _is_void(owner) or is_gone({**owner, "token": found.value.get("token")})
         if not free and not (may_be_dead and self._stands_still(found, stale_seconds)):
             raise LockedError(
                 f"{join(self.folder, self.key.removesuffix('.lock'))} is being written by process {owner['pid']} on "

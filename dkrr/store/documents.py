@@ -12,6 +12,8 @@ would give a lock to everybody, so each is tried out once, before the first use,
 word.
 
 A document must hold something that no other writer writes (a token): where an answer was lost, it tells whose it is.
+
+Manifest: SHA-256 of every key of a saved group, so that a missing, extra or changed key is found at load.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -27,19 +30,41 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_url, parent_of, parse_address
 from dkrr.errors import StoreError
-from dkrr.interruption import check_fence
-from dkrr.stores import NO_LINKS, json_bytes, parse_json, sync_path, write_file
+from dkrr.store.files import (
+    NO_LINKS,
+    is_url,
+    json_bytes,
+    key_size,
+    list_keys,
+    local_root,
+    name_of,
+    parent_of,
+    parse_address,
+    parse_json,
+    read_json,
+    read_key,
+    sync_path,
+    write_file,
+    write_json,
+)
+from dkrr.store.interruption import check_fence
+from dkrr.store.objects import delete_objects, put_if, read_object
 
 __all__ = [
+    "MANIFEST",
     "Versioned",
     "check_conditions",
+    "check_manifest",
+    "content_digest",
     "create_bytes",
     "create_json",
     "discard_json",
+    "manifest_digest",
     "read_versioned",
+    "refuse_links",
     "swap_json",
+    "write_manifest",
 ]
 
 
@@ -60,8 +85,6 @@ def read_versioned(location: Any, key: str) -> Versioned | None:
         It is not JSON, or cannot be read.
     """
     if is_url(location):
-        from dkrr.objects import read_object
-
         found = read_object(location, key)
         return None if found is None else Versioned(parse_json(found[0], location, key), found[1])
     try:
@@ -85,8 +108,6 @@ def create_json(location: Any, key: str, value: Any, *, durable: bool = False) -
 def create_bytes(location: Any, key: str, data: bytes, *, durable: bool = False) -> str | None:
     """Create anything whole, see :func:`create_json`; ``data`` must be what no other writer writes, or writes too."""
     if is_url(location):
-        from dkrr.objects import put_if
-
         check_conditions(location)
         check_fence()
         return put_if(location, key, data, None)
@@ -126,7 +147,7 @@ def _name_once(draft: Path, path: Path) -> bool:
 def swap_json(location: Any, key: str, value: Any, version: str, *, durable: bool = False) -> str | None:
     """Replace a document that still has this version; its new version, None when it has another one or is gone.
 
-    ``durable`` as in :func:`dkrr.stores.write_key`.
+    ``durable`` as in :func:`dkrr.store.files.write_key`.
 
     Raises
     ------
@@ -135,8 +156,6 @@ def swap_json(location: Any, key: str, value: Any, version: str, *, durable: boo
     """
     data = json_bytes(value)
     if is_url(location):
-        from dkrr.objects import put_if
-
         check_conditions(location)
         check_fence()
         return put_if(location, key, data, version)
@@ -195,8 +214,6 @@ def _probe(bucket: str, settings: Any, location: str) -> None:
     known = _honoured(bucket, settings)
     if known:
         return
-    from dkrr.objects import delete_objects, put_if
-
     key = f".dkrr-probe-{uuid.uuid4().hex}"
     try:
         first = put_if(location, key, b"1", None)
@@ -285,3 +302,102 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.sameopenfile(descriptor, there)
     finally:
         os.close(there)
+
+
+MANIFEST = "manifest.json"
+
+
+def _keys(store: Any) -> list[str]:
+    refuse_links(store)
+    return list_keys(store)
+
+
+def refuse_links(store: Any) -> None:
+    """Refuse a local group with a symbolic link inside, before anything in it is read.
+
+    Raises
+    ------
+    StoreError
+        Names the link.
+    """
+    root = local_root(store)
+    for folder, folders, names in os.walk(root) if root is not None else ():
+        for name in [*folders, *names]:
+            path = os.path.join(folder, name)
+            if os.path.islink(path):
+                raise StoreError(f"{path} is a symbolic link", hint="copy what it points to; links are not followed")
+
+
+def _key_digest(store: Any, key: str) -> str:
+    sha = hashlib.sha256()
+    for part in _parts(store, key):
+        sha.update(part)
+    return sha.hexdigest()
+
+
+def _parts(store: Any, key: str) -> Iterator[bytes]:
+    root = local_root(store)
+    if root is None:
+        yield read_key(store, key) or b""
+        return
+    with open(root / key, "rb") as file:
+        while part := file.read(2**20):
+            yield part
+
+
+def content_digest(location: str) -> str | None:
+    """SHA-256 of a file or object, or of all that is in a folder; None where nothing is, and of a link what it says."""
+    if not is_url(location) and os.path.islink(location):
+        return f"a link to {os.readlink(location)}"
+    if keys := _keys(location):
+        digests = {key: _key_digest(location, key) for key in keys}
+        return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    if not is_url(location) and os.path.isdir(location):
+        return "an empty folder"
+    folder, name = parent_of(location), name_of(location)
+    return None if key_size(folder, name) is None else _key_digest(folder, name)
+
+
+def write_manifest(store: Any) -> None:
+    """Write the manifest; the last key of a saved group."""
+    write_json(store, MANIFEST, {key: _key_digest(store, key) for key in _keys(store) if key != MANIFEST})
+
+
+def manifest_digest(store: Any) -> str:
+    """SHA-256 of the manifest, and so of everything in the group.
+
+    Raises
+    ------
+    StoreError
+        There is no manifest.
+    """
+    manifest = read_json(store, MANIFEST)
+    if not isinstance(manifest, dict):
+        raise StoreError(f"{store} has no {MANIFEST}", hint="it was not written completely; save it again")
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def check_manifest(store: Any) -> None:
+    """Compare every key with the manifest.
+
+    Raises
+    ------
+    StoreError
+        Names the first key that is missing, extra or different, with what was expected and found.
+    """
+    manifest = read_json(store, MANIFEST)
+    if not isinstance(manifest, dict):
+        raise StoreError(f"{store} has no {MANIFEST}", hint="it was not written completely; save it again")
+    keys = {key for key in _keys(store) if key != MANIFEST}
+    for key in sorted(manifest.keys() - keys):
+        raise StoreError(f"{key} of {store} is missing", hint="restore it, or fit again", key=key)
+    for key in sorted(keys - manifest.keys()):
+        raise StoreError(f"{key} of {store} is not in its manifest", hint="remove it, or save the model again", key=key)
+    for key, expected in manifest.items():
+        found = _key_digest(store, key)
+        if found != expected:
+            raise StoreError(
+                f"{key} of {store} is damaged (SHA-256 {found[:12]}, {expected[:12]} expected)",
+                hint="restore it, or fit again",
+                key=key,
+            )

@@ -1,6 +1,6 @@
 """Places where things are kept: local folders and addresses, with one set of verbs for both.
 
-A store is given as a path or an address such as ``s3://bucket/key`` (:mod:`dkrr.address`). Writes are atomic
+A store is given as a path or an address such as ``s3://bucket/key`` (:mod:`dkrr.store.files`). Writes are atomic
 everywhere: a reader sees the old value, the new one, or none. An object store is asked for exact keys; only what counts
 and cleans up lists (:func:`list_entries`, :func:`children`).
 """
@@ -21,17 +21,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkrr.address import is_below, is_url, join, parent_of, parse_address
 from dkrr.errors import DkrrError, ParameterError, StorageFullError, StoreError
-from dkrr.failpoints import failpoint
-from dkrr.interruption import check_fence
+from dkrr.store.address import (
+    Address,
+    StorageSettings,
+    is_below,
+    is_url,
+    join,
+    name_of,
+    parent_of,
+    parse_address,
+    relative_to,
+    sibling,
+    with_settings,
+    without_settings,
+)
+from dkrr.store.failpoints import failpoint
+from dkrr.store.interruption import check_fence
+from dkrr.store.objects import (
+    client_of,
+    copy_object,
+    delete_objects,
+    find_object,
+    list_names,
+    list_objects,
+    put_object,
+    read_object,
+)
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 __all__ = [
     "NO_LINKS",
+    "Address",
     "Entry",
+    "StorageSettings",
     "arrays_below",
     "at_present",
     "check_place",
@@ -41,25 +66,34 @@ __all__ = [
     "file_state",
     "free_bytes",
     "full_disk",
+    "is_below",
     "is_url",
+    "join",
     "json_bytes",
     "key_size",
     "link_key",
     "list_entries",
     "list_keys",
     "local_root",
+    "name_of",
     "note_user",
     "overlaps",
+    "parent_of",
+    "parse_address",
     "parse_json",
     "place",
     "put_back",
     "put_in_place",
     "read_json",
     "read_key",
+    "relative_to",
     "remove_array",
+    "sibling",
     "sync_folder",
     "sync_path",
     "users_of",
+    "with_settings",
+    "without_settings",
     "write_file",
     "write_json",
     "write_key",
@@ -126,8 +160,6 @@ def zarr_store(location: Any) -> Store:
 
     if not is_url(location):
         return LocalStore(str(location))
-    from dkrr.objects import client_of
-
     store, _ = client_of(location, below=True)
     return ObjectStore(store)
 
@@ -140,8 +172,6 @@ def read_key(location: Any, key: str) -> bytes | None:
             return (root / key).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-    from dkrr.objects import read_object
-
     found = read_object(location, key)
     return None if found is None else found[0]
 
@@ -160,8 +190,6 @@ def write_key(location: Any, key: str, *parts: Any, durable: bool = False) -> No
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, *parts, durable=durable)
         return
-    from dkrr.objects import put_object
-
     failpoint("chunk.mid_write")
     check_fence()
     put_object(location, key, *parts)
@@ -175,8 +203,6 @@ def key_size(location: Any, key: str) -> int | None:
             return os.stat(root / key).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
-    from dkrr.objects import find_object
-
     found = find_object(location, key)
     return None if found is None else found.num_bytes
 
@@ -189,8 +215,6 @@ def delete_key(location: Any, key: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             (root / key).unlink()
         return
-    from dkrr.objects import delete_objects
-
     delete_objects(location, [key])
 
 
@@ -198,8 +222,6 @@ def list_entries(location: Any) -> list[Entry]:
     """Every file or object below a path or address, by key; a folder that does not exist has none."""
     root = local_root(location)
     if root is None:
-        from dkrr.objects import list_objects
-
         return [Entry(item.key, item.num_bytes, item.modified) for item in list_objects(location)]
     found = []
     for folder, _, names in os.walk(root):
@@ -221,8 +243,6 @@ def children(location: Any) -> list[str]:
     root = local_root(location)
     if root is not None:
         return sorted(os.listdir(root)) if root.is_dir() else []
-    from dkrr.objects import list_names
-
     return list_names(location)
 
 
@@ -397,8 +417,6 @@ def remove_array(location: Any) -> None:
         return
     if not parse_address(location).key:
         raise StoreError(f"{location} is a whole bucket, which is never emptied", hint="give a key below it")
-    from dkrr.objects import delete_objects
-
     keys = sorted(list_keys(location), key=lambda key: (not key.endswith(".json"), key))
     delete_objects(location, [key for key in keys if key.endswith(".json")])
     delete_objects(location, [key for key in keys if not key.endswith(".json")])
@@ -406,8 +424,6 @@ def remove_array(location: Any) -> None:
 
 def copy_tree(source: str, target: str, *, is_last: Callable[[str], bool] = lambda key: key == "zarr.json") -> None:
     """Copy all objects below an address to another one in the same store; those that ``is_last`` names come last."""
-    from dkrr.objects import copy_object
-
     for key in sorted(list_keys(source), key=lambda key: (is_last(key), key)):
         copy_object(source, key, join(target, key))
 
@@ -425,8 +441,6 @@ def link_key(source: str, key: str, target: str) -> bool | None:
     """
     folder, destination = local_root(source), local_root(target)
     if folder is None or destination is None:
-        from dkrr.objects import copy_object
-
         if key_size(source, key) is None:
             return None
         copy_object(source, key, join(target, key))
