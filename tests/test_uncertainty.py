@@ -255,7 +255,7 @@ class TestStoredFactors:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         model, z = self.fitted(tmp_path, precision="mixed")
-        with caplog.at_level("INFO", logger="dkrr"):
+        with caplog.at_level("INFO", logger="dkrr.leave_one_out"):
             found = model.predict(z, return_std=True, sigma2=1.0)[1]
             np.testing.assert_array_equal(model.predict(z, return_std=True, sigma2=1.0)[1], found)
         np.testing.assert_allclose(found, self.expected(), atol=1e-10)

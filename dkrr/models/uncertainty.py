@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dkrr.dataset.sources.table import to_floats
-from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
+from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import WantedFactor, open_factor
 from dkrr.linalg.inference.calibration import IntervalMethod, Quantiles, check_coverage, check_method
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
@@ -324,21 +324,6 @@ class WithUncertainty:
     def spread(self: Any) -> Spread:
         """The factors, found or made when they are first asked for; see :func:`variance_spread`."""
         return variance_spread(self)
-
-    def variance(self: Any, X: Any) -> FloatArray:
-        """var f(z) / sigma^2 (m, t) for rows X (m, d) as :meth:`predict` takes them, in blocks."""
-        X = self.matched(X)
-        rows = X if hasattr(X, "shape") else np.asarray(X)
-        if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
-            raise DataError(
-                f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
-                hint="give the features the model was fitted with",
-            )
-        result = np.empty((rows.shape[0], self.num_targets))
-        for start in range(0, rows.shape[0], BLOCK_ROWS):
-            block = np.ascontiguousarray(to_floats(rows[start : start + BLOCK_ROWS], "X", start))
-            result[start : start + BLOCK_ROWS] = self.spread.variance(self.prepared_rows(block, start))
-        return result
 
     def predict_std(self: Any, X: Any, *, noise: bool = False, sigma2: Any = None) -> FloatArray:
         """Standard deviations (m,) or (m, t) of f at rows X (m, d), in the units of y.
