@@ -626,7 +626,8 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
     rows = model.num_rows if model.x_fit is None else model.x_fit.num_rows
     rows = rows if model.features is None else model.features.num_features
     if rows != model.num_rows:
-        raise ValueError(f"{rows} training rows or features, {model.num_rows} coefficients")
+        what = "training rows" if model.features is None else "features"
+        raise ValueError(f"{rows} {what}, {model.num_rows} coefficients")
     checked = {name: (found[name], getattr(model, count)) for name, count in VECTORS.items()}
     if model.scaling is not None:
         checked |= {

@@ -131,14 +131,16 @@ def _folds_of_labels(cv: Any, n: int) -> list[Fold]:
 
 def _rows(values: Any, number: int, n: int) -> Rows:
     """Row numbers, from a mask too."""
+    if np.ma.is_masked(values):
+        raise DataError(f"fold {number} of cv has masked values", hint="give row numbers alone")
     rows = np.asarray(values)
     if rows.dtype == bool and rows.shape == (n,):
         rows = np.flatnonzero(rows)
-    is_numbers = rows.dtype.kind in "iu" and rows.ndim == 1 and not np.ma.is_masked(values)
+    is_numbers = rows.dtype.kind in "iu" and rows.ndim == 1
     if rows.size and not (is_numbers and rows.min() >= 0 and rows.max() < n):
         raise DataError(
             f"fold {number} of cv is {rows.dtype} of shape {rows.shape}, from {rows.min()} to {rows.max()}",
-            hint=f"give row numbers from 0 to {n - 1:,}, and none of them masked",
+            hint=f"give row numbers from 0 to {n - 1:,}",
         )
     return rows.astype(np.intp)
 

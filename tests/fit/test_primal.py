@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from dkrr.fit.choices import PRIMAL, Limits, Problem, SolverChoice, is_plainly_primal
+from dkrr.fit.choices import Limits, Problem, SolverChoice, is_plainly_primal
 from dkrr.fit.plan import decide
-from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import Machine
 from dkrr.kernels import make_kernel
 
@@ -65,19 +64,3 @@ def test_in_between_the_price_decides() -> None:
     assert decision.chosen.solver == "primal"
     assert {item.solver for item in decision.candidates} == {"primal", "cholesky", "cg"}
     assert decision.chosen.name == "primal float64"
-
-
-def test_seconds_grow_with_rows_and_with_the_square_of_the_features() -> None:
-    def seconds(n: int, d: int) -> float:
-        return priced_way(problem(n, d), PRIMAL, SolverChoice(), LIMITS, None, MACHINE, None).seconds["primal"]
-
-    base = seconds(100_000, 1000)
-    assert 1.8 < seconds(200_000, 1000) / base < 2.1
-    assert 2.5 < seconds(100_000, 2000) / base < 4.1
-
-
-def test_a_task_that_fits_no_worker_is_no_candidate() -> None:
-    small = Limits(threads=2, memory_bytes=100 << 20)
-    asked = SolverChoice(solver="primal")
-    found = decide(problem(100_000, 50), asked, small, machine=lambda: MACHINE)
-    assert "a worker has 100" in found.chosen.infeasible

@@ -50,14 +50,6 @@ def test_tiles_choose_what_memory_chooses(tmp_path: Path, weight: Any, fit_inter
         assert len(factors) == 2, "the targets want different alphas"
 
 
-def test_scoring_and_a_single_target(tmp_path: Path) -> None:
-    memory, tiles = both(Y[:, 0], WEIGHT, tmp_path, scoring="neg_mean_absolute_error")
-    assert tiles.alpha_ == memory.alpha_
-    np.testing.assert_allclose(tiles.scores_, memory.scores_, rtol=1e-8)
-    assert tiles.cv_results_.shape == (N, len(ALPHAS))
-    np.testing.assert_allclose(tiles.cv_results_, memory.cv_results_, rtol=1e-6, atol=1e-9)
-
-
 def test_a_factor_that_was_there_stays(tmp_path: Path) -> None:
     KernelRidge(30.0, **KERNEL, tile_size=64, store=tmp_path).fit(X, Y)
     before = set(tmp_path.glob("factors/*.zarr"))
