@@ -44,6 +44,7 @@ from dkrr.kernels.pairwise import MIN_COLUMNS
 from dkrr.linalg.cg.mixed import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
+from dkrr.linalg.nystrom.centers import read_rows
 from dkrr.linalg.products import kernel_product
 
 __all__ = ["Trial", "extrapolate", "sample_trial"]
@@ -363,37 +364,23 @@ def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int 
     Cost: reads at most 64 chunks.
     """
     size = SAMPLE_ROWS if seconds > 2 else SAMPLE_ROWS // 2 if seconds > 0.2 else SAMPLE_ROWS // 4
-    n = dataset.num_rows
-    pool = POOL_ROWS * int(affordable_rank(seconds))
-    rng = np.random.default_rng(seed)
-    rows, y = rows_of(dataset, kernel), dataset.y
-    assert y is not None  # noqa: S101  (narrows the type)
-    step = dataset.X.rows_per_chunk
+    n, step, rng = dataset.num_rows, dataset.X.rows_per_chunk, np.random.default_rng(seed)
     starts = list(range(0, n, step))
     if len(starts) > NUM_PIECES:
         starts = [starts[round(k)] for k in np.linspace(0, len(starts) - 1, NUM_PIECES)]
-    sizes = [min(step, n - start) for start in starts]
-    share = min(1.0, (size + pool) / sum(sizes))
-    parts: list[tuple[FloatArray, FloatArray, FloatArray | None]] = []
-    for start, length in zip(starts, sizes, strict=True):
-        taken = np.sort(rng.choice(length, size=min(length, ceil(share * length)), replace=False))
-        root = rows.root_weight(start, start + length)
-        parts.append(
-            (
-                rows.read(start, start + length)[taken],
-                y.read(start, start + length)[taken],
-                None if root is None else root[taken],
-            )
-        )
-    order = rng.permutation(sum(len(part[0]) for part in parts))[: size + pool]
-    size = min(size, max(1, len(order) // 2)) if len(order) < n or n > size else len(order)
-    x = np.concatenate([part[0] for part in parts])[order]
-    targets = np.concatenate([part[1] for part in parts])[order[:size]]
-    weights = [part[2] for part in parts if part[2] is not None]
-    root_weight = np.concatenate(weights)[order] if weights else None
-    if root_weight is not None:
-        targets = targets * root_weight[:size, None]
-    return Trial(kernel, np.ascontiguousarray(x), targets, n, root_weight, seed, seconds)
+    numbers = np.concatenate([np.arange(start, min(start + step, n)) for start in starts])
+    wanted = size + POOL_ROWS * int(affordable_rank(seconds))
+    chosen = rng.choice(numbers, min(wanted, len(numbers)), replace=False)
+    order = np.argsort(chosen)
+    place = np.argsort(order)
+    size = min(size, max(1, len(chosen) // 2)) if len(chosen) < n or n > size else len(chosen)
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    x = read_rows(dataset.X, chosen[order], rows_of(dataset, kernel).center)[place]
+    targets, weight = read_rows(dataset.y, chosen[order])[place[:size]], None
+    if dataset.weight is not None:
+        weight = np.sqrt(read_rows(dataset.weight, chosen[order])[place, 0])
+        targets = targets * weight[:size, None]
+    return Trial(kernel, np.ascontiguousarray(x), targets, n, weight, seed, seconds)
 
 
 def affordable_rank(seconds: float) -> float:

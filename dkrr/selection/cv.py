@@ -47,7 +47,7 @@ from dkrr.models.leave_one_out import leave_one_out_rows
 from dkrr.models.model import Model
 from dkrr.models.tiled import TiledFit
 from dkrr.models.validation import check_alpha, check_flag
-from dkrr.selection.path import AlphaPath, Chosen, Scoring, choose, held_out, make_folds, primal_search
+from dkrr.selection.path import AlphaPath, Chosen, Scoring, choose, make_folds, primal_search
 from dkrr.tiles import TileMatrix
 
 __all__ = ["KernelRidgeCV", "PathFit"]
@@ -162,10 +162,10 @@ class PathFit(TiledFit):
             alpha = (self.grid[number],)
             model, one = fit(alpha), replace(settings, alpha=alpha)
             loo = leave_one_out_rows(dataset, one, workspace, model, given=given, source_digest=source_digest)
-            scores[..., number] = scoring.of_left_out(loo, y, weight)
+            scores[..., number], kept_values = scoring.of_left_out(loo, y, weight, self.stored)
             logger.info("alpha %.3g: score %s", *alpha, scores[..., number])
             if values is not None:
-                values[:, :, number] = held_out(loo, y, weight, self.stored)
+                values[:, :, number] = kept_values
             kept[number] = model
             for other in set(kept) - set(np.ravel(np.argmax(scores, axis=-1)).tolist()):
                 for location in kept.pop(other).provenance.get("factors", []):

@@ -208,9 +208,7 @@ class Tuner:
         return both if self.settings.widths == "both" else tuple(k for k in both if k == self.settings.widths)
 
     def _leaders(self, candidates: list[Candidate], more: int = 0) -> list[Candidate]:
-        """The best with a shared width and the best with one for each feature, the better one first, and ``more`` of the
-        others.
-        """
+        """The best with a shared width and with one for each feature, the better one first; ``more`` of the rest."""
         ranked = sorted(candidates, key=lambda candidate: candidate.loo_rmse)
         first = [item for item in ranked if item.kind in self._kinds()]
         first = [item for k, item in enumerate(first) if item.kind not in {other.kind for other in first[:k]}]
