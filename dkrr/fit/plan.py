@@ -46,7 +46,7 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
 from dkrr.linalg.factor.rows import strips_bytes
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
-from dkrr.store.address import is_url
+from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [

@@ -458,8 +458,9 @@ def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate
 
     ``problem`` has an alpha for each of k values of C, and all of their columns as targets. Decomposition: 2 n^2
     entries of K for all t columns; Newton: 12 n^2 t. In the driver: the rows k + 1 times, 6 t + 20
-    vectors, and blocks of at most 6,000 rows: three of a working set, two of Newton's systems, which have 256 MiB for a
-    preconditioner where there are more rows. A worker holds what predictions need.
+    vectors, and blocks of at most 6,000 rows: a working set and a factor for each column that a thread is at, two of
+    Newton's systems, which have 256 MiB for a preconditioner where there are more rows. A worker
+    holds what predictions need.
     """
     n, d, t, k = problem.num_rows, problem.num_features, problem.num_targets, len(problem.alpha)
     if solver == "newton":
@@ -467,7 +468,7 @@ def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate
         blocks = 2 * 8 * min(n, MAX_DENSE) ** 2 + MAX_BYTES * (n > MAX_DENSE)
     else:
         seconds = n * n * DECOMPOSITION_PASSES * machine.entry("float64", t)
-        blocks = 3 * 8 * min(n, MAX_FREE) ** 2
+        blocks = 2 * 8 * min(t, machine.threads) * min(n, MAX_FREE) ** 2
     compiled = is_compiled(problem.kernel, BLOCK_ROWS, d)
     predicted = product_task_bytes(BLOCK_ROWS, t, d, compiled=compiled)
     return Candidate(

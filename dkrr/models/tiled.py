@@ -52,8 +52,7 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import recorded_factors, target_scale
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.store.address import is_url
-from dkrr.store.files import full_disk
+from dkrr.store.files import full_disk, is_url
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 

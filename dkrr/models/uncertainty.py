@@ -25,12 +25,12 @@ from scipy.special import ndtri
 
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import NumericalError, ParameterError, StoreError
-from dkrr.linalg.catalogue import WantedFactor, open_factor
+from dkrr.linalg.catalogue import open_factor
 from dkrr.linalg.inference.calibration import IntervalMethod, Quantiles, check_coverage, check_method
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
-from dkrr.store.address import is_url
+from dkrr.store.files import is_url
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 
@@ -186,7 +186,7 @@ def _find_factors(
     try:
         return [
             open_factor(
-                WantedFactor(
+                dict(
                     kernel=model.kernel.to_dict(),
                     center=None if model.center is None else model.center.tolist(),
                     n=n,
