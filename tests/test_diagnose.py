@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 import dkrr
-from dkrr.errors import ResidualError
-from dkrr.store.chunks import ChunkArray
 from tests.reference import brute_leave_one_out, reference_kernel
 
 N, M = 90, 20
@@ -96,42 +94,6 @@ def test_a_stored_factor_is_used_and_its_result_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("scratch/*"))
 
 
-def test_sums_of_another_factor_are_found(tmp_path: Path) -> None:
-    x, y, _ = data(False)
-    estimators = [fitted(x, y[:, 0], None, alpha=alpha, tile_size=32, store=tmp_path) for alpha in (0.3, 2.0)]
-    expected = [estimator.leave_one_out().residuals for estimator in estimators]
-    first, second = (path / "inverse_diagonal" for path in tmp_path.glob("factors/*.zarr"))
-    for name in ("0/0", "2/0"):
-        (second / "c" / name).write_bytes((first / "c" / name).read_bytes())
-    failures = 0
-    for estimator, residuals in zip(estimators, expected, strict=True):
-        try:
-            found = estimator.leave_one_out()
-        except ResidualError:
-            failures += 1
-            found = estimator.leave_one_out()  # forgotten, and right again
-        np.testing.assert_array_equal(found.residuals, residuals)
-    assert failures == 1
-
-
-def test_a_damaged_leverage_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, weight = data(True)
-    estimator = fitted(x, y, weight, fit_intercept=True, **SOLVERS["nystrom"])
-    expected = estimator.leave_one_out()
-    write, spoiled = ChunkArray.write, []
-
-    def spoil(array: ChunkArray, index: Any, block: Any) -> None:
-        write(array, index, block)
-        if array.path in ("factor", "grams", "triangles", "found") and array.path not in spoiled:
-            spoiled.append(array.path)
-            path = Path(array.store) / array.chunk_key(index)
-            path.write_bytes(b"\0" * path.stat().st_size)
-
-    monkeypatch.setattr(ChunkArray, "write", spoil)
-    np.testing.assert_array_equal(estimator.leave_one_out().residuals, expected.residuals)
-    assert sorted(spoiled) == ["factor", "found", "grams", "triangles"]
-
-
 def test_rows_from_disk_and_targets_of_one_dimension(tmp_path: Path) -> None:
     x, y, _ = data(False)
     dataset = dkrr.ingest(x, tmp_path / "data.zarr", y=y[:, 0])
@@ -140,15 +102,6 @@ def test_rows_from_disk_and_targets_of_one_dimension(tmp_path: Path) -> None:
     expected = dkrr.KernelRidge(**parameters).fit(x, y[:, 0]).leave_one_out()
     np.testing.assert_array_equal(found.residuals, expected.residuals)
     assert found.residuals.shape == (N, 1)
-
-
-def test_single_precision_is_single_precision() -> None:
-    x, y, _ = data(False)
-    for parameters in ({}, {"tile_size": 32}):
-        found = fitted(x, y, None, precision="float32", **parameters).leave_one_out()
-        exact = fitted(x, y, None).leave_one_out()
-        error = np.abs(found.residuals - exact.residuals).max()
-        assert 1e-9 < error < 1e-3
 
 
 def test_on_workers(cluster_client: Any) -> None:

@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
-import pandas as pd
 import psutil
 import pytest
 import zarr
@@ -33,8 +31,8 @@ import dkrr.engine.session
 import dkrr.models.estimator
 import dkrr.models.large_predictions
 from dkrr import KernelRidge, ingest, load_model, make_kernel
-from dkrr.errors import ClusterError, StorageFullError, StoreError
-from dkrr.fit.inputs import TemporaryStore, file_system, temporary_folder
+from dkrr.errors import ClusterError, StorageFullError
+from dkrr.fit.inputs import TemporaryStore, temporary_folder
 from tests.sampling import one_of
 
 RNG = np.random.default_rng(0)
@@ -122,17 +120,6 @@ def checks() -> Iterator[Any]:
 @pytest.mark.parametrize(("estimator", "check"), list(checks()))
 def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None], no_cluster: None) -> None:
     check(estimator)
-
-
-def test_is_a_drop_in_for_scikit_learns() -> None:
-    ours = KernelRidge(alpha=0.3, kernel="poly", gamma=0.1, degree=2, coef0=0.5).fit(X, Y)
-    theirs = DenseKernelRidge(alpha=0.3, kernel="poly", gamma=0.1, degree=2, coef0=0.5).fit(X, Y)
-    np.testing.assert_allclose(ours.dual_coef_, theirs.dual_coef_, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(ours.predict(Z), theirs.predict(Z), rtol=1e-9, atol=1e-9)
-    assert ours.score(X, Y) == pytest.approx(theirs.score(X, Y), rel=1e-12)
-    assert ours.X_fit_.shape == theirs.X_fit_.shape
-    assert ours.n_features_in_ == 5
-    assert set(DenseKernelRidge().get_params()) <= set(KernelRidge().get_params())
 
 
 def test_pipeline_and_clone() -> None:
@@ -277,49 +264,6 @@ def test_lazy_predictions_outlive_the_estimator(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_shapes_of_targets() -> None:
-    for tile_size in ("auto", 64):
-        for targets, coefficients, predictions in (
-            (Y[:, 0], (300,), (37,)),
-            (Y[:, :1], (300, 1), (37, 1)),
-            (Y, (300, 2), (37, 2)),
-            (Y[:, 0].tolist(), (300,), (37,)),
-        ):
-            estimator = KernelRidge(kernel="rbf", tile_size=tile_size).fit(X, targets)
-            assert estimator.dual_coef_.shape == coefficients
-            assert estimator.predict(Z).shape == predictions
-
-
-def test_pandas_keeps_feature_names() -> None:
-    frame = pd.DataFrame(X, columns=list("abcde"))
-    for tile_size in ("auto", 64):
-        estimator = KernelRidge(kernel="rbf", alpha=0.1, tile_size=tile_size).fit(frame, pd.Series(Y[:, 0]))
-        assert list(estimator.feature_names_in_) == list("abcde")
-        assert estimator._model.feature_names == list("abcde")
-        np.testing.assert_allclose(estimator.dual_coef_, fitted().dual_coef_, rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(estimator.predict(pd.DataFrame(Z, columns=list("abcde"))), fitted().predict(Z))
-        with pytest.raises(ValueError, match="same order"):
-            estimator.predict(pd.DataFrame(Z, columns=list("edcba")))
-        estimator.fit(da.from_array(X, chunks=100), Y[:, 0])  # names of the first fit are gone
-        assert not hasattr(estimator, "feature_names_in_")
-
-
-@pytest.mark.parametrize("tile_size", ["auto", 64])
-def test_sample_weights_with_zeros(tile_size: Any) -> None:
-    weight = RNG.uniform(0, 2, 300) * (np.arange(300) % 5 > 0)
-    estimator = KernelRidge(kernel="rbf", alpha=0.1, tile_size=tile_size).fit(X, Y, sample_weight=weight)
-    assert np.all(estimator.dual_coef_[weight == 0] == 0)
-    kept = weight > 0
-    without = KernelRidge(kernel="rbf", alpha=0.1).fit(X[kept], Y[kept], sample_weight=weight[kept])
-    np.testing.assert_allclose(estimator.predict(Z), without.predict(Z), rtol=1e-9, atol=1e-10)
-    dense = DenseKernelRidge(kernel="rbf", alpha=0.1).fit(X, Y, sample_weight=weight)
-    np.testing.assert_allclose(estimator.dual_coef_, dense.dual_coef_, rtol=1e-9, atol=1e-9)
-    lazy = KernelRidge(kernel="rbf", alpha=0.1, tile_size=64).fit(
-        da.from_array(X, chunks=100), Y, sample_weight=da.from_array(weight, chunks=70)
-    )
-    np.testing.assert_allclose(lazy.dual_coef_, estimator.dual_coef_, rtol=1e-10, atol=1e-10)
-
-
 def test_weights_beside_a_data_set(tmp_path: Path) -> None:
     weight = np.linspace(0, 1, 300)
     expected = KernelRidge(kernel="rbf", tile_size=64).fit(X, Y, sample_weight=weight)
@@ -331,26 +275,6 @@ def test_weights_beside_a_data_set(tmp_path: Path) -> None:
         KernelRidge(kernel="rbf", tile_size=64).fit(own, Y),
     ):
         np.testing.assert_allclose(fit.dual_coef_, expected.dual_coef_, rtol=1e-13, atol=1e-14)
-
-
-@pytest.mark.parametrize("tile_size", ["auto", 64])
-def test_alpha_per_target(tile_size: Any, tmp_path: Path) -> None:
-    targets = np.concatenate([Y, Y], axis=1)
-    alpha = [0.1, 2.0, 0.1, 0.5]
-    estimator = KernelRidge(kernel="rbf", alpha=alpha, tile_size=tile_size, store=tmp_path / "s").fit(X, targets)
-    for column, value in enumerate(alpha):
-        alone = KernelRidge(kernel="rbf", alpha=value).fit(X, targets[:, column])
-        np.testing.assert_allclose(estimator.dual_coef_[:, column], alone.dual_coef_, rtol=1e-9, atol=1e-11)
-    # one factor per distinct value, all from one Gram matrix
-    assert len(list((tmp_path / "s/factors").glob("*.zarr"))) == 3
-    assert len(list((tmp_path / "s/grams").glob("*.zarr"))) == 1
-
-
-def test_float32() -> None:
-    for tile_size in ("auto", 64):
-        single = fitted(precision="float32", tile_size=tile_size)
-        assert single.solution_.precision == "float32"
-        np.testing.assert_allclose(single.predict(Z), fitted().predict(Z), atol=1e-4)
 
 
 def test_a_function_as_kernel(tmp_path: Path) -> None:
@@ -366,18 +290,6 @@ def test_a_function_as_kernel(tmp_path: Path) -> None:
 
 
 # --- where the work runs -------------------------------------------------------------------------------------------
-
-
-def test_few_rows_start_no_cluster(monkeypatch: pytest.MonkeyPatch, no_cluster: None, tmp_path: Path) -> None:
-    fitted()
-    fitted(tile_size=64)
-    fitted(store=tmp_path / "store")
-    KernelRidge(kernel="rbf").fit(da.from_array(X, chunks=100), Y)
-    monkeypatch.setattr(dkrr.models.estimator, "MAX_IN_PROCESS_ROWS", 300)
-    fitted()
-    monkeypatch.setattr(dkrr.models.estimator, "MAX_IN_PROCESS_ROWS", 299)
-    with pytest.raises(AssertionError, match="a cluster was started"):
-        fitted()
 
 
 def test_many_rows_run_on_the_client_that_is_found(cluster_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,19 +360,6 @@ def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "Cholesky factor of 300 rows in 15 tiles" in result.stdout
     assert "children 0" in result.stdout
-
-
-def test_predictions_stay_in_bounded_memory() -> None:
-    estimator = KernelRidge(kernel="rbf").fit(X, Y)
-    rows = np.zeros((100_000, 5), dtype=np.float32)  # k(Z, X) would be 240 MB, a float64 copy of the rows 4 MB
-    estimator.predict(rows[:5000])  # buffers that are kept
-    tracemalloc.start()
-    try:
-        estimator.predict(rows)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 100_000 * 2 * 8 + 2_000_000
 
 
 @pytest.mark.parametrize("targets", [Y[:, 0], Y], ids=["1-d", "2-d"])
@@ -576,34 +475,6 @@ def test_copies_stand_on_their_own(source: str) -> None:
         assert copied.get_params()["tile_size"] == 64
 
 
-def test_a_copy_of_many_rows_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(dkrr.models.estimator, "IN_MEMORY_BYTES", 1000)
-    estimator = KernelRidge(kernel="rbf", tile_size=64).fit(da.from_array(X, chunks=64), Y)
-    with pytest.raises(StoreError, match=r"12,000 bytes of training rows .* save\(path\)"):
-        pickle.dumps(estimator)
-    estimator.save(tmp_path / "model.zarr")
-    expected = estimator.predict(Z)
-    del estimator
-    gc.collect()
-    assert np.array_equal(load_model(tmp_path / "model.zarr").predict(Z), expected)
-
-
-def test_save_and_load(tmp_path: Path) -> None:
-    for number, estimator in enumerate(
-        (fitted(), fitted(tile_size=64), KernelRidge(kernel="poly", alpha=[1.0, 2.0]).fit(X, Y))
-    ):
-        path = tmp_path / f"{number}.zarr"
-        estimator.save(path)
-        model = load_model(path)
-        assert np.array_equal(model.predict(Z), estimator.predict(Z))
-        assert model.solution == estimator.solution_
-        with pytest.raises(StoreError, match="exists"):
-            estimator.save(path)
-        estimator.save(path, overwrite=True)
-    with pytest.raises(ValueError, match="not fitted"):
-        KernelRidge().save(tmp_path / "unfitted.zarr")
-
-
 def test_temporary_folder_is_where_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
@@ -628,11 +499,6 @@ def test_temporary_folder_is_where_there_is_room(
         temporary_folder(600_000)
     with dask.config.set({"temporary-directory": "/proc/none"}), pytest.raises(StorageFullError, match="/proc/none"):
         temporary_folder()
-
-
-def test_file_systems_are_told_apart() -> None:
-    assert file_system(Path("/proc/self")) == "proc"
-    assert file_system(Path("/nowhere/at/all")) == file_system(Path("/"))
 
 
 def test_a_full_disk_is_refused_before_anything_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

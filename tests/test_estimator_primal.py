@@ -61,13 +61,6 @@ def test_dual_and_primal_agree(degree: int, intercept: bool) -> None:
     np.testing.assert_allclose(left_out[1].inverse_diagonal, left_out[0].inverse_diagonal, rtol=0, atol=1e-9)
 
 
-def test_the_dual_linear_fit_has_coefficients_too() -> None:
-    x, y, weight = rows()
-    found = dkrr.KernelRidge(alpha=0.5, kernel="linear").fit(x, y, sample_weight=weight)
-    assert found.solution_.solver == "cholesky"
-    np.testing.assert_allclose(found.coef_, Ridge(alpha=0.5, fit_intercept=False).fit(x, y, weight).coef_, rtol=1e-9)
-
-
 def test_rows_on_disk_are_not_needed_any_more(tmp_path: Path) -> None:
     x, y, weight = rows()
     dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
@@ -115,9 +108,3 @@ def test_what_has_no_meaning_is_refused(parameters: dict[str, Any], words: str) 
     x, y, _ = rows()
     with pytest.raises(ParameterError, match=words):
         dkrr.KernelRidge(solver="primal", **parameters).fit(x, y)
-
-
-def test_standard_deviations_name_another_solver() -> None:
-    x, y, _ = rows()
-    with pytest.raises(ParameterError, match="'primal' are not available"):
-        dkrr.KernelRidge(solver="primal").fit(x, y).predict(x, return_std=True)

@@ -55,12 +55,6 @@ def test_few_rows_run_the_solver_that_was_asked_for_here(
     assert est.predict(X[:3]).shape == (3, 2)
 
 
-def test_auto_stays_in_memory_for_few_rows(no_cluster: None) -> None:
-    est = KernelRidge(**RBF).fit(X, Y)
-    assert "in memory" in est.solution_.message
-    assert est.n_iter_ == 1
-
-
 def test_tol_and_max_iter_are_kept_to(no_cluster: None) -> None:
     loose = KernelRidge(**RBF, solver="cg", tol=1e-2, solver_params={"preconditioner": "none"}).fit(X, Y)
     tight = KernelRidge(**RBF, solver="cg", tol=1e-10, solver_params={"preconditioner": "none"}).fit(X, Y)
@@ -73,12 +67,6 @@ def test_tol_and_max_iter_are_kept_to(no_cluster: None) -> None:
     est.set_params(solver_params={"preconditioner": "none", "allow_unconverged": True}).fit(X, Y)
     assert not est.solution_.converged
     assert "NOT CONVERGED" in est.solution_.message
-
-
-def test_a_ridge_per_target_in_one_iteration(no_cluster: None) -> None:
-    est = KernelRidge(**RBF | {"alpha": [0.1, 3.0]}, solver="cg").fit(X, Y)
-    matrix = dkrr.make_kernel("rbf", gamma=0.2)(X, X)
-    np.testing.assert_allclose(est.dual_coef_, dense_krr(matrix, Y, [0.1, 3.0]), rtol=1e-5, atol=1e-7)
 
 
 def test_warm_start_goes_on_from_the_last_coefficients(no_cluster: None) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from sklearn.base import clone
 from sklearn.linear_model import Ridge
-from sklearn.model_selection import cross_val_score
 
 import dkrr
 from dkrr import KernelRidge, load_model
-from dkrr.errors import ParameterError, StoreError
-from dkrr.store.files import read_json, write_json
 from tests.reference import dense_bordered
 
 RNG = np.random.default_rng(5)
@@ -71,29 +66,6 @@ def test_a_precomputed_matrix(options: dict[str, Any]) -> None:
     np.testing.assert_allclose(est.predict(KERNEL(Z, X)), expected(WEIGHT)[1], rtol=0, atol=1e-6)
 
 
-def test_without_one_nothing_is_added() -> None:
-    est = KernelRidge(**RBF | {"fit_intercept": False}).fit(X, Y)
-    assert est.intercept_ == 0.0
-    assert est._model.intercept is None
-    assert "intercept" not in est._model._attributes()
-
-
-@pytest.mark.parametrize("value", [1, 0, None, "yes"])
-def test_what_is_neither_true_nor_false_is_refused(value: Any) -> None:
-    with pytest.raises(ParameterError, match=r"fit_intercept is .*; True or False expected"):
-        KernelRidge(fit_intercept=value).fit(X, Y)
-
-
-def test_copies_and_searches_keep_it() -> None:
-    est = KernelRidge(**RBF)
-    assert clone(est).get_params()["fit_intercept"] is True
-    est.fit(X, Y)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(est)).predict(Z), est.predict(Z))
-    far = Y[:, 0] + 1000
-    assert cross_val_score(est, X, far).min() > 0.9
-    assert cross_val_score(est.set_params(fit_intercept=False), X, far).max() < 0.9
-
-
 @pytest.mark.parametrize("options", [{"solver": "cg"}, {"precision": "mixed", "tile_size": 90}], ids=str)
 def test_a_warm_start_begins_where_the_last_fit_ended(options: dict[str, Any]) -> None:
     est = KernelRidge(**RBF, **options, warm_start=True).fit(X[:280], Y[:280])
@@ -114,22 +86,6 @@ def test_rows_on_disk_and_workers(tmp_path: Path, cluster_client: Any) -> None:
     single = {"solver": "nystrom", "tol": 1e-11, "solver_params": {"num_centers": 257}}
     est = KernelRidge(**RBF, **single).fit(data)
     np.testing.assert_allclose(est.predict(Z), expected(WEIGHT)[1], rtol=0, atol=1e-7)
-
-
-def test_a_saved_intercept_is_checked(tmp_path: Path) -> None:
-    est = KernelRidge(**RBF).fit(X, Y)
-    path = tmp_path / "model.zarr"
-    est.save(path)
-    document: Any = read_json(str(path), "zarr.json")
-    assert document["attributes"]["format_version"] == 1
-    document["attributes"]["intercept"] = [1.0]
-    write_json(str(path), "zarr.json", document)
-    with pytest.raises(StoreError, match=r"intercept has shape \(1,\), \(2,\) expected"):
-        load_model(path, verify=False)
-    # as models were written before there were intercepts
-    del document["attributes"]["intercept"]
-    write_json(str(path), "zarr.json", document)
-    assert load_model(path, verify=False).intercept is None
 
 
 # --- what an intercept is ---------------------------------------------------------------------------------------------

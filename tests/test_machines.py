@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from scipy import sparse
 from sklearn.base import clone
 from sklearn.metrics import d2_pinball_score
 from sklearn.metrics.pairwise import rbf_kernel
-from sklearn.model_selection import GridSearchCV
 from sklearn.svm import SVC, SVR
 from sklearn.utils import get_tags
 from sklearn.utils.class_weight import compute_sample_weight
@@ -202,17 +198,6 @@ def test_quantiles_are_columns() -> None:
     assert get_tags(KernelQuantileRegressor(quantile=0.5)).target_tags.multi_output
 
 
-def test_crossing_rows_are_counted() -> None:
-    rows = np.linspace(0, 2, N)[:, None]  # the spread grows with them, so straight lines meet where it would be zero
-    estimator = KernelQuantileRegressor(quantile=[0.9, 0.1, 0.5], alpha=0.01, kernel="linear")
-    estimator.fit(rows, rows[:, 0] * np.tile([-1.0, 0.0, 1.0], N // 3))
-    new = np.array([[-3.0], [-2.0], [1.0], [1.5], [2.0]])
-    assert estimator.num_crossing(rows[5:]) == 0
-    assert estimator.num_crossing(new) == 2
-    estimator.set_params(quantile=0.5)  # the model has what it was fitted with
-    assert estimator.num_crossing(new) == 2
-
-
 # --- what the parameters mean ----------------------------------------------------------------------------------------
 
 
@@ -224,14 +209,6 @@ def test_alpha_is_that_of_kernel_ridge() -> None:
     squared = KernelSVR(2.0, epsilon=0.0, loss="squared_epsilon_insensitive", tol=TIGHT).fit(X, Y)  # C = 1 / (2 alpha)
     np.testing.assert_allclose(squared.predict(Z), ridge.predict(Z), **CLOSE)
     assert squared._model.provenance["alpha"] == [0.25]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_no_intercept(name: str) -> None:
-    estimator = clone(ALL[name]).set_params(fit_intercept=False).fit(X, targets(name))
-    assert np.all(estimator.intercept_ == 0)
-    expected = rbf_kernel(Z, estimator.support_vectors_, gamma=1 / 3) @ estimator.dual_coef_[0]
-    np.testing.assert_allclose(values(estimator), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -263,12 +240,6 @@ def test_class_weights_are_weights_of_rows(name: str, class_weight: Any) -> None
     np.testing.assert_allclose(ours.class_weight_[(TWO == "yes").astype(int)], weight)
 
 
-def test_balanced_classes_have_the_same_weight() -> None:
-    estimator = KernelSVC(class_weight="balanced").fit(X, THREE, WEIGHT)
-    total = np.array([WEIGHT[label == THREE].sum() for label in (0, 10, 20)])
-    np.testing.assert_allclose(estimator.class_weight_ * total, WEIGHT.sum() / 3)
-
-
 def test_gamma() -> None:
     rows = 3.0 * X
     for gamma, number in (("scale", 1 / (3 * rows.var())), ("auto", 1 / 3), (None, 1 / 3)):
@@ -290,22 +261,6 @@ def test_labels_of_every_kind(labels: Any, tmp_path: Path) -> None:
     assert set(estimator.predict(X)) <= set(np.asarray(labels).tolist())
     estimator.save(tmp_path / "model.zarr")
     assert load_model(tmp_path / "model.zarr").provenance["classes"] == estimator.classes_.tolist()
-
-
-def test_rows_of_every_kind(tmp_path: Path) -> None:
-    expected = KernelSVC().fit(X, TWO).decision_function(Z)
-    np.save(tmp_path / "X.npy", X)
-    for rows in (np.load(tmp_path / "X.npy", mmap_mode="r"), sparse.csr_array(X), X.tolist(), np.asfortranarray(X)):
-        np.testing.assert_allclose(KernelSVC().fit(rows, TWO).decision_function(Z), expected, rtol=1e-9, atol=1e-10)
-
-
-def test_frames_keep_their_names() -> None:
-    frame = pd.DataFrame(X, columns=list("abc"))
-    estimator = KernelSVC().fit(frame, pd.Series(TWO))
-    assert list(estimator.feature_names_in_) == estimator._model.feature_names == list("abc")
-    with pytest.raises(ValueError, match="same order"):
-        estimator.predict(frame[["c", "b", "a"]])
-    assert not hasattr(estimator.fit(X, TWO), "feature_names_in_")
 
 
 # --- the model -------------------------------------------------------------------------------------------------------
@@ -338,19 +293,6 @@ def test_the_model_holds_support_rows_only_and_is_saved_whole(name: str, tmp_pat
     assert "duality gap" in shown.output
     with pytest.raises(ParameterError, match="standard deviations are those of the square loss"):
         saved.predict_std(Z)
-
-
-def test_what_a_model_remembers() -> None:
-    quantile = KernelQuantileRegressor(quantile=[0.1, 0.9], alpha=0.5).fit(X, Y)._model
-    assert quantile.provenance == {
-        "alpha": [0.5], "C": 1.0, "loss": "pinball", "solver": "decomposition", "quantile": [0.1, 0.9]
-    }  # fmt: skip
-    several = KernelLogisticRegression(5.0).fit(X, THREE)._model
-    assert several.classes == several.provenance["classes"] == [0, 10, 20]
-    # a column is a class for those who read the model, and of two classes there is one column
-    assert KernelSVC().fit(X, TWO)._model.classes is None
-    huber = KernelHuberRegressor(epsilon=0.5, alpha=0.7).fit(X, Y)._model
-    assert (huber.provenance["epsilon"], huber.provenance["alpha"]) == (0.5, [0.7])
 
 
 def test_no_support_vectors(tmp_path: Path) -> None:
@@ -391,28 +333,6 @@ def test_dask_in_lazy_dask_out() -> None:
     assert quantile.num_crossing(lazy) == quantile.num_crossing(Z)
 
 
-def test_predictions_of_rows_on_disk(tmp_path: Path) -> None:
-    np.save(tmp_path / "Z.npy", Z)
-    estimator = KernelSVC().fit(X, THREE)
-    np.testing.assert_array_equal(estimator.predict(tmp_path / "Z.npy"), estimator.predict(Z))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_copies(name: str) -> None:
-    estimator = clone(ALL[name]).fit(X, targets(name))
-    assert not hasattr(clone(estimator), "support_")
-    for copied in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
-        assert np.array_equal(copied.predict(Z), estimator.predict(Z))
-        assert copied.solution_ == estimator.solution_
-
-
-def test_grid_search() -> None:
-    search = GridSearchCV(KernelQuantileRegressor(quantile=[0.2, 0.8]), {"alpha": [0.01, 100.0]}, cv=2).fit(X, Y)
-    assert search.best_params_ == {"alpha": 0.01}
-    search = GridSearchCV(KernelLogisticRegression(), {"C": [1e-4, 1.0]}, cv=3, scoring="neg_log_loss").fit(X, TWO)
-    assert search.best_params_ == {"C": 1.0}
-
-
 def test_the_solution_says_the_gap() -> None:
     solution = KernelSVC().fit(X, THREE).solution_
     assert solution.worst == ("duality gap", max(item.gap for item in solution.certificates))
@@ -442,14 +362,6 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, int]]:
     return found
 
 
-def test_a_worker_uses_one_thread(solved: list[tuple[np.ndarray, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dkrr.models.machines, "cpu_count", lambda: 7)
-    KernelSVC().fit(X, TWO)
-    monkeypatch.setattr(dkrr.models.machines, "runs_in_process", lambda: True)
-    KernelSVC().fit(X, TWO)
-    assert [threads for _, threads in solved] == [7, 1]
-
-
 @pytest.mark.parametrize("kernel", ["rbf", "linear"])
 def test_rows_are_centred_for_stationary_kernels(kernel: str, solved: list[tuple[np.ndarray, int]]) -> None:
     rows = X + 100.0
@@ -469,23 +381,6 @@ def test_what_did_not_converge_is_an_error_unless_allowed(name: str) -> None:
     assert not estimator.solution_.converged
     assert "NOT converged" in repr(estimator.solution_)
     assert np.isfinite(values(estimator)).all()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_failed_refit_leaves_the_fit_that_was_there(name: str) -> None:
-    frame = pd.DataFrame(X, columns=list("abc"))
-    estimator = clone(ALL[name]).set_params(kernel="linear").fit(frame, targets(name))
-    before, predicted = dict(vars(estimator)), estimator.predict(frame)
-    labels = np.where(TWO == "yes", "other", "more") if name in CLASSIFIERS else 2 * Y
-    with pytest.raises(DataError, match="at row 7, column 1"):
-        estimator.fit(missing_number(X, (7, 1)), labels)
-    with pytest.raises(ConvergenceError):
-        estimator.set_params(kernel="rbf", gamma=2.0, max_iter=1).fit(X[:, :2], labels)
-    estimator.set_params(kernel="linear", gamma=None, max_iter=None)
-    assert vars(estimator).keys() == before.keys()
-    assert all(vars(estimator)[key] is before[key] for key in before)
-    assert np.array_equal(estimator.predict(frame), predicted)
-    assert not hasattr(estimator.set_params(kernel="rbf").fit(X, labels), "coef_")
 
 
 def missing(value: Any) -> np.ndarray:

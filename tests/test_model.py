@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 import dkrr.models.model
-from dkrr import KernelRidge, Model, load_model, make_kernel
+from dkrr import KernelRidge, Model, load_model
 from dkrr.dataset import Scaling
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StorageFullError, StoreError
 from dkrr.linalg.predict import ArrayRows
@@ -70,13 +70,6 @@ def test_a_round_trip_keeps_everything(tmp_path: Path) -> None:
     assert np.array_equal(loaded.predict(Z), model.predict(Z))
 
 
-def test_any_zarr_reader_opens_it(path: Path) -> None:
-    group = zarr.open_group(str(path), mode="r", zarr_format=3)
-    assert np.array_equal(group["X_fit"][:], X)
-    assert group["dual_coef"].shape == (120, 1)
-    assert group.attrs["format"] == "dkrr-model"
-
-
 @pytest.mark.usefixtures("not_in_memory")
 def test_predictions_read_rows_from_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(path)
@@ -102,16 +95,6 @@ def test_predict_into_out(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.predict(Z, out=single), expected, rtol=1e-5)
     with pytest.raises(ParameterError, match=r"out has shape \(33,\); \(33, 2\) expected"):
         model.predict(Z, out=np.empty(33))
-
-
-def test_predict_into_out_of_one_target(path: Path) -> None:
-    model = load_model(path)
-    for shape in ((33,), (33, 1)):
-        out = np.empty(shape)
-        model.predict(Z, out=out)
-        assert np.array_equal(out.ravel(), model.predict(Z))
-    with pytest.raises(ParameterError, match=r"out has shape \(34, 1\)"):
-        model.predict(Z, out=np.empty((34, 1)))
 
 
 def test_predict_dask(path: Path) -> None:
@@ -186,13 +169,6 @@ def test_saving_is_all_or_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert load_model(path).provenance == {"another": 1}
 
 
-def test_a_function_without_a_name_cannot_be_saved(tmp_path: Path) -> None:
-    fit = KernelRidge(kernel=lambda a, b: a @ b.T).fit(X, Y)
-    with pytest.raises(ParameterError, match="cannot be stored by name"):
-        fit.save(tmp_path / "model.zarr")
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -222,21 +198,9 @@ def drop_chunk(path: Path) -> None:
     (path / CHUNK).unlink()
 
 
-def cut_chunk(path: Path) -> None:
-    (path / CHUNK).write_bytes((path / CHUNK).read_bytes()[:100])
-
-
-def drop_metadata(path: Path) -> None:
-    (path / "dual_coef/zarr.json").unlink()
-
-
 def add_file(path: Path) -> None:
     (path / "X_fit/c/1").mkdir()
     (path / "X_fit/c/1/0").write_bytes(b"more rows")
-
-
-def add_partial(path: Path) -> None:
-    (path / "X_fit/c/0/0.abc.partial").write_bytes(b"")
 
 
 def change_attribute(path: Path) -> None:
@@ -269,10 +233,6 @@ def foreign(path: Path) -> None:
     edit(path, "zarr.json", lambda d: d["attributes"].update(format="keras"), signed=True)
 
 
-def attributes_are_a_list(path: Path) -> None:
-    edit(path, "zarr.json", lambda d: d.update(attributes=[1]), signed=True)
-
-
 def link_chunk(path: Path) -> None:
     shutil.move(path / CHUNK, path.parent / "elsewhere")
     (path / CHUNK).symlink_to(path.parent / "elsewhere")
@@ -283,19 +243,9 @@ def link_metadata(path: Path) -> None:
     (path / "zarr.json").symlink_to(path.parent / "elsewhere.json")
 
 
-def link_folder(path: Path) -> None:
-    shutil.move(path / "X_fit", path.parent / "X_fit")
-    (path / "X_fit").symlink_to(path.parent / "X_fit")
-
-
 def format_2(path: Path) -> None:
     shutil.rmtree(path)
     zarr.open_group(str(path), mode="w", zarr_format=2).create_array("X_fit", data=X)
-
-
-def is_array(path: Path) -> None:
-    shutil.rmtree(path)
-    zarr.create_array(str(path), data=X)
 
 
 def is_nothing(path: Path) -> None:
@@ -308,10 +258,6 @@ def object_dtype(path: Path) -> None:
 
 def pickle_codec(path: Path) -> None:
     edit(path, "X_fit/zarr.json", lambda d: d.update(codecs=[{"name": "numcodecs.pickle"}]), signed=True)
-
-
-def transformer(path: Path) -> None:
-    edit(path, "X_fit/zarr.json", lambda d: d.update(storage_transformers=[{"name": "x"}]), signed=True)
 
 
 def unknown_kernel(path: Path) -> None:
@@ -336,10 +282,7 @@ def other_length(path: Path) -> None:
 REFUSED: dict[Callable[[Path], None], str] = {
     damage_chunk: rf"{CHUNK} of .*model\.zarr is damaged \(SHA-256 [0-9a-f]{{12}}, [0-9a-f]{{12}} expected\)",
     drop_chunk: rf"{CHUNK} of .* is missing",
-    cut_chunk: rf"{CHUNK} of .* is damaged",
-    drop_metadata: r"dual_coef/zarr\.json of .* is missing",
     add_file: r"X_fit/c/1/0 of .* is not in its manifest",
-    add_partial: r"X_fit/c/0/0\.abc\.partial of .* is not in its manifest",
     change_attribute: r"zarr\.json of .* is damaged",
     swap_arrays: r"(X_fit|dual_coef)/.* is damaged",
     drop_manifest: r"has no manifest\.json",
@@ -347,16 +290,12 @@ REFUSED: dict[Callable[[Path], None], str] = {
     escape_in_manifest: r"\.\./\.\./secret of .* is missing",
     newer: r"model format version 2; this dkrr reads version 1",
     foreign: r"not a model of dkrr \(format 'keras'\)",
-    attributes_are_a_list: "not a model of dkrr",
     link_chunk: r"X_fit/c/0/0 is a symbolic link",
     link_metadata: r"zarr\.json is a symbolic link",
-    link_folder: r"X_fit is a symbolic link",
     format_2: "is Zarr format 2; format 3 expected",
-    is_array: "is not a model of dkrr",
     is_nothing: "is not a model of dkrr",
     object_dtype: r"X_fit has data type 'object'; float64 or float32 expected",
     pickle_codec: r"X_fit has codecs \[\{'name': 'numcodecs\.pickle'\}\]",
-    transformer: "X_fit uses storage transformers",
     unknown_kernel: r"unreadable metadata \(kernel 'rfb': did you mean 'rbf'",
     missing_attribute: r"unreadable metadata \('center'\)",
     short_center: r"center has shape \(1,\), \(4,\) expected",
@@ -375,7 +314,7 @@ def test_a_spoiled_model_is_refused(spoil: Callable[[Path], None], path: Path) -
     assert error.value.hint
 
 
-METADATA = [newer, foreign, link_chunk, link_metadata, link_folder, format_2, object_dtype, pickle_codec, transformer]
+METADATA = [newer, foreign, link_chunk, link_metadata, format_2, object_dtype, pickle_codec]
 
 
 @pytest.mark.parametrize("spoil", METADATA, ids=lambda function: function.__name__)
@@ -385,15 +324,8 @@ def test_metadata_is_checked_without_verification_too(spoil: Callable[[Path], No
         load_model(path, verify=False)
 
 
-@pytest.mark.parametrize("spoil", [damage_chunk, drop_chunk, cut_chunk], ids=lambda function: function.__name__)
-def test_a_damaged_chunk_is_found_without_verification(spoil: Callable[[Path], None], path: Path) -> None:
-    spoil(path)
-    with pytest.raises(DamagedChunkError, match=r"chunk \(0, 0\) of .*X_fit is damaged"):
-        load_model(path, verify=False)  # a small model is read at once
-
-
 @pytest.mark.usefixtures("not_in_memory")
-@pytest.mark.parametrize("spoil", [damage_chunk, drop_chunk, cut_chunk], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("spoil", [damage_chunk, drop_chunk], ids=lambda function: function.__name__)
 @pytest.mark.parametrize("early", [True, False], ids=["before load", "after load"])
 def test_a_damaged_chunk_is_found_at_predict(spoil: Callable[[Path], None], early: bool, path: Path) -> None:
     if early:
@@ -417,15 +349,3 @@ def test_a_name_never_leaves_the_model(path: Path, tmp_path: Path) -> None:
     model.save(tmp_path / "names.zarr")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.zarr", "names.zarr"]
     assert load_model(tmp_path / "names.zarr").target_names == ["../t"]
-
-
-def test_a_model_made_by_hand(tmp_path: Path, path: Path) -> None:
-    kernel = make_kernel("poly", degree=2, gamma=1.0)
-    model = Model(
-        kernel=kernel,
-        x_fit=ArrayRows(X),
-        dual_coef=ArrayRows(np.ones((120, 2))),
-        solution=load_model(path).solution,
-    )
-    model.save(tmp_path / "hand.zarr")
-    np.testing.assert_allclose(load_model(tmp_path / "hand.zarr").predict(Z), kernel(Z, X) @ np.ones((120, 2)))

@@ -15,7 +15,6 @@ from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
 from sklearn.linear_model import Ridge
 from sklearn.metrics.pairwise import pairwise_kernels
 
-import dkrr.models.estimator
 from dkrr import KernelRidge, ingest, make_kernel
 from dkrr.errors import NotPositiveDefiniteError
 
@@ -58,16 +57,6 @@ def test_parity_with_scikit_learn(name: str, weighted: bool) -> None:
     assert max(ours.solution_.backward_error) <= 30 * N * np.finfo(float).eps
     if weighted:
         assert np.all(ours.dual_coef_[WEIGHT == 0] == 0)
-
-
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-def test_parity_of_a_precomputed_matrix(weighted: bool) -> None:
-    weight = WEIGHT if weighted else None
-    K, K_test = pairwise_kernels(X, metric="rbf"), pairwise_kernels(Z, X, metric="rbf")
-    ours = KernelRidge(kernel="precomputed", alpha=0.05, tile_size=TILE).fit(K, Y, sample_weight=weight)
-    theirs = DenseKernelRidge(kernel="precomputed", alpha=0.05).fit(K, Y, sample_weight=weight)
-    assert_same(ours.dual_coef_, theirs.dual_coef_)
-    assert_same(ours.predict(K_test), theirs.predict(K_test))
 
 
 def test_parity_with_a_ridge_per_target() -> None:
@@ -148,18 +137,6 @@ def test_memory_order_does_not_matter(change: Any, tmp_path: Path) -> None:
         fit = KernelRidge(**REFERENCE, tile_size=TILE).fit(form, change(Y) if isinstance(form, np.ndarray) else Y)
         assert np.array_equal(fit.dual_coef_, plain.dual_coef_)
         assert np.array_equal(fit.predict(change(Z)), plain.predict(Z))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8", "bool", "object", "longdouble"])
-def test_dtype_does_not_matter(dtype: str) -> None:
-    values = (X * 10).round() if dtype != "bool" else X > 0.5
-    exact = KernelRidge(**REFERENCE, tile_size=TILE).fit(values.astype(np.float64), Y)
-    for tile_size in ("auto", TILE):
-        fit = KernelRidge(**REFERENCE, tile_size=tile_size).fit(values.astype(dtype), Y)
-        assert_same(fit.dual_coef_, exact.dual_coef_, 1e-10)
-        assert_same(fit.predict(values.astype(dtype)), exact.predict(values.astype(np.float64)), 1e-10)
-    lazy = KernelRidge(**REFERENCE, tile_size=TILE).fit(da.from_array(values.astype(dtype), chunks=100), Y)
-    assert np.array_equal(lazy.dual_coef_, exact.dual_coef_)
 
 
 def test_row_order_does_not_matter(reference: np.ndarray) -> None:
@@ -252,21 +229,3 @@ def test_parity_on_real_data(name: str, kernel: str, data_folder: Path) -> None:
     assert result["dual_coef"] < RTOL, result
     assert result["predict"] < RTOL, result
     assert result["rmse"] < 1, result  # of 1, the standard deviation
-
-
-@pytest.mark.measure
-@pytest.mark.timeout(3600)
-def test_measure_parity_real_data(data_folder: Path) -> None:
-    print("\nset        kernel  rows    dual_coef  predict    scikit-learn s  dkrr s  rmse")
-    worst = 0.0
-    for name in REAL:
-        rows = whitened(data_folder / name)
-        for kernel in ("rbf", "matern"):
-            result = compare_on_real_data(rows, kernel, "auto")
-            worst = max(worst, result["dual_coef"], result["predict"])
-            print(
-                f"{name:<10} {kernel:<7} {len(rows[0]):>6,}  {result['dual_coef']:.1e}    {result['predict']:.1e}    "
-                f"{result['scikit-learn']:>14.1f}  {result['dkrr']:>6.1f}  {result['rmse']:.3f}"
-            )
-    assert worst < RTOL
-    assert len(rows[0]) > dkrr.models.estimator.MAX_IN_PROCESS_ROWS  # these fits ran on tiles

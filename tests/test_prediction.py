@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from sklearn.metrics import accuracy_score, r2_score
 
 import dkrr.models.prediction
 from dkrr import KernelRidge, Model, ingest, load_model
-from dkrr.dataset import Dataset, Scaling
+from dkrr.dataset import Dataset
 from dkrr.engine.session import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, StoreError, StoreMismatchError
@@ -117,19 +116,6 @@ def test_predictions_of_another_model_are_never_continued(model: Model, dataset:
         predict_dataset(model, rows, str(tmp_path / "out"), InProcessExecutor())
 
 
-def test_a_model_that_was_replaced_in_place_is_read_anew(
-    model: Model, dataset: Dataset, tmp_path: Path, cluster_client: Any
-) -> None:
-    # workers keep models open; one that was overwritten must not answer
-    executor = checked_executor(cluster_client)
-    score_dataset(model, dataset, executor)
-    other = saved(tmp_path / "model.zarr", overwrite=True, alpha=10.0)
-    result, _ = predict_dataset(other, dataset, str(tmp_path / "out"), executor)
-    np.testing.assert_allclose(result.read(0, 400), other.predict(Z), rtol=1e-9, atol=1e-11)
-    again, local = (score_dataset(other, dataset, runner)[0] for runner in (executor, InProcessExecutor()))
-    np.testing.assert_allclose(again.rmse, local.rmse, rtol=1e-9)
-
-
 def test_a_model_that_is_replaced_meanwhile_is_refused(model: Model, dataset: Dataset, tmp_path: Path) -> None:
     class Replacing(InProcessExecutor):
         def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -152,15 +138,6 @@ def test_scores_are_those_of_scikit_learn(model: Model, dataset: Dataset) -> Non
     assert score.rmse_whitened is None
     with pytest.raises(DataError, match="accuracy needs a one-hot target"):
         score.value("accuracy")
-
-
-def test_whitened_scores(dataset: Dataset, tmp_path: Path) -> None:
-    scaling = Scaling(x_mean=np.zeros(4), x_std=np.ones(4), y_mean=np.array([1.0, 2.0]), y_std=np.array([4.0, 0.5]))
-    fit = KernelRidge(kernel="rbf").fit(X, (Y - [1.0, 2.0]) / [4.0, 0.5])
-    replace(fit._model, scaling=scaling).save(tmp_path / "model.zarr")
-    score, _ = score_dataset(load_model(tmp_path / "model.zarr"), dataset, InProcessExecutor())
-    assert score.rmse_whitened is not None
-    np.testing.assert_allclose(score.rmse_whitened, np.array(score.rmse) / [4.0, 0.5])
 
 
 def test_accuracy_of_classes(tmp_path: Path) -> None:
@@ -187,17 +164,3 @@ def test_what_does_not_fit_is_refused(model: Model, dataset: Dataset, tmp_path: 
     for rows, number in ((ingest(Z, tmp_path / "none.zarr"), 0), (ingest(Z, tmp_path / "one.zarr", y=Z[:, 0]), 1)):
         with pytest.raises(DataError, match=f"has {number} targets, the model 2"):
             score_dataset(model, rows, InProcessExecutor())
-
-
-def test_a_constant_target_has_no_r2(model: Model, tmp_path: Path) -> None:
-    constant = ingest(Z, tmp_path / "constant.zarr", y=np.column_stack([np.ones(400), TRUTH[:, 1]]))
-    score, _ = score_dataset(model, constant, InProcessExecutor())
-    assert np.isnan(score.r2[0])
-    assert np.isfinite(score.r2[1])
-
-
-def test_predictions_that_overflow_are_refused(tmp_path: Path) -> None:
-    model = saved(tmp_path / "poly.zarr", kernel="poly", degree=3, gamma=1.0)
-    large = ingest(Z * 1e120, tmp_path / "large.zarr")
-    with pytest.raises(DataError, match="scale the features"):
-        predict_dataset(model, large, str(tmp_path / "out"), InProcessExecutor())

@@ -1,7 +1,8 @@
 """What is to be solved, what was asked for, what there is, and the ways that these words allow.
 
-    Problem     rows, features, targets, kernel, alpha        SolverChoice  a person's words, "auto" included
-    Limits      workers, memory, disk                         Candidate     one way with its price
+    Problem      rows, features, targets, kernel, alpha       SolverChoice  a person's words, "auto" included
+    Limits       workers, memory, disk                        Candidate     one way with its price
+    FitSettings  a fit by one way, with nothing left to choose
 
 You need it where a person's words become parameters. Combinations that have no meaning are refused here, with the way
 that has one; what "auto" becomes is decided in :mod:`dkrr.fit.plan`. An approximation is never among its ways, nor is
@@ -11,40 +12,46 @@ an answer in float32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from math import ceil, log2
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
 
+from dkrr.dataset.drift import DRIFT_LIMIT
 from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.lowrank.ranks import choose_rank
 from dkrr.linalg.primal.solver import MAX_FEATURES
-from dkrr.linalg.settings import IterativeSettings, NystromSettings, way_name
+from dkrr.linalg.settings import Foreseen, IterativeSettings, NystromSettings, way_name
 from dkrr.linalg.sizes import choose_gram
 
 __all__ = [
-    "DEFAULT_NUM_CENTERS",
     "PRIMAL",
-    "SOLVER_PARAMETERS",
     "Candidate",
+    "FitSettings",
     "Iterations",
     "Limits",
     "Problem",
     "SolverChoice",
     "Way",
-    "extrapolate",
-    "growth",
     "is_plainly_primal",
     "may_be_primal",
-    "primal_is_less",
     "ranks_of",
+    "settings_of",
     "small_choice",
     "ways_of",
 ]
+
+DEFAULT_NUM_CENTERS = 5000
+RANKS = (0, 250, 500, 1000, 2000, 4000)
+# an estimate of a number of iterations is good to this factor
+MARGIN = 1.25
+
+Way = tuple[str, str, str, int]  # solver, precision, gram, rank
+PRIMAL: Way = ("primal", "float64", "on_the_fly", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +74,16 @@ class Problem:
         """Distinct values of alpha: so many factors are needed."""
         return len(set(self.alpha))
 
+    @property
+    def num_explicit(self) -> int:
+        """D, the number of explicit features of the kernel; 0 where it has none."""
+        return count_features(self.kernel, self.num_features) or 0
+
+    @property
+    def primal_flops(self) -> float:
+        """n D^2 + D^3 / 3 for each alpha."""
+        return self.num_rows * self.num_explicit**2 + self.num_alphas * self.num_explicit**3 / 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -80,6 +97,24 @@ class Limits:
     driver_bytes: int | None = None
     disk_bytes: int | None = None
     fetches: bool = False
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """A number of iterations, as a range."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean."""
+        return float((self.low * self.high) ** 0.5)
+
+    @classmethod
+    def around(cls, best: float) -> Iterations:
+        """What is expected where the best estimate is ``best``."""
+        return cls(max(1.0, best / MARGIN), float(ceil(max(1.0, best) * MARGIN - 1e-9)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,18 +163,11 @@ class Candidate:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Candidate:
-        """Inverse of :meth:`to_dict`; what a later version added is left out."""
-        known: dict[str, Any] = {item.name: values[item.name] for item in fields(cls) if item.name in values}
+        """Inverse of :meth:`to_dict`."""
+        known: dict[str, Any] = {item.name: values[item.name] for item in fields(cls)}
         for name, kind in (("iterations", Iterations), ("split", Split)):
-            if known.get(name) is not None:
-                known[name] = kind(**known[name])
+            known[name] = None if known[name] is None else kind(**known[name])
         return cls(**known)
-
-
-DEFAULT_NUM_CENTERS = 5000
-
-# what the estimator takes in ``solver_params``
-SOLVER_PARAMETERS = ("preconditioner", "rank", "seed", "allow_unconverged", "num_centers", "centers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,48 +216,57 @@ class SolverChoice:
             value = getattr(self, name)
             if not isinstance(value, str) or value not in allowed:
                 raise ParameterError(f"{name} is {value!r}; one of {', '.join(map(repr, allowed))} expected")
-        for name in ("rank", "num_centers"):
+        for name, least, word in (("rank", 1, "auto"), ("num_centers", 1, "auto"), ("seed", 0, None)):
             value = getattr(self, name)
-            if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ParameterError(f"{name} is {value!r}; 'auto' or a whole number above 0 expected")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ParameterError(f"seed is {self.seed!r}; a whole number of at least 0 expected")
+            if (word is None or value != word) and (
+                isinstance(value, bool) or not isinstance(value, int) or value < least
+            ):
+                what = "a whole number of at least 0" if word is None else "'auto' or a whole number above 0"
+                raise ParameterError(f"{name} is {value!r}; {what} expected")
         if not isinstance(self.allow_unconverged, bool):
             raise ParameterError(f"allow_unconverged is {self.allow_unconverged!r}; True or False expected")
         self.iterative()  # checks tol and max_iter
-        if problem := self._problem():
-            raise ParameterError(problem[0], hint=problem[1])
+        for is_wrong, problem, hint in self._problems():
+            if is_wrong:
+                raise ParameterError(problem, hint=hint)
 
-    def _problem(self) -> tuple[str, str] | None:
+    def _problems(self) -> Iterator[tuple[bool, str, str]]:
         """What has no meaning together, and what has."""
+        solver, precision = self.solver, self.precision
         for name in ("num_centers", "centers"):
-            if self.solver != "nystrom" and getattr(self, name) != "auto":
-                return f"{name} is for solver 'nystrom', {self.solver!r} given", (
-                    "nystrom is an approximation and is only done when it is asked for by name"
-                )
-        if self.solver == "nystrom":
-            if self.precision == "float32":
-                return "precision 'float32' with solver 'nystrom', whose answers are float64", (
-                    "precision 'mixed' makes its passes in float32 and gives a float64 answer"
-                )
-            if self.gram == "stored":
-                return "gram 'stored' with solver 'nystrom'", "nystrom has no n x n matrix to store; leave it out"
-        if self.solver == "primal":
-            if self.precision not in ("auto", "float64"):
-                return f"precision {self.precision!r} with solver 'primal', which is all float64", "leave it out"
-            if self.gram == "stored":
-                return "gram 'stored' with solver 'primal'", "primal has no n x n matrix to store; leave it out"
-        for name in ("preconditioner", "rank"):
-            if self.solver != "cg" and getattr(self, name) != "auto":
-                other = "; that of nystrom is made of its centres" if self.solver == "nystrom" else ""
-                return f"{name} is for solver 'cg', {self.solver!r} given{other}", f"ask for cg, or leave {name} out"
-        if self.solver == "cg" and self.precision == "float32":
-            return "precision 'float32' with solver 'cg', whose answers are float64", (
-                "precision 'mixed' evaluates the kernel in float32 and gives a float64 answer"
+            yield (
+                solver != "nystrom" and getattr(self, name) != "auto",
+                f"{name} is for solver 'nystrom', {solver!r} given",
+                "nystrom is an approximation and is only done when it is asked for by name",
             )
-        if self.preconditioner in ("none", "factor") and self.rank != "auto":
-            return f"rank {self.rank} with preconditioner {self.preconditioner!r}", "leave one of them out"
-        return None
+        for name, how in (("nystrom", "makes its passes"), ("cg", "evaluates the kernel")):
+            yield (
+                solver == name and precision == "float32",
+                f"precision 'float32' with solver {name!r}, whose answers are float64",
+                f"precision 'mixed' {how} in float32 and gives a float64 answer",
+            )
+        yield (
+            solver == "primal" and precision not in ("auto", "float64"),
+            f"precision {precision!r} with solver 'primal', which is all float64",
+            "leave it out",
+        )
+        yield (
+            solver in ("nystrom", "primal") and self.gram == "stored",
+            f"gram 'stored' with solver {solver!r}",
+            f"{solver} has no n x n matrix to store; leave it out",
+        )
+        other = "; that of nystrom is made of its centres" if solver == "nystrom" else ""
+        for name in ("preconditioner", "rank"):
+            yield (
+                solver != "cg" and getattr(self, name) != "auto",
+                f"{name} is for solver 'cg', {solver!r} given{other}",
+                f"ask for cg, or leave {name} out",
+            )
+        yield (
+            self.preconditioner in ("none", "factor") and self.rank != "auto",
+            f"rank {self.rank} with preconditioner {self.preconditioner!r}",
+            "leave one of them out",
+        )
 
     @classmethod
     def from_estimator(cls, parameters: Mapping[str, Any] | None, **named: Any) -> SolverChoice:
@@ -242,10 +279,11 @@ class SolverChoice:
         """
         if parameters is not None and not isinstance(parameters, Mapping):
             raise ParameterError(f"solver_params is {parameters!r}; a dict expected")
-        unknown = sorted(str(key) for key in (parameters or {}) if key not in SOLVER_PARAMETERS)
+        known = ("preconditioner", "rank", "seed", "allow_unconverged", "num_centers", "centers")
+        unknown = sorted(str(key) for key in (parameters or {}) if key not in known)
         if unknown:
             raise ParameterError(
-                f"solver_params has {unknown[0]!r}; known: {', '.join(SOLVER_PARAMETERS)}",
+                f"solver_params has {unknown[0]!r}; known: {', '.join(known)}",
                 hint="solver, precision, tol and max_iter are parameters of the estimator itself",
             )
         return cls(**named, **(parameters or {}))
@@ -278,9 +316,8 @@ class SolverChoice:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SolverChoice:
-        """Inverse of :meth:`to_dict`; what a later version added is left out."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{key: value for key, value in values.items() if key in known})
+        """Inverse of :meth:`to_dict`."""
+        return cls(**values)
 
 
 _ALLOWED = {
@@ -291,11 +328,107 @@ _ALLOWED = {
     "centers": ("auto", "rpcholesky", "uniform"),
 }
 
-RANKS = (0, 250, 500, 1000, 2000, 4000)
 
-Way = tuple[str, str, str, int]  # solver, precision, gram, rank
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """A fit with nothing left to choose.
 
-PRIMAL: Way = ("primal", "float64", "on_the_fly", 0)
+    Parameters
+    ----------
+    kernel
+        Resolved kernel; None with a given matrix.
+    alpha
+        One ridge, or one per target.
+    tile_size, precision, gram, solver
+        As resolved. "mixed": float32 inside, the float64 answer.
+    iterative
+        Of cg, and of the refinement of a mixed factor.
+    fit_intercept
+        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.intercept`.
+    center
+        Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
+    drift_limit
+        How far newer rows may lie from the centre of an earlier fit for it to be kept, see
+        :mod:`dkrr.linalg.frozen_center`. None keeps any: of whitened rows the drift was judged before.
+    foreseen
+        What a plan foresees of it; None where there was none.
+    accept_limit
+        Whether conjugate gradients may end at the limit of float64 above ``tol``, as the answer of a factor does; where
+        they were named that is an error.
+
+    Raises
+    ------
+    ParameterError
+        A float32 answer of conjugate gradients: their answers are float64.
+    """
+
+    kernel: Kernel | None
+    alpha: tuple[float, ...]
+    tile_size: int
+    precision: Literal["float64", "float32", "mixed"] = "float64"
+    gram: Literal["stored", "on_the_fly"] = "on_the_fly"
+    solver: Literal["cholesky", "cg"] = "cholesky"
+    iterative: IterativeSettings = field(default_factory=IterativeSettings)
+    fit_intercept: bool = False
+    center: tuple[float, ...] | None = None
+    drift_limit: float | None = DRIFT_LIMIT
+    foreseen: Foreseen | None = None
+    accept_limit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.solver == "cg" and self.precision == "float32":
+            raise ParameterError(
+                "precision float32 with solver cg, whose answers are float64",
+                hint='"mixed" evaluates the kernel in float32 and gives a float64 answer',
+            )
+
+    @property
+    def iterates(self) -> bool:
+        """Whether there is an iteration, so that a guess of the answer is of use."""
+        return self.solver == "cg" or self.precision == "mixed"
+
+    @property
+    def rank(self) -> int:
+        """Of the preconditioner of cg; 0 for none, or where it is chosen later."""
+        iterative = self.iterative
+        is_low_rank = self.solver == "cg" and iterative.preconditioner not in ("none", "factor")
+        return int(iterative.rank) if is_low_rank and iterative.rank != "auto" else 0
+
+    @property
+    def name(self) -> str:
+        """``cg mixed, rank 500``."""
+        return way_name(self.solver, self.precision, self.gram, self.rank)
+
+    @property
+    def way(self) -> dict[str, Any]:
+        """What differs between the ways to one answer."""
+        return {
+            "solver": self.solver,
+            "precision": self.precision,
+            "gram": self.gram,
+            "tile_size": self.tile_size,
+            "preconditioner": self.iterative.preconditioner if self.solver == "cg" else "none",
+            "rank": self.rank,
+        }
+
+
+def settings_of(way: Candidate, problem: Problem, choice: SolverChoice) -> FitSettings:
+    """The fit by one way; of nystrom and primal the parts that they share with the others."""
+    iterative = choice.iterative(rank=way.rank or None)
+    if way.solver == "cg" and not way.rank and choice.rank == "auto" and choice.preconditioner != "factor":
+        iterative = replace(iterative, preconditioner="none")
+    low, high = (0.0, 0.0) if way.iterations is None else (way.iterations.low, way.iterations.high)
+    return FitSettings(
+        kernel=problem.kernel,
+        alpha=problem.alpha,
+        tile_size=way.tile_size,
+        precision=way.precision,  # type: ignore[arg-type]
+        gram=way.gram,  # type: ignore[arg-type]
+        solver=way.solver if way.solver in ("cholesky", "cg") else "cg",  # type: ignore[arg-type]
+        iterative=iterative,
+        fit_intercept=problem.fit_intercept,
+        foreseen=Foreseen(low=low, high=high, seconds=dict(way.seconds)),
+    )
 
 
 def ways_of(problem: Problem, choice: SolverChoice) -> list[Way]:
@@ -304,118 +437,50 @@ def ways_of(problem: Problem, choice: SolverChoice) -> list[Way]:
 
 
 def _all_ways(problem: Problem, choice: SolverChoice) -> Iterator[Way]:
-    usual = choose_gram(problem.kernel, problem.num_alphas)
-    dear = choose_gram(problem.kernel, 1)  # several alphas cost cg nothing
-    given = problem.kernel is None
+    usual = choose_gram(problem.kernel, problem.num_alphas) if choice.gram == "auto" else choice.gram
+    # several alphas cost cg nothing
+    of_cg = choose_gram(problem.kernel, 1) if choice.gram == "auto" else choice.gram
     if choice.solver == "nystrom":
         yield "nystrom", "float64" if choice.precision == "auto" else choice.precision, "on_the_fly", 0
-        return
-    if choice.solver == "primal":
+    if choice.solver == "primal" or may_be_primal(problem, choice):
         yield PRIMAL
-        return
-    if may_be_primal(problem, choice):
-        yield PRIMAL
-    precisions = {"auto": ("float64", "mixed")}.get(choice.precision, (choice.precision,))
-    for precision in precisions:
+    for precision in ("float64", "mixed") if choice.precision == "auto" else (choice.precision,):
         if choice.solver in ("auto", "cholesky"):
-            yield "cholesky", precision, usual if choice.gram == "auto" else choice.gram, 0
-        if choice.solver == "cg" or (choice.solver == "auto" and precision != "float32" and not given):
-            grams = (dear,) if choice.gram == "auto" else (choice.gram,)
-            for gram in grams:
-                for rank in ranks_of(problem, choice):
-                    yield "cg", precision, gram, rank
+            yield "cholesky", precision, usual, 0
+        is_open = choice.solver == "auto" and precision != "float32" and problem.kernel is not None
+        if choice.solver == "cg" or is_open:
+            yield from (("cg", precision, of_cg, rank) for rank in ranks_of(problem, choice))
 
 
 def may_be_primal(problem: Problem, choice: SolverChoice) -> bool:
     """Whether "auto" may become primal: fewer features than rows, and no word about matrices that it has not."""
-    size = count_features(problem.kernel, problem.num_features)
-    if not problem.primal or choice.solver != "auto" or size is None:
-        return False
-    asked = choice.precision in ("auto", "float64") and choice.gram == "auto"
-    return asked and size < problem.num_rows and size <= MAX_FEATURES
+    is_open = choice.solver == "auto" and choice.precision in ("auto", "float64") and choice.gram == "auto"
+    return problem.primal and is_open and 0 < problem.num_explicit < min(problem.num_rows, MAX_FEATURES + 1)
 
 
 def is_plainly_primal(problem: Problem, choice: SolverChoice) -> bool:
     """Whether n D^2 + D^3 / 3 flops are less than 10 for each entry of K: then no way through K is faster."""
-    if not may_be_primal(problem, choice):
-        return False
-    n, size = problem.num_rows, count_features(problem.kernel, problem.num_features) or 0
-    return n * size**2 + problem.num_alphas * size**3 / 3 < 10 * n**2
+    return may_be_primal(problem, choice) and problem.primal_flops < 10 * problem.num_rows**2
 
 
-def primal_is_less(problem: Problem) -> bool:
-    """Whether n D^2 + D^3 / 3 flops are less than n^3 / 3, where nothing is measured."""
-    n, size = problem.num_rows, count_features(problem.kernel, problem.num_features) or 0
-    return n * size**2 + problem.num_alphas * size**3 / 3 < n**3 / 3 * problem.num_alphas
-
-
-def ranks_of(problem: Problem, choice: SolverChoice) -> Iterator[int]:
+def ranks_of(problem: Problem, choice: SolverChoice) -> list[int]:
     """Ranks of the preconditioner that the choice allows, 0 for none."""
     if choice.preconditioner in ("none", "factor"):
-        yield 0
-    elif choice.rank != "auto":
-        yield min(choice.rank, problem.num_rows)
-    else:
-        yield from (rank for rank in RANKS if rank <= problem.num_rows / 4)
+        return [0]
+    if choice.rank != "auto":
+        return [min(choice.rank, problem.num_rows)]
+    return [rank for rank in RANKS if rank <= problem.num_rows / 4]
 
 
-def small_choice(problem: Problem, choice: SolverChoice) -> dict[str, Any]:
+def small_choice(problem: Problem, choice: SolverChoice) -> SolverChoice:
     """What "auto" becomes where measuring would cost more than the best choice could save."""
-    named: dict[str, Any] = {}
+    n, named = problem.num_rows, dict[str, Any]()
     if choice.solver == "auto":
-        named["solver"] = "primal" if may_be_primal(problem, choice) and primal_is_less(problem) else "cholesky"
+        is_less = problem.primal_flops < n**3 / 3 * problem.num_alphas
+        named["solver"] = "primal" if may_be_primal(problem, choice) and is_less else "cholesky"
     if choice.precision == "auto":
         named["precision"] = "float64"
     if choice.solver == "cg" and choice.rank == "auto" and choice.preconditioner not in ("none", "factor"):
-        n, d = problem.num_rows, problem.num_features
-        named["rank"] = choose_rank(n, d, min(problem.alpha), tol=choice.tol, num_columns=problem.num_targets)
-    return named
-
-
-# the largest power of n with which iterations grow: the condition does like n^2, where rows come ever closer
-LARGEST_POWER = 1.0
-
-MARGIN = 1.25
-
-
-@dataclass(frozen=True)
-class Iterations:
-    """A number of iterations, as a range."""
-
-    low: float
-    high: float
-
-    @property
-    def middle(self) -> float:
-        """The geometric mean."""
-        return float((self.low * self.high) ** 0.5)
-
-    @classmethod
-    def around(cls, best: float) -> Iterations:
-        """What is expected where the best estimate is ``best``."""
-        return cls(max(1.0, best / MARGIN), float(ceil(max(1.0, best) * MARGIN - 1e-9)))
-
-    def __str__(self) -> str:
-        low, high = round(self.low), round(self.high)
-        return f"{low:,}" if low == high else f"{low:,}-{high:,}"
-
-
-def growth(small: float, large: float, least: float, most: float) -> float:
-    """The power of the number of rows with which something grows that was ``small`` on half of them, within bounds."""
-    if not small or not large:
-        return most
-    return min(most, max(least, log2(large / small)))
-
-
-def extrapolate(
-    half: tuple[float, float], whole: tuple[float, float], s: int, n: int, *, preconditioned: bool
-) -> Iterations:
-    """From samples of s / 2 and s rows to n; each with the iterations for alpha, and for alpha s / n."""
-    if n <= s:  # alpha s / n is alpha
-        return Iterations(min(whole), min(whole))
-    ratio = n / s
-    own = whole[0] * ratio ** growth(half[0], whole[0], 0.0, LARGEST_POWER)
-    included = log2(max(whole[1] / whole[0], 1.0)) / log2(ratio)
-    scaled = whole[1] * ratio ** max(0.0, growth(half[1], whole[1], 0.0, LARGEST_POWER) - included)
-    low = Iterations.around(min(own, scaled))
-    return Iterations(low.low, Iterations.around(max(own, scaled)).high) if preconditioned else low
+        tol, t = choice.tol, problem.num_targets
+        named["rank"] = choose_rank(n, problem.num_features, min(problem.alpha), tol=tol, num_columns=t)
+    return replace(choice, **named)

@@ -62,6 +62,7 @@ __all__ = [
     "find_executor",
     "free_bytes",
     "given_rows",
+    "given_tiles",
     "measured_place",
     "nothing_new",
     "resolve_tile_size",
@@ -265,6 +266,24 @@ def store_given_matrix(
 ) -> tuple[Dataset, TileMatrix, str]:
     """Copy K (n, n) into tiles below ``root``; return targets and weights as a data set, the tiles, their digest.
 
+    Raises
+    ------
+    DataError
+        See :func:`given_tiles`. Nothing is left.
+    """
+    numbers = np.arange(given_rows(K), dtype=np.float64)[:, None]
+    dataset = ingest(numbers, place(root, "rows", uuid.uuid4().hex + ".zarr"), y=y, sample_weight=sample_weight)
+    try:
+        return dataset, *_stored_tiles(K, root, tile_size)
+    except BaseException:
+        remove_array(dataset.path)
+        raise
+
+
+@contextlib.contextmanager
+def given_tiles(K: Any, root: Any, tile_size: Any = "auto") -> Iterator[tuple[TileMatrix, str]]:
+    """K (n, n) in tiles below ``root``, and their digest; removed at the end.
+
     Parameters
     ----------
     K
@@ -275,14 +294,17 @@ def store_given_matrix(
     DataError
         Not square, not finite, or not symmetric to 1e-8 of its largest entry; names the entry. Nothing is left.
     """
-    n = given_rows(K)
-    matrix = _opened(K)
-    b = choose_tile_size(n, 1, None) if tile_size == "auto" else int(tile_size)
-    grid = TileGrid(n, b)
-    numbers = np.arange(n, dtype=np.float64)[:, None]
-    dataset = ingest(numbers, place(root, "rows", uuid.uuid4().hex + ".zarr"), y=y, sample_weight=sample_weight)
+    tiles, digest = _stored_tiles(K, root, tile_size)
+    try:
+        yield tiles, digest
+    finally:
+        remove_array(tiles.location)
+
+
+def _stored_tiles(K: Any, root: Any, tile_size: Any) -> tuple[TileMatrix, str]:
+    n, matrix, digest = given_rows(K), _opened(K), hashlib.sha256()
+    grid = TileGrid(n, choose_tile_size(n, 1, None) if tile_size == "auto" else int(tile_size))
     location = place(root, "grams", f"given-{uuid.uuid4().hex}.zarr")
-    digest = hashlib.sha256()
     try:
         tiles = TileMatrix.create(location, grid, dtype="float64")
         for i, j, tile in _checked_tiles(matrix, grid):
@@ -290,9 +312,8 @@ def store_given_matrix(
             digest.update(tile.data)
     except BaseException:
         remove_array(location)
-        remove_array(dataset.path)
         raise
-    return dataset, tiles, digest.hexdigest()
+    return tiles, digest.hexdigest()
 
 
 def check_given(K: Floats) -> None:

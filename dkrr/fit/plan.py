@@ -1,15 +1,4 @@
-"""What a fit can continue: factors of its first rows that earlier fits left in the store, and what they save.
-
-    saved flops = m^3 / 3 of n^3 / 3        for m of n rows, each distinct alpha
-
-You need it before "auto" is resolved: only tiles of the same size, precision and source can be continued, so where they
-save at least half of the work, or nothing else was asked for, their choices are taken over.
-
-Cost
-----
-See :mod:`dkrr.linalg.catalogue`; one listing more for each factor that is found.
-
-Planner: what "auto" becomes. Every way that gives the exact answer is priced, and the cheapest that fits is taken.
+"""What "auto" becomes. Every way that gives the exact answer is priced, and the cheapest that fits is taken.
 
     choice = argmin over feasible candidates of estimated seconds
 
@@ -18,14 +7,18 @@ a Gram matrix that is stored or evaluated on the fly. The number of iterations i
 (:mod:`dkrr.fit.trial`); candidates are compared at the upper end of it, for an iteration that takes longer than
 expected costs more than one that is not tried. An approximation is never a candidate, nor is an answer in float32.
 
-Cost: arithmetic, less than 0.1 s, besides the rates (:mod:`dkrr.fit.rates`) and the sample, which are only taken
-where the choice may matter.
+What earlier fits left in the store comes before: only tiles of the same size, precision and source can be continued, so
+where they save at least half of the work (m^3 / 3 of n^3 / 3 flops for m of n rows, each distinct alpha), or nothing
+else was asked for, their choices are taken over.
+
+Cost: arithmetic, less than 0.1 s, besides the rates (:mod:`dkrr.fit.rates`) and the sample, which are only taken where
+the choice may matter. What can be continued: see :mod:`dkrr.linalg.lineage`, and a listing for each factor found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, log
 from typing import Any
 
@@ -35,29 +28,29 @@ from dkrr.errors import StoreError
 from dkrr.fit.choices import (
     PRIMAL,
     Candidate,
+    FitSettings,
     Limits,
     Problem,
     SolverChoice,
     Way,
     is_plainly_primal,
+    settings_of,
     small_choice,
     ways_of,
 )
-from dkrr.fit.fitting import FitSettings
 from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import Machine, itemsize
 from dkrr.fit.schedule import FEW_WORKERS
 from dkrr.fit.trial import Trial
 from dkrr.kernels import Kernel
-from dkrr.kernels.features import count_features
 from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
 from dkrr.linalg.factor.rows import strips_bytes
-from dkrr.linalg.settings import Foreseen
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
+    "ASKED",
     "Continued",
     "Decision",
     "Ways",
@@ -65,17 +58,15 @@ __all__ = [
     "find_continued",
     "find_other_alpha",
     "other_alpha_sentence",
-    "settings_of",
 ]
-
 
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
-
 # a trial may take this share of the time of a float64 factor, within bounds
 TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.06, 0.1, 8.0
-
 ASKED = "asked for"
+# of the flops; below, whatever is fastest without an earlier factor is chosen
+WORTHWHILE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,33 +80,8 @@ class Decision:
     reasons: dict[str, str]
 
     def settings(self, problem: Problem, choice: SolverChoice) -> FitSettings:
-        """The fit with nothing left to choose; of nystrom and primal the parts that they share with the others."""
+        """The fit with nothing left to choose, see :func:`dkrr.fit.choices.settings_of`."""
         return settings_of(self.chosen, problem, choice)
-
-
-def settings_of(way: Candidate, problem: Problem, choice: SolverChoice) -> FitSettings:
-    """The fit by one way, with nothing left to choose."""
-    iterative = choice.iterative(rank=way.rank or None)
-    if way.solver == "cg" and not way.rank and choice.rank == "auto" and choice.preconditioner != "factor":
-        iterative = replace(iterative, preconditioner="none")
-    low, high = (0.0, 0.0) if way.iterations is None else (way.iterations.low, way.iterations.high)
-    return FitSettings(
-        kernel=problem.kernel,
-        alpha=problem.alpha,
-        tile_size=way.tile_size,
-        precision=way.precision,  # type: ignore[arg-type]
-        gram=way.gram,  # type: ignore[arg-type]
-        solver=way.solver if way.solver in ("cholesky", "cg") else "cg",  # type: ignore[arg-type]
-        iterative=iterative,
-        fit_intercept=problem.fit_intercept,
-        foreseen=Foreseen(low=low, high=high, seconds=dict(way.seconds)),
-    )
-
-
-def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those with tiles and an exact answer that are feasible, the cheapest first."""
-    usable = [item for item in candidates if item.solver in ("cholesky", "cg") and not item.infeasible]
-    return sorted(usable, key=lambda item: item.total_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,21 +111,25 @@ class Ways:
 
     @property
     def priced(self) -> bool:
-        """Whether the decision compared prices."""
+        """Whether the decision compared prices. Where it did not, the rows are few."""
         return len(self.candidates) > 1
 
     def others(self) -> tuple[FitSettings, ...]:
         """The ways that the words allow, the cheapest first."""
         known = self.candidates if self.priced else self._priced(self.choice)
-        return tuple(settings_of(item, self.problem, self.choice) for item in in_order(known))
+        return self._settings(known, self.choice)
 
     def beyond(self) -> tuple[FitSettings, ...]:
-        """The ways that the words exclude."""
+        """The ways that the words exclude: the hint of an error names the cheapest that would work."""
         asked = self.choice
         free = SolverChoice(tol=asked.tol, max_iter=asked.max_iter, seed=asked.seed)
-        allowed = set(ways_of(self.problem, asked))
-        priced = self._priced(free, without=allowed)
-        return tuple(settings_of(item, self.problem, free) for item in in_order(priced))
+        return self._settings(self._priced(free, without=set(ways_of(self.problem, asked))), free)
+
+    def _settings(self, candidates: Sequence[Candidate], choice: SolverChoice) -> tuple[FitSettings, ...]:
+        """Those with tiles and an exact answer that are feasible, in the order of their prices."""
+        usable = [item for item in candidates if item.solver in ("cholesky", "cg") and not item.infeasible]
+        usable.sort(key=lambda item: item.total_seconds)
+        return tuple(settings_of(item, self.problem, choice) for item in usable)
 
     def _priced(self, choice: SolverChoice, without: Container[Way] = ()) -> tuple[Candidate, ...]:
         ways = [way for way in ways_of(self.problem, choice) if way not in without]
@@ -206,17 +176,16 @@ def decide(
             reasons["tile_size"] = _why_tiles(chosen, problem, limits) if tile_size is None else ASKED
         return Decision(chosen=chosen, candidates=candidates, reasons=reasons)
 
-    if is_plainly_primal(problem, choice):
-        only = priced_way(problem, PRIMAL, choice, limits, tile_size, machine() if always_measure else None, None)
-        if not only.infeasible:
-            return decision(only, (only,), _why_primal(problem))
-    flops = problem.num_rows**3 / 3 * problem.num_alphas
-    if flops <= SMALL_FLOPS:
-        ways = ways_of(problem, replace(choice, **small_choice(problem, choice)))
-        rates = machine() if always_measure else None
+    def priced(way: Way, rates: Machine | None, found: Trial | None = None, limits: Limits = limits) -> Candidate:
+        return priced_way(problem, way, choice, limits, tile_size, rates, found)
+
+    is_small = problem.num_rows**3 / 3 * problem.num_alphas <= SMALL_FLOPS
+    if is_small or is_plainly_primal(problem, choice):
+        way = PRIMAL if is_plainly_primal(problem, choice) else ways_of(problem, small_choice(problem, choice))[0]
         # the caller compares with the disk, and what a small problem writes is small whatever the solver
-        only = priced_way(problem, ways[0], choice, replace(limits, disk_bytes=None), tile_size, rates, None)
-        if not only.infeasible or choice.solver != "auto":
+        room = limits if way == PRIMAL and not is_small else replace(limits, disk_bytes=None)
+        only = priced(way, machine() if always_measure else None, limits=room)
+        if not only.infeasible or (is_small and choice.solver != "auto"):
             few = (
                 f"the rows are few: the matrix of all {problem.num_rows:,} is factored in seconds, by the plainest way"
             )
@@ -225,17 +194,12 @@ def decide(
     rates = machine() if always_measure or len(ways) > 1 else None
     found = None
     if rates is not None and any(way[0] == "cg" or way[1] == "mixed" for way in ways):
-        plain = priced_way(problem, ("cholesky", "float64", "on_the_fly", 0), choice, limits, tile_size, rates, None)
+        plain = priced(("cholesky", "float64", "on_the_fly", 0), rates)
         found = trial(max(LEAST_TRIAL_SECONDS, min(MOST_TRIAL_SECONDS, TRIAL_SHARE * plain.total_seconds)))
-    priced = tuple(priced_way(problem, way, choice, limits, tile_size, rates, found) for way in ways)
-    best = _cheapest(priced)
-    return decision(best, priced, _why_solver(best, priced))
-
-
-def _cheapest(priced: Sequence[Candidate]) -> Candidate:
-    """The feasible candidate with the least seconds; the first one when none is feasible."""
-    feasible = [item for item in priced if not item.infeasible]
-    return min(feasible, key=lambda item: item.total_seconds) if feasible else priced[0]
+    candidates = tuple(priced(way, rates, found) for way in ways)
+    feasible = [item for item in candidates if not item.infeasible]
+    best = min(feasible, key=lambda item: item.total_seconds) if feasible else candidates[0]
+    return decision(best, candidates, _why_solver(best, candidates))
 
 
 def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
@@ -250,10 +214,9 @@ def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
 
 
 def _why_primal(problem: Problem) -> str:
-    size = count_features(problem.kernel, problem.num_features) or 0
     return (
-        f"less arithmetic than with the matrix of all {problem.num_rows:,} rows: this kernel is linear in {size:,} "
-        "features, and one coefficient for each of them is the same answer"
+        f"less arithmetic than with the matrix of all {problem.num_rows:,} rows: this kernel is linear in "
+        f"{problem.num_explicit:,} features, and one coefficient for each of them is the same answer"
     )
 
 
@@ -288,19 +251,18 @@ def _why_tiles(best: Candidate, problem: Problem, limits: Limits) -> str:
         return f"the fastest of those that were simulated for {limits.threads:,} workers and fit into their memory"
     if b < choose_tile_size(n, d, None, itemsize(best.precision), limits.threads):
         return "the largest whose tasks take no more than 80 % of a worker's memory"
-    sides = TileGrid(n, b).num_tiles
     if b <= 256:
         return "the smallest that are worth a task"
+    sides = TileGrid(n, b).num_tiles
     return f"{sides} a side: enough to keep every worker busy to the end, and few, for large tiles are read less often"
 
 
-# of the flops; below, whatever is fastest without them is chosen
-WORTHWHILE = 0.5
+# --- what earlier fits left -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continued:
-    """Factors of the first rows.
+    """Factors of the first rows that a fit can go on with.
 
     Parameters
     ----------
@@ -329,11 +291,12 @@ class Continued:
 
     def resolve(self, choice: SolverChoice, tile_size: int | None) -> tuple[SolverChoice, int | None]:
         """What "auto" becomes where it pays to go on."""
+        tile_size = self.tile_size if tile_size is None else tile_size
         if self.share < WORTHWHILE and choice.solver == "auto":
-            return choice, self.tile_size if tile_size is None else tile_size
+            return choice, tile_size
         frozen = {"solver": "cholesky", "precision": self.precision, "gram": self.gram}
         named: dict[str, Any] = {name: value for name, value in frozen.items() if getattr(choice, name) == "auto"}
-        return replace(choice, **named), self.tile_size if tile_size is None else tile_size
+        return replace(choice, **named), tile_size
 
     def is_for(self, chosen: Candidate) -> bool:
         """Whether a candidate goes on with these factors."""
@@ -346,13 +309,11 @@ class Continued:
         for phase, power in (("factorise", 1.0), ("gram", 2 / 3)):
             if phase in seconds:
                 seconds[phase] *= 1 - self.share**power
-        less = sum(chosen.seconds.values()) - sum(seconds.values())
-        grid, itemsize = TileGrid(self.of_rows, self.tile_size), 8 if self.precision == "float64" else 4
+        low = max(0.0, chosen.seconds_low - chosen.total_seconds + sum(seconds.values()))
+        grid, size = TileGrid(self.of_rows, self.tile_size), itemsize(self.precision)
         # one factor after the other
-        strips = max((strips_bytes(grid, m, num_threads, itemsize) for m in self.older), default=0)
-        disk = chosen.disk_bytes | {"strips": strips}
-        low = max(0.0, chosen.seconds_low - less)
-        return replace(chosen, seconds=seconds, seconds_low=low, disk_bytes=disk)
+        strips = max((strips_bytes(grid, m, num_threads, size) for m in self.older), default=0)
+        return replace(chosen, seconds=seconds, seconds_low=low, disk_bytes=chosen.disk_bytes | {"strips": strips})
 
     def to_dict(self, seconds: float | None) -> dict[str, Any]:
         """Plain data: what is reused and what that saves."""
@@ -370,6 +331,32 @@ class Continued:
         text = f"continues a factor of the first {self.num_rows:,} of {self.of_rows:,} rows"
         text += f": {self.share:.0%} of the flops are saved"
         return text + (f", about {seconds:,.0f} s" if seconds else "")
+
+
+@dataclass
+class _Found:
+    """A factor, its whole tiles in the common prefix, the flops of all finished rows there, and whether it is whole."""
+
+    ancestor: Ancestor
+    tiles: TileMatrix
+    num_tiles: int = 0
+    flops: float = 0.0
+    is_finished: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        m, b, missing = self.ancestor.num_rows, self.tiles.grid.tile_size, set(self.tiles.missing())
+        self.is_finished = not missing
+        is_whole = m == self.tiles.grid.n  # then the ragged row block is, too
+        finished, total = 0.0, 0.0
+        for i in range(-(-m // b)):
+            rows = min(b, m - i * b)
+            for j in range(i + 1):
+                work = rows * (j + 1 / 3 if i == j else 2 * j + 1)
+                total += work
+                if (i, j) not in missing:
+                    finished += work
+                    self.num_tiles += rows == b or is_whole
+        self.flops = float(m) ** 3 / 3 * finished / total
 
 
 def find_continued(
@@ -392,105 +379,48 @@ def find_continued(
     memory_bytes
         Of a task; larger tiles are not gone on with.
     drift_limit
-        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.catalogue`.
+        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.frozen_center`.
     """
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None
-    distinct = dict.fromkeys(alphas)
+    n, distinct = dataset.num_rows, set(alphas)
     best: dict[float, _Found] = {}
     older: dict[float, int] = {}
-    judge = CenterJudge(dataset, kernel, drift_limit)
+    judge, kind = CenterJudge(dataset, kernel, drift_limit), None
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
         fields = ancestor.fields
-        alpha = fields.get("alpha")
+        alpha, b, own = fields.get("alpha"), fields["tile_size"], [fields[k] for k in ("tile_size", "dtype", "gram")]
         if alpha not in distinct or alpha in older or not _is_allowed(fields, dataset, choice, tile_size):
             continue
-        first = next(iter(best.values()), None)
-        if first is not None and any(first.ancestor.fields[k] != fields[k] for k in ("tile_size", "dtype", "gram")):
-            continue
-        itemsize = 8 if fields["dtype"] == "float64" else 4
-        if memory_bytes is not None and task_bytes(fields["tile_size"], dataset.num_features, itemsize) > memory_bytes:
-            continue
-        if not judge.allows(ancestor):
+        size = task_bytes(b, dataset.num_features, itemsize(fields["dtype"]))
+        is_too_large = memory_bytes is not None and size > memory_bytes
+        if (best and own != kind) or is_too_large or not judge.allows(ancestor):
             continue
         try:
-            tiles = TileMatrix.open(ancestor.location)
+            found = _Found(ancestor, TileMatrix.open(ancestor.location))
         except StoreError:
             continue
-        found = _Found.of(ancestor, tiles)
         if found.num_tiles:
+            kind = own if not best else kind
             best.setdefault(alpha, found)
-            if ancestor.num_rows < dataset.num_rows or found.is_finished:
+            if ancestor.num_rows < n or found.is_finished:
                 older[alpha] = ancestor.num_rows
     if not best:
         return None
     one = next(iter(best.values()))
-    ancestor, tiles = one.ancestor, one.tiles
-    n, num_tiles = dataset.num_rows, sum(found.num_tiles for found in best.values())
-    flops = sum(found.flops for found in best.values())
-    linked = 0 if is_url(store) else tiles.array.chunk_bytes + 4
+    num_tiles, flops = (sum(getattr(found, name) for found in best.values()) for name in ("num_tiles", "flops"))
+    usual = "float64" if one.ancestor.fields["dtype"] == "float64" else "mixed"
     return Continued(
-        tile_size=tiles.grid.tile_size,
-        precision=_precision(ancestor.fields["dtype"], choice),
-        gram=ancestor.fields["gram"],
+        tile_size=one.tiles.grid.tile_size,
+        precision=usual if choice.precision == "auto" else choice.precision,
+        gram=one.ancestor.fields["gram"],
         num_rows=min(found.ancestor.num_rows for found in best.values()),
         of_rows=n,
         num_tiles=num_tiles,
-        num_bytes=num_tiles * linked,
+        num_bytes=0 if is_url(store) else num_tiles * (one.tiles.array.chunk_bytes + 4),
         flops=flops,
         share=flops / (n**3 / 3 * len(distinct)),
         older=tuple(m for m in older.values() if m < n),
-    )
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A factor, its whole tiles in the common prefix, the flops of all finished rows there, and whether it is whole."""
-
-    ancestor: Ancestor
-    tiles: TileMatrix
-    num_tiles: int
-    flops: float
-    is_finished: bool
-
-    @classmethod
-    def of(cls, ancestor: Ancestor, tiles: TileMatrix) -> _Found:
-        m, b = ancestor.num_rows, tiles.grid.tile_size
-        missing = set(tiles.missing())
-        last = m == tiles.grid.n  # then the ragged row block is whole, too
-        blocks = -(-m // b)
-        finished, total, whole = 0.0, 0.0, 0
-        for i in range(blocks):
-            rows = min(b, m - i * b)
-            for j in range(i + 1):
-                work = rows * (j + 1 / 3 if i == j else 2 * j + 1)
-                total += work
-                if (i, j) not in missing:
-                    finished += work
-                    whole += rows == b or last
-        return cls(ancestor, tiles, whole, float(m) ** 3 / 3 * finished / total, not missing)
-
-
-def find_other_alpha(store: Any, dataset: Dataset, kernel: Kernel | None, alphas: tuple[float, ...]) -> float | None:
-    """The alpha, nearest to the wanted one, of a factor of exactly these rows; None where there is none."""
-    if kernel is None or len(set(alphas)) != 1 or not alphas[0] > 0:
-        return None
-    near: dict[float, float] = {}
-    for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
-        fields = ancestor.fields
-        is_same = (fields["n"], fields["weight_digest"]) == (ancestor.num_rows, dataset.digest_weight)
-        if is_same and ancestor.num_rows == dataset.num_rows and fields["alpha"] > 0:
-            near[abs(log(fields["alpha"] / alphas[0]))] = float(fields["alpha"])
-    return near[min(near)] if near else None
-
-
-def other_alpha_sentence(other: float, alpha: float, tol: float) -> str:
-    """What a factor of another alpha is good for, in words."""
-    condition = max(other / alpha, alpha / other)
-    count = ceil(0.5 * condition**0.5 * log(2 / tol))
-    return (
-        f"a factor of these rows and alpha {other:g} is in the store: name = 'cg' with preconditioner = 'factor' would "
-        f"take about {count:,} iterations and no new factor"
     )
 
 
@@ -505,7 +435,23 @@ def _is_allowed(fields: dict[str, Any], dataset: Dataset, choice: SolverChoice, 
     )
 
 
-def _precision(dtype: str, choice: SolverChoice) -> str:
-    if choice.precision != "auto":
-        return choice.precision
-    return "float64" if dtype == "float64" else "mixed"
+def find_other_alpha(store: Any, dataset: Dataset, kernel: Kernel | None, alphas: tuple[float, ...]) -> float | None:
+    """The alpha, nearest to the wanted one, of a factor of exactly these rows; None where there is none."""
+    if kernel is None or len(set(alphas)) != 1 or not alphas[0] > 0:
+        return None
+    near: list[float] = []
+    for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
+        fields, n = ancestor.fields, dataset.num_rows
+        is_same = (ancestor.num_rows, fields["n"], fields["weight_digest"]) == (n, n, dataset.digest_weight)
+        near += [float(fields["alpha"])] if is_same and fields["alpha"] > 0 else []
+    return min(near, key=lambda alpha: abs(log(alpha / alphas[0])), default=None)
+
+
+def other_alpha_sentence(other: float, alpha: float, tol: float) -> str:
+    """What a factor of another alpha is good for, in words."""
+    condition = max(other / alpha, alpha / other)
+    count = ceil(0.5 * condition**0.5 * log(2 / tol))
+    return (
+        f"a factor of these rows and alpha {other:g} is in the store: name = 'cg' with preconditioner = 'factor' would "
+        f"take about {count:,} iterations and no new factor"
+    )

@@ -9,10 +9,10 @@ import numpy as np
 
 from dkrr._version import __version__
 from dkrr.dataset import Dataset
-from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice
+from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice, settings_of
 from dkrr.fit.fitting import FitResult, fit_rows, with_lineage
 from dkrr.fit.inputs import store_given_matrix
-from dkrr.fit.plan import Ways, settings_of
+from dkrr.fit.plan import Ways
 from dkrr.fit.rates import Machine
 from dkrr.jobs.leave_one_out import leave_out
 from dkrr.jobs.loss_fit import FittedLoss, fit_loss, loss_of

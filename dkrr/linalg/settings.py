@@ -51,12 +51,6 @@ class IterativeSettings:
             raise ParameterError(f"tol = {tol!r}", hint="give a number between 0 and 1")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, numbers.Integral) or limit < 1):
             raise ParameterError(f"max_iter = {limit!r}", hint="give a whole number of at least 1, or None")
-        if self.preconditioner not in ("rpcholesky", "nystrom", "factor", "none"):
-            raise ParameterError(
-                f"preconditioner = {self.preconditioner!r}", hint='"rpcholesky", "nystrom", "factor" or "none" expected'
-            )
-        if self.rank != "auto" and (not isinstance(self.rank, int) or self.rank < 1):
-            raise ParameterError(f"rank = {self.rank!r}", hint='give a positive integer or "auto"')
 
     @property
     def iterations(self) -> int:
@@ -82,12 +76,6 @@ class NystromSettings:
 
     num_centers: int = 5000
     centers: Literal["rpcholesky", "uniform"] = "uniform"
-
-    def __post_init__(self) -> None:
-        if self.num_centers < 1:
-            raise ParameterError(f"num_centers = {self.num_centers!r}", hint="give a positive integer")
-        if self.centers not in ("rpcholesky", "uniform"):
-            raise ParameterError(f"centers = {self.centers!r}", hint='"rpcholesky" or "uniform" expected')
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -1,4 +1,4 @@
-"""Between a data set and a solver: right-hand sides S Y, guesses of u, and coefficients S u."""
+"""Between a data set and a solver: an alpha for each target, and right-hand sides S Y."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from dkrr.errors import DamagedChunkError, ParameterError
 from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.intercept import Centring
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.solution import Solution
 
-__all__ = ["Solved", "dual_coef_block", "right_hand_sides", "start_from", "target_alphas"]
+__all__ = ["right_hand_sides", "target_alphas"]
 
 FloatMatrix = NDArray[np.float64]
-Solved = tuple[list[int], Solution, BlockColumns]
-"""Numbers of some targets, how they were solved, and their u."""
 
 
 def target_alphas(alpha: Any, num_targets: int) -> NDArray[np.float64]:
@@ -37,24 +34,6 @@ def target_alphas(alpha: Any, num_targets: int) -> NDArray[np.float64]:
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ParameterError(f"alpha = {values.min()}", hint="give a number that is at least 0")
     return np.broadcast_to(values, (num_targets,)).copy()
-
-
-def start_from(dataset: Dataset, dual_coef: FloatMatrix) -> FloatMatrix:
-    """u = S^-1 dual_coef (n, t), zero for new rows and for rows without weight."""
-    values = np.asarray(dual_coef, dtype=np.float64)
-    values = values[:, None] if values.ndim == 1 else values
-    n, m = dataset.num_rows, len(values)
-    if m > n or values.shape[1] != dataset.num_targets or not np.isfinite(values).all():
-        raise ParameterError(
-            f"start has shape {np.shape(dual_coef)}; at most ({n}, {dataset.num_targets}) finite numbers expected",
-            hint="give the coefficients of an earlier fit of the first rows",
-        )
-    start = np.zeros((n, dataset.num_targets))
-    start[:m] = values
-    if dataset.weight is not None:
-        root = np.sqrt(dataset.weight.read(0, m))
-        start[:m] = np.divide(values, root, out=np.zeros_like(values), where=root > 0)
-    return start
 
 
 def right_hand_sides(
@@ -99,11 +78,3 @@ def _holds(rhs: BlockColumns, i: int, panel: int, part: np.ndarray[Any, Any]) ->
         return np.array_equal(rhs.read(i, panel), part)
     except DamagedChunkError:
         return False
-
-
-def dual_coef_block(operator: RidgeOperator, solutions: list[Solved], i: int, num_targets: int) -> np.ndarray[Any, Any]:
-    block = np.empty((operator.grid.rows(i), num_targets))
-    for targets, _, u in solutions:
-        block[:, targets] = u.read_rows(i)
-    root = operator.root_weight(i)
-    return block if root is None else root[:, None] * block

@@ -31,13 +31,12 @@ from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal.solver import fit_primal_arrays, primal_features
 from dkrr.models.large_predictions import (
-    ensure_factor,
     is_worth_a_cluster,
     predict_on_workers,
     predict_table,
     variance_of,
 )
-from dkrr.models.leave_one_out import leave_one_out
+from dkrr.models.leave_one_out import ensure_factor, leave_one_out
 from dkrr.models.model import Model
 from dkrr.models.tiled import TiledFit, Training, primal_details, primal_parts
 from dkrr.models.uncertainty import interval, loo_quantiles, standard_deviation, target_scale
@@ -261,56 +260,53 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
         if self.store is not None:
             check_place("store", self.store)
         kernel = make_kernel(
-            self.kernel,
-            gamma=self.gamma,
-            degree=self.degree,
-            coef0=self.coef0,
-            kernel_params=self.kernel_params,
+            self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
         )
         start = getattr(self, "dual_coef_", None) if self.warm_start else None
         is_tiled = self.store is not None or tile_size is not None or choice.is_iterative
         # a small memory map is read at once, unless the tiled path was asked for
         in_memory = not is_out_of_core(X, 0 if is_tiled else MAX_IN_PROCESS_ROWS, IN_MEMORY_BYTES)
-        weight, names, given = sample_weight, None, X
+        weight, names, checksum, fit = sample_weight, None, None, self._fit_tiled
         if in_memory:
+            given = X
             X, y = fit_arrays(self, np.array(X) if isinstance(X, np.memmap) else X, y)
             weight = check_weight(sample_weight, X)
             check_alpha(self.alpha, 1 if y.ndim == 1 else y.shape[1])
             if self.__sklearn_tags__().input_tags.positive_only:
                 check_nonnegative(X, kernel.name)
             names = list(getattr(self, "feature_names_in_", []))
-            is_for_features = not is_tiled and self._is_for_features(kernel, choice, X, y)
+            if not is_tiled and self._is_for_features(kernel, choice, X, y):
+                fit = self._fit_primal
+            elif not is_tiled and self._is_for_memory(len(X)):
+                fit = self._fit_dense
             # what the fit says later rests on these rows, unless it is primal
-            is_kept = not is_for_features or X.nbytes <= IN_MEMORY_BYTES
-            X = owned(X, given) if is_kept else X
-            if is_for_features:
-                self._training = Training(
-                    X=X, y=y, weight=weight, tiled=False, max_in_process_rows=MAX_IN_PROCESS_ROWS,
-                    checksum=None if is_kept else crc32c(X),
-                )  # fmt: skip
-                return self._fit_primal(X, y, weight, kernel, names)
-            if not is_tiled and self._is_for_memory(len(X)):
-                precision = "float64" if choice.precision == "auto" else choice.precision
-                self._training = Training(X=X, y=y, weight=weight, tiled=False, max_in_process_rows=MAX_IN_PROCESS_ROWS)
-                return self._fit_dense(X, y, weight, kernel, precision, names)
+            if fit == self._fit_primal and X.nbytes > IN_MEMORY_BYTES:
+                checksum = crc32c(X)
+            else:
+                X = owned(X, given)
         else:
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit on named columns
-            y, weight = (np.array(part) if type(part) is np.ndarray else part for part in (y, weight))
-        X = find_dataset(X)
-        if isinstance(X, Dataset):
-            names = list(X.names) or None
-        elif is_dask_frame(X):
-            labels = frame_labels(X) or []
-            unique_names(labels, "X")
-            names = labels if all(isinstance(label, str) for label in labels) else None
-            X = X.to_dask_array(lengths=True)
-        if is_dask_frame(y):
-            unique_names(frame_labels(y) or [], "y")
-            y = y.to_dask_array(lengths=True)
+            X, y, weight = (np.array(part) if type(part) is np.ndarray else part for part in (X, y, weight))
+            X = find_dataset(X)
+            if isinstance(X, Dataset):
+                names = list(X.names) or None
+            for part, label in ((X, "X"), (y, "y")):
+                if is_dask_frame(part):
+                    unique_names(frame_labels(part) or [], label)
+            if is_dask_frame(X):
+                labels = frame_labels(X) or []
+                names = labels if all(isinstance(label, str) for label in labels) else None
+            X, y = (part.to_dask_array(lengths=True) if is_dask_frame(part) else part for part in (X, y))
         self._training = Training(
-            X=X, y=y, weight=weight, tiled=True, tile_size=tile_size, max_in_process_rows=MAX_IN_PROCESS_ROWS,
+            X=X,
+            y=y,
+            weight=weight,
+            tiled=fit == self._fit_tiled,
+            tile_size=tile_size,
+            max_in_process_rows=MAX_IN_PROCESS_ROWS,
+            checksum=checksum,
             store=None if self.store is None else at_present(self.store),
-        )  # fmt: skip
+        )
         tiled = TiledFit(
             kernel=kernel,
             alpha=self.alpha,
@@ -321,7 +317,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
             start=start,
             fit_intercept=bool(self.fit_intercept),
         )
-        return self._fit_tiled(tiled, X, y, weight, in_memory)
+        return fit(tiled, X, y, weight)
 
     def _is_for_memory(self, num_rows: int) -> bool:
         """Whether rows in memory are solved in this process when nothing asks for tiles."""
@@ -330,29 +326,26 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
     def _is_for_features(self, kernel: Kernel, choice: SolverChoice, X: Any, y: Any) -> bool:
         """Whether rows in memory are solved in this process by their explicit features."""
         (n, d), t = X.shape, 1 if y.ndim == 1 else y.shape[1]
-        if choice.solver == "primal":
-            features = primal_features(kernel, d, n)
-        elif choice.solver == "auto" and not self._is_for_memory(n) and kernel.name != "precomputed":
+        if choice.solver != "primal":
+            if choice.solver != "auto" or self._is_for_memory(n) or kernel.name == "precomputed":
+                return False
             alpha = tuple(check_alpha(self.alpha, t).tolist())
             problem = Problem(
                 num_rows=n, num_features=d, num_targets=t, kernel=kernel.resolve(d), alpha=alpha, primal=True
             )
             if not is_plainly_primal(problem, choice):
                 return False
-            features = primal_features(kernel, d, n)
-        else:
-            return False
-        return bool(n * features.num_features**2 <= MAX_PRIMAL_FLOPS)
+        return bool(n * primal_features(kernel, d, n).num_features ** 2 <= MAX_PRIMAL_FLOPS)
 
-    def _fit_primal(self, X: Any, y: Any, weight: Any, kernel: Kernel, names: list[str]) -> KernelRidge:
+    def _fit_primal(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> KernelRidge:
         targets = y.reshape(len(y), -1)
         alpha = check_alpha(self.alpha, targets.shape[1])
-        found = fit_primal_arrays(X, targets, kernel, alpha, weight=weight, fit_intercept=bool(self.fit_intercept))
+        found = fit_primal_arrays(X, targets, fit.kernel, alpha, weight=weight, fit_intercept=fit.fit_intercept)
         model = Model(
             **primal_parts(found),
             solution=found.solution,
             y_is_1d=y.ndim == 1,
-            feature_names=names,
+            feature_names=list(fit.feature_names or []),
             provenance={"alpha": alpha.tolist(), **primal_details(found)},
         )
         self._finish(model, X)
@@ -370,64 +363,63 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
         alpha, rows = check_alpha(self.alpha, y.shape[1]), X if center is None else X - center
         return fit_dense(kernel, rows, y, alpha, weight, precision, fit_intercept=bool(self.fit_intercept))
 
-    def _fit_dense(self, X: Any, y: Any, weight: Any, kernel: Kernel, precision: str, names: list[str]) -> KernelRidge:
-        targets = y.reshape(len(y), -1)
-        resolved = None if kernel.name == "precomputed" else kernel.resolve(X.shape[1])
-        if resolved is None:
+    def _fit_dense(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> KernelRidge:
+        targets, precision = y.reshape(len(y), -1), fit.choice.precision
+        kernel = None if fit.is_given else fit.kernel.resolve(X.shape[1])
+        if kernel is None:
             check_given(X)
         with np.errstate(over="ignore", invalid="ignore"):  # the kernel names what it is too large for
-            center = None if resolved is None else resolved.center(X.mean(axis=0), X.std(axis=0))
+            center = None if kernel is None else kernel.center(X.mean(axis=0), X.std(axis=0))
         with single_blas_thread():
-            fit = self._solve_in_memory(resolved, X, center, targets, weight, precision)
+            found = self._solve_in_memory(
+                kernel, X, center, targets, weight, "float64" if precision == "auto" else precision
+            )
+        weights, coefficients = None if weight is None else ArrayRows(weight[:, None]), ArrayRows(found.dual_coef)
         model = Model(
-            kernel=resolved,
-            x_fit=None if resolved is None else ArrayRows(X),
-            dual_coef=ArrayRows(fit.dual_coef),
-            solution=fit.solution,
+            kernel=kernel,
+            x_fit=None if kernel is None else ArrayRows(X),
+            dual_coef=coefficients,
+            solution=found.solution,
             center=center,
-            intercept=fit.intercept,
+            intercept=found.intercept,
             y_is_1d=y.ndim == 1,
-            feature_names=names,
+            feature_names=list(fit.feature_names or []),
             provenance={"alpha": check_alpha(self.alpha, targets.shape[1]).tolist()},
+            sample_weight=weights,
+            sigma2=target_scale(ArrayRows(targets), coefficients, weights, intercept=fit.fit_intercept),
         )
-        weights = None if weight is None else ArrayRows(weight[:, None])
-        scale = target_scale(ArrayRows(targets), model.dual_coef, weights, intercept=self.fit_intercept)
-        return self._finish(replace(model, sample_weight=weights, sigma2=scale), X)
+        return self._finish(model, X)
 
-    def _fit_tiled(self, tiled: TiledFit, X: Any, y: Any, weight: Any, in_memory: bool) -> KernelRidge:
+    def _fit_tiled(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> KernelRidge:
         holder, store = None, self._training.store
         if store is None:
-            holder = self.__dict__.pop("_unfinished", None) or TemporaryStore(tiled.store_bytes(X, y))
+            holder = self.__dict__.pop("_unfinished", None) or TemporaryStore(fit.store_bytes(X, y))
+            store = holder.path
         try:
-            model, on_disk = tiled.solve(X, y, weight, store if holder is None else holder.path)
+            model, on_disk = fit.solve(X, y, weight, store)
         except BaseException as exc:
             if holder is not None and isinstance(exc, ConvergenceError) and not exc.stagnated:
                 self._unfinished = holder  # a fit with a larger max_iter goes on from here
             elif holder is not None:
                 holder.close()
             raise
+        rows, is_theirs = X, isinstance(X, Dataset) and on_disk == X.X
+        # predictions of features need no rows, those of centres these alone; else rows are kept that the caller has not
+        if model.features is not None:
+            on_disk = rows = None
+        elif model.provenance["solver"] == "nystrom" and model.x_fit is not None:
+            on_disk, rows = None, model.x_fit.read(0, model.num_rows)
+        elif isinstance(X, np.ndarray) and not isinstance(X, np.memmap):
+            on_disk = None
+            model = model if fit.is_given else replace(model, x_fit=ArrayRows(X))
         if holder is not None:
             for name in ("store", "factors"):  # both end here
                 model.provenance.pop(name, None)
-        rows = X
-        if tiled.choice.solver == "nystrom" or model.features is not None:  # all that predictions need is in memory
-            if holder is not None:
-                holder.close()
-            self.n_features_in_ = model.num_features
-            if model.features is not None:
-                return self._finish(model, None)
-            assert model.x_fit is not None  # noqa: S101  (narrows the type)
-            return self._finish(model, model.x_fit.read(0, model.num_rows))
-        if holder is not None:
-            # predictions need the rows and no tiles, and these rows only where the caller does not have them
             holder.keep("rows")
-            if in_memory or on_disk is None or (isinstance(X, Dataset) and on_disk == X.X):
+            if on_disk is None or is_theirs:
                 holder.close()
                 holder = None
-        if in_memory and not tiled.is_given:
-            model = replace(model, x_fit=ArrayRows(X))
-        elif on_disk is not None:
-            is_theirs = isinstance(X, Dataset) and on_disk == X.X
+        if on_disk is not None:
             check = X.check_still_there if is_theirs else None if holder is None else holder.check
             kept = on_disk if check is None else CheckedRows(on_disk, check)
             model, rows = replace(model, x_fit=kept), lazy_rows(kept)
@@ -443,21 +435,16 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
             self.__dict__.pop(name, None)  # of an earlier fit
         self.solution_ = model.solution
         self.n_iter_ = max(1, model.solution.num_iterations)
-        primal = None
+        primal = coefficients if model.features is not None and model.features.is_linear else None
         if model.features is None:
             self.X_fit_ = rows
             self.dual_coef_ = coefficients[:, 0] if model.y_is_1d else coefficients
             if model.kernel is not None and model.kernel.name == "linear" and isinstance(rows, np.ndarray):
                 primal = rows.T @ coefficients
-        elif model.features.is_linear:
-            primal = coefficients
         if primal is not None:
             self.coef_ = primal[:, 0] if model.y_is_1d else primal.T
-        intercept = model.intercept
-        if intercept is None:
-            self.intercept_: Any = 0.0
-        else:
-            self.intercept_ = float(intercept[0]) if model.y_is_1d else intercept
+        intercept: Any = 0.0 if model.intercept is None else model.intercept
+        self.intercept_ = float(intercept[0]) if model.intercept is not None and model.y_is_1d else intercept
         return self
 
     def predict(self, X: Any, return_std: bool = False, *, noise: bool = False, sigma2: Any = None) -> Any:

@@ -2,12 +2,8 @@
 
     predict(Z) = y_mean + y_std * (k((Z - x_mean) / x_std, X_fit) @ dual_coef + intercept)
 
-How it lies on disk, and how it gets there whole, is in :mod:`dkrr.models.model`.
-
-Where a model is kept: a Zarr group of one to three arrays and attributes, with a manifest of SHA-256 over every key.
-
-You need it to change what a model's folder holds, or how it gets there whole; what the arrays mean is known to
-:mod:`dkrr.models.model`. Nothing is pickled, and metadata is checked before any array is read.
+On disk it is a Zarr group of one to three arrays and attributes, with a manifest of SHA-256 over every key. Nothing is
+pickled, and metadata is checked before any array is read.
 
 Cost: every byte of the arrays is written once, and read once where it is verified.
 """
@@ -17,8 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +38,6 @@ from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refu
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     check_place,
-    children,
     is_below,
     is_url,
     list_keys,
@@ -67,8 +62,6 @@ FORMAT_VERSION = 1
 ROWS_PER_CHUNK = 4096
 
 ARRAYS = ("X_fit", "dual_coef", "sample_weight")
-
-_KNOWN = {"zarr.json", MANIFEST, *ARRAYS}
 
 
 def saved_rows(path: Any, name: str, digest: str) -> CheckedRows:
@@ -98,33 +91,61 @@ def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowS
     check_place("path", path)
     root = local_root(path)
     check_outside(path)
-    attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | attributes
     _refuse_what_is_there(path, overwrite=overwrite)
     num_bytes = sum(8 * rows.num_rows * rows.num_columns for rows in arrays.values())
     with storage_errors(path, num_bytes), hold_lock(path):
         _refuse_what_is_there(path, overwrite=overwrite)  # by now
-        if root is None:
-            _save_objects(path, attributes, arrays)
+        if root is not None:
+            beside = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
+            try:
+                _write(str(beside), attributes, arrays)
+                put_in_place(beside, root)
+                failpoint("model.after_pointer")
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
             return
-        partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
-        try:
-            _write(str(partial), attributes, arrays)
-            failpoint("model.before_pointer")
-            put_in_place(partial, root)
-            failpoint("model.after_pointer")
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        if any(isinstance(rows, CheckedRows) and is_below(rows.rows.array.store, path) for rows in arrays.values()):
+            raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
+        remove_array(path)  # the metadata first; also what a save that was interrupted left
+        _write(path, attributes, arrays)
+        failpoint("model.after_pointer")
+
+
+def _write(store: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
+    for name, rows in arrays.items():
+        copy = RowArray.create(
+            store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=ROWS_PER_CHUNK
+        )
+        for number, (start, stop) in enumerate(copy.blocks()):
+            copy.write_chunk(number, rows.read(start, stop))
+    if local_root(store) is None:
+        failpoint("model.before_pointer")
+    attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | attributes
+    write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
+    write_manifest(store)
+    if local_root(store) is not None:
+        failpoint("model.before_pointer")
 
 
 def _refuse_what_is_there(path: Any, *, overwrite: bool) -> None:
-    """Refuse to write where something is, unless it is a model that may be replaced."""
+    """Refuse to write where something is, unless it is a model that may be replaced, without files of somebody else."""
     root = local_root(path)
     if root is not None:
         put_back(root)
     if read_json(path, "zarr.json") is not None or (root is not None and os.path.lexists(root)):
         if not overwrite:
             raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
-        _require_nothing_else(path)
+        if root is not None and root.is_symlink():
+            raise StoreError(f"{path} is a symbolic link", hint="give the path that it points to")
+        refuse_links(path)
+        _require_model(path)
+    elif root is not None:
+        return
+    written = read_json(path, MANIFEST) or {}  # a save to an address that was interrupted has none
+    known = {"zarr.json", MANIFEST, *ARRAYS}
+    for key in list_keys(path):
+        if key not in written and (written or key.partition("/")[0] not in known) and key != MANIFEST:
+            raise StoreError(f"{path} holds something else ({key})", hint="choose another path")
 
 
 def saved_attributes(path: Any, *, verify: bool) -> dict[str, Any]:
@@ -146,67 +167,28 @@ def saved_attributes(path: Any, *, verify: bool) -> dict[str, Any]:
     return attributes
 
 
-def _require_nothing_else(path: Any) -> None:
-    """Refuse to replace what is no model, or a model with files of somebody else in it."""
-    root = local_root(path)
-    if root is not None and root.is_symlink():
-        raise StoreError(f"{path} is a symbolic link", hint="give the path that it points to")
-    refuse_links(path)
-    _require_model(path)
-    written = read_json(path, MANIFEST) or {}  # a save to an address that was interrupted has none
-    foreign = [
-        key
-        for key in list_keys(path)
-        if key not in written and (written or key.partition("/")[0] not in _KNOWN) and key != MANIFEST
-    ]
-    if foreign:
-        raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another path")
-
-
-def _save_objects(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
-    if any(isinstance(rows, CheckedRows) and is_below(rows.rows.array.store, path) for rows in arrays.values()):
-        raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
-    foreign = [name for name in children(path) if name not in _KNOWN]
-    if foreign:
-        raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another address")
-    remove_array(path)  # the metadata first; also what a save that was interrupted left
-    _write(path, attributes, arrays)
-    failpoint("model.after_pointer")
-
-
-def _write(store: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
-    for name, rows in arrays.items():
-        copy = RowArray.create(
-            store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=ROWS_PER_CHUNK
-        )
-        for number, start in enumerate(range(0, rows.num_rows, ROWS_PER_CHUNK)):
-            copy.write_chunk(number, rows.read(start, min(start + ROWS_PER_CHUNK, rows.num_rows)))
-    if local_root(store) is None:
-        failpoint("model.before_pointer")
-    write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
-    write_manifest(store)
-
-
 def _require_model(path: Any) -> dict[str, Any]:
     document = read_json(path, "zarr.json")
-    for old in (".zgroup", ".zarray") if document is None else ():
-        if read_json(path, old) is not None:
-            raise StoreError(f"{path} is Zarr format 2; format 3 expected", hint="only models of dkrr are read")
-    if not isinstance(document, dict) or document.get("node_type") != "group" or document.get("zarr_format") != 3:
-        raise StoreError(f"{path} is not a model of dkrr", hint="check the path")
-    attributes = document.get("attributes")
-    found = attributes.get("format") if isinstance(attributes, dict) else None
-    if not isinstance(attributes, dict) or found != FORMAT:
-        raise StoreError(f"{path} is not a model of dkrr (format {found!r})", hint="check the path")
+    if document is None and any(read_json(path, old) is not None for old in (".zgroup", ".zarray")):
+        raise StoreError(f"{path} is Zarr format 2; format 3 expected", hint="only models of dkrr are read")
+    is_group = isinstance(document, dict) and (document.get("node_type"), document.get("zarr_format")) == ("group", 3)
+    attributes = document.get("attributes") if is_group and document is not None else None
+    if not isinstance(attributes, dict) or attributes.get("format") != FORMAT:
+        found = f" (format {attributes.get('format')!r})" if isinstance(attributes, dict) else ""
+        raise StoreError(f"{path} is not a model of dkrr{found}", hint="check the path")
     version = attributes.get("format_version")
     if version != FORMAT_VERSION:
         raise StoreError(
             f"{path} has model format version {version}; this dkrr reads version {FORMAT_VERSION}",
             hint="install a newer dkrr, or save the model again",
         )
-    return dict(attributes)
+    return attributes
 
 
+# parts of a model that are plain data, arrays of a few numbers, and have a dictionary of their own
+PLAIN = ("y_is_1d", "feature_names", "target_names", "made_up", "classes", "provenance")
+VECTORS = {"center": "num_features", "intercept": "num_targets", "sigma2": "num_targets"}
+RECORDS = {"scaling": Scaling, "quantiles": Quantiles, "solution": Solution}
 BLOCK_ROWS = 4096
 
 IN_MEMORY_BYTES = 64 * 2**20
@@ -396,12 +378,7 @@ class Model(WithUncertainty):
                 )
             return self._predict_dask(X)
         rows = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "shape") else np.asarray(X)
-        if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
-            raise DataError(
-                f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
-                hint="give the features the model was fitted with",
-            )
-        shape = (rows.shape[0], self.num_targets)
+        shape = (self._checked_shape(rows)[0], self.num_targets)
         if out is not None:
             _check_out(out, (shape, shape[:1]) if self.num_targets == 1 else (shape,))
         own = [getattr(rows, "array", None) for rows in self._arrays().values()]
@@ -410,15 +387,35 @@ class Model(WithUncertainty):
                 "out shares memory, or its file, with X or with the rows of the model", hint="give an array of its own"
             )
         result = np.empty(shape) if out is None else out
+        for start, block in self._blocks(rows):
+            values = self.predict_rows(block, first_row=start)
+            result[start : start + BLOCK_ROWS] = values.reshape(values.shape[0], *np.shape(result)[1:])
+        return result[:, 0] if out is None and self.y_is_1d else result
+
+    def _checked_shape(self, rows: Any) -> tuple[int, ...]:
+        shape = tuple(rows.shape)
+        if len(shape) != 2 or shape[1] != self.num_features:
+            raise DataError(
+                f"X has shape {shape}; (m, {self.num_features}) expected",
+                hint="give the features the model was fitted with",
+            )
+        return shape
+
+    def _blocks(self, rows: Any) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """The number of its first row, and each block of rows in float64."""
         for start in range(0, rows.shape[0], BLOCK_ROWS):
             given = rows[start : start + BLOCK_ROWS]
             given = given.toarray() if hasattr(given, "toarray") else given
-            block = np.ascontiguousarray(to_floats(given, "X", start))
-            values = self.predict_rows(block, first_row=start)
-            result[start : start + BLOCK_ROWS] = values.reshape(values.shape[0], *np.shape(result)[1:])
-        if out is not None:
-            return out
-        return result[:, 0] if self.y_is_1d else result
+            yield start, np.ascontiguousarray(to_floats(given, "X", start))
+
+    def variance(self, X: Any) -> NDArray[np.float64]:
+        """var f(z) / sigma^2 (m, t) for rows X (m, d) as :meth:`predict` takes them, in blocks."""
+        X = self.matched(X)
+        rows = X if hasattr(X, "shape") else np.asarray(X)
+        result = np.empty((self._checked_shape(rows)[0], self.num_targets))
+        for start, block in self._blocks(rows):
+            result[start : start + BLOCK_ROWS] = self.spread.variance(self.prepared_rows(block, start))
+        return result
 
     def matched(self, X: Any) -> Any:
         """The model's columns of a frame, by name and in their order; of what has no names all columns."""
@@ -462,11 +459,7 @@ class Model(WithUncertainty):
         return block if self.scaling is None or self.kernel is None else self.scaling.apply_x(block)
 
     def _predict_dask(self, X: Any) -> Any:
-        if X.ndim != 2 or X.shape[1] != self.num_features:
-            raise DataError(
-                f"X has shape {X.shape}; (m, {self.num_features}) expected",
-                hint="give the features the model was fitted with",
-            )
+        self._checked_shape(X)
         X = X.rechunk({1: -1})
         if self.y_is_1d:
             return X.map_blocks(_predict_part, self, dtype=np.float64, drop_axis=1, meta=np.empty(0))
@@ -497,35 +490,14 @@ class Model(WithUncertainty):
         save_arrays(path, self._attributes(), self._arrays(), overwrite=overwrite)
 
     def _attributes(self) -> dict[str, Any]:
-        # absent without an intercept, as in models written before there was one
-        intercept = {} if self.intercept is None else {"intercept": self.intercept.tolist()}
-        return (
-            intercept
-            | self._uncertainty()
-            | {
-                "kernel": {"kernel": "precomputed"} if self.kernel is None else self.kernel.to_dict(),
-                "center": None if self.center is None else self.center.tolist(),
-                "scaling": None if self.scaling is None else self.scaling.to_dict(),
-                "y_is_1d": self.y_is_1d,
-                "feature_names": list(self.feature_names),
-                "target_names": list(self.target_names),
-                "made_up": list(self.made_up),
-                "classes": self.classes,
-                "solution": self.solution.to_dict(),
-                "provenance": self.provenance,
-            }
-        )
-
-    def _uncertainty(self) -> dict[str, Any]:
-        """Attributes that only a model has whose fit knew them."""
-        found: dict[str, Any] = {} if self.sample_weight is None else {"weighted": True}
-        if self.features is not None:
-            found["num_inputs"] = self.features.num_inputs
-        if self.sigma2 is not None:
-            found["sigma2"] = self.sigma2.tolist()
-        if self.quantiles is not None:
-            found["quantiles"] = self.quantiles.to_dict()
-        return found
+        return {
+            "kernel": {"kernel": "precomputed"} if self.kernel is None else self.kernel.to_dict(),
+            "num_inputs": None if self.features is None else self.features.num_inputs,
+            "weighted": self.sample_weight is not None,
+            **{name: getattr(self, name) for name in PLAIN},
+            **{name: None if (found := getattr(self, name)) is None else found.tolist() for name in VECTORS},
+            **{name: None if (found := getattr(self, name)) is None else found.to_dict() for name in RECORDS},
+        }
 
     def _arrays(self) -> dict[str, RowSource]:
         named = dict(zip(ARRAYS, (self.x_fit, self.dual_coef, self.sample_weight), strict=True))
@@ -536,8 +508,6 @@ class Model(WithUncertainty):
         arrays = self._arrays()
         if sum(8 * rows.num_rows * rows.num_columns for rows in arrays.values()) > IN_MEMORY_BYTES:
             return self
-        from dataclasses import replace
-
         held = {name.lower(): ArrayRows(rows.read(0, rows.num_rows)) for name, rows in arrays.items()}
         return replace(self, **held)  # type: ignore[arg-type]
 
@@ -635,42 +605,36 @@ def _at_present(provenance: dict[str, Any], location: str) -> dict[str, Any]:
 
 def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Model:
     """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
-    kernel_dict = attributes["kernel"]
+    kernel_dict, inputs = attributes["kernel"], attributes["num_inputs"]
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
-    center, scaling, intercept = attributes["center"], attributes["scaling"], attributes.get("intercept")
-    sigma2, quantiles, inputs = attributes.get("sigma2"), attributes.get("quantiles"), attributes.get("num_inputs")
+    found: dict[str, Any] = {name: attributes[name] for name in PLAIN}
+    for name in VECTORS:
+        found[name] = None if attributes[name] is None else np.asarray(attributes[name], dtype=np.float64)
+    for name, kind in RECORDS.items():
+        found[name] = None if attributes[name] is None else kind.from_dict(attributes[name])  # type: ignore[attr-defined]
+    found |= {"made_up": tuple(found["made_up"]), "provenance": _at_present(found["provenance"], str(path))}
     model = Model(
         kernel=kernel,
         x_fit=None if kernel is None or inputs is not None else saved_rows(path, "X_fit", digest),
         dual_coef=saved_rows(path, "dual_coef", digest),
-        solution=Solution.from_dict(attributes["solution"]),
-        center=None if center is None else np.asarray(center, dtype=np.float64),
         features=None if inputs is None else feature_map(kernel, inputs),
-        scaling=None if scaling is None else Scaling.from_dict(scaling),
-        intercept=None if intercept is None else np.asarray(intercept, dtype=np.float64),
-        y_is_1d=attributes["y_is_1d"],
-        feature_names=attributes["feature_names"],
-        target_names=attributes["target_names"],
-        made_up=tuple(attributes["made_up"]),
-        classes=attributes["classes"],
-        provenance=_at_present(attributes["provenance"], str(path)),
+        sample_weight=saved_rows(path, "sample_weight", digest) if attributes["weighted"] else None,
         location=str(path),
         digest=digest,
-        sample_weight=saved_rows(path, "sample_weight", digest) if attributes.get("weighted") else None,
-        sigma2=None if sigma2 is None else np.asarray(sigma2, dtype=np.float64),
-        quantiles=None if quantiles is None else Quantiles.from_dict(quantiles),
+        **found,
     )
-    if model.x_fit is not None and model.x_fit.num_rows != model.num_rows:
-        raise ValueError(f"{model.x_fit.num_rows} training rows, {model.num_rows} coefficients")
-    if model.features is not None and model.features.num_features != model.num_rows:
-        raise ValueError(f"{model.features.num_features} features, {model.num_rows} coefficients")
-    for name, values, count in (
-        ("center", model.center, model.num_features),
-        ("x_mean", None if model.scaling is None else model.scaling.x_mean, model.num_features),
-        ("y_mean", None if model.scaling is None else model.scaling.y_mean, model.num_targets),
-        ("intercept", model.intercept, model.num_targets),
-        ("sigma2", model.sigma2, model.num_targets),
-    ):
+    rows = model.num_rows if model.x_fit is None else model.x_fit.num_rows
+    rows = rows if model.features is None else model.features.num_features
+    if rows != model.num_rows:
+        what = "training rows" if model.features is None else "features"
+        raise ValueError(f"{rows} {what}, {model.num_rows} coefficients")
+    checked = {name: (found[name], getattr(model, count)) for name, count in VECTORS.items()}
+    if model.scaling is not None:
+        checked |= {
+            "x_mean": (model.scaling.x_mean, model.num_features),
+            "y_mean": (model.scaling.y_mean, model.num_targets),
+        }
+    for name, (values, count) in checked.items():
         if values is not None and values.shape != (count,):
             raise ValueError(f"{name} has shape {values.shape}, ({count},) expected")
     return model

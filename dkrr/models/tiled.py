@@ -1,17 +1,16 @@
-"""The estimator's fit on tiles: rows or a given matrix in, a model out.
+"""From rows or a given matrix to a model: what a solver or a loss gives a model, and the estimators' fit on tiles.
 
-It asks the planner what "auto" means for rows that an estimator was handed, refuses what does not fit a worker or the
-disk, and cleans up: what the caller has in memory does not stay in a store that is kept.
-
-What a model remembers of its solver and of its uncertainty, and the parts that a solver or a loss gives it.
-
-Shared by jobs and the estimators, so that a model says the same wherever it was fitted.
+:func:`solve_rows` is the one fit that jobs, estimators and searches over alpha call; what a model remembers of its
+solver and of its uncertainty is the same wherever it was fitted. :class:`TiledFit` asks the planner what "auto" means
+for rows that an estimator was handed, refuses what does not fit a worker or the disk, and cleans up: what the caller
+has in memory does not stay in a store that is kept.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,22 +22,22 @@ from dkrr.engine.memory import free_memory_bytes
 from dkrr.engine.session import blas_of, memory_limit_of
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DataError, ParameterError
-from dkrr.fit.choices import Limits, Problem, SolverChoice, small_choice
-from dkrr.fit.fitting import FitSettings, fit_rows
+from dkrr.fit.choices import FitSettings, Limits, Problem, SolverChoice, small_choice, ways_of
+from dkrr.fit.fitting import FitResult, fit_rows
 from dkrr.fit.inputs import (
     check_disk,
     find_executor,
     free_bytes,
     given_rows,
+    given_tiles,
     measured_place,
     nothing_new,
     resolve_tile_size,
     rows_on_disk,
     source_table,
-    store_given_matrix,
 )
 from dkrr.fit.plan import Decision, Ways, decide, find_continued
-from dkrr.fit.prices import cholesky_disk
+from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import Machine, measure_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
@@ -47,21 +46,18 @@ from dkrr.linalg.losses.loss import Loss
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.predict import ArrayRows, RowSource
 from dkrr.linalg.primal.solver import PrimalResult, fit_primal
-from dkrr.linalg.sizes import choose_gram, choose_tile_size
+from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import recorded_factors, target_scale
 from dkrr.models.validation import check_alpha, check_target_sizes
-from dkrr.store.files import (
-    full_disk,
-    is_url,
-    remove_array,
-)
+from dkrr.store.files import full_disk, is_url
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [
+    "Solved",
     "TiledFit",
     "Training",
     "changed",
@@ -73,13 +69,17 @@ __all__ = [
     "nystrom_parts",
     "primal_details",
     "primal_parts",
+    "solve_rows",
     "solver_details",
     "uncertainty_parts",
     "usable_rows",
 ]
 
+logger = logging.getLogger("dkrr.tiled")
+
 Floats = NDArray[np.float64]
-logger = logging.getLogger("dkrr.models.tiled")
+# what of a candidate's disk is checked here: the rest is small
+MATRICES = ("factor", "gram", "preconditioner", "centres", "sums", "strips")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +134,81 @@ def check_unchanged(model: Model, dataset: Dataset, digest: str = "") -> None:
 def changed(part: str) -> DataError:
     """The error of rows, targets or weights that are not those of the fit."""
     return DataError(f"{part} has changed since the fit", hint="fit again, or bring back what was there")
+
+
+# --- what a model is made of ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved:
+    """What a fit leaves to a model: its ``parts``, the solution among them, and ``details`` for its provenance.
+
+    ``settings`` are those that led to it, of another way than was chosen where that was given up; ``tiles`` says what
+    is in the store of a fit that had tiles.
+    """
+
+    parts: dict[str, Any]
+    details: dict[str, Any]
+    settings: FitSettings
+    tiles: FitResult | None = None
+
+
+@contextmanager
+def solve_rows(
+    dataset: Dataset,
+    settings: FitSettings,
+    workspace: Workspace,
+    *,
+    solver: str = "",
+    nystrom: NystromSettings | None = None,
+    given: TileMatrix | None = None,
+    source_digest: str = "",
+    start: Floats | None = None,
+    ways: Ways | None = None,
+) -> Iterator[Solved]:
+    """The fit of the rows of a data set by the way that was chosen, whichever it is; a context manager.
+
+    Coefficients of a fit that had tiles are in the store while the block runs, see :func:`dkrr.fit.fitting.fit_rows`.
+
+    Parameters
+    ----------
+    solver
+        "primal" and "nystrom" have no tiles; else ``settings`` say how it is solved.
+    nystrom
+        Centres, for "nystrom".
+    """
+    kernel, alpha, intercept = settings.kernel, settings.alpha, settings.fit_intercept
+    if solver == "primal":
+        primal = fit_primal(dataset, kernel, alpha, workspace, fit_intercept=intercept)
+        parts = primal_parts(primal) | {"solution": primal.solution}
+        yield Solved(parts=parts, details=primal_details(primal), settings=settings)
+        return
+    if solver == "nystrom":
+        nystrom = nystrom or NystromSettings()
+        iterative, precision = settings.iterative, settings.precision
+        found = fit_nystrom(
+            dataset, kernel, alpha, nystrom, iterative, workspace, precision=precision, fit_intercept=intercept
+        )
+        parts = nystrom_parts(found, kernel) | {"solution": found.solution}
+        yield Solved(parts=parts, details=solver_details(settings, nystrom.to_dict()), settings=settings)
+        return
+    with fit_rows(
+        dataset, settings, workspace, given=given, source_digest=source_digest, start=start, ways=ways
+    ) as result:
+        settings, rows, solution = result.settings, result.operator.rows, result.solution
+        center = None if settings.kernel is None or rows is None else rows.center
+        parts = {
+            "kernel": settings.kernel,
+            "x_fit": None if settings.kernel is None else dataset.X,
+            "dual_coef": result.dual_coef,
+            "center": None if center is None else np.asarray(center),
+            "intercept": result.intercept,
+            "solution": solution,
+            **uncertainty_parts(dataset, result.dual_coef, intercept=intercept, converged=solution.converged),
+        }
+        details = {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
+        details |= solver_details(settings) | recorded_factors(workspace.store, result.factors)
+        yield Solved(parts=parts, details=details, settings=settings, tiles=result)
 
 
 def solver_details(settings: FitSettings, nystrom: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -282,8 +357,7 @@ def loss_details(loss: Loss, C: float, alpha: float, **parameters: Any) -> dict[
     return {"alpha": [alpha], "C": C, "loss": loss.name, "solver": loss_solver(loss), **given}
 
 
-# what of a candidate's disk is checked here: the rest is small
-MATRICES = ("factor", "gram", "preconditioner", "centres", "sums", "strips")
+# --- the fit of an estimator ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,17 +396,24 @@ class TiledFit:
     fit_intercept: bool = False
     maker: str = ""
 
-    def __post_init__(self) -> None:
-        self.kernel.to_dict()  # arrays are keyed by the kernel, so a function without a name is refused now
-
     @property
     def is_given(self) -> bool:
         """Whether X is the Gram matrix itself."""
         return self.kernel.name == "precomputed"
 
+    def _problem(self, n: int, d: int, t: int) -> Problem:
+        return Problem(
+            num_rows=n,
+            num_features=1 if self.is_given else d,
+            num_targets=t,
+            kernel=None if self.is_given else self.kernel.resolve(d),
+            alpha=tuple(check_alpha(self.alpha, t).tolist()),
+            fit_intercept=self.fit_intercept,
+            primal=self.tile_size is None,
+        )
+
     def store_bytes(self, X: Any, y: Any) -> int:
-        """What a temporary store will hold; 0 where only reading tells the number of rows."""
-        alpha = check_alpha(self.alpha).tolist()
+        """What a temporary store will hold at most; 0 where only reading tells the number of rows."""
         if self.is_given:
             n, d = given_rows(X), 1
         else:
@@ -340,17 +421,13 @@ class TiledFit:
             n, d = table.num_rows or 0, len(table.names)
         if not n:
             return 0
-        if self.choice.solver == "primal":
-            return 8 * n * d
-        if self.choice.solver == "nystrom":
-            return 16 * self.choice.nystrom(n).num_centers ** 2 + 8 * n * d
-        if self.choice.solver == "cg" and self.choice.gram != "stored":
-            return 8 * n * (d + (2000 if self.choice.rank == "auto" else self.choice.rank))
-        precision = "float64" if self.choice.precision == "auto" else self.choice.precision
-        b = self.tile_size or choose_tile_size(n, d, None)
-        return sum(
-            cholesky_disk(n, b, d, 1, precision=precision, gram=self._gram(alpha), num_alphas=len(set(alpha))).values()
-        )
+        problem = self._problem(n, d, len(check_alpha(self.alpha)))
+        limits = Limits(threads=1, memory_bytes=None)
+        ways = [
+            priced_way(problem, way, self.choice, limits, self.tile_size, None, None)
+            for way in ways_of(problem, self.choice)
+        ]
+        return max(sum(way.disk_bytes.values()) for way in ways)
 
     def solve(self, X: Any, y: Any, weight: Any, root: Any) -> tuple[Model, RowArray | None]:
         """The model, with coefficients in memory, and its rows on disk (None for a given matrix).
@@ -362,263 +439,150 @@ class TiledFit:
         root
             The store.
         """
-        with full_disk(root):
-            return self._solve_given(X, y, weight, root) if self.is_given else self._solve_rows(X, y, weight, root)
-
-    def _gram(self, alpha: list[float]) -> Literal["stored", "on_the_fly"]:
-        return choose_gram(None if self.is_given else self.kernel, len(set(alpha)))
-
-    def _solve_rows(self, X: Any, y: Any, weight: Any, root: Any) -> tuple[Model, RowArray]:
-        source_table(X, y)
-        with rows_on_disk(X, y, weight, root) as dataset:
-            check_target_sizes(dataset)
-            n, d = dataset.num_rows, dataset.num_features
-            alpha = check_alpha(self.alpha, dataset.num_targets).tolist()
-            kernel = self.kernel.resolve(d)
-            problem = Problem(
-                num_rows=n,
-                num_features=d,
-                num_targets=dataset.num_targets,
-                kernel=kernel,
-                alpha=tuple(alpha),
-                fit_intercept=self.fit_intercept,
-                primal=self._takes_primal,
+        self.kernel.to_dict()  # arrays are keyed by the kernel, so a function without a name is refused now
+        if not self.is_given:
+            source_table(X, y)
+        elif self.choice.solver in ("nystrom", "primal"):
+            what = "centres are chosen rows" if self.choice.solver == "nystrom" else "features are made of rows"
+            raise ParameterError(
+                f"solver {self.choice.solver!r} with a precomputed matrix", hint=f"give the rows and a kernel; {what}"
             )
+        elif y is None:
+            raise DataError("fit requires y to be passed, but the target y is None")
+        rows = np.arange(given_rows(X), dtype=np.float64)[:, None] if self.is_given else X
+        with full_disk(root), nothing_new(root), rows_on_disk(rows, y, weight, root) as dataset:
+            check_target_sizes(dataset)
+            n, problem = dataset.num_rows, self._problem(dataset.num_rows, dataset.num_features, dataset.num_targets)
             with find_executor(n, self.max_in_process_rows) as executor:
-                memory = memory_limit_of(executor)
-                if self.tile_size is not None:
-                    resolve_tile_size(self.tile_size, n, d, self._precision, memory)  # refused if no worker holds it
-                decision = self._decide(problem, dataset, executor, root)
+                workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
+                decision, ways = self._decide(problem, dataset, workspace)
                 chosen = decision.chosen
                 logger.info("%s (%s)", chosen.name, decision.reasons["solver"])
                 known: dict[str, list[Any]] = {
                     "rows_digest": [dataset.digest],
-                    "kernel": [kernel.to_dict()],
-                    "alpha": [*alpha, None],
+                    "kernel": [None if problem.kernel is None else problem.kernel.to_dict()],
+                    "alpha": [*problem.alpha, None],
                 }
                 needed = sum(chosen.disk_bytes.get(name, 0) for name in MATRICES)
                 check_disk(root, needed, TileGrid(n, chosen.tile_size), known)
                 settings = decision.settings(problem, self.choice)
-                if chosen.solver == "primal":
-                    return self._primal(dataset, settings, root, executor), dataset.X
-                if self.choice.solver == "nystrom":
-                    return self._nystrom(dataset, settings, root, executor), dataset.X
-                ways = Ways(
-                    problem=problem,
-                    choice=self.choice,
-                    limits=self._limits(executor, root),
-                    tile_size=self.tile_size,
-                    machine=lambda: self._machine(problem, executor, root),
-                    candidates=decision.candidates,
-                )
-                return self._model(dataset, settings, root, executor, ways=ways), dataset.X
+                if not self.is_given:
+                    return self._model(dataset, settings, workspace, solver=chosen.solver, ways=ways), dataset.X
+                # the caller has the matrix: a store that is kept needs no copy of it
+                with given_tiles(X, root, chosen.tile_size) as (given, digest):
+                    settings = replace(settings, gram="stored")
+                    return self._model(dataset, settings, workspace, given=given, source_digest=digest), None
 
-    @property
-    def _takes_primal(self) -> bool:
-        """Whether "auto" may become primal."""
-        return self.tile_size is None
-
-    def _decide(self, problem: Problem, dataset: Dataset, executor: Executor, root: Any) -> Decision:
-        """What "auto" becomes."""
-        kernel = problem.kernel
-        assert kernel is not None  # noqa: S101  (narrows the type)
-        limits = self._limits(executor, root)
+    def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> tuple[Decision, Ways | None]:
+        """What "auto" becomes, and what else may be done."""
+        executor, kernel, root = workspace.executor, problem.kernel, workspace.store
+        memory, (n, d) = memory_limit_of(executor), (problem.num_rows, problem.num_features)
         choice, tile_size = self.choice, self.tile_size
+        if tile_size is not None or kernel is None:  # refused if no worker holds it
+            precision = "float32" if choice.precision in ("float32", "mixed") else "float64"
+            tile_size = resolve_tile_size(tile_size, n, d, precision, memory)
+        if kernel is None:
+            # what costs most, the matrix, is there already: nothing is measured
+            choice = small_choice(problem, choice if choice.solver != "auto" else replace(choice, solver="cholesky"))
+            limits = Limits(threads=executor.num_threads, memory_bytes=memory)
+            return decide(problem, choice, limits, tile_size=tile_size, machine=_unmeasured), None
+        limits = Limits(
+            threads=executor.num_threads,
+            memory_bytes=memory,
+            driver_bytes=free_memory_bytes(),
+            disk_bytes=free_bytes(root),
+            fetches=is_url(str(root)),
+        )
         continued = find_continued(
-            root, dataset, kernel, problem.alpha, choice, tile_size=tile_size, memory_bytes=limits.memory_bytes
+            root, dataset, kernel, problem.alpha, choice, tile_size=tile_size, memory_bytes=memory
         )
         if continued is not None:
             choice, tile_size = continued.resolve(choice, tile_size)
             logger.info("%s", continued.sentence(None))
+
+        def machine() -> Machine:
+            return self._machine(problem, executor, root)
+
         decision = decide(
             problem,
             choice,
             limits,
             tile_size=tile_size,
-            machine=lambda: self._machine(problem, executor, root),
-            trial=lambda seconds: sample_trial(dataset, kernel, seconds, seed=self.choice.seed),
+            machine=machine,
+            trial=lambda seconds: sample_trial(dataset, kernel, seconds, seed=choice.seed),
         )
-        if continued is None or not continued.is_for(decision.chosen):
-            return decision
-        return replace(decision, chosen=continued.saved(decision.chosen, executor.num_threads))
-
-    def _limits(self, executor: Executor, root: Any) -> Limits:
-        """What there is."""
-        return Limits(
-            threads=executor.num_threads,
-            memory_bytes=memory_limit_of(executor),
-            driver_bytes=free_memory_bytes(),
-            disk_bytes=free_bytes(root),
-            fetches=is_url(str(root)),
+        if continued is not None and continued.is_for(decision.chosen):
+            decision = replace(decision, chosen=continued.saved(decision.chosen, executor.num_threads))
+        return decision, Ways(
+            problem=problem,
+            choice=self.choice,
+            limits=limits,
+            tile_size=self.tile_size,
+            machine=machine,
+            candidates=decision.candidates,
         )
 
     def _machine(self, problem: Problem, executor: Executor, root: Any) -> Machine:
         """Rates of the workers."""
-        where = _where(executor)
+        where: Literal["client", "in process"] = "in process" if isinstance(executor, InProcessExecutor) else "client"
         place, threads = measured_place(root), executor.num_threads
         return measure_machine(problem.kernel, problem.num_features, place, threads=threads, where=where)
-
-    @property
-    def _precision(self) -> str:
-        """Of the tiles that a worker must hold at least."""
-        return "float32" if self.choice.precision in ("float32", "mixed") else "float64"
-
-    def _nystrom(self, dataset: Dataset, settings: FitSettings, root: Any, executor: Executor) -> Model:
-        nystrom = self.choice.nystrom(usable_rows(dataset))
-        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
-        found = fit_nystrom(
-            dataset,
-            settings.kernel,
-            settings.alpha,
-            nystrom,
-            settings.iterative,
-            workspace,
-            precision=settings.precision,
-            fit_intercept=settings.fit_intercept,
-        )
-        return Model(
-            **nystrom_parts(found, settings.kernel),
-            solution=found.solution,
-            **self._names(dataset),
-            provenance=_provenance(dataset, settings, nystrom.to_dict()),
-        )
-
-    def _primal(self, dataset: Dataset, settings: FitSettings, root: Any, executor: Executor) -> Model:
-        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
-        found = fit_primal(dataset, settings.kernel, settings.alpha, workspace, fit_intercept=settings.fit_intercept)
-        return Model(
-            **primal_parts(found),
-            solution=found.solution,
-            **self._names(dataset),
-            provenance=_provenance(dataset, settings, None) | primal_details(found),
-        )
-
-    def _start(self, dataset: Dataset) -> Any:
-        """The earlier coefficients, unless they are of other targets or of more rows than there are now."""
-        if self.start is None:
-            return None
-        start = np.asarray(self.start, dtype=np.float64)
-        start = start[:, None] if start.ndim == 1 else start
-        fits = len(start) <= dataset.num_rows and start.shape[1] == dataset.num_targets
-        return start if fits else None
-
-    def _names(self, dataset: Dataset) -> dict[str, Any]:
-        names, made_up = self.feature_names, dataset.made_up
-        if names is None:
-            names = () if self.is_given else dataset.feature_names
-        else:
-            made_up = tuple(kind for kind in made_up if kind != "feature_names")
-        return {
-            "y_is_1d": dataset.y_is_1d,
-            "feature_names": list(names),
-            "target_names": list(dataset.target_names),
-            "made_up": made_up,
-            "classes": None if dataset.classes is None else list(dataset.classes),
-        }
-
-    def _solve_given(self, K: Any, y: Any, weight: Any, root: Any) -> tuple[Model, None]:
-        n = given_rows(K)
-        if y is None:
-            raise DataError("fit requires y to be passed, but the target y is None")
-        if self.choice.solver in ("nystrom", "primal"):
-            what = "centres are chosen rows" if self.choice.solver == "nystrom" else "features are made of rows"
-            raise ParameterError(
-                f"solver {self.choice.solver!r} with a precomputed matrix", hint=f"give the rows and a kernel; {what}"
-            )
-        alpha = check_alpha(self.alpha).tolist()
-        with find_executor(n, self.max_in_process_rows) as executor:
-            memory = memory_limit_of(executor)
-            b = resolve_tile_size(self.tile_size, n, 1, self._precision, memory)
-            num_targets = 1 if np.ndim(y) < 2 else int(np.shape(y)[1])
-            problem = Problem(
-                num_rows=n,
-                num_features=1,
-                num_targets=num_targets,
-                kernel=None,
-                alpha=tuple(alpha),
-                fit_intercept=self.fit_intercept,
-            )
-            # what costs most, the matrix, is there already: nothing is measured
-            choice = self.choice if self.choice.solver != "auto" else replace(self.choice, solver="cholesky")
-            choice = replace(choice, **small_choice(problem, choice))
-            limits = Limits(threads=executor.num_threads, memory_bytes=memory)
-            decision = decide(problem, choice, limits, tile_size=b, machine=_unmeasured)
-            grid = TileGrid(n, b)
-            needed = sum(decision.chosen.disk_bytes.get(name, 0) for name in MATRICES)
-            check_disk(root, needed, grid, {"rows_digest": []})
-            with nothing_new(root):
-                dataset, given, digest = store_given_matrix(K, y, weight, root, b)
-            try:
-                check_target_sizes(dataset)
-                alpha = check_alpha(self.alpha, dataset.num_targets).tolist()
-                problem = replace(problem, alpha=tuple(alpha))
-                settings = replace(decision.settings(problem, choice), gram="stored")
-                return self._model(dataset, settings, root, executor, given, digest), None
-            finally:
-                # the caller has the matrix: a store that is kept needs no copy of it
-                remove_array(dataset.path)
-                remove_array(given.location)
 
     def _model(
         self,
         dataset: Dataset,
         settings: FitSettings,
-        root: Any,
-        executor: Executor,
+        workspace: Workspace,
+        *,
+        solver: str = "",
         given: TileMatrix | None = None,
-        digest: str = "",
+        source_digest: str = "",
         ways: Ways | None = None,
     ) -> Model:
-        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
-        fit = fit_rows(
+        """The model of a fit with nothing left to choose."""
+        nystrom = self.choice.nystrom(usable_rows(dataset)) if solver == "nystrom" else None
+        start = None if self.start is None else np.asarray(self.start, dtype=np.float64)
+        if start is not None:
+            start = start[:, None] if start.ndim == 1 else start
+            # not of other targets, nor of more rows than there are now
+            start = start if len(start) <= dataset.num_rows and start.shape[1] == dataset.num_targets else None
+        fit = solve_rows(
             dataset,
             settings,
             workspace,
+            solver=solver,
+            nystrom=nystrom,
             given=given,
-            source_digest=digest,
-            start=self._start(dataset),
+            source_digest=source_digest,
+            start=start,
             ways=ways,
         )
-        with single_blas_thread(), fit as result:
-            coefficients = result.dual_coef.read(0, dataset.num_rows)
-        settings = result.settings
-        rows = result.operator.rows
-        center = None if given is not None or rows is None else rows.center
+        with single_blas_thread(), fit as solved:
+            parts = dict(solved.parts)
+            parts["dual_coef"] = ArrayRows(parts["dual_coef"].read(0, parts["dual_coef"].num_rows))
+        settings, names, made_up = solved.settings, self.feature_names, dataset.made_up
+        if names is None:
+            names = () if self.is_given else dataset.feature_names
+        else:
+            made_up = tuple(kind for kind in made_up if kind != "feature_names")
         return Model(
-            kernel=settings.kernel,
-            x_fit=None if given is not None else dataset.X,
-            dual_coef=ArrayRows(coefficients),
-            solution=result.solution,
-            center=None if center is None else np.asarray(center),
-            intercept=result.intercept,
-            **self._names(dataset),
-            **uncertainty_parts(
-                dataset,
-                ArrayRows(coefficients),
-                intercept=settings.fit_intercept,
-                converged=result.solution.converged,
-            ),
-            provenance=_provenance(dataset, settings, None, digest) | recorded_factors(root, result.factors),
+            **parts,
+            y_is_1d=dataset.y_is_1d,
+            feature_names=list(names),
+            target_names=list(dataset.target_names),
+            made_up=made_up,
+            classes=None if dataset.classes is None else list(dataset.classes),
+            provenance={
+                "alpha": list(settings.alpha),
+                "tile_size": settings.tile_size,
+                "precision": settings.precision,
+                "gram": settings.gram,
+                "rows_digest": source_digest or dataset.digest,
+                "targets_digest": dataset.digest_y,
+                "weight_digest": dataset.digest_weight,
+                **solved.details,
+            },
         )
-
-
-def _provenance(
-    dataset: Dataset, settings: FitSettings, nystrom: dict[str, Any] | None, digest: str = ""
-) -> dict[str, Any]:
-    return {
-        "alpha": list(settings.alpha),
-        "tile_size": settings.tile_size,
-        "precision": settings.precision,
-        "gram": settings.gram,
-        "rows_digest": digest or dataset.digest,
-        "targets_digest": dataset.digest_y,
-        "weight_digest": dataset.digest_weight,
-        **solver_details(settings, nystrom),
-    }
-
-
-def _where(executor: Executor) -> Literal["client", "in process"]:
-    return "in process" if isinstance(executor, InProcessExecutor) else "client"
 
 
 def _unmeasured() -> Machine:

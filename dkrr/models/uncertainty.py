@@ -17,30 +17,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from dkrr.dataset import Scaling
 from dkrr.dataset.table import to_floats
-from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
-from dkrr.kernels import Kernel
+from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import open_factor
 from dkrr.linalg.inference.calibration import IntervalMethod, Quantiles, check_coverage, check_method
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
-from dkrr.linalg.solution import Solution
 from dkrr.store.files import is_url
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 
+if TYPE_CHECKING:
+    from dkrr.models.model import Model
+
 __all__ = [
     "OTHER_SOLVERS",
     "Spread",
-    "Uncertain",
     "WithUncertainty",
     "alpha_of",
     "half_widths",
@@ -70,43 +69,6 @@ MAX_DENSE_ROWS = 6_000
 OTHER_SOLVERS = ("nystrom", "primal")
 
 
-class Uncertain(Protocol):
-    """What is needed of a model.
-
-    ``sample_weight`` (n, 1) or None, ``sigma2`` (t,) or None for a fit that has no estimate of it, ``quantiles`` None
-    until leave-one-out residuals were computed.
-    """
-
-    @property
-    def kernel(self) -> Kernel | None: ...
-    @property
-    def x_fit(self) -> RowSource | None: ...
-    @property
-    def dual_coef(self) -> RowSource: ...
-    @property
-    def sample_weight(self) -> RowSource | None: ...
-    @property
-    def solution(self) -> Solution: ...
-    @property
-    def center(self) -> FloatArray | None: ...
-    @property
-    def scaling(self) -> Scaling | None: ...
-    @property
-    def intercept(self) -> FloatArray | None: ...
-    @property
-    def sigma2(self) -> FloatArray | None: ...
-    @property
-    def quantiles(self) -> Quantiles | None: ...
-    @property
-    def provenance(self) -> dict[str, Any]: ...
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def num_targets(self) -> int: ...
-    @property
-    def y_is_1d(self) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Spread:
     """The variance systems of a model, one for each distinct alpha, and which one each target has."""
@@ -120,7 +82,7 @@ class Spread:
         return columns[:, list(self.system_of)]
 
 
-def alpha_of(model: Uncertain) -> FloatArray:
+def alpha_of(model: Model) -> FloatArray:
     """The ridge of each target (t,)."""
     return np.broadcast_to(np.asarray(model.provenance["alpha"], dtype=np.float64), (model.num_targets,))
 
@@ -137,7 +99,7 @@ def recorded_factors(store: Any, locations: list[str]) -> dict[str, Any]:
     return {"store": absolute[0], "factors": absolute[1:]}
 
 
-def variance_spread(model: Uncertain, store: Any = None) -> Spread:
+def variance_spread(model: Model, store: Any = None) -> Spread:
     """Find or make the factors of a model.
 
     Parameters
@@ -210,7 +172,7 @@ def has_spread(model: Any) -> bool:
 
 
 def _find_factors(
-    model: Uncertain, alphas: list[float], store: Any, misfit: Callable[[float, TileMatrix], str]
+    model: Model, alphas: list[float], store: Any, misfit: Callable[[float, TileMatrix], str]
 ) -> list[Any] | None:
     """The stored factors, None where factors are made in memory instead.
 
@@ -251,9 +213,7 @@ def _find_factors(
         return None
 
 
-def standard_deviation(
-    model: Uncertain, variance: FloatArray, *, noise: bool = False, sigma2: Any = None
-) -> FloatArray:
+def standard_deviation(model: Model, variance: FloatArray, *, noise: bool = False, sigma2: Any = None) -> FloatArray:
     """Standard deviations (m,) or (m, t) in the units of y, from var f / sigma^2 (m, t)."""
     # not the root of the product: sigma^2 of small targets is small where the variance of a large kernel is large
     values: FloatArray = np.sqrt(_sigma2(model, sigma2)) * np.sqrt(variance + (alpha_of(model) if noise else 0.0))
@@ -263,7 +223,7 @@ def standard_deviation(
     return values * (model.scaling.y_std[0] if model.y_is_1d else model.scaling.y_std)
 
 
-def _sigma2(model: Uncertain, given: Any) -> FloatArray:
+def _sigma2(model: Model, given: Any) -> FloatArray:
     if given is None:
         if model.sigma2 is None:
             why = "" if model.solution.converged else ", its fit did not converge"
@@ -279,7 +239,7 @@ def _sigma2(model: Uncertain, given: Any) -> FloatArray:
     return np.broadcast_to(values, (model.num_targets,))
 
 
-def _check_sigma2(model: Uncertain, sigma2: FloatArray) -> None:
+def _check_sigma2(model: Model, sigma2: FloatArray) -> None:
     """Refuse an estimate y^T dual_coef / n that left the range of float64; 0 is right where the fit leaves nothing.
 
     Raises
@@ -299,9 +259,7 @@ def _check_sigma2(model: Uncertain, sigma2: FloatArray) -> None:
             )
 
 
-def half_widths(
-    model: Uncertain, coverage: float, method: IntervalMethod, noisy_variance: FloatArray | None
-) -> FloatArray:
+def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_variance: FloatArray | None) -> FloatArray:
     """Half widths of prediction intervals in the units of y, (m, t), or (t,) for "jackknife".
 
     Parameters
@@ -332,7 +290,7 @@ def half_widths(
     return width if model.scaling is None else width * model.scaling.y_std
 
 
-def loo_quantiles(model: Uncertain, found: LeaveOneOut) -> Quantiles:
+def loo_quantiles(model: Model, found: LeaveOneOut) -> Quantiles:
     """What intervals need of leave-one-out residuals, which are in the units of y.
 
     Rows of weight 0 do not count. What is no Gaussian process, because its coefficients are not those of the rows, has
@@ -350,7 +308,7 @@ def loo_quantiles(model: Uncertain, found: LeaveOneOut) -> Quantiles:
 
 
 def interval(
-    model: Uncertain, values: FloatArray, coverage: float, method: IntervalMethod, variance: FloatArray | None
+    model: Model, values: FloatArray, coverage: float, method: IntervalMethod, variance: FloatArray | None
 ) -> tuple[FloatArray, FloatArray]:
     """Lower and upper ends around predictions (m,) or (m, t); ``variance`` is var f / sigma^2 (m, t)."""
     noisy = None if variance is None else variance + alpha_of(model)
@@ -366,21 +324,6 @@ class WithUncertainty:
     def spread(self: Any) -> Spread:
         """The factors, found or made when they are first asked for; see :func:`variance_spread`."""
         return variance_spread(self)
-
-    def variance(self: Any, X: Any) -> FloatArray:
-        """var f(z) / sigma^2 (m, t) for rows X (m, d) as :meth:`predict` takes them, in blocks."""
-        X = self.matched(X)
-        rows = X if hasattr(X, "shape") else np.asarray(X)
-        if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
-            raise DataError(
-                f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
-                hint="give the features the model was fitted with",
-            )
-        result = np.empty((rows.shape[0], self.num_targets))
-        for start in range(0, rows.shape[0], BLOCK_ROWS):
-            block = np.ascontiguousarray(to_floats(rows[start : start + BLOCK_ROWS], "X", start))
-            result[start : start + BLOCK_ROWS] = self.spread.variance(self.prepared_rows(block, start))
-        return result
 
     def predict_std(self: Any, X: Any, *, noise: bool = False, sigma2: Any = None) -> FloatArray:
         """Standard deviations (m,) or (m, t) of f at rows X (m, d), in the units of y.

@@ -34,7 +34,6 @@ __all__ = [
     "TuneResult",
     "TuneSettings",
     "WidthKind",
-    "best_of",
     "best_of_families",
     "choose_candidates",
     "is_as_good",
@@ -293,29 +292,15 @@ def choose_candidates(points: list[Candidate], squares: list[FloatArray]) -> tup
         if k in kept
     }
     good = [k for k in shown if is_as_good(squares[k], squares[first])]
-    chosen = min(good, key=lambda k: (_condition(points[k]), points[k].loo_rmse))
+    chosen = min(good, key=lambda k: (points[k].condition or np.inf, points[k].loo_rmse))
     return shown[chosen], list(shown.values())
-
-
-def _condition(candidate: Candidate) -> float:
-    return np.inf if candidate.condition is None else candidate.condition
 
 
 def best_of_families(candidates: list[Candidate]) -> list[Candidate]:
     """Of several starts of one family, that of the smallest loss."""
-    best: dict[str, Candidate] = {}
-    for candidate in candidates:
-        held = best.get(candidate.family)
-        if held is None or _loss(candidate) < _loss(held):
-            best[candidate.family] = candidate
-    return list(best.values())
 
+    def loss(candidate: Candidate) -> float:
+        return np.inf if candidate.loss is None else candidate.loss
 
-def _loss(candidate: Candidate) -> float:
-    return np.inf if candidate.loss is None else candidate.loss
-
-
-def best_of(candidates: list[Candidate], kind: WidthKind) -> Candidate | None:
-    """The candidate of a kind with the smallest leave-one-out error."""
-    own = [candidate for candidate in candidates if candidate.kind == kind]
-    return min(own, key=lambda candidate: candidate.loo_rmse) if own else None
+    families = dict.fromkeys(candidate.family for candidate in candidates)
+    return [min((item for item in candidates if item.family == family), key=loss) for family in families]

@@ -20,7 +20,8 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -30,14 +31,12 @@ from dkrr.dataset import Dataset
 from dkrr.engine.cluster import find_client
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes
-from dkrr.engine.session import blas_of
-from dkrr.engine.tasks import Executor
 from dkrr.errors import ParameterError
-from dkrr.fit.choices import Candidate, Problem, SolverChoice, may_be_primal
-from dkrr.fit.fitting import FitSettings
+from dkrr.fit.choices import Candidate, FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.inputs import free_bytes
 from dkrr.fit.plan import Decision, Ways
 from dkrr.fit.prices import DISK_RESERVE_BYTES, factorise_seconds
+from dkrr.fit.rates import Machine
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit
 from dkrr.linalg.inference.eigen import eigen_bytes
@@ -48,7 +47,7 @@ from dkrr.models.leave_one_out import leave_one_out_rows
 from dkrr.models.model import Model
 from dkrr.models.tiled import TiledFit
 from dkrr.models.validation import check_alpha, check_flag
-from dkrr.selection.path import AlphaPath, Chosen, Scoring, choose, held_out, make_folds, primal_search
+from dkrr.selection.path import AlphaPath, Chosen, Scoring, choose, make_folds, primal_search
 from dkrr.tiles import TileMatrix
 
 __all__ = ["KernelRidgeCV", "PathFit"]
@@ -77,93 +76,96 @@ class PathFit(TiledFit):
     take: Callable[[Chosen], None]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.choice.solver in ("cg", "nystrom"):
             raise ParameterError(
                 f"solver {self.choice.solver!r} with a grid of alphas, of which it has no leave-one-out errors",
                 hint="give 'auto', 'cholesky' or 'primal', or a KernelRidge each",
             )
 
-    def _decide(self, problem: Problem, dataset: Dataset, executor: Executor, root: Any) -> Decision:
+    def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> tuple[Decision, Ways | None]:
         """The cheaper of a factor and its inverse's diagonal for each alpha, and of two passes in feature space."""
+        if problem.kernel is None:
+            return super()._decide(problem, dataset, workspace)
         k, t = len(self.grid), problem.num_targets
         whole = replace(problem, alpha=tuple(np.repeat(self.grid, t)), num_targets=k * t)
         choice = replace(self.choice, precision=self._precision)
         if choice.solver == "auto" and not may_be_primal(whole, choice):
             choice = replace(choice, solver="cholesky")
-        decision = super(PathFit, replace(self, choice=choice))._decide(whole, dataset, executor, root)
-        exact = [item for item in decision.candidates if item.solver != "cg"]
-        usable = [self._with_diagonals(item, problem, executor, root) for item in exact]
-        feasible = [item for item in usable if not item.infeasible] or usable
-        best = min(feasible, key=lambda item: item.total_seconds)
-        for item in sorted(feasible, key=lambda item: item.total_seconds):
-            logger.info("%d alphas by %s: %.0f s", k, item.name, item.total_seconds)
-        return replace(
-            decision, chosen=best, candidates=tuple(usable), reasons={"solver": f"the cheapest for {k} alphas"}
+        decision, ways = super(PathFit, replace(self, choice=choice))._decide(whole, dataset, workspace)
+        machine = cache(lambda: self._machine(problem, workspace.executor, workspace.store))
+        free = free_bytes(workspace.store)
+        usable = [self._with_diagonals(item, problem, machine, free) for item in decision.candidates]
+        usable = [item for item in usable if item.solver != "cg"]
+        feasible = sorted(
+            [item for item in usable if not item.infeasible] or usable, key=lambda item: item.total_seconds
         )
+        for item in feasible:
+            logger.info("%d alphas by %s: %.0f s", k, item.name, item.total_seconds)
+        reasons = {"solver": f"the cheapest for {k} alphas"}
+        return replace(decision, chosen=feasible[0], candidates=tuple(usable), reasons=reasons), ways
 
     @property
-    def _precision(self) -> str:
+    def _precision(self) -> Literal["float32", "float64"]:
         """Leave-one-out errors are those of a float64 factor, unless a float32 answer is asked for."""
         return "float32" if self.choice.precision == "float32" else "float64"
 
-    def _with_diagonals(self, item: Candidate, problem: Problem, executor: Executor, root: Any) -> Candidate:
+    def _with_diagonals(
+        self, item: Candidate, problem: Problem, machine: Callable[[], Machine], free: int | None
+    ) -> Candidate:
         """A candidate with what the diagonals of the inverses cost, and the factors that lie on the disk at once."""
         if item.solver != "cholesky":
             return item
-        held = min(len(self.grid), problem.num_targets + 1 if self.scoring.per_target else 2)
-        disk = item.disk_bytes | {"factor": item.disk_bytes.get("factor", 0) // len(self.grid) * held}
-        free = free_bytes(root)
-        if (
-            item.infeasible.startswith("writes ")
-            and free is not None
-            and sum(disk.values()) + DISK_RESERVE_BYTES <= free
-        ):
+        k = len(self.grid)
+        held = min(k, problem.num_targets + 1 if self.scoring.per_target else 2)
+        disk = item.disk_bytes | {"factor": item.disk_bytes.get("factor", 0) // k * held}
+        fits = free is not None and sum(disk.values()) + DISK_RESERVE_BYTES <= free
+        if item.infeasible.startswith("writes ") and fits:
             item = replace(item, infeasible="")  # all factors together would not fit
         if not item.seconds:
             return replace(item, disk_bytes=disk)
-        machine = self._machine(problem, executor, root)
-        one = factorise_seconds(machine, problem.num_rows, item.tile_size, item.precision, "stored")
-        return replace(item, disk_bytes=disk, seconds=item.seconds | {"leave-one-out": len(self.grid) * one})
-
-    def _primal(self, dataset: Dataset, settings: FitSettings, root: Any, executor: Executor) -> Model:
-        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor))
-        y, _ = _targets(dataset)
-        bordered = settings.fit_intercept
-        with stored_source(dataset, settings.kernel, workspace, fit_intercept=bordered) as source:
-            scoring = self._scoring(dataset)
-            chosen = primal_search(
-                source, y, np.array(self.grid), scoring, fit_intercept=bordered, stored=self.stored
-            )  # fmt: skip
-        self.take(chosen)
-        return super()._primal(dataset, replace(settings, alpha=self._chosen_alphas(chosen)), root, executor)
+        one = factorise_seconds(machine(), problem.num_rows, item.tile_size, item.precision, "stored")
+        return replace(item, disk_bytes=disk, seconds=item.seconds | {"leave-one-out": k * one})
 
     def _model(
         self,
         dataset: Dataset,
         settings: FitSettings,
-        root: Any,
-        executor: Executor,
+        workspace: Workspace,
+        *,
+        solver: str = "",
         given: TileMatrix | None = None,
-        digest: str = "",
+        source_digest: str = "",
         ways: Ways | None = None,
     ) -> Model:
-        """The model of the best alpha, from a factor of each."""
-        settings = replace(settings, gram="stored", precision=self._precision)  # type: ignore[arg-type]
-        (y, weight), scoring = _targets(dataset), self._scoring(dataset)
-        (n, t), k = y.shape, len(self.grid)
+        """The model of the best alpha, from a factor of each or from two passes."""
+        assert dataset.y is not None  # noqa: S101  (narrows the type)
+        n, t, k = dataset.num_rows, dataset.num_targets, len(self.grid)
+        y, weight = dataset.y.read(0, n), None if dataset.weight is None else dataset.weight.read(0, n)[:, 0]
+        scoring = replace(self.scoring, per_target=self.scoring.per_target and t > 1, is_1d=t == 1)
+        if solver == "primal":
+            with stored_source(dataset, settings.kernel, workspace, fit_intercept=settings.fit_intercept) as source:
+                grid, bordered = np.array(self.grid), settings.fit_intercept
+                chosen = primal_search(source, y, grid, scoring, fit_intercept=bordered, stored=self.stored)
+            self.take(chosen)
+            settings = replace(settings, alpha=self._chosen_alphas(chosen))
+            return super()._model(dataset, settings, workspace, solver=solver)
+        settings = replace(settings, gram="stored", precision=self._precision)
+
+        def fit(alphas: tuple[float, ...]) -> Model:
+            own, one = replace(workspace, phases={}, reused={}), replace(settings, alpha=alphas)
+            return super(PathFit, self)._model(dataset, one, own, given=given, source_digest=source_digest)
+
         scores = np.full((t, k) if scoring.per_target else (k,), -np.inf)
         values = None if self.stored is None else np.empty((n, t, k))
         kept = dict[int, Model]()
-        workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
         for number in np.argsort(self.grid, kind="stable").tolist():
-            one = replace(settings, alpha=(self.grid[number],))
-            model = super()._model(dataset, one, root, executor, given, digest)
-            loo = leave_one_out_rows(dataset, one, workspace, model, given=given, source_digest=digest)
-            scores[..., number] = scoring.of_left_out(loo, y, weight)
-            logger.info("alpha %.3g: score %s", self.grid[number], scores[..., number])
+            alpha = (self.grid[number],)
+            model, one = fit(alpha), replace(settings, alpha=alpha)
+            loo = leave_one_out_rows(dataset, one, workspace, model, given=given, source_digest=source_digest)
+            scores[..., number], kept_values = scoring.of_left_out(loo, y, weight, self.stored)
+            logger.info("alpha %.3g: score %s", *alpha, scores[..., number])
             if values is not None:
-                values[:, :, number] = held_out(loo, y, weight, self.stored)
+                values[:, :, number] = kept_values
             kept[number] = model
             for other in set(kept) - set(np.ravel(np.argmax(scores, axis=-1)).tolist()):
                 for location in kept.pop(other).provenance.get("factors", []):
@@ -171,26 +173,12 @@ class PathFit(TiledFit):
                         logger.info("removed %s: its alpha is not the best", location)
         chosen = choose(scores, t, values)
         self.take(chosen)
-        if len(kept) == 1:
-            return next(iter(kept.values()))
-        settings = replace(settings, alpha=self._chosen_alphas(chosen))
-        return super()._model(dataset, settings, root, executor, given, digest)
-
-    def _scoring(self, dataset: Dataset) -> Scoring:
-        t = dataset.num_targets
-        return replace(self.scoring, per_target=self.scoring.per_target and t > 1, is_1d=t == 1)
+        return next(iter(kept.values())) if len(kept) == 1 else fit(self._chosen_alphas(chosen))
 
     def _chosen_alphas(self, chosen: Chosen) -> tuple[float, ...]:
         """One alpha, or one for each target."""
         numbers = chosen.index[:1] if chosen.scores.ndim == 1 else chosen.index
         return tuple(self.grid[number] for number in numbers)
-
-
-def _targets(dataset: Dataset) -> tuple[Floats, Floats | None]:
-    """y (n, t) and weights (n,) in memory."""
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    n = dataset.num_rows
-    return dataset.y.read(0, n), None if dataset.weight is None else dataset.weight.read(0, n)[:, 0]
 
 
 MAX_EIGEN_ROWS = 12_000
@@ -345,29 +333,28 @@ class KernelRidgeCV(KernelRidge):
             raise ParameterError("cv with solver 'primal'", hint="leave cv out: leave-one-out is exact; or the solver")
         return False
 
-    def _fit_primal(self, X: Any, y: Any, weight: Any, kernel: Kernel, names: list[str]) -> KernelRidge:
+    def _fit_primal(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> KernelRidge:
         targets = y.reshape(len(y), -1)
-        source = array_source(X, targets, kernel.resolve(X.shape[1]), weight)
-        scoring, bordered = self._scoring(targets.shape[1]), bool(self.fit_intercept)
+        source = array_source(X, targets, fit.kernel.resolve(X.shape[1]), weight)
+        scoring, bordered = self._scoring(targets.shape[1]), fit.fit_intercept
         self._take(primal_search(source, targets, self._grid, scoring, fit_intercept=bordered, stored=self._stored))
-        return super()._fit_primal(X, y, weight, kernel, names)
+        return super()._fit_primal(fit, X, y, weight)
 
-    def _fit_tiled(self, tiled: TiledFit, X: Any, y: Any, weight: Any, in_memory: bool) -> KernelRidge:
+    def _fit_tiled(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> KernelRidge:
         if self.cv is not None:
             raise ParameterError(
                 "cv through tiles, which have no formula for folds",
                 hint=f"leave cv out: leave-one-out is exact; or give at most {MAX_EIGEN_ROWS:,} rows in memory, and no "
                 "tile_size, store or solver",
             )
-        shared = {item.name: getattr(tiled, item.name) for item in fields(tiled)}
         path = PathFit(
-            **(shared | {"alpha": float(self._grid.min()), "maker": uuid.uuid4().hex}),
+            **(vars(fit) | {"alpha": float(self._grid.min()), "maker": uuid.uuid4().hex}),
             grid=tuple(self._grid.tolist()),
             scoring=Scoring(scorer=self.scoring, per_target=bool(self.alpha_per_target)),
             stored=self._stored,
             take=self._take,
         )
-        return super()._fit_tiled(path, X, y, weight, in_memory)
+        return super()._fit_tiled(path, X, y, weight)
 
     @property
     def _stored(self) -> Literal["errors", "predictions"] | None:

@@ -87,56 +87,46 @@ def make_folds(cv: Any, X: Any, y: Any) -> list[Fold]:
     DataError
         A fold is empty, or names rows that do not exist.
     """
-    n = len(X)
-    labels = _labels(cv, n)
-    if labels is not None:
-        numbers_of, inverse = np.unique(labels, return_inverse=True)
-        if len(numbers_of) < 2:
-            raise DataError(f"cv has one label for all {n:,} rows", hint="give at least two groups of rows")
-        return [Fold(np.flatnonzero(inverse == number)) for number in range(len(numbers_of))]
+    n, is_array = len(X), hasattr(cv, "shape") and hasattr(cv, "dtype") and np.ndim(cv) == 1
+    if is_array:
+        return _folds_of_labels(cv, n)
+    how = "give a number of folds, a splitter, (train, test) pairs, or a label for each row"
     if isinstance(cv, bool | str) or (isinstance(cv, numbers.Number) and not isinstance(cv, numbers.Integral)):
-        raise ParameterError(
-            f"cv is {cv!r}", hint="give a number of folds, a splitter, (train, test) pairs, or a label for each row"
-        )
+        raise ParameterError(f"cv is {cv!r}", hint=how)
     try:
         splits = list(check_cv(cv).split(X, y))
     except (ValueError, TypeError) as error:
         raise ParameterError(
             f"cv is {cv!r}: {str(error).partition(chr(10))[0]}",
-            hint="give a number of folds, a splitter, (train, test) pairs, or a label for each row; "
-            "a splitter by groups is given as list(splitter.split(X, y, groups))",
+            hint=f"{how}; a splitter by groups is given as list(splitter.split(X, y, groups))",
         ) from error
     if not splits:
         raise DataError("cv has no folds", hint="give at least one pair (train, test)")
-    return [_fold(number, train, test, n) for number, (train, test) in enumerate(splits)]
+    folds = []
+    for number, (train, test) in enumerate(splits):
+        sides = _rows(train, number, n), _rows(test, number, n)
+        for name, rows in zip(("training", "test"), sides, strict=True):
+            if not len(rows):
+                raise DataError(f"fold {number} has no {name} rows", hint="every fold needs rows on both sides")
+        is_whole = (np.bincount(np.concatenate(sides), minlength=n) == 1).all()
+        folds.append(Fold(sides[1], None if is_whole else sides[0]))
+    return folds
 
 
-def _labels(cv: Any, n: int) -> NDArray[Any] | None:
-    """Labels (n,) if ``cv`` is an array or a column of them."""
-    if not (hasattr(cv, "shape") and hasattr(cv, "dtype")) or np.ndim(cv) != 1:
-        return None
+def _folds_of_labels(cv: Any, n: int) -> list[Fold]:
+    if len(cv) != n:
+        raise DataError(f"cv has {len(cv):,} labels for {n:,} rows", hint="give the fold of every row")
     labels = np.asarray(cv)
-    if len(labels) != n:
-        raise DataError(f"cv has {len(labels):,} labels for {n:,} rows", hint="give the fold of every row")
     try:
+        names, fold = np.unique(labels, return_inverse=True)
         is_whole = not np.ma.is_masked(cv) and bool((labels == labels).all())  # NaN is not itself
-        np.sort(labels)
     except TypeError:
         is_whole = False
     if not is_whole:
         raise DataError("cv has labels that are missing, or of several kinds", hint="give the fold of every row")
-    return labels
-
-
-def _fold(number: int, train: Any, test: Any, n: int) -> Fold:
-    train_rows, test_rows = _rows(train, number, n), _rows(test, number, n)
-    for name, rows in (("training", train_rows), ("test", test_rows)):
-        if not len(rows):
-            raise DataError(f"fold {number} has no {name} rows", hint="every fold needs rows on both sides")
-    seen = np.zeros(n, dtype=np.intp)
-    np.add.at(seen, train_rows, 1)
-    np.add.at(seen, test_rows, 1)
-    return Fold(test_rows, None if (seen == 1).all() else train_rows)
+    if len(names) < 2:
+        raise DataError(f"cv has one label for all {n:,} rows", hint="give at least two groups of rows")
+    return [Fold(np.flatnonzero(fold == number)) for number in range(len(names))]
 
 
 def _rows(values: Any, number: int, n: int) -> Rows:
@@ -145,10 +135,9 @@ def _rows(values: Any, number: int, n: int) -> Rows:
         raise DataError(f"fold {number} of cv has masked values", hint="give row numbers alone")
     rows = np.asarray(values)
     if rows.dtype == bool and rows.shape == (n,):
-        return np.flatnonzero(rows)
-    if rows.size == 0:
-        return np.zeros(0, dtype=np.intp)
-    if rows.dtype.kind not in "iu" or rows.ndim != 1 or rows.min() < 0 or rows.max() >= n:
+        rows = np.flatnonzero(rows)
+    is_numbers = rows.dtype.kind in "iu" and rows.ndim == 1
+    if rows.size and not (is_numbers and rows.min() >= 0 and rows.max() < n):
         raise DataError(
             f"fold {number} of cv is {rows.dtype} of shape {rows.shape}, from {rows.min()} to {rows.max()}",
             hint=f"give row numbers from 0 to {n - 1:,}",
@@ -242,12 +231,12 @@ class _Given(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return True
 
 
-def held_out(loo: LeaveOneOut, y: Floats, weight: Floats | None, stored: str | None) -> Floats:
-    """Predictions (n, t), or squared errors times the weight."""
+def held_out(y: Floats, predictions: Floats, weight: Floats | None, stored: str | None) -> Floats:
+    """Held-out predictions (n, t, k) as they are, or their squared errors times the weight."""
     if stored == "predictions":
-        return np.asarray(y - loo.residuals)
-    squares = np.square(loo.residuals)
-    return np.asarray(squares if weight is None else squares * weight[:, None])
+        return predictions
+    squares: Floats = np.square(y[:, :, None] - predictions)
+    return squares if weight is None else squares * weight[:, None, None]
 
 
 def _takes_weights(scorer: Any) -> bool:
@@ -296,10 +285,7 @@ class Scoring:
             A score is not a finite number.
         """
         if self.scorer is None:
-            squares = np.square(y[:, :, None] - predictions)
-            if weight is not None:
-                squares *= weight[:, None, None]
-            scores = -squares.mean(axis=0)
+            scores = -held_out(y, predictions, weight, "errors").mean(axis=0)
             scores = scores if self.per_target else scores.mean(axis=0)
         elif self.per_target:
             scores = np.stack(
@@ -322,12 +308,11 @@ class Scoring:
         scores = -errors * (1.0 if weight is None else float(weight.mean()))
         return np.asarray(scores if self.per_target else scores.mean(axis=0))
 
-    def of_left_out(self, loo: LeaveOneOut, y: Floats, weight: Floats | None) -> Floats:
-        """The score of one alpha, or (t,)."""
-        if self.scorer is None:
-            return self.of_errors(loo.mean_squared_error[:, None], weight)[..., 0]
+    def of_left_out(self, loo: LeaveOneOut, y: Floats, weight: Floats | None, stored: str | None) -> tuple[Any, Any]:
+        """The score of one alpha, or (t,), and what is stored of it (n, t)."""
         predictions = (y - loo.residuals)[:, :, None]
-        return np.asarray(self.of(y, predictions, weight, "the leave-one-out predictions")[..., 0])
+        scores = self.of(y, predictions, weight, "the leave-one-out predictions")
+        return scores[..., 0], None if stored is None else held_out(y, predictions, weight, stored)[..., 0]
 
     def _called(self, y: Floats, predictions: Floats, weight: Floats | None) -> Floats:
         """The scorer for predictions (m, k) or (m, t, k)."""
@@ -400,15 +385,6 @@ class AlphaPath:
     folds: list[Fold] | None = None
     method: Literal["eigen", "cholesky"] = "eigen"
 
-    def __post_init__(self) -> None:
-        if self.folds is not None and self.method != "eigen":
-            raise ParameterError(f"method {self.method!r} with folds", hint="an eigendecomposition serves them all")
-
-    @property
-    def num_rows(self) -> int:
-        """n."""
-        return len(self.y)
-
     @cached_property
     def system(self) -> EigenRidge | FactorRidge:
         """Of all rows of positive weight."""
@@ -420,12 +396,12 @@ class AlphaPath:
     @cached_property
     def inside(self) -> Rows:
         """Rows of positive weight; the others are predicted and are never fitted."""
-        return np.arange(self.num_rows) if self.weight is None else np.flatnonzero(self.weight > 0)
+        return np.arange(len(self.y)) if self.weight is None else np.flatnonzero(self.weight > 0)
 
     @cached_property
     def _place(self) -> Rows:
         """Of each row among those inside; -1 outside."""
-        place = np.full(self.num_rows, -1)
+        place = np.full(len(self.y), -1)
         place[self.inside] = np.arange(len(self.inside))
         return place
 
@@ -475,7 +451,7 @@ class AlphaPath:
         """
         self._check_folds()
         k, t = len(alphas), self.y.shape[1]
-        shape = (self.num_rows, t, k)
+        shape = (len(self.y), t, k)
         values = None if store is None else np.full(shape, np.nan)
         sums = np.zeros((t, k) if scoring.per_target else k)
         num_folds = 1 if self.folds is None else len(self.folds)
@@ -486,13 +462,8 @@ class AlphaPath:
                 where = f"fold {number}" if self.folds is not None else "the leave-one-out predictions"
                 sums[..., batch] += scoring.of(y, predictions, weight, where) / num_folds
                 if values is not None:
-                    values[rows, :, batch] = predictions if store == "predictions" else self._squares(rows, predictions)
+                    values[rows, :, batch] = held_out(y, predictions, weight, store)
         return choose(sums, t, values)
-
-    def _squares(self, rows: Rows, predictions: Floats) -> Floats:
-        """w_i e_i^2 (f, t, k)."""
-        squares: Floats = np.square(self.y[rows][:, :, None] - predictions)
-        return squares if self.weight is None else squares * self.weight[rows][:, None, None]
 
     def _check_folds(self) -> None:
         least = 2 if self.folds is None and self.fit_intercept else 1
@@ -525,7 +496,7 @@ class AlphaPath:
             elif fold is not None:
                 yield batch, fold.test, self._without(fold.test, alphas[batch])
             else:
-                yield batch, np.arange(self.num_rows), self._each_without_itself(alphas[batch])
+                yield batch, np.arange(len(self.y)), self._each_without_itself(alphas[batch])
 
     def _each_without_itself(self, alphas: Floats) -> Floats:
         """Leave-one-out predictions (n, t, k); rows of weight 0 are predicted by the fit of all."""
@@ -605,9 +576,9 @@ def primal_search(
     if scoring.scorer is None and stored is None:
         errors = leave_one_out_errors(source, grid.tolist(), fit_intercept=fit_intercept).T  # (t, k)
         return choose(scoring.of_errors(errors, weight), t)
-    scores, values = [], []
-    for alpha in grid.tolist():
-        loo = primal_leave_one_out(source, alpha, fit_intercept=fit_intercept)
-        scores.append(scoring.of_left_out(loo, y, weight))
-        values.append(held_out(loo, y, weight, stored))
-    return choose(np.stack(scores, axis=-1), t, None if stored is None else np.stack(values, axis=-1))
+    found = [
+        scoring.of_left_out(primal_leave_one_out(source, alpha, fit_intercept=fit_intercept), y, weight, stored)
+        for alpha in grid.tolist()
+    ]
+    values = None if stored is None else np.stack([kept for _, kept in found], axis=-1)
+    return choose(np.stack([score for score, _ in found], axis=-1), t, values)

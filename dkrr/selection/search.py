@@ -45,6 +45,7 @@ from scipy.spatial.distance import pdist
 from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
+from dkrr.linalg.nystrom.centers import read_rows
 from dkrr.selection.choice import FoldLoss, is_as_good
 from dkrr.selection.likelihood import FAMILIES, Evaluation, Explained, family_kernel
 from dkrr.selection.path import fold_losses
@@ -63,7 +64,6 @@ __all__ = [
     "draw_subset",
     "largest_eigenvalue",
     "minimise",
-    "read_squares",
     "refine_alpha",
     "run_trial",
     "start_width",
@@ -93,6 +93,15 @@ class Subset:
         weight = rows[:, d + t].copy() if self.weighted else None
         return Explained(x=rows[:, :d], y=rows[:, d : d + t].copy(), weight=weight, intercept=intercept)
 
+    def is_whole(self) -> bool:
+        """Whether all of it is there and undamaged."""
+        try:
+            array = RowArray.open(self.location)
+            columns = self.num_features + self.num_targets + self.weighted
+            return array.read(0, array.num_rows).shape == (self.num_rows, columns)
+        except (StoreError, DamagedChunkError, FileNotFoundError):
+            return False
+
 
 def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Subset:
     """Draw ``num_rows`` rows (all, if there are not so many) and write them to ``location``.
@@ -106,79 +115,37 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Su
     """
     if dataset.y is None:
         raise DataError(f"{dataset.path} has no target", hint="name one: [data] target = [-1]")
-    usable = _usable(dataset)
+    weight, n = dataset.weight, dataset.num_rows
+    usable = np.arange(n) if weight is None else np.flatnonzero(weight.read(0, n)[:, 0] > 0)
     if len(usable) < 2:
         raise DataError(f"{dataset.path} has {len(usable)} rows of positive weight", hint="two at least are needed")
-    num_rows = min(num_rows, len(usable))
+    chosen = usable[np.random.default_rng(seed).permutation(len(usable))[:num_rows]]
     subset = Subset(
         location=location,
-        num_rows=num_rows,
+        num_rows=len(chosen),
         num_features=dataset.num_features,
         num_targets=dataset.num_targets,
-        weighted=dataset.weight is not None,
+        weighted=weight is not None,
     )
-    if _is_whole(subset):
-        return subset
     with hold_lock(location, wait=True):
-        if not _is_whole(subset):
-            _write(dataset, usable, seed, subset)
-    return subset
-
-
-def _write(dataset: Dataset, usable: NDArray[np.int64], seed: int, subset: Subset) -> None:
-    location, num_rows = subset.location, subset.num_rows
-    chosen = usable[np.random.default_rng(seed).permutation(len(usable))[:num_rows]]
-    rows = _gather(dataset, chosen)
-    remove_array(location)
-    array = RowArray.create(location, "", num_rows=num_rows, num_columns=rows.shape[1], rows_per_chunk=ROWS_PER_CHUNK)
-    for number, start in enumerate(range(0, num_rows, ROWS_PER_CHUNK)):
-        array.write_chunk(number, rows[start : start + ROWS_PER_CHUNK])
-
-
-def _usable(dataset: Dataset) -> NDArray[np.int64]:
-    """Numbers of the rows of positive weight."""
-    if dataset.weight is None:
-        return np.arange(dataset.num_rows)
-    found = [
-        start + np.flatnonzero(dataset.weight.read(start, stop)[:, 0] > 0) for start, stop in dataset.weight.blocks()
-    ]
-    return np.concatenate(found)
-
-
-def _gather(dataset: Dataset, chosen: NDArray[np.int64]) -> FloatArray:
-    """Rows ``chosen`` of features, targets and weights side by side, in that order."""
-    parts = dataset.parts()
-    rows = np.empty((len(chosen), sum(part.num_columns for part in parts.values())))
-    column = 0
-    for name in ("X", "y", "weight"):
-        part = parts.get(name)
-        if part is None:
-            continue
-        columns = slice(column, column + part.num_columns)
-        column = columns.stop
-        for start, stop in part.blocks():
-            inside = np.flatnonzero((chosen >= start) & (chosen < stop))
-            if len(inside):
-                rows[inside, columns] = part.read(start, stop)[chosen[inside] - start]
-    return rows
-
-
-def _is_whole(subset: Subset) -> bool:
-    columns = subset.num_features + subset.num_targets + subset.weighted
-    try:
-        array = RowArray.open(subset.location)
-        return (array.num_rows, array.num_columns) == (subset.num_rows, columns) and bool(
-            array.read(0, array.num_rows).size
+        if subset.is_whole():
+            return subset
+        order, parts = np.argsort(chosen), [part for part in (dataset.X, dataset.y, weight) if part is not None]
+        rows = np.empty((len(chosen), sum(part.num_columns for part in parts)))
+        rows[order] = np.hstack([read_rows(part, chosen[order]) for part in parts])
+        remove_array(location)
+        array = RowArray.create(
+            location, "", num_rows=len(rows), num_columns=rows.shape[1], rows_per_chunk=ROWS_PER_CHUNK
         )
-    except (StoreError, DamagedChunkError, FileNotFoundError):
-        return False
+        for number, (start, stop) in enumerate(array.blocks()):
+            array.write_chunk(number, rows[start:stop])
+    return subset
 
 
 def standard_deviations(rows: Explained) -> FloatArray:
     """Of the features (d,); 1 for one that is constant."""
-    deviations: Any = rows.x.std(axis=0)
-    deviations[~(deviations > 1e-12)] = 1.0
-    return np.asarray(deviations)
+    deviations = rows.x.std(axis=0)
+    return np.where(deviations > 1e-12, deviations, 1.0)
 
 
 ALPHA_BOUNDS = (1e-6, 1e3)
@@ -204,6 +171,22 @@ class Found:
     degrees_of_freedom: float
     evaluations: list[tuple[float, float, float]]
     squares: FloatArray | None = None
+
+    @classmethod
+    def of(cls, widths: FloatArray, alpha: float, best: Evaluation, **more: Any) -> Found:
+        """The point of an evaluation."""
+        same = {name: getattr(best, name) for name in ("loss", "loo_rmse", "degrees_of_freedom")}
+        return cls(widths=widths, alpha=alpha, **same, **more)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data but for the squares."""
+        values = {name: value for name, value in vars(self).items() if name != "squares"}
+        evaluations = [list(point) for point in self.evaluations]
+        return values | {
+            "widths": self.widths.tolist(),
+            "num_evaluations": len(evaluations),
+            "evaluations": evaluations,
+        }
 
 
 def start_width(x: FloatArray) -> float:
@@ -240,14 +223,7 @@ def minimise(
         found = rows.evaluate(family, *at, gradient=True)
         evaluations.append((at[1], found.loss, found.loo_rmse))
         if best is None or found.loss < best.loss:
-            best = Found(
-                widths=at[0],
-                alpha=at[1],
-                loss=found.loss,
-                loo_rmse=found.loo_rmse,
-                degrees_of_freedom=found.degrees_of_freedom,
-                evaluations=evaluations,
-            )
+            best = Found.of(*at, found, evaluations=evaluations)
         assert found.gradient is not None  # noqa: S101  (narrows the type)
         return found.loss, found.gradient
 
@@ -317,12 +293,10 @@ def refine_alpha(rows: Explained, family: str, widths: FloatArray, alpha: float,
                 break
         at = float(following)
     value, best = as_good(found)
-    return Found(
-        widths=widths,
-        alpha=value,
-        loss=best.loss,
-        loo_rmse=best.loo_rmse,
-        degrees_of_freedom=best.degrees_of_freedom,
+    return Found.of(
+        widths,
+        value,
+        best,
         evaluations=[(other, evaluation.loss, evaluation.loo_rmse) for other, evaluation in found],
         squares=np.column_stack([evaluation.loo_squares for _, evaluation in found]),
     )
@@ -446,6 +420,23 @@ class TrialBatch:
     intercept: bool
     trials: tuple[Trial, ...]
 
+    def squares(self, number: int, num_columns: int) -> RowArray:
+        """What the rows of a check add to its squared errors (n, evaluations)."""
+        trial = self.trials[number]
+        name, n = f"{trial.key(self.digest)}.zarr", trial.num_rows
+        return RowArray.unsaved(self.folder, name, num_rows=n, num_columns=num_columns, rows_per_chunk=n)
+
+    def known(self, number: int) -> dict[str, Any] | None:
+        """What a trial found before, if all of it is there."""
+        trial = self.trials[number]
+        found = read_json(self.folder, f"{trial.key(self.digest)}.json")
+        if found is not None and trial.kind in ("check", "folds"):
+            try:
+                self.squares(number, len(found["evaluations"])).read(0, trial.num_rows)
+            except (StoreError, DamagedChunkError):
+                return None
+        return found
+
 
 def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
     """Run one trial of a batch, or read what it found before. A task of :mod:`dkrr.engine.tasks`.
@@ -455,10 +446,8 @@ def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
     MemoryBudgetError
         A matrix of so many rows does not fit.
     """
-    trial = batch.trials[number]
-    document = f"{trial.key(batch.digest)}.json"
-    known = read_json(batch.folder, document)
-    if known is not None and _has_squares(batch, number, known):
+    trial, known = batch.trials[number], batch.known(number)
+    if known is not None:
         return False, known
     started = time.perf_counter()
     try:
@@ -472,63 +461,30 @@ def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
         ) from exc
     squares = found.pop("squares", None)
     if squares is not None:
-        array = _squares_array(batch, trial, squares.shape[1])
+        array = batch.squares(number, squares.shape[1])
         array.save_shape()
         array.write_chunk(0, squares)
     found["seconds"] = round(time.perf_counter() - started, 3)
     failpoint("tune.before_write")
-    write_json(batch.folder, document, found)
+    write_json(batch.folder, f"{trial.key(batch.digest)}.json", found)
     return True, found
 
 
-def _squares_array(batch: TrialBatch, trial: Trial, num_columns: int) -> RowArray:
-    return RowArray.unsaved(
-        batch.folder,
-        f"{trial.key(batch.digest)}.zarr",
-        num_rows=trial.num_rows,
-        num_columns=num_columns,
-        rows_per_chunk=trial.num_rows,
-    )
-
-
-def read_squares(batch: TrialBatch, number: int, num_columns: int) -> FloatArray:
-    """What the rows of a check add to its squared errors (n, evaluations)."""
-    trial = batch.trials[number]
-    found: FloatArray = _squares_array(batch, trial, num_columns).read(0, trial.num_rows)
-    return found
-
-
-def _has_squares(batch: TrialBatch, number: int, known: dict[str, Any]) -> bool:
-    try:
-        has_none = batch.trials[number].kind not in ("check", "folds")
-        return has_none or bool(read_squares(batch, number, len(known["evaluations"])).size)
-    except (StoreError, DamagedChunkError):
-        return False
-
-
 def _search(rows: Explained, trial: Trial) -> dict[str, Any]:
-    scale = standard_deviations(rows)
-    found = minimise(rows, trial.family, np.array(trial.widths), trial.alphas[0], scale, trial.num_evaluations)
-    return _document(found)
+    scale, widths = standard_deviations(rows), np.array(trial.widths)
+    return minimise(rows, trial.family, widths, trial.alphas[0], scale, trial.num_evaluations).to_dict()
 
 
 def _check(rows: Explained, trial: Trial) -> dict[str, Any]:
     widths = np.array(trial.widths)
     found = refine_alpha(rows, trial.family, widths, trial.alphas[0], trial.num_evaluations)
     norm = largest_eigenvalue(rows.matrix(trial.family, widths))
-    return _document(found) | {"squares": found.squares, "norm": norm}
+    return found.to_dict() | {"squares": found.squares, "norm": norm}
 
 
 def _slice(rows: Explained, trial: Trial) -> dict[str, Any]:
     errors = alpha_path(rows, trial.family, np.array(trial.widths), np.array(trial.alphas))
-    best = int(np.argmin(errors))
-    return {
-        "widths": list(trial.widths),
-        "alpha": trial.alphas[best],
-        "loo_rmse": float(errors[best]),
-        "num_evaluations": 1,
-        "errors": errors.tolist(),
-    }
+    return _path(trial, errors, "loo_rmse")
 
 
 def _folds(rows: Explained, trial: Trial) -> dict[str, Any]:
@@ -537,28 +493,22 @@ def _folds(rows: Explained, trial: Trial) -> dict[str, Any]:
     kernel = family_kernel(trial.family, widths).resolve(rows.x.shape[1])
     squares = fold_losses(trial.fold_loss, kernel, rows.x, rows.y, rows.weight, fit_intercept=rows.intercept)[:, ::-1]
     errors = trial.fold_loss.error(squares)
-    best = int(np.argmin(errors))
-    return {
-        "widths": list(trial.widths),
-        "alpha": trial.alphas[best],
-        "error": float(errors[best]),
-        "num_evaluations": 1,
-        "errors": errors.tolist(),
+    return _path(trial, errors, "error") | {
         "evaluations": [[alpha, None, float(error)] for alpha, error in zip(trial.alphas, errors, strict=True)],
         "norm": largest_eigenvalue(rows.matrix(trial.family, widths)),
         "squares": np.ascontiguousarray(squares),
     }
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _path(trial: Trial, errors: FloatArray, name: str) -> dict[str, Any]:
+    """The errors of all alphas (k,), and the best one."""
+    best = int(np.argmin(errors))
     return {
-        "widths": found.widths.tolist(),
-        "alpha": found.alpha,
-        "loss": found.loss,
-        "loo_rmse": found.loo_rmse,
-        "degrees_of_freedom": found.degrees_of_freedom,
-        "num_evaluations": len(found.evaluations),
-        "evaluations": [list(point) for point in found.evaluations],
+        "widths": list(trial.widths),
+        "alpha": trial.alphas[best],
+        name: float(errors[best]),
+        "num_evaluations": 1,
+        "errors": errors.tolist(),
     }
 
 

@@ -55,7 +55,6 @@ from dkrr.selection.choice import (
     TuneResult,
     TuneSettings,
     WidthKind,
-    best_of,
     best_of_families,
     choose_candidates,
 )
@@ -65,7 +64,6 @@ from dkrr.selection.search import (
     Trial,
     TrialBatch,
     draw_subset,
-    read_squares,
     run_trial,
     standard_deviations,
     start_width,
@@ -190,7 +188,8 @@ class Tuner:
         candidates = self._first_search(sizes[0])
         for size in sizes[1:]:
             candidates = self._continue(candidates, size)
-        slices = self._slice(self._sliced(candidates))
+        # all finalists have to be judged by folds, where there are any: the runner-up too
+        slices = self._slice(self._leaders(candidates, 0 if self.settings.fold_loss is None else 1))
         finalists = self._finalists(candidates, slices)
         best, checked = self._check(finalists)
         return TuneResult(
@@ -208,16 +207,12 @@ class Tuner:
             return ("shared",)
         return both if self.settings.widths == "both" else tuple(k for k in both if k == self.settings.widths)
 
-    def _best_of_each_kind(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The best with a shared width and the best with one for each feature, the better one first."""
-        found = [best for kind in self._kinds() if (best := best_of(candidates, kind)) is not None]
-        return sorted(found, key=lambda candidate: candidate.loo_rmse)
-
-    def _sliced(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The best of each kind; for folds, by which all finalists have to be judged, the runner-up too."""
+    def _leaders(self, candidates: list[Candidate], more: int = 0) -> list[Candidate]:
+        """The best with a shared width and with one for each feature, the better one first; ``more`` of the rest."""
         ranked = sorted(candidates, key=lambda candidate: candidate.loo_rmse)
-        first = self._best_of_each_kind(ranked)
-        return first if self.settings.fold_loss is None else first + _others(ranked, first)[:1]
+        first = [item for item in ranked if item.kind in self._kinds()]
+        first = [item for k, item in enumerate(first) if item.kind not in {other.kind for other in first[:k]}]
+        return first + [item for item in ranked if item not in first][:more]
 
     def _first_search(self, num_rows: int) -> list[Candidate]:
         """Every family from two starts, first with a shared width, then with one for each feature."""
@@ -246,9 +241,7 @@ class Tuner:
 
     def _continue(self, candidates: list[Candidate], num_rows: int) -> list[Candidate]:
         """The best few on more rows; those that are not continued are out, unless none of their kind was."""
-        ranked = sorted(candidates, key=lambda candidate: candidate.loo_rmse)
-        first = self._best_of_each_kind(ranked)
-        chosen = [*first, *(candidate for candidate in ranked if candidate not in first)][:NUM_CONTINUED]
+        chosen = self._leaders(candidates, NUM_CONTINUED)[:NUM_CONTINUED]
         stage = f"search on {num_rows:,} rows"
         trials = [
             _search(stage, candidate.family, candidate.widths, candidate.alpha, num_rows, CONTINUED_EVALUATIONS)
@@ -305,19 +298,18 @@ class Tuner:
 
     def _finalists(self, candidates: list[Candidate], slices: list[dict[str, Any]]) -> list[Candidate]:
         """The best of each kind, what its slice found better, and the runner-up."""
-        ranked = sorted(candidates, key=lambda candidate: candidate.loo_rmse)
-        first = self._sliced(ranked)
+        is_by_folds = self.settings.fold_loss is not None
+        first = self._leaders(candidates)
+        runner_up = self._leaders(candidates, 1)[len(first) :]
         finalists = []
-        for candidate in first:
+        for candidate in first + (runner_up if is_by_folds else []):
             own = [p for p in slices if (p["kernel"], p["widths"]) == (candidate.family, candidate.widths.tolist())]
             finalists.append(_from_slice(candidate, own[0], 1.0) if own else candidate)
             if own:
                 best = own[0]["factors"][int(np.argmin(np.min(own[0]["errors"], axis=1)))]
                 if best != 1.0:
                     finalists.append(_from_slice(candidate, own[0], best))
-        if self.settings.fold_loss is not None:
-            return [candidate for candidate in finalists if candidate.metric]
-        return finalists + _others(ranked, first)[:1]
+        return [item for item in finalists if item.metric] if is_by_folds else finalists + runner_up
 
     def _check(self, finalists: list[Candidate]) -> tuple[Candidate, list[Candidate]]:
         """The finalists on the most rows for which there is time, and which of them is chosen; as they are, and the one
@@ -362,7 +354,7 @@ class Tuner:
         points, squares = [], []
         records = self.records[len(self.records) - len(wanted) :]
         for number, (candidate, origin, record) in enumerate(zip(checked, finalists, records, strict=True)):
-            of_rows = read_squares(self._batch(wanted), number, len(record["evaluations"]))
+            of_rows = self._batch(wanted).squares(number, len(record["evaluations"])).read(0, size)
             norm = record["norm"] * self.num_rows / size  # rows of the same kind: it grows as they do
             for (alpha, likelihood, error), column in zip(record["evaluations"], of_rows.T, strict=True):
                 found = replace(candidate, alpha=alpha, loss=likelihood, loo_rmse=error, condition=1.0 + norm / alpha)
@@ -403,10 +395,6 @@ class Tuner:
             )
         self.budget.spend(trials, seconds, evaluated)
         return found
-
-
-def _others(ranked: list[Candidate], first: list[Candidate]) -> list[Candidate]:
-    return [candidate for candidate in ranked if candidate not in first]
 
 
 def _from_slice(candidate: Candidate, plane: dict[str, Any], factor: float) -> Candidate:

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice, extrapolate
+from dkrr.fit.choices import Iterations, Limits, Problem, SolverChoice
 from dkrr.fit.plan import Decision, Ways, decide
-from dkrr.fit.prices import cg_seconds, cholesky_seconds, factorise_seconds, pass_seconds
 from dkrr.fit.rates import Machine
 from dkrr.fit.schedule import TileSeconds, nominal_machine, simulate
-from dkrr.fit.trial import Trial
+from dkrr.fit.trial import Trial, extrapolate
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.schedule import Split, usual_split
 from dkrr.linalg.products import kernel_product
@@ -187,37 +186,6 @@ def test_what_was_asked_for_is_done(asked: dict[str, Any], n: int) -> None:
         assert settings.iterative.rank == decision.chosen.rank > 0
 
 
-def test_a_given_tile_size_stays() -> None:
-    assert {item.tile_size for item in decided(problem(), tile_size=640).candidates} == {640}
-
-
-def test_candidates_are_plain_data() -> None:
-    chosen: Candidate = decided(problem()).chosen
-    values = chosen.to_dict()
-    assert values["total_seconds"] == sum(values["seconds"].values())
-    assert values["name"] == chosen.name
-
-
-def test_formulas() -> None:
-    """The sums of the docstrings, written out once more."""
-    n, b = 20_480, 2048
-    free = replace(MACHINE, block_entry=0.0, task_seconds=0.0, disk_write=np.inf, mapped_read=np.inf, disk_read=np.inf)
-    assert factorise_seconds(free, n, b, "float64", "on_the_fly") == pytest.approx(n**3 / 3 / (0.8 * 2e11))
-    assert factorise_seconds(free, n, b, "mixed", "on_the_fly") == pytest.approx(n**3 / 3 / (0.8 * 4.5e11))
-    one = replace(free, round_seconds=0.0)
-    assert pass_seconds(one, n, 1, "float64") == pytest.approx(n * n / 2 * 9e-10)
-    assert pass_seconds(one, n, 11, "float32") == pytest.approx(n * n / 2 * (6e-10 + 10 * 2e-11))
-    two = cholesky_seconds(MACHINE, n, b, 2, precision="float64", gram="stored", num_alphas=2)
-    alone = cholesky_seconds(MACHINE, n, b, 1, precision="float64", gram="stored")
-    assert two["factorise"] == pytest.approx(2 * alone["factorise"])
-    assert two["gram"] == alone["gram"] > 0
-    few, many = (
-        sum(cg_seconds(MACHINE, n, b, 1, precision="float64", gram="on_the_fly", rank=500, iterations=k).values())
-        for k in (10, 20)
-    )
-    assert few < many < 2 * few
-
-
 # --- iterations from a sample ----------------------------------------------------------------------------------------
 
 
@@ -263,25 +231,6 @@ def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
     found = trial.cg([0.1], (0, 100, 400), 1e-6)
     assert found[0].low / 1.6 <= true <= 1.6 * found[0].high
     assert found[0].middle > found[100].middle > found[400].middle >= 1
-
-
-def test_float32_factors_need_more_iterations_for_smaller_ridges() -> None:
-    trial, _, _ = sampled(2000, 500, make_kernel("rbf", gamma=0.05).resolve(5))
-    counts = [trial.mixed([alpha], 1e-10).high for alpha in (1e-1, 1e-4, 1e-7)]
-    assert counts[0] < 6
-    assert counts == sorted(counts)
-    assert counts[-1] > 2 * counts[0]
-
-
-def test_a_trial_keeps_to_its_time() -> None:
-    import time
-
-    trial, _, _ = sampled(2000, 1000, make_kernel("rbf", gamma=0.05).resolve(5))
-    trial.seconds = 0.1
-    started = time.perf_counter()
-    found = trial.cg([1e-9], (0, 100, 500), 1e-10)
-    assert time.perf_counter() - started < 5.0
-    assert all(np.isfinite(item.high) for item in found.values())
 
 
 @pytest.mark.parametrize("kernel", ["laplacian", "matern"])
@@ -428,10 +377,3 @@ def test_words_hold_in_every_other_way(words: dict[str, Any]) -> None:
     excluded = {way.name for way in found.beyond()}
     assert not excluded & {way.name for way in found.others()}
     assert ("cholesky float64" in excluded) == (words.keys() & {"solver", "precision"} != set())
-
-
-def test_a_way_that_is_named_in_full_has_no_others() -> None:
-    choice = SolverChoice(solver="cg", precision="mixed", rank=500)
-    found = ways(choice)
-    assert found.others() == ()
-    assert "cg float64, rank 500" in {way.name for way in found.beyond()}

@@ -8,7 +8,6 @@ import pytest
 
 from dkrr.fit.choices import Limits, Problem, SolverChoice, is_plainly_primal
 from dkrr.fit.plan import decide
-from dkrr.fit.prices import primal_seconds
 from dkrr.fit.rates import Machine
 from dkrr.kernels import make_kernel
 
@@ -65,16 +64,3 @@ def test_in_between_the_price_decides() -> None:
     assert decision.chosen.solver == "primal"
     assert {item.solver for item in decision.candidates} == {"primal", "cholesky", "cg"}
     assert decision.chosen.name == "primal float64"
-
-
-def test_seconds_grow_with_rows_and_with_the_square_of_the_features() -> None:
-    base = primal_seconds(MACHINE, 100_000, 1000, 1000, 1)["primal"]
-    assert 1.8 < primal_seconds(MACHINE, 200_000, 1000, 1000, 1)["primal"] / base < 2.1
-    assert 2.5 < primal_seconds(MACHINE, 100_000, 2000, 2000, 1)["primal"] / base < 4.1
-
-
-def test_a_task_that_fits_no_worker_is_no_candidate() -> None:
-    small = Limits(threads=2, memory_bytes=100 << 20)
-    asked = SolverChoice(solver="primal")
-    found = decide(problem(100_000, 50), asked, small, machine=lambda: MACHINE)
-    assert "a worker has 100" in found.chosen.infeasible

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
-
 import pytest
 
-from dkrr.errors import ParameterError
 from dkrr.fit.schedule import TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
-from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
+from dkrr.linalg.factor.schedule import Split, cholesky_nodes
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
 
@@ -59,52 +55,6 @@ def test_no_schedule_is_faster_than_its_bounds_or_slower_than_the_bound_of_graha
         assert found.seconds == pytest.approx(path)
 
 
-def test_work_is_that_of_the_factorisation() -> None:
-    side = 30
-    found = simulate(grid_of(side, 2048), Split(), 4, FLOPS)
-    assert found.work_seconds == pytest.approx(side**3 / 6, rel=1e-9)  # n^3 / 3 flops, 2 b^3 a second
-    assert found.num_tasks == found.num_messages == side * (side + 1) // 2
-
-
-def test_a_narrow_window_costs_time() -> None:
-    grid, split = grid_of(20, 2048), Split(num_columns=20, num_last=2)
-    seconds = [simulate(grid, split, 8, FLOPS, window=size).seconds for size in (1, 8, 32, 10**6)]
-    assert all(wide <= narrow for narrow, wide in pairwise(seconds))
-    assert seconds[0] == pytest.approx(simulate(grid, split, 1, FLOPS, window=1).seconds)
-    assert seconds[2] < 1.05 * seconds[3]
-
-
-def test_a_ragged_tile_takes_less_and_a_split_takes_a_tile_written_and_read() -> None:
-    full, ragged = TileGrid(1024, 256), TileGrid(900, 256)
-    assert simulate(ragged, Split(), 1, FLOPS).seconds == pytest.approx((900 / 256) ** 3 / 6, rel=1e-9)
-    assert simulate(full, Split(), 1, FLOPS).seconds == pytest.approx(4**3 / 6, rel=1e-9)
-    seconds = replace(FLOPS, make=3.0, read=0.5, write=0.25, task=0.125)
-    split = Split(num_columns=1, num_last=1)
-    whole = seconds.of_task((3, 3), full, Split())
-    parts = seconds.of_task((3, 3), full, split) + seconds.of_task((3, 3, 1), full, split)
-    assert parts == pytest.approx(whole + seconds.read + seconds.write + seconds.task)
-
-
-def test_rates_become_seconds() -> None:
-    machine = nominal_machine(4)
-    seconds = TileSeconds.of(machine, 1000, "float64", "on_the_fly")
-    assert seconds.gemm == pytest.approx(2e9 / 60e9)
-    assert seconds.make == pytest.approx(5e-3)
-    assert seconds.read == pytest.approx(8e6 / 5e9)
-    assert seconds.syrk > seconds.gemm / 2
-    single = TileSeconds.of(machine, 1000, "mixed", "stored")
-    assert single.gemm == pytest.approx(2e9 / 125e9)
-    assert single.read == pytest.approx(seconds.read / 2)
-    assert seconds.scaled(2).gemm == pytest.approx(2 * seconds.gemm)
-
-
-def test_a_few_workers_keep_what_was_measured() -> None:
-    for workers in (1, 2, 4):
-        assert choose_split(20_480, 2048, workers, *WAY) == usual_split(10, workers)
-        assert choose_tiles(20_480, 10, None, workers, *WAY, 2048) == 2048
-    assert not choose_split(20_480, 2048, 1, *WAY).num_columns
-
-
 @pytest.mark.parametrize(("n", "b", "workers"), [(20_000, 1024, 32), (50_000, 1024, 8), (8_000, 1024, 6)])
 def test_a_split_is_used_where_it_pays(n: int, b: int, workers: int) -> None:
     grid, split = TileGrid(n, b), choose_split(n, b, workers, *WAY)
@@ -135,12 +85,6 @@ def test_tiles_for_many_workers() -> None:
     assert seconds(b) < 0.8 * seconds(2048)
     limit = int(task_bytes(384, 10) / 0.8)
     assert choose_tiles(n, 10, limit, workers, *WAY, 256) <= 384
-
-
-@pytest.mark.parametrize("values", [{"num_columns": -1}, {"num_columns": 3, "num_last": 0}])
-def test_a_split_that_makes_no_sense_is_refused(values: dict[str, int]) -> None:
-    with pytest.raises(ParameterError, match="split"):
-        Split(**values)
 
 
 def test_the_table_of_the_readme_has_a_row_for_each_number_of_workers() -> None:

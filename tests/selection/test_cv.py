@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.linear_model import RidgeCV
-from sklearn.metrics import get_scorer, make_scorer, mean_absolute_error
+from sklearn.metrics import get_scorer
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, ShuffleSplit, TimeSeriesSplit, check_cv
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
@@ -102,16 +102,6 @@ def test_equals_ridge_cv(
 
 
 @intercept
-def test_more_features_than_rows(fit_intercept: bool) -> None:
-    wide = RNG.standard_normal((40, 100))
-    y = wide[:, 0] + RNG.standard_normal(40)
-    ours = KernelRidgeCV(ALPHAS, fit_intercept=fit_intercept).fit(wide, y)
-    theirs = RidgeCV(ALPHAS, fit_intercept=fit_intercept).fit(wide, y)
-    assert ours.alpha_ == theirs.alpha_
-    np.testing.assert_allclose(ours.best_score_, theirs.best_score_, rtol=1e-8)
-
-
-@intercept
 @pytest.mark.parametrize("kernel", ["rbf", "laplacian", "poly"])
 @pytest.mark.parametrize("method", ["cholesky", "eigen"])
 def test_leave_one_out_is_refitting(
@@ -189,33 +179,6 @@ def test_folds_equal_grid_search(scoring: Any) -> None:
     np.testing.assert_allclose(ours.scores_, theirs.cv_results_["mean_test_score"], rtol=1e-8, atol=1e-10)
 
 
-def test_a_column_of_labels_gives_the_folds() -> None:
-    names = np.array(list("abcdefg"))[GROUPS]
-    by_label = KernelRidgeCV(ALPHAS, kernel="rbf", cv=names, store_cv_results=True).fit(X, Y[:, 0])
-    pairs = [(np.flatnonzero(names != name), np.flatnonzero(names == name)) for name in np.unique(names)]
-    by_pairs = KernelRidgeCV(ALPHAS, kernel="rbf", cv=pairs).fit(X, Y[:, 0])
-    np.testing.assert_allclose(by_label.scores_, by_pairs.scores_, rtol=1e-12)
-    assert by_label.cv_results_.shape == (N, len(ALPHAS))
-    assert np.isfinite(by_label.cv_results_).all()
-
-
-def test_folds_with_an_alpha_for_each_target() -> None:
-    fitted = KernelRidgeCV(ALPHAS, cv=4, alpha_per_target=True, fit_intercept=True).fit(X, Y)
-    assert fitted.scores_.shape == (3, len(ALPHAS))
-    for j in range(3):
-        one = KernelRidgeCV(ALPHAS, cv=4, fit_intercept=True).fit(X, Y[:, j])
-        assert fitted.alpha_[j] == one.alpha_
-        assert fitted.best_score_[j] == pytest.approx(one.best_score_, rel=1e-10)
-        np.testing.assert_allclose(fitted.predict(Z)[:, j], one.predict(Z), rtol=1e-9)
-
-
-def test_rows_that_no_fold_holds_out_have_no_result() -> None:
-    fitted = KernelRidgeCV(ALPHAS, cv=TimeSeriesSplit(4), store_cv_results=True).fit(X, Y)
-    missing = np.isnan(fitted.cv_results_).all(axis=(1, 2))
-    assert missing[:24].all()
-    assert not missing[24:].any()
-
-
 @pytest.mark.parametrize(
     ("cv", "error", "words"),
     [
@@ -270,13 +233,6 @@ def test_a_precomputed_matrix() -> None:
     assert given.alpha_ == rows.alpha_
     np.testing.assert_allclose(given.scores_, rows.scores_, rtol=1e-8)
     np.testing.assert_allclose(given.predict(K), rows.predict(X), rtol=1e-8)
-
-
-def test_a_scorer_of_ones_own() -> None:
-    scorer = make_scorer(mean_absolute_error, greater_is_better=False)
-    own = KernelRidgeCV(ALPHAS, scoring=scorer).fit(X, Y)
-    named = KernelRidgeCV(ALPHAS, scoring="neg_mean_absolute_error").fit(X, Y)
-    assert own.best_score_ == named.best_score_
 
 
 def test_an_alpha_that_is_too_small_is_named() -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import dkrr.selection.cv
 from dkrr import KernelRidge, KernelRidgeCV, ingest
 from dkrr.errors import ParameterError
-from dkrr.fit.choices import Candidate, Problem
-from dkrr.fit.rates import Machine
-from dkrr.selection.cv import PathFit
-from dkrr.selection.path import Scoring
 
 RNG = np.random.default_rng(8)
 N = 150
@@ -56,14 +50,6 @@ def test_tiles_choose_what_memory_chooses(tmp_path: Path, weight: Any, fit_inter
         assert len(factors) == 2, "the targets want different alphas"
 
 
-def test_scoring_and_a_single_target(tmp_path: Path) -> None:
-    memory, tiles = both(Y[:, 0], WEIGHT, tmp_path, scoring="neg_mean_absolute_error")
-    assert tiles.alpha_ == memory.alpha_
-    np.testing.assert_allclose(tiles.scores_, memory.scores_, rtol=1e-8)
-    assert tiles.cv_results_.shape == (N, len(ALPHAS))
-    np.testing.assert_allclose(tiles.cv_results_, memory.cv_results_, rtol=1e-6, atol=1e-9)
-
-
 def test_a_factor_that_was_there_stays(tmp_path: Path) -> None:
     KernelRidge(30.0, **KERNEL, tile_size=64, store=tmp_path).fit(X, Y)
     before = set(tmp_path.glob("factors/*.zarr"))
@@ -94,45 +80,6 @@ def test_a_precomputed_matrix_and_a_data_set(tmp_path: Path) -> None:
 def test_what_tiles_cannot_do_is_refused(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         KernelRidgeCV(ALPHAS, **KERNEL, **parameters).fit(X, Y)
-
-
-# --- what it costs -------------------------------------------------------------------------------------------------
-
-
-def path_fit(per_target: bool = False) -> PathFit:
-    from dkrr.fit.choices import SolverChoice
-    from dkrr.kernels import make_kernel
-
-    return PathFit(
-        kernel=make_kernel("rbf"),
-        alpha=0.01,
-        choice=SolverChoice(),
-        tile_size=None,
-        max_in_process_rows=6000,
-        grid=tuple(ALPHAS),
-        scoring=Scoring(per_target=per_target),
-        stored=None,
-        take=lambda chosen: None,
-    )
-
-
-def test_a_candidate_pays_for_its_diagonals(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {item.name: 1.0 for item in fields(Machine)} | {"threads": 2, "gemm_float64": 1e11, "gemm_float32": 2e11}
-    machine = Machine(**rates)  # type: ignore[arg-type]
-    monkeypatch.setattr(PathFit, "_machine", lambda *args: machine)
-    monkeypatch.setattr(dkrr.selection.cv, "factorise_seconds", lambda *args: 7.0)
-    problem = Problem(num_rows=20_000, num_features=5, num_targets=3, kernel=None, alpha=(1.0,))
-    item = Candidate(
-        solver="cholesky", precision="float64", gram="stored", tile_size=2048,
-        seconds={"factorise": 28.0}, disk_bytes={"factor": 400, "gram": 50},
-    )  # fmt: skip
-    executor: Any = None
-    found = path_fit()._with_diagonals(item, problem, executor, "store")
-    assert found.total_seconds == 28.0 + 4 * 7.0
-    assert found.disk_bytes == {"factor": 200, "gram": 50}  # the best so far and the next one
-    assert path_fit(per_target=True)._with_diagonals(item, problem, executor, "store").disk_bytes["factor"] == 400
-    iterations = replace(item, solver="cg")
-    assert path_fit()._with_diagonals(iterations, problem, executor, "store") is iterations
 
 
 # --- in feature space ----------------------------------------------------------------------------------------------

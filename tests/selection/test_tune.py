@@ -13,12 +13,12 @@ import pytest
 
 from dkrr import DataError, Dataset, ParameterError, ingest
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import InterruptedRunError, MemoryBudgetError
+from dkrr.errors import InterruptedRunError
 from dkrr.selection import search as trials_module
 from dkrr.selection.choice import TuneResult, TuneSettings
 from dkrr.selection.likelihood import Explained
-from dkrr.selection.search import Trial, TrialBatch, alpha_path, draw_subset, run_trial, trial_bytes
-from dkrr.selection.tuning import Budget, tune
+from dkrr.selection.search import alpha_path, draw_subset
+from dkrr.selection.tuning import tune
 
 N, D = 400, 4
 SMALL = TuneSettings(kernels=("rbf", "matern32"), search_rows=(60, 120), rows=240, seed=3)
@@ -134,29 +134,6 @@ def test_an_interrupted_search_continues(
     assert not evaluated
 
 
-def test_a_trial_is_named_by_everything_it_computes() -> None:
-    trial = Trial(stage="s", kind="check", family="rbf", widths=(1.0,), alphas=(1.0,), num_rows=50)
-    changes: list[dict[str, Any]] = [
-        {"kind": "search"}, {"family": "laplacian"}, {"widths": (1.0, 1.0)}, {"alphas": (2.0,)}, {"num_rows": 51},
-        {"num_evaluations": 2}, {"factor": 2.0},
-    ]  # fmt: skip
-    keys = [trial.key("rows"), trial.key("other rows"), *(replace(trial, **change).key("rows") for change in changes)]
-    assert len(set(keys)) == len(keys)
-    assert replace(trial, stage="another").key("rows") == keys[0]
-
-
-def test_every_trial_is_recorded(result: TuneResult) -> None:
-    numbers = [record["number"] for record in result.records]
-    assert numbers == list(range(len(numbers)))
-    stages = list(dict.fromkeys(record["stage"] for record in result.records))
-    assert stages == ["shared width", "width per feature", "search on 120 rows", "slice", "check on 240 rows"]
-    for record in result.records:
-        assert {"family", "num_rows", "widths", "alphas", "found_alpha", "loo_rmse", "seconds"} <= set(record)
-        assert len(record["found_widths"]) == len(record["widths"])
-    assert len(result.slices) == 2
-    assert {len(plane["errors"]) for plane in result.slices} == {5}
-
-
 @pytest.mark.parametrize(("widths", "kinds"), [("shared", {"shared"}), ("per_feature", {"per_feature"})])
 def test_only_the_widths_that_are_asked_for(dataset: Dataset, tmp_path: Path, widths: Any, kinds: set[str]) -> None:
     settings = replace(SMALL, kernels=("laplacian",), widths=widths, search_rows=(60,), rows=60)
@@ -181,26 +158,6 @@ def test_weights_several_targets_and_an_intercept(arrays: tuple[np.ndarray, np.n
     assert sorted(rows.weight) == sorted(weight[weight > 0])
 
 
-def test_arrays_without_a_store(result: TuneResult, arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    import dask
-
-    from dkrr.selection import tune as public
-
-    with dask.config.set(temporary_directory=str(tmp_path)):
-        found = public(*arrays, settings=SMALL)
-        assert not list(tmp_path.iterdir())
-    assert found.parameters() == result.parameters()
-
-
-def test_one_feature_and_few_rows(tmp_path: Path) -> None:
-    x = np.linspace(0, 6, 30)[:, None]
-    data = ingest(x, str(tmp_path / "rows.zarr"), y=np.sin(x[:, 0]))
-    found = search(data, tmp_path, replace(SMALL, kernels=("rbf",)))
-    assert {candidate.kind for candidate in found.candidates} == {"shared"}
-    assert found.best.num_rows == 30
-    assert found.best.loo_rmse < 0.01
-
-
 def test_a_constant_feature_does_no_harm(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     x, y = arrays
     data = ingest(np.column_stack([x, np.full(N, 7.0)]), str(tmp_path / "rows.zarr"), y=y)
@@ -217,50 +174,6 @@ def test_a_budget_leaves_out_and_says_so(dataset: Dataset, tmp_path: Path) -> No
         "width per feature", "search on 120 rows", "slice", "no check",
     ]  # fmt: skip
     assert not found.slices
-
-
-def test_the_check_takes_the_rows_that_time_allows() -> None:
-    def trial(num_rows: int, kind: Any = "search") -> Trial:
-        return Trial(stage="s", kind=kind, family="rbf", widths=(1.0,), alphas=(1.0,), num_rows=num_rows)
-
-    budget = Budget(total_seconds=100.0, num_threads=2, memory_bytes=8 * 4000**2)
-    budget.spend([trial(1000)] * 4, [1.0] * 4, [1] * 4)
-    assert budget.left == 98.0
-    assert budget.seconds_for([trial(2000)] * 2) == pytest.approx(8.0)
-    assert budget.seconds_for([trial(2000)]) == pytest.approx(8.0)  # a trial has one thread
-    assert budget.allows([trial(4000)] * 2)
-    assert not budget.allows([trial(4001)] * 2)  # memory
-    assert not budget.allows([trial(4000)] * 4)  # time
-    assert len(budget.affordable([trial(4000)] * 4, 1.0)) == 2
-    assert "2 of 4 trials" in budget.notes[0]
-    # searches that end before their last evaluation are expected to do so again
-    budget.spend([replace(trial(1000), num_evaluations=10)] * 2, [2.0, 2.0], [5, 3])
-    assert budget.seconds_for([replace(trial(1000), num_evaluations=10)] * 2) == pytest.approx(2.0)
-    assert budget.seconds_for([trial(1000, "check")]) == pytest.approx(0.5)
-
-
-def test_a_slice_is_whole_or_not_there(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allows = Budget.allows
-    monkeypatch.setattr(
-        Budget, "allows", lambda self, trials, *share: allows(self, trials, *share) and len(trials) <= 7
-    )
-    found = search(dataset, tmp_path, replace(SMALL, kernels=("rbf",)))
-    assert [len(plane["errors"]) for plane in found.slices] == [5]
-    assert sum(record["kind"] == "slice" for record in found.records) == 5
-    assert [note for note in found.notes if note.startswith("slice: 5 of 10 trials")]
-
-
-def test_the_rows_are_drawn_once(dataset: Dataset, tmp_path: Path) -> None:
-    location = str(tmp_path / "subset")
-    subset = draw_subset(dataset, 100, 5, location)
-    before = {path: path.stat().st_mtime_ns for path in Path(location).rglob("*")}
-    assert draw_subset(dataset, 100, 5, location) == subset
-    assert {path: path.stat().st_mtime_ns for path in Path(location).rglob("*")} == before
-    whole = subset.read(100, intercept=False)
-    np.testing.assert_array_equal(subset.read(40, intercept=False).y, whole.y[:40])
-    chunk = next(path for path in Path(location).rglob("c/0/*"))
-    chunk.unlink()  # interrupted while it was written
-    np.testing.assert_array_equal(draw_subset(dataset, 100, 5, location).read(100, intercept=False).y, whole.y)
 
 
 def test_rows_without_targets_are_refused(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
@@ -286,19 +199,6 @@ def test_rows_without_targets_are_refused(arrays: tuple[np.ndarray, np.ndarray],
 def test_settings_that_are_not_allowed(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(ParameterError, match=expected):
         TuneSettings(**change)
-
-
-def test_too_little_memory_is_named(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise MemoryError
-
-    trial = Trial(stage="s", kind="check", family="rbf", widths=(1.0,), alphas=(1.0,), num_rows=50)
-    subset = draw_subset(dataset, 50, 0, str(tmp_path / "subset"))
-    batch = TrialBatch(folder=str(tmp_path), subset=subset, digest="d", intercept=False, trials=(trial,))
-    monkeypatch.setattr(Explained, "evaluate", fail)
-    with pytest.raises(MemoryBudgetError, match=f"50 rows.*{trial_bytes(trial):,} bytes"):
-        run_trial(batch, 0)
-    assert not list(tmp_path.glob("*.json"))
 
 
 def test_workers_find_the_same(result: TuneResult, dataset: Dataset, tmp_path: Path, cluster_client: Any) -> None:
