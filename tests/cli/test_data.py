@@ -83,16 +83,6 @@ def test_bad_data_ends_with_4_and_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "d.zarr").exists()
 
 
-def test_info_of_a_data_set(dataset: Path) -> None:
-    result = run("info", dataset)
-    assert result.exit_code == 0
-    assert result.stdout.startswith(f"data set {dataset}\n")
-    assert "3 (a, b, z)" in result.stdout
-    facts = json.loads(run("info", dataset, "--json").stdout)
-    assert (facts["kind"], facts["rows"]) == ("data set", 30)
-    assert "verified" in run("info", dataset, "--verify").stdout
-
-
 def test_info_finds_a_damaged_data_set(dataset: Path) -> None:
     chunk = dataset / "X" / "c" / "0" / "0"
     content = bytearray(chunk.read_bytes())
