@@ -12,10 +12,7 @@ from click.testing import CliRunner, Result
 from dkrr.cli import main
 from dkrr.dataset import open_dataset
 from dkrr.jobs.spec import JobSpec
-from dkrr.linalg.catalogue import factor_fields, gram_fields
-from dkrr.linalg.operators import RidgeOperator
 from dkrr.store.chunks import ChunkArray
-from dkrr.tiles import TileGrid, TileMatrix
 
 
 def run(*arguments: object) -> Result:
@@ -83,16 +80,6 @@ def test_bad_data_ends_with_4_and_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "d.zarr").exists()
 
 
-def test_info_of_a_data_set(dataset: Path) -> None:
-    result = run("info", dataset)
-    assert result.exit_code == 0
-    assert result.stdout.startswith(f"data set {dataset}\n")
-    assert "3 (a, b, z)" in result.stdout
-    facts = json.loads(run("info", dataset, "--json").stdout)
-    assert (facts["kind"], facts["rows"]) == ("data set", 30)
-    assert "verified" in run("info", dataset, "--verify").stdout
-
-
 def test_info_finds_a_damaged_data_set(dataset: Path) -> None:
     chunk = dataset / "X" / "c" / "0" / "0"
     content = bytearray(chunk.read_bytes())
@@ -104,57 +91,6 @@ def test_info_finds_a_damaged_data_set(dataset: Path) -> None:
     assert "problem: chunk (0, 0)" in result.stdout
     assert "has 1 problem\nhint: " in result.stderr
     assert json.loads(run("info", dataset, "--verify", "--json").stdout)["problems"]
-
-
-@pytest.fixture(params=["Gram matrix", "factor"])
-def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, TileMatrix]:
-    grid = TileGrid(250, 100)
-    operator = RidgeOperator(grid=grid, alpha=0.5, kernel=None, rows=None)
-    if request.param == "factor":
-        fields = factor_fields(operator, "float64", None, "openblas", source_digest="d" * 64)
-    else:
-        fields = gram_fields(operator, "float64", source_digest="d" * 64)
-    tiles = TileMatrix.create(str(tmp_path / "m.zarr"), grid, dtype="float64", attributes=fields)
-    for i, j in grid.lower():
-        tile = np.ones(grid.shape(i, j))
-        if i == j:
-            tile[np.triu_indices(len(tile), 1)] = np.nan  # never read
-        tiles.write(i, j, tile)
-    return request.param, tmp_path / "m.zarr", tiles
-
-
-def test_info_finds_every_problem_of_tiles(matrix: tuple[str, Path, TileMatrix]) -> None:
-    kind, path, tiles = matrix
-    whole = run("info", path, "--verify")
-    assert (whole.exit_code, whole.stdout.splitlines()[0]) == (0, f"{kind} {path}")
-    assert "6 of 6, 100 rows each" in whole.stdout
-    assert "verified" in whole.stdout
-    tiles.delete(1, 0)
-    (path / "c" / "1" / "1").write_bytes(b"short")
-    flipped = bytearray((path / "c" / "2" / "0").read_bytes())
-    flipped[-1] ^= 1
-    (path / "c" / "2" / "0").write_bytes(flipped)
-    infinite = np.ones(tiles.grid.shape(2, 1))
-    infinite[49, 3] = np.inf
-    tiles.write(2, 1, infinite)
-    (path / "c" / "0" / "0.abc.partial").write_bytes(b"")
-    (path / "c" / "0" / "1").write_bytes(b"")
-    result = run("info", path, "--verify")
-    assert result.exit_code == 4
-    lines = result.stdout.splitlines()
-    problems = sorted(line.removeprefix("  problem: ") for line in lines if line.startswith("  problem: "))
-    assert [problem.split(" is ")[0].split(" holds ")[0] for problem in problems] == [
-        "c/0/0.abc.partial",
-        "c/0/1",
-        "tile (1, 0)",
-        "tile (1, 1)",
-        "tile (2, 0)",
-        "tile (2, 1)",
-    ]
-    assert problems[2] == "tile (1, 0) is damaged (missing)"
-    assert problems[5].endswith("at row 249, column 103")
-    assert "5 of 6" not in result.stdout  # one is missing, one has the wrong size
-    assert "4 of 6, 100 rows each" in result.stdout
 
 
 def test_info_of_something_else(tmp_path: Path) -> None:

@@ -49,7 +49,3 @@ def test_a_blas_that_computes_wrong_numbers_ends_with_5(
     assert result.exit_code == 5
     assert "FAILED" in result.stdout
     assert "gemm is off by 3" in result.stderr
-
-
-def test_a_folder_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
-    assert CliRunner().invoke(main, ["doctor", "--folder", str(tmp_path / "none")]).exit_code == 2

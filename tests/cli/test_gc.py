@@ -36,19 +36,8 @@ def test_with_yes_it_deletes(store: Path) -> None:
     assert not (store / "factors" / f"{KEY}.zarr").exists()
 
 
-def test_what_is_new_is_kept(store: Path) -> None:
-    result = CliRunner().invoke(main, ["gc", str(store), "--yes"])
-    assert result.stdout == "nothing to delete\n"
-
-
 def test_a_job_file_names_its_store(store: Path) -> None:
     job = store.parent.parent / "job.toml"
     job.write_text('[data]\npath = "x.npy"\n')
     result = CliRunner().invoke(main, ["gc", str(job), "--older-than", "-1"])
     assert KEY in result.stdout
-
-
-def test_no_store(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["gc", str(tmp_path)])
-    assert result.exit_code == 4
-    assert "is not a store" in result.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
-from dkrr.cli.models import model_location
 from dkrr.errors import PlanRefusedError
 from dkrr.jobs.spec import JobSpec
 
@@ -79,18 +77,6 @@ def test_fit_reports_progress_on_stderr_and_the_result_on_stdout(job: Path, monk
     assert result.stderr == "factorise: 3 of 6 tasks\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_fit_ends_with_75(job: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    def fit(spec: JobSpec, *, progress: Any, source: bytes) -> FakeResult:
-        signal.raise_signal(number)
-        return FakeResult()
-
-    fake_fit(monkeypatch, fit)
-    result = run("fit", job)
-    assert result.exit_code == 75
-    assert result.stderr.startswith("error: interrupted\nhint: start the same command again")
-
-
 def test_a_wrong_job_file_ends_with_2(job: Path) -> None:
     job.write_text(job.read_text().replace("kernel", "kernal"))
     for command in ("plan", "fit"):
@@ -99,13 +85,6 @@ def test_a_wrong_job_file_ends_with_2(job: Path) -> None:
         assert result.stderr.startswith(
             f"error: {job}:8: unknown key 'kernal' in [model]; nearest right name: 'kernel'"
         )
-
-
-def test_the_model_of_a_run_is_found_by_its_directory(tmp_path: Path) -> None:
-    (tmp_path / "run" / "model.zarr").mkdir(parents=True)
-    assert model_location(str(tmp_path / "run")) == str(tmp_path / "run" / "model.zarr")
-    assert model_location(str(tmp_path / "run" / "model.zarr")) == str(tmp_path / "run" / "model.zarr")
-    assert model_location("s3://bucket/model.zarr") == "s3://bucket/model.zarr"
 
 
 def test_from_a_job_file_to_predictions(job: Path, tmp_path: Path) -> None:

@@ -159,14 +159,6 @@ def test_another_job_in_the_directory_is_refused(folder: Path, run: RunDirectory
     assert placed == []
 
 
-def test_a_job_without_a_plan_yet_gives_way(folder: Path, run: RunDirectory, placed: list[str]) -> None:
-    ended(run, "failed", 4, error={"type": "DataError", "message": "row 3", "hint": ""})
-    (folder / "job.toml").write_text(JOB.replace("alpha = 0.1", "alpha = 0.2"))
-    assert dkrr("submit", "job.toml").exit_code == 0
-    assert (run.read("job.json") or {})["model"]["alpha"] == 0.2
-    assert len(placed) == 1
-
-
 @pytest.mark.parametrize("command", [("resume", "job"), ("submit", "job.toml")])
 @pytest.mark.parametrize("how", ["failed", "cancelled", "lost"])
 def test_what_ended_is_started_again(how: str, command: tuple[str, str], run: RunDirectory, placed: list[str]) -> None:

@@ -57,14 +57,3 @@ def test_a_credential_on_the_command_line_is_not_repeated(command: list[str]) ->
     result = dkrr(*command, "s3://user:hunter2@bucket/runs/a")
     assert result.exit_code == 2, result.output
     assert "hunter2" not in result.output
-
-
-def test_nobody_there(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr.store import objects
-
-    monkeypatch.setattr(objects, "MAX_RETRIES", 1)
-    objects._client.cache_clear()
-    result = dkrr("info", bucket.url("a").replace(f":{bucket.server.port}", ":9"))
-    objects._client.cache_clear()
-    assert result.exit_code == 4
-    assert "check endpoint, region and network" in result.stderr

@@ -82,7 +82,3 @@ def test_a_mistake_in_the_job(tmp_path: Path) -> None:
     result = run("tune", path, "-o", tmp_path / "best.toml")
     assert result.exit_code == 2
     assert f"{path}:4: unknown key 'row' in [tune]" in result.stderr
-
-
-def test_an_output_is_needed(job: Path) -> None:
-    assert run("tune", job).exit_code == 2

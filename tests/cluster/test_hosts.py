@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.cluster.helpers import ByHandJob, byte_for_byte
-from tests.cluster.namespaces import Network, network_of, own
+from tests.cluster.namespaces import Network, network_of
 from tests.cluster.programs import make_certificates
-from tests.faults import descendants, finish, wait_until
+from tests.faults import finish, wait_until
 from tests.servers import ByHand, doctor_environment
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -48,31 +45,6 @@ def job_on(network: Network, cluster: ByHand, folder: Path, n: int) -> ByHandJob
     """A job whose driver is on the scheduler's host."""
     environment = {"DASK_CONFIG": str(cluster.folder / "tls/client")}
     return ByHandJob(folder, cluster.address, n, environment=environment, prefix=network.on("scheduler"))
-
-
-def reaches(network: Network, name: str, address: str, port: int) -> bool:
-    """Whether a host gets a connection."""
-    code = f"import socket; socket.create_connection(({address!r}, {port}), timeout=2)"
-    done = subprocess.run([*network.on(name), sys.executable, "-c", code], capture_output=True, check=False, timeout=30)
-    return done.returncode == 0
-
-
-@pytest.mark.short
-def test_hosts_with_addresses_of_their_own(tmp_path: Path) -> None:
-    before = own()
-    with cluster_of_hosts(tmp_path / "hosts") as (network, cluster):
-        job = job_on(network, cluster, tmp_path / "job", 700)
-        job.fit()
-        assert len(job.tiles()) == 28
-        scheduler = network.address("scheduler")
-        assert reaches(network, "first", scheduler, cluster.port)
-        network.cut("first")
-        assert not reaches(network, "first", scheduler, cluster.port)
-        assert reaches(network, "second", scheduler, cluster.port)
-        processes = [p for worker in cluster.workers for p in descendants(worker.pid)]
-    assert not own() - before
-    gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # orphans that nobody has taken note of yet
-    assert not [process for process in processes if process.is_running() and process.status() not in gone]
 
 
 @dataclass
@@ -107,6 +79,7 @@ def with_a_link_cut(folder: Path) -> LinkCut:
     return LinkCut(undisturbed, job, (without, seconds), written)
 
 
+@pytest.mark.short
 def test_a_link_cut_in_mid_factorisation(tmp_path: Path) -> None:
     local = ByHandJob(tmp_path / "local")
     local.fit()

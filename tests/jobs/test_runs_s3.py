@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ from click.testing import CliRunner
 from dkrr.cli import main
 from dkrr.errors import CancelledError, LockedError
 from dkrr.jobs.runs import monitor as monitor_module
-from dkrr.jobs.runs.directory import EventLog, RunDirectory, find_run, list_runs, read_events
+from dkrr.jobs.runs.directory import RunDirectory, find_run, list_runs, read_events
 from dkrr.jobs.runs.lease import DriverLease, current_driver
 from dkrr.jobs.runs.monitor import Monitor, driving
 from dkrr.jobs.runs.status import look_once, read_status
@@ -72,15 +71,6 @@ def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch
     assert (current_driver(run) or {})["kind"] == "cluster"
 
 
-def test_of_several_one_takes_over(run: RunDirectory) -> None:
-    DriverLease.acquire(run, "here").release()
-    with ThreadPoolExecutor(4) as threads:
-        created = list(
-            threads.map(lambda n: run.create("drivers/000002.json", json.dumps({"n": n}).encode()), range(8))
-        )
-    assert created.count(True) == 1
-
-
 def test_a_run_is_watched_and_cancelled(run: RunDirectory, bucket: Bucket) -> None:
     def body(monitor: Monitor) -> None:
         monitor.progress("factorise", 3, 10, 0.0, 0.0)
@@ -129,11 +119,3 @@ def test_a_replaced_driver_writes_nothing(run: RunDirectory, monkeypatch: pytest
         drive()
     assert read_status(run).phase == "theirs"
     assert run.read("driver.json") == seen["driver"]
-
-
-def test_events_of_two_drivers_do_not_overwrite_each_other(run: RunDirectory) -> None:
-    one, two = EventLog(run, 1), EventLog(run, 2)
-    for log, text in ((one, "a"), (two, "b"), (one, "c")):
-        log.add("state", text)
-        log.flush()
-    assert [event["message"] for _, event in read_events(run)] == ["a", "b", "c"]

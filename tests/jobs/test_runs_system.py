@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -264,14 +263,3 @@ def test_what_goes_wrong_in_the_background_is_told(folder: Path, run: RunDirecto
     (folder / "job.toml").write_text(JOB)  # it never had a plan, so the corrected job may have the directory
     assert dkrr("submit", "job.toml").code == 0
     assert dkrr("wait", "job", seconds=120).code == 0
-
-
-def test_workers_of_a_killed_driver_end(folder: Path, run: RunDirectory) -> None:
-    assert dkrr("submit", "job.toml", slow=True).code == 0
-    status = in_mid_factorisation(run, folder)
-    driver = psutil.Process((status.driver or {})["pid"])
-    children: list[Any] = driver.children(recursive=True)
-    assert len(children) >= 2
-    driver.kill()
-    _, alive = psutil.wait_procs(children, timeout=15)
-    assert alive == []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -105,66 +105,67 @@ class Series:
     ys: Sequence[float | None]
 
 
-def _px(value: object) -> object:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
+def _px(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
 
 
-class _Drawing:
-    """Pieces of one picture; ``key`` begins its ids in the page, and no other chart has the same."""
-
-    def __init__(self, key: str, title: str, description: str, height: float = HEIGHT) -> None:
-        self.parts: list[Markup] = []
-        self.add(
-            '<svg role="img" aria-labelledby="{0}-t {0}-d" viewBox="0 0 {1} {2}" preserveAspectRatio="xMidYMid meet">'
-            '<title id="{0}-t">{3}</title><desc id="{0}-d">{4}</desc>',
-            key, WIDTH, height, title, description,
-        )  # fmt: skip
-
-    def add(self, markup: str, *values: object) -> None:
-        self.parts.append(Markup(markup).format(*map(_px, values)))  # noqa: S704  (a constant; format escapes values)
-
-    def text(self, x: float, y: float, content: str, kind: str = "label", anchor: str = "middle") -> None:
-        self.add('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>', kind, x, y, anchor, content)
-
-    def bar(self, number: int, x: float, y: float, width: float, height: float, words: str) -> None:
-        self.add(
-            '<rect class="bar s{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>',
-            number % MOST_STYLES, x, y, width, height, words,
-        )  # fmt: skip
-
-    def frame(self, x: Axis, y: Axis, x_label: str, y_label: str) -> None:
-        """Grid lines, ticks with their numbers, and what the axes are."""
-        for value, label in zip(y.ticks, y.labels, strict=True):
-            self.add('<path class="grid" d="M{} {}H{}"/>', LEFT, y.at(value), RIGHT)
-            self.text(LEFT - 5, y.at(value) + 3.5, label, anchor="end")
-        for value, label in zip(x.ticks, x.labels, strict=True):
-            self.add('<path class="axis" d="M{} {}v4"/>', x.at(value), BOTTOM)
-            self.text(x.at(value), BOTTOM + 15, label)
-        self.add('<path class="axis" d="M{} {}H{}"/>', LEFT, BOTTOM, RIGHT)
-        self.text((LEFT + RIGHT) / 2, BOTTOM + 31, x_label, "name")
-        turned = '<text class="name" transform="translate(11 {}) rotate(-90)" text-anchor="middle">{}</text>'
-        self.add(turned, (TOP + BOTTOM) / 2, y_label)
-
-    def legend(self, mark: str, places: Iterable[tuple[float, float, int, str]]) -> None:
-        """A piece of each curve, or of each kind of bar, with its name."""
-        for x, y, number, name in places:
-            self.add(mark, number % MOST_STYLES, x, y - 3.5)
-            self.text(x + 24, y, name, anchor="start")
-
-    def markup(self) -> Markup:
-        return Markup("").join([*self.parts, Markup("</svg>")])
+def _d(form: str, *values: float) -> str:
+    """The data of a path: ``_d("M{} {}H{}", ...)``."""
+    return form.format(*map(_px, values))
 
 
-def _places(names: Sequence[str], top: float) -> Iterator[tuple[float, float, int, str]]:
-    """Where the names of a legend stand, in as many rows as they take."""
-    x, y = LEFT, top + 11
+def _tag(markup: str, *values: object) -> Markup:
+    return Markup(markup).format(*values)  # noqa: S704  (a constant; format escapes the values)
+
+
+def _path(kind: str, data: str, title: str = "") -> Markup:
+    return _tag('<path class="{}" d="{}">{}</path>', kind, data, _tag("<title>{}</title>", title) if title else "")
+
+
+def _text(x: float, y: float, content: str, kind: str = "label", anchor: str = "middle") -> Markup:
+    form = '<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>'
+    return _tag(form, kind, _px(x), _px(y), anchor, content)
+
+
+def _bar(number: int, x: float, y: float, width: float, height: float, words: str) -> Markup:
+    form = '<rect class="bar s{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
+    return _tag(form, number % MOST_STYLES, *map(_px, (x, y, width, height)), words)
+
+
+def _picture(key: str, title: str, description: str, height: float, parts: Iterable[Markup]) -> Markup:
+    """A picture; ``key`` begins its ids in the page, and no other one has the same."""
+    form = (
+        '<svg role="img" aria-labelledby="{0}-t {0}-d" viewBox="0 0 {1} {2}" preserveAspectRatio="xMidYMid meet">'
+        '<title id="{0}-t">{3}</title><desc id="{0}-d">{4}</desc>{5}</svg>'
+    )
+    return _tag(form, key, _px(WIDTH), _px(height), title, description, Markup("").join(parts))
+
+
+def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> list[Markup]:
+    """Grid lines, ticks with their numbers, and what the axes are."""
+    turned = '<text class="name" transform="translate(11 {}) rotate(-90)" text-anchor="middle">{}</text>'
+    return [
+        *(_path("grid", _d("M{} {}H{}", LEFT, y.at(value), RIGHT)) for value in y.ticks),
+        *(_text(LEFT - 5, y.at(v) + 3.5, label, anchor="end") for v, label in zip(y.ticks, y.labels, strict=True)),
+        *(_path("axis", _d("M{} {}v4", x.at(value), BOTTOM)) for value in x.ticks),
+        *(_text(x.at(value), BOTTOM + 15, label) for value, label in zip(x.ticks, x.labels, strict=True)),
+        _path("axis", _d("M{} {}H{}", LEFT, BOTTOM, RIGHT)),
+        _text((LEFT + RIGHT) / 2, BOTTOM + 31, x_label, "name"),
+        _tag(turned, _px((TOP + BOTTOM) / 2), y_label),
+    ]
+
+
+def _legend(names: Sequence[str], top: float, kind: str, mark: str) -> tuple[list[Markup], float]:
+    """A piece of each curve, or of each kind of bar, with its name, in as many rows as they take; and their height."""
+    x, y, parts = LEFT, top + 11, []
     for number, name in enumerate(names):
-        shown = cut(name, 40)
-        width = 36 + LETTER * len(shown)
+        width = 36 + LETTER * min(len(name), 40)
         if x > LEFT and x + width > WIDTH:
             x, y = LEFT, y + LEGEND_ROW
-        yield x, y, number, shown
+        parts += [_path(f"{kind} s{number % MOST_STYLES}", _d(mark, x, y - 3.5))]
+        parts += [_text(x + 24, y, cut(name, 40), anchor="start")]
         x += width
+    return parts, y - top + 8 if names else 0.0
 
 
 def line_chart(
@@ -182,28 +183,28 @@ def line_chart(
     ys = [y for item in series for y in item.ys if y is not None] + [value for value, _ in lines]
     x_axis = plain_axis([x for item in series for x in item.xs], LEFT, RIGHT, tight=True)
     y_axis = log_axis(ys, BOTTOM, TOP) if log else plain_axis(ys, BOTTOM, TOP, zero=True)
-    names = list(_places([item.name for item in series] if len(series) > 1 else [], HEIGHT))
-    height = HEIGHT + LEGEND_ROW * len({y for _, y, _, _ in names}) + 4 * bool(names)
-    drawing = _Drawing(key, title, description, height)
-    drawing.frame(x_axis, y_axis, x_label, y_label)
-    for value, label in lines:
-        y = y_axis.at(value)
-        drawing.add('<path class="mark" d="M{} {}H{}"/>', LEFT, y, RIGHT)
-        drawing.text(LEFT + 4, y - 4 if y > TOP + 12 else y + 12, label, "marked", "start")
-    for number, item in enumerate(series):
-        path, curve = _path(item, x_axis, y_axis), '<path class="curve s{}" d="{}"><title>{}</title></path>'
-        drawing.add(curve, number % MOST_STYLES, path, item.name)
-    drawing.legend('<path class="curve s{}" d="M{} {}h20"/>', names)
-    return drawing.markup()
+    marks = [(y_axis.at(value), label) for value, label in lines]
+    legend, more = _legend(
+        [item.name for item in series][: len(series) * (len(series) > 1)], HEIGHT, "curve", "M{} {}h20"
+    )
+    parts = [
+        *_frame(x_axis, y_axis, x_label, y_label),
+        *(_path("mark", _d("M{} {}H{}", LEFT, y, RIGHT)) for y, _ in marks),
+        *(_text(LEFT + 4, y - 4 if y > TOP + 12 else y + 12, label, "marked", "start") for y, label in marks),
+        *(_path(f"curve s{k % MOST_STYLES}", _curve(item, x_axis, y_axis), item.name) for k, item in enumerate(series)),
+        *legend,
+    ]
+    return _picture(key, title, description, HEIGHT + more, parts)
 
 
-def _path(item: Series, x_axis: Axis, y_axis: Axis) -> str:
+def _curve(item: Series, x_axis: Axis, y_axis: Axis) -> str:
     pieces, pen = [], "M"
     for x, y in zip(item.xs, item.ys, strict=True):
-        is_there = y is not None and math.isfinite(y)
-        if y is not None and is_there:
-            pieces.append(f"{pen}{_px(float(x_axis.at(x)))} {_px(float(y_axis.at(y)))}")
-        pen = "L" if is_there else "M"
+        if y is None or not math.isfinite(y):
+            pen = "M"
+            continue
+        pieces.append(_d(f"{pen}{{}} {{}}", x_axis.at(x), y_axis.at(y)))
+        pen = "L"
     return "".join(pieces) + "h0.1" * (len(pieces) == 1)  # a single point is a dot
 
 
@@ -211,15 +212,13 @@ def histogram(
     key: str, title: str, description: str, edges: Sequence[float], counts: Sequence[float], *, x_label: str
 ) -> Markup:
     """Bars between the edges."""
-    x_axis = plain_axis(edges, LEFT, RIGHT, tight=True)
-    y_axis = plain_axis(counts, BOTTOM, TOP, zero=True)
-    drawing = _Drawing(key, title, description)
-    drawing.frame(x_axis, y_axis, x_label, "rows")
+    x, y = plain_axis(edges, LEFT, RIGHT, tight=True), plain_axis(counts, BOTTOM, TOP, zero=True)
+    parts = _frame(x, y, x_label, "rows")
     for (low, high), count in zip(itertools.pairwise(edges), counts, strict=True):
-        left, right, height = x_axis.at(low), x_axis.at(high), y_axis.at(count)
         words = f"{short_number(low)} to {short_number(high)}: {count:,} row{'s' * (count != 1)}"
-        drawing.bar(0, left + 0.4, height, max(0.5, right - left - 0.8), BOTTOM - height, words)
-    return drawing.markup()
+        left, width = x.at(low) + 0.4, max(0.5, x.at(high) - x.at(low) - 0.8)
+        parts.append(_bar(0, left, y.at(count), width, BOTTOM - y.at(count), words))
+    return _picture(key, title, description, HEIGHT, parts)
 
 
 def bar_chart(
@@ -229,33 +228,30 @@ def bar_chart(
     names: Sequence[str],
     values: Sequence[Sequence[float | None]],
     *,
-    labels: Sequence[str] = ("",),
+    labels: Sequence[str] = (),
     x_label: str,
 ) -> Markup:
     """Horizontal bars, one for each name, or one beside the other for each of ``labels``."""
-    is_group = len(labels) > 1
-    bar = 9.0 if is_group else 16.0
-    step = bar * len(labels) + 8
-    bottom, right = TOP + step * len(names), RIGHT - 30
-    left = min(150.0, max([LEFT, *(LETTER * min(len(name), 24) + 14 for name in names)]))
+    bar = 16.0 if len(values) == 1 else 9.0
+    step, right = bar * len(values) + 8, RIGHT - 30
+    bottom, left = TOP + step * len(names), min(150.0, max([LEFT, *(LETTER * min(len(n), 24) + 14 for n in names)]))
     axis = plain_axis([v for row in values for v in row if v is not None], left, right, zero=True, most=5)
-    drawing = _Drawing(key, title, description, bottom + 38 + (LEGEND_ROW + 4) * is_group)
-    for value, label in zip(axis.ticks, axis.labels, strict=True):
-        drawing.add('<path class="grid" d="M{} {}V{}"/>', axis.at(value), TOP - 4, bottom)
-        drawing.text(axis.at(value), bottom + 13, label)
-    drawing.text((left + right) / 2, bottom + 29, x_label, "name")
-    for number, name in enumerate(names):
-        top = TOP + number * step
-        drawing.text(left - 6, top + bar * len(labels) / 2 + 3.5, cut(name, 24), anchor="end")
-        for k, label in enumerate(labels):
-            length = values[k][number]
-            if length is not None:
-                width, y, words = max(0.8, axis.at(length) - left), top + k * bar, f"{name}: {label} "
-                drawing.bar(k, left, y, width, bar - 1, words + short_number(length))
-                drawing.text(left + width + 4, y + bar / 2 + 3, short_number(length), "small", "start")
-    if is_group:
-        drawing.legend('<path class="bar s{}" d="M{} {}v-5h12v9h-12z"/>', _places(labels, bottom + 35))
-    return drawing.markup()
+    legend, more = _legend(labels, bottom + 35, "bar", "M{} {}v-5h12v9h-12z")
+    parts = [
+        *(_path("grid", _d("M{} {}V{}", axis.at(value), TOP - 4, bottom)) for value in axis.ticks),
+        *(_text(axis.at(v), bottom + 13, label) for v, label in zip(axis.ticks, axis.labels, strict=True)),
+        _text((left + right) / 2, bottom + 29, x_label, "name"),
+        *(_text(left - 6, TOP + k * step + step / 2 - 0.5, cut(n, 24), anchor="end") for k, n in enumerate(names)),
+        *legend,
+    ]
+    for (number, name), (k, row) in itertools.product(enumerate(names), enumerate(values)):
+        length, y = row[number], TOP + number * step + k * bar
+        if length is not None:
+            shown, width = short_number(length), max(0.8, axis.at(length) - left)
+            words = " ".join([f"{name}:", *labels[k : k + 1], shown])
+            parts += [_bar(k, left, y, width, bar - 1, words)]
+            parts += [_text(left + width + 4, y + bar / 2 + 3, shown, "small", "start")]
+    return _picture(key, title, description, bottom + 38 + more, parts)
 
 
 def scatter(
@@ -265,9 +261,7 @@ def scatter(
     known = [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     both = [value for point in known for value in point]
     x_axis, y_axis = plain_axis(both, LEFT, RIGHT), plain_axis(both, BOTTOM, TOP)
-    drawing = _Drawing(key, title, description)
-    drawing.frame(x_axis, y_axis, x_label, y_label)
-    drawing.add('<path class="mark" d="M{} {}L{} {}"/>', LEFT, BOTTOM, RIGHT, TOP)
-    places = dict.fromkeys(f"M{_px(x_axis.at(x))} {_px(y_axis.at(y))}h0" for x, y in known)
-    drawing.add('<path class="points s0" d="{}"/>', "".join(places))
-    return drawing.markup()
+    places = dict.fromkeys(_d("M{} {}h0", x_axis.at(x), y_axis.at(y)) for x, y in known)
+    diagonal, cloud = _d("M{} {}L{} {}", LEFT, BOTTOM, RIGHT, TOP), "".join(places)
+    parts = [*_frame(x_axis, y_axis, x_label, y_label), _path("mark", diagonal), _path("points s0", cloud)]
+    return _picture(key, title, description, HEIGHT, parts)

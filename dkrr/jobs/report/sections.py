@@ -407,27 +407,24 @@ def _compared(expected: float | None, actual: float | None) -> tuple[str, str, s
 
 def reuse_section(found: Findings) -> Iterator[Block]:
     """What an attempt found that an earlier one, or another run, had computed."""
-    result, status, rows = found.result, found.status, []
+    result, status, present = found.result, found.status, found.part("present_bytes")
     total, computed = result.get("tiles_total") or 0, result.get("tiles_computed") or 0
-    if total:
-        rows.append(("tiles of the factor", f"{total:,}, {computed:,} computed, {total - computed:,} found valid"))
-    valid = {
-        name: work["num_tasks"] - work["num_computed"]
+    saved, kept = reused_rows(result.get("reused") or status.reused), list((result.get("kept") or {}).items())[:8]
+    tasks = {
+        name: (work["num_tasks"], work["num_tasks"] - work["num_computed"])
         for name, work in (found.part("phases") or {}).items()
         if work.get("num_tasks", 0) > work.get("num_computed", 0) and not (name == "factorise" and total)
     }
-    for name, count in valid.items():
-        tasks = found.part("phases", name, "num_tasks")
-        rows.append((f"tasks of {cut(name, 40)}", f"{tasks:,}, {count:,} had nothing to compute"))
-    if found.part("present_bytes"):
-        rows.append(("valid tiles before this attempt", size(found.part("present_bytes"))))
-    saved = reused_rows(result.get("reused") or status.reused)
-    rows += [(name, cut(text)) for name, text in saved[:20]]
-    for location, num_bytes in list((result.get("kept") or {}).items())[:8]:
-        rows.append(("kept for later", f"{size(num_bytes)} in {cut(location, 200)}"))
+    rows = known(
+        ("tiles of the factor", total and f"{total:,}, {computed:,} computed, {total - computed:,} found valid"),
+        *((f"tasks of {cut(k, 40)}", f"{n:,}, {valid:,} had nothing to compute") for k, (n, valid) in tasks.items()),
+        ("valid tiles before this attempt", present and size(present)),
+        *((name, cut(text)) for name, text in saved[:20]),
+        *(("kept for later", f"{size(num_bytes)} in {cut(place, 200)}") for place, num_bytes in kept),
+    )
     if rows:
         yield Table((), rows, "Found and kept")
-    nothing = total == computed and not valid and not any(name == "reused" for name, _ in saved)
+    nothing = total == computed and not tasks and not any(name == "reused" for name, _ in saved)
     if status.epoch > 1:
         yield Text(f"This is attempt {status.epoch}: it went on with what earlier ones had finished.")
     elif nothing:

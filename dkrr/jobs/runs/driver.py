@@ -63,11 +63,12 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
         The directory holds another job; the differing fields are listed.
     """
     from dkrr.jobs.claim import check_claim, run_id
-    from dkrr.jobs.prepare import has_changed
 
     directory = RunDirectory(job.output.run_directory(run_id(job)))
     document = check_claim(job, directory.location)
     if directory.exists():
+        from dkrr.jobs.prepare import has_changed
+
         status = look_once(directory)
         is_finished = status.state == "finished" and not has_changed(job, directory.read("result.json") or {})
         if is_finished or not status.is_over:
