@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dkrr.errors import LockedError, ParameterError, StoreError
 from dkrr.jobs.documents import plain
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import utc_now
 from dkrr.store.documents import (
     MANIFEST,
     check_manifest,
@@ -59,7 +59,6 @@ from dkrr.store.files import (
     name_of,
     note_user,
     parent_of,
-    parse_address,
     read_json,
     read_key,
     remove_array,
@@ -69,6 +68,7 @@ from dkrr.store.files import (
 )
 from dkrr.store.interruption import check_fence
 from dkrr.store.lease import process_record
+from dkrr.store.objects import parse_address
 
 __all__ = [
     "ALIASES",

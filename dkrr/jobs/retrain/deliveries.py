@@ -16,8 +16,7 @@ from typing import Any
 
 from dkrr.errors import InterruptedRunError, StoreError
 from dkrr.jobs.fields import FILE_SUFFIXES
-from dkrr.store.files import file_state, is_url, join, name_of, overlaps, parent_of
-from dkrr.store.objects import list_objects
+from dkrr.store.files import file_state, is_url, join, list_entries, name_of, overlaps, parent_of
 
 __all__ = ["Delivery", "content_hash", "deliveries"]
 
@@ -81,7 +80,7 @@ def _state(location: str) -> Any:
 def _objects(folder: str) -> dict[str, list[Any]]:
     """The same below an address: objects right there, and everything below a prefix."""
     found: dict[str, list[Any]] = {}
-    for item in list_objects(folder):
+    for item in list_entries(folder):
         found.setdefault(item.key.partition("/")[0], []).append([item.key, item.num_bytes, item.version])
     return found
 

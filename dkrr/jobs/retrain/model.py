@@ -32,8 +32,7 @@ from dkrr.jobs.retrain.history import LAST, History, digests, hash_of, held_out_
 from dkrr.jobs.retrain.report import RetrainSummary
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.run import drive_job, job_executor
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
@@ -81,13 +80,19 @@ def step(
 
 def improve(
     history: History, dataset: Dataset, tick: str, named: NamedModel, summary: RetrainSummary, monitor: Monitor
-) -> None:
-    """Fit the rows that are there, unless that has been done under the same rules, and promote what passes the gate."""
+) -> dict[str, Any] | None:
+    """Fit the rows that are there, unless that has been done under the same rules, and promote what passes the gate.
+
+    Returns
+    -------
+    last : dict
+        For ``last.json``, to be written when it was told what happened; None where nothing did.
+    """
     spec, directory = history.spec, history.directory
     last = directory.read(LAST) or {}
     if last.get("tick") == tick:
         summary.outcome = "kept"
-        return
+        return None
     # the parameters that were found last are kept until others are asked for, or the next search
     given = spec.job.to_dict()["model"]
     is_same = last.get("given") == given
@@ -142,10 +147,7 @@ def improve(
                     raise
         summary.outcome = "promoted"
         _note_checks(summary, checks)
-    failpoint("retrain.report.before")
-    since = 0 if summary.searched else since
-    directory.write(LAST, {"given": given, "model": model, "fits_since_search": since, "tick": tick})
-    failpoint("retrain.report.after")
+    return {"given": given, "model": model, "fits_since_search": 0 if summary.searched else since, "tick": tick}
 
 
 def _note_checks(summary: RetrainSummary, checks: list[dict[str, Any]]) -> None:

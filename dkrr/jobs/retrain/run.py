@@ -53,7 +53,8 @@ def retrain(
     Raises
     ------
     RefusedError
-        A batch or the model was refused (exit code 7); the model in production stays. What was refused is told once.
+        A batch or the model was refused (exit code 7); the model in production stays. What was refused is told once;
+        again where the job was killed before its report stood.
     LockedError
         Another process retrains this model.
     JobFileError, DataError, StoreError, NumericalError, ClusterError
@@ -108,7 +109,7 @@ def _drive(
     # most ticks find nothing new: what a fit needs is imported here, which takes longer than looking
     from dkrr.jobs.retrain import mlflow_log
     from dkrr.jobs.retrain.model import forget_runs, improve
-    from dkrr.jobs.runs.session import driving
+    from dkrr.jobs.runs.monitor import driving
 
     if spec.mlflow is not None:
         mlflow_log.load_mlflow()  # what is missing is found before anything is done
@@ -123,8 +124,9 @@ def _drive(
         directory.write_bytes("job.json", json_bytes(plain(spec.to_dict())))
         history = History(spec)
         dataset = add_rows(history, summary, monitor.phase)
+        last = None
         if dataset is not None:
-            improve(history, dataset, tick_key(spec, dataset), named, summary, monitor)
+            last = improve(history, dataset, tick_key(spec, dataset), named, summary, monitor)
         elif not summary.reasons:
             raise StoreError(
                 f"there are no rows in {spec.retrain.incoming}, and no data set {spec.retrain.data}",
@@ -135,11 +137,16 @@ def _drive(
         summary.production = named.aliases().targets.get("production")
         summary.seconds = time.perf_counter() - began
         summary.report = directory.path("report.txt")
+        failpoint("retrain.report.before")
+        directory.write("report.json", plain(summary.to_dict()))
+        directory.write_bytes("report.txt", summary.text().encode())
+        failpoint("retrain.report.after")
+        # not earlier: whoever is killed before that tells everything the next time
+        if last is not None:
+            directory.write(LAST, last)
         for refused in history.refused.values():
             refused["told"] = True
         history.write()
-        directory.write("report.json", plain(summary.to_dict()))
-        directory.write_bytes("report.txt", summary.text().encode())
         remove_array(history.scratch)
         forget_runs(directory, str(summary.fit.get("run", "")))
     if spec.mlflow is not None:
