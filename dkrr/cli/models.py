@@ -132,10 +132,8 @@ def prune_command(name: str, keep: int, grace: float, dry_run: bool, registry: s
     """Delete versions of NAME that nobody needs."""
     model = _open(registry, name)
     gone = (model.unneeded if dry_run else model.prune)(keep=keep, grace_seconds=grace)
-    for version in gone:
-        click.echo(f"{'would delete' if dry_run else 'deleted'} {version.id}")
-    if not gone:
-        click.echo("nothing to delete")
+    lines = [f"{'would delete' if dry_run else 'deleted'} {version.id}" for version in gone]
+    click.echo("\n".join(lines or ["nothing to delete"]))
 
 
 def model_location(text: str, registry: str | None = None, *, finished: bool = False) -> str:

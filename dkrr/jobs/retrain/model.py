@@ -83,7 +83,10 @@ def improve(
 ) -> dict[str, Any] | None:
     """Fit the rows that are there, unless that has been done under the same rules, and promote what passes the gate.
 
-    What the document LAST shall say of it, once it has been told; None where nothing was done.
+    Returns
+    -------
+    last : dict
+        For ``last.json``, to be written when it was told what happened; None where nothing did.
     """
     spec, directory = history.spec, history.directory
     last = directory.read(LAST) or {}
@@ -144,8 +147,7 @@ def improve(
                     raise
         summary.outcome = "promoted"
         _note_checks(summary, checks)
-    since = 0 if summary.searched else since
-    return {"given": given, "model": model, "fits_since_search": since, "tick": tick}
+    return {"given": given, "model": model, "fits_since_search": 0 if summary.searched else since, "tick": tick}
 
 
 def _note_checks(summary: RetrainSummary, checks: list[dict[str, Any]]) -> None:

@@ -123,7 +123,8 @@ def _drive(
     with driving(directory, kind="retrain", progress=progress, keep=True) as monitor:
         directory.write_bytes("job.json", json_bytes(plain(spec.to_dict())))
         history = History(spec)
-        dataset, last = add_rows(history, summary, monitor.phase), None
+        dataset = add_rows(history, summary, monitor.phase)
+        last = None
         if dataset is not None:
             last = improve(history, dataset, tick_key(spec, dataset), named, summary, monitor)
         elif not summary.reasons:
@@ -140,7 +141,7 @@ def _drive(
         directory.write("report.json", plain(summary.to_dict()))
         directory.write_bytes("report.txt", summary.text().encode())
         failpoint("retrain.report.after")
-        # not before the report stands: whoever is killed until then tells everything the next time
+        # not earlier: whoever is killed before that tells everything the next time
         if last is not None:
             directory.write(LAST, last)
         for refused in history.refused.values():

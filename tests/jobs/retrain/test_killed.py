@@ -26,7 +26,7 @@ KILLS = {
     "validate": [f"retrain.validate.{moment}:@1" for moment in (*WHOLE, "before")],
     "append": [
         "retrain.append.before:@1",
-        "dataset.before_pointer:@2",  # the first is that of the staged rows
+        "dataset.before_pointer:@1",  # the draft of the batch is whole by then
         "retrain.append.before_record:@1",
         "retrain.append.after_record:@1",
     ],
