@@ -41,7 +41,7 @@ class OneHot:
         Raises
         ------
         DataError
-            A label is missing, text and numbers are mixed, or there are more than 1,000 classes.
+            A label is missing, text and numbers are mixed, there are more than 1,000 classes, or none.
         """
         found: dict[Any, int] = {}  # with the row where a label is first
         row = 0
@@ -67,6 +67,11 @@ class OneHot:
                 if present is None:
                     raise _no_class(table, column, found[label])
                 del found[label]
+        if row and not found:
+            raise DataError(
+                f"all {row:,} rows of {table.label} have missing values, the first in {table.locate(0) or 'row 0'}",
+                hint=f"column {table.names[column]!r} has no class where all features are; check the delimiter",
+            )
         return cls(_sorted_classes(set(found), f"column {table.names[column]!r} of {table.label}"))
 
     def is_missing(self, label: Any) -> bool:
