@@ -323,7 +323,7 @@ class _Labels:
     Raises
     ------
     DataError
-        A label is missing, text and numbers are mixed, or there are more than 1,000 classes.
+        A label is missing, text and numbers are mixed, there are more than 1,000 classes, or none.
     """
 
     def __init__(self, table: Table, layout: Layout, classes: Sequence[Any] | None, *, drop: bool) -> None:
@@ -390,7 +390,13 @@ class _Labels:
         if len(rest) < len(found) and not any(isinstance(_as_number(label), str) for label in rest):
             if used is None:
                 raise self._no_class(min(found[label] for label in set(found) - rest))
-            return rest
+            found = {label: found[label] for label in rest}
+        if row and not found:
+            raise DataError(
+                f"all {row:,} rows of {self._table.label} have missing values, "
+                f"the first in {self._table.locate(0) or 'row 0'}",
+                hint=f"{self._what} has no class where all features are; check the delimiter",
+            )
         return set(found)
 
     def _sorted(self, found: set[Any]) -> list[Any]:

@@ -31,7 +31,6 @@ from dkrr.kernels import Kernel, make_kernel
 from dkrr.kernels.checks import check_names
 from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.losses.loss import Loss, log_probabilities, make_loss
-from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.models.estimator import WithModel, keeps_its_fit
 from dkrr.models.model import Model
@@ -190,14 +189,16 @@ class _KernelMachine(WithModel):
         labels = self.classes_.tolist() if hasattr(self, "classes_") else []
         classes = [label if isinstance(label, str | int | float) else str(label) for label in labels]
         intercept = bool(self.fit_intercept)
-        parts = loss_parts(found, losses[0], kernel, X, fit_intercept=intercept, support=support)
+        # a column for each class, as it is saved: another number of columns would be another rounding
+        columns = found.mirrored() if len(classes) == 2 else found
+        parts = loss_parts(columns, losses[0], kernel, X, fit_intercept=intercept, support=support)
         C, alpha = self._penalty()
         given = {name: getattr(self, name) for name in ("epsilon", "quantile") if hasattr(self, name)}
         self._model = Model(
             **parts,
-            y_is_1d=training.y_is_1d,
+            y_is_1d=training.y_is_1d and not classes,
             feature_names=list(getattr(self, "feature_names_in_", [])),
-            classes=classes if len(classes) > 2 else None,  # one column a class
+            classes=classes or None,
             provenance=loss_details(losses[0], C, alpha, **given) | ({"classes": classes} if classes else {}),
         )
         self.support_ = support
@@ -208,7 +209,7 @@ class _KernelMachine(WithModel):
         self.__dict__.pop("coef_", None)  # of an earlier fit
         if kernel is not None and kernel.name == "linear":
             self.coef_ = self.dual_coef_ @ vectors
-        self.solution_ = self._model.solution
+        self.solution_ = replace(self._model.solution, certificates=found.certificates)
         self.n_iter_ = max(1, found.num_iterations)
 
 
@@ -258,23 +259,8 @@ class _KernelClassifier(ClassifierMixin, _KernelMachine):  # type: ignore[misc]
             Another number of features than in the fit, a name that is missing, or a value that is not a finite number.
         """
         check_is_fitted(self)
-        return self._predict(X)
-
-    def save(self, path: Any, *, overwrite: bool = False) -> None:
-        """Write the fitted model to ``path``, with a column for each class; :func:`dkrr.load_model` reads it."""
-        check_is_fitted(self)
-        model = self._model
-        if len(self.classes_) == 2:
-            coefficients = model.dual_coef.read(0, model.num_rows)
-            model = replace(
-                model,
-                dual_coef=ArrayRows(np.hstack((-coefficients, coefficients))),
-                intercept=None if model.intercept is None else np.r_[-model.intercept, model.intercept],
-                solution=replace(model.solution, certificates=2 * model.solution.certificates),
-                classes=model.provenance["classes"],
-                y_is_1d=False,
-            )
-        model.save(path, overwrite=overwrite)
+        values = self._predict(X)
+        return values[:, 1] if len(self.classes_) == 2 else values
 
     def predict(self, X: Any) -> Any:
         """The class (m,) of each row: the sign of :meth:`decision_function`, or its largest column."""

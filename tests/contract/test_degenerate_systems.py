@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dkrr
+from dkrr.errors import ConvergenceError, NumericalError
 from tests.reference import dense_bordered, dense_krr
 
 RNG = np.random.default_rng(0)
@@ -101,3 +102,25 @@ def test_centres_that_an_intercept_explains_need_a_ridge(centers: str) -> None:
     est = dkrr.KernelRidge(0.0, solver="nystrom", fit_intercept=True, solver_params=params)
     with pytest.raises(dkrr.NotPositiveDefiniteError, match="raise alpha"):
         est.fit(ONES, Y)
+
+
+@pytest.mark.timeout(100)
+def test_a_fit_that_rounding_keeps_from_its_end_ends_all_the_same() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.random((60, 2)) + 1e5  # entries of K of 1e21 for targets of 1
+    y = np.sin(5 * rows[:, 0]) + 0.3 * rng.standard_normal(60)
+    with pytest.raises(NumericalError):
+        dkrr.KernelSVR(C=1e4, epsilon=0.1, kernel="poly", gamma=1.0, degree=2).fit(rows, y)
+
+
+@pytest.mark.parametrize("estimator", [dkrr.KernelSVC, dkrr.KernelLogisticRegression])
+def test_more_iterations_are_advised_only_where_they_help(estimator: Any) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((60, 2))
+    labels = rows[:, 0] + 0.5 * rng.standard_normal(60) > 0
+    with pytest.raises(ConvergenceError, match="raise max_iter") as stopped:
+        estimator(max_iter=1, tol=1e-12, C=1e3).fit(rows, labels)
+    with pytest.raises(ConvergenceError, match="rounding allows no better") as stalled:
+        estimator(tol=1e-14, C=100, kernel="linear").fit(rows + 1e4, labels)
+    assert (stopped.value.stagnated, stalled.value.stagnated) == (False, True)
+    assert stalled.value.history

@@ -938,3 +938,15 @@ def test_a_machine_of_two_classes_that_was_saved_is_scored_by_its_classes(tmp_pa
     shown = CliRunner().invoke(main, ["evaluate", str(tmp_path / "model.zarr"), str(tmp_path / "new.csv"), "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["accuracy"] == np.mean(machine.predict(frame[120:]) == label[120:])
+
+
+@pytest.mark.parametrize("estimator", [dkrr.KernelLogisticRegression, dkrr.KernelSVC])
+def test_a_saved_classifier_says_the_same_bits(estimator: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.random((100, 2)) + 1e6  # so far from the origin that every order of sums has its own rounding
+    y = np.where(X[:, 0] - 1e6 + 0.2 * rng.standard_normal(100) > 0.5, "b", "a")
+    fitted = estimator(C=1e-3, kernel="linear").fit(X, y)
+    fitted.save(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(
+        dkrr.load_model(tmp_path / "model.zarr").predict(X)[:, 1], fitted.decision_function(X)
+    )

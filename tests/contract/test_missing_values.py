@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import dkrr
 from dkrr.cli import main
 from dkrr.dataset import drop_generations, keep_last, row_hash_fraction
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import DataError, ParameterError, RefusedError
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
 ROWS = 60
@@ -242,3 +242,17 @@ def test_jobs_of_before_are_the_same_jobs() -> None:
     document["data"] |= {"missing": "drop", "decimal": ","}
     assert JobSpec.from_dict(document).to_dict()["data"]["missing"] == "drop"
     assert JobSpec.from_dict(JobSpec.from_dict(document).to_dict()) == JobSpec.from_dict(document)
+
+
+@pytest.mark.parametrize("label", ["NA", ""])
+def test_rows_of_which_none_has_a_class(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_process(monkeypatch)
+    project = Project(tmp_path / "p", data={"target": "lab", "one_hot": True, "missing": "drop", "standardize": False})
+    path = project.folder / "incoming/n1.csv"
+    path.write_text(f"a,lab\n1.5,{label}\n2.5,{label}\n")
+    result = run("ingest", path, tmp_path / "d.zarr", "--target", "lab", "--one-hot", "--missing", "drop")
+    assert result.exit_code == 4, result.output
+    assert "all 2 rows of" in result.stderr
+    with pytest.raises(RefusedError, match=r"n1.csv: all 2 rows of .* have missing values"):
+        project.run()
+    assert project.run().outcome == "nothing new"

@@ -85,6 +85,9 @@ ROUNDING = 1e-14
 STEPS_PER_ROW = 20
 # Newton steps in a row, and, within one, times that some stop at a bound.
 MAX_NEWTON_STEPS, MAX_STOPS = 5, 5
+# Times that both follow each other in a working set: beyond, each undoes what rounding was to the other, and the round
+# ends, so that all rows are looked at. A few hundred lead somewhere (linear kernel, C = 1e6: 290).
+MAX_TURNS = 1_000
 # A Newton step ends a working set if at most this share of its free coefficients was not free before: while they come
 # and go it would be lost, and afterwards it takes the place of one round for each factor INNER_SHARE.
 STABLE = 0.1
@@ -474,9 +477,12 @@ class _Programme:
         before, g = self.a[rows], self.g[rows].copy()
         a, low, high = before.copy(), self.low[rows], self.high[rows]
         tol = max(INNER_SHARE * violation, ROUNDING * float(np.abs(g).max()))
-        most = STEPS_PER_ROW * len(rows)
+        most, turns = STEPS_PER_ROW * len(rows), MAX_TURNS
         while _descend(Q, a, g, low, high, self.epsilon, in_pairs, tol, most) == most:
             if not _settle(Q, solve, a, g, low, high, self.epsilon, in_pairs):
+                break
+            turns -= 1
+            if not turns:
                 break
         else:
             is_free = (a > low) & (a < high)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceError, DataError
 from dkrr.kernels import Kernel
-from dkrr.linalg.losses.decomposition import decompose
+from dkrr.linalg.losses.decomposition import MAX_ROUNDS, decompose
 from dkrr.linalg.losses.loss import Loss
-from dkrr.linalg.losses.newton import newton
+from dkrr.linalg.losses.newton import MAX_ITER, newton
 from dkrr.linalg.losses.problem import Certificate, GramColumns, LossProblem, Minimiser
 
 __all__ = ["LossFit", "fit_losses"]
@@ -174,12 +174,18 @@ def fit_losses(
     if late and not allow_unconverged:
         worst = max(late, key=lambda j: answers[j].certificate.gap)
         of = (f" of target {worst % m}" if m > 1 else "") + (f" with C = {penalties[worst // m]:g}" if t > m else "")
+        most = max_iter if max_iter is not None else MAX_ITER if losses[worst].is_smooth else MAX_ROUNDS
+        is_stopped = answers[worst].num_iterations >= most
+        what = (
+            "raise max_iter or tol" if is_stopped else "rounding allows no better: center the rows, lower C, raise tol"
+        )
         raise ConvergenceError(
             f"{losses[worst].name}{of} ended after "
             f"{answers[worst].num_iterations:,} iterations with a duality gap of {answers[worst].certificate.gap:.1e}; "
             f"{tol:.1e} asked for",
-            hint="raise max_iter or tol, or set allow_unconverged",
+            hint=f"{what}, or set allow_unconverged",
             history=answers[worst].history,
+            stagnated=not is_stopped,
             num_iterations=answers[worst].num_iterations,
         )
     return LossFit(dual_coef, intercept, answers, tol, time.perf_counter() - began, center)
