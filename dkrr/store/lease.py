@@ -25,6 +25,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import psutil
 
 from dkrr.errors import LockedError, ParameterError, StoreError
 from dkrr.store.documents import Versioned, check_conditions, create_json, read_versioned, swap_json
-from dkrr.store.files import full_disk, is_url, name_of, parent_of
+from dkrr.store.files import full_disk, is_url, name_of, parent_of, read_json
 from dkrr.store.interruption import check_cancelled, fence_holder, fenced
 
 logger = logging.getLogger("dkrr.lock")
@@ -118,15 +119,23 @@ def stale_seconds() -> float:
     raise ParameterError(f"{STALE_VARIABLE} is {text!r}", hint="give a positive number of seconds, or unset it")
 
 
-def stands_still(look: Callable[[], Any], seen: Any) -> bool:
-    """Whether ``look()`` answers what was ``seen`` for as long as makes an owner stale."""
-    patience = stale_seconds()
-    deadline = time.monotonic() + patience
+def watch(
+    look: Callable[[], dict[str, Any] | None], seen: dict[str, Any] | None, seconds: float
+) -> dict[str, Any] | None:
+    """Wait until a record is another one than was ``seen``, or its process is gone, so many seconds at most.
+
+    Returns
+    -------
+    record : dict or None
+        What ``look()`` answered last; ``seen`` where it stood still.
+    """
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        time.sleep(min(1.0, patience / 10))
-        if look() != seen:
-            return False
-    return True
+        time.sleep(min(0.5, seconds / 10))
+        now = look()
+        if now != seen or is_gone(now or {}):
+            return now
+    return seen
 
 
 # --- locks ------------------------------------------------------------------------------------------------------------
@@ -218,7 +227,8 @@ class _Lock:
         if found.value.get("released") or is_void or is_gone({**owner, "token": found.value.get("token")}):
             return True
         may_be_dead = not is_here(owner) or is_stopped(owner)
-        return may_be_dead and stands_still(lambda: read_versioned(self.folder, self.key), found)
+        look = partial(read_json, self.folder, self.key)
+        return may_be_dead and watch(look, found.value, stale_seconds()) == found.value
 
     def _is_of_another_thread(self, seen: Versioned) -> bool:
         """Whether it is held by a thread that will give it back without this one, or was until now."""

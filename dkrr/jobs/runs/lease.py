@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import uuid
 from typing import Any
 
 from dkrr.errors import LockedError
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.store.lease import is_gone, process_record, stale_seconds
+from dkrr.store.lease import is_gone, process_record, stale_seconds, watch
 
-__all__ = ["DriverLease", "current_driver", "described", "watch_driver"]
+__all__ = ["DriverLease", "current_driver", "described"]
 
 DRIVER = "driver.json"
 logger = logging.getLogger("dkrr.runs")
@@ -43,17 +42,6 @@ def current_driver(directory: RunDirectory) -> dict[str, Any] | None:
     while (newer := directory.read(epoch_name(epoch + 1))) is not None:
         found, epoch = newer, epoch + 1
     return found
-
-
-def watch_driver(directory: RunDirectory, seen: dict[str, Any] | None, seconds: float) -> dict[str, Any] | None:
-    """Wait until the record of the driver is another one than ``seen``, so many seconds at most; what it is then."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(min(0.5, seconds / 10))
-        now = current_driver(directory)
-        if now != seen or is_gone(now or {}):
-            return now
-    return seen
 
 
 def described(record: dict[str, Any]) -> str:
@@ -144,7 +132,7 @@ def _refuse_if_alive(directory: RunDirectory, seen: dict[str, Any]) -> None:
     """Watch the counter of another driver until it moves (an error) or has stood still for long enough."""
     patience = stale_seconds()
     logger.info("%s is driven by %s; watching its heartbeat for %g s", directory.location, described(seen), patience)
-    now = watch_driver(directory, seen, patience)
+    now = watch(lambda: current_driver(directory), seen, patience)
     if now is None or now == seen or now.get("released") or is_gone(now):  # it may have removed the run
         return
     raise LockedError(

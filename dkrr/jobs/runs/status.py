@@ -17,8 +17,8 @@ from typing import Any
 
 from dkrr.errors import InterruptedRunError
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
-from dkrr.jobs.runs.lease import current_driver, described, watch_driver
-from dkrr.store.lease import is_gone, is_here, is_stopped, stale_seconds
+from dkrr.jobs.runs.lease import current_driver, described
+from dkrr.store.lease import is_gone, is_here, is_stopped, stale_seconds, watch
 
 __all__ = ["Meter", "Status", "Watch", "look_once", "read_status", "write_status"]
 
@@ -220,7 +220,7 @@ def look_once(directory: RunDirectory, *, beat_seconds: float | None = None) -> 
     if status.is_over or age is None or -5 <= age <= patience:
         return status
     before = current_driver(directory)
-    driver = watch_driver(directory, before, min(2.5 * beat_seconds, patience))
+    driver = watch(lambda: current_driver(directory), before, min(2.5 * beat_seconds, patience))
     now = Watch(directory).look()
     if before is None or _is_awaited(status, before):
         patience = max(patience, START_SECONDS)
