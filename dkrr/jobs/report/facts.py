@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from dkrr.errors import DkrrError
 from dkrr.jobs.runs.directory import RunDirectory, read_events
 from dkrr.jobs.runs.lease import described
-from dkrr.jobs.runs.status import Status
-from dkrr.markup import clock_text, cut, listed, number, seconds, size
+from dkrr.jobs.runs.status import Status, look_once
+from dkrr.markup import clock_text, cut, facts_html, listed, number, seconds, size
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -27,6 +27,7 @@ __all__ = [
     "Chart",
     "Code",
     "Findings",
+    "Run",
     "Table",
     "Text",
     "known",
@@ -64,6 +65,16 @@ Rows = list[tuple[str, str]]
 def known(*rows: tuple[str, Any]) -> Rows:
     """Those of the names and values of which there is something to say."""
     return [(name, str(value)) for name, value in rows if value]
+
+
+class Run(RunDirectory):
+    """A run that notebooks show."""
+
+    def _repr_html_(self) -> str:
+        """How the run stands, without waiting for anybody."""
+        found = self.exists()
+        facts = run_facts(self, look_once(self, beat_seconds=0.0)) if found else [("state", "there is no such run")]
+        return facts_html(f"run {self.name}", [("where", self.location), *facts])
 
 
 def run_facts(directory: RunDirectory, status: Status) -> Rows:

@@ -99,16 +99,6 @@ class RunDirectory:
     def __repr__(self) -> str:
         return f"RunDirectory({self.location!r})"
 
-    def _repr_html_(self) -> str:
-        """How the run stands, for notebooks; waits for nobody."""
-        from dkrr.jobs.report.facts import run_facts
-        from dkrr.jobs.runs.status import look_once
-        from dkrr.markup import facts_html
-
-        found = self.exists()
-        facts = run_facts(self, look_once(self, beat_seconds=0.0)) if found else [("state", "there is no such run")]
-        return facts_html(f"run {self.name}", [("where", self.location), *facts])
-
     @property
     def name(self) -> str:
         """The last part of the location."""
