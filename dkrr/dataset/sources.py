@@ -21,7 +21,8 @@ from dkrr.dataset.dataset import Dataset
 from dkrr.dataset.destination import check_space, storage_errors
 from dkrr.dataset.table import Join, Table, is_visible
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.store.files import children, is_url, key_size, name_of, parent_of
+from dkrr.store.files import children, is_url, join, key_size, list_entries, name_of, parent_of
+from dkrr.store.objects import get_file
 
 __all__ = ["Table", "open_table"]
 
@@ -102,8 +103,7 @@ def _open_path(place: str, label: str, text: dict[str, Any], **options: Any) -> 
     if place.startswith("generate:"):
         return arrays.generated_table(place)
     if is_url(place):
-        with storage_errors(place):
-            copy = _fetch(place)
+        copy = _fetch(place)
         if copy is None:
             return arrays.open_zarr(place, label, **options)
         table = _open_path(str(copy), label, text, **options)
@@ -144,8 +144,6 @@ def _fetch(url: str) -> Path | None:
 
     None for what is read in place.
     """
-    from dkrr.store.objects import list_objects, parts_of
-
     name, parent = name_of(url), parent_of(url)
     if name.endswith(".zarr"):
         return None
@@ -154,7 +152,7 @@ def _fetch(url: str) -> Path | None:
     if size is None and "zarr.json" in children(url):  # whose chunks need not be listed
         return None
     if size is None:
-        found = [item for item in list_objects(url) if is_visible(item.key)]
+        found = [item for item in list_entries(url) if is_visible(item.key)]
         sizes = {f"{name}/{item.key}": item.num_bytes for item in found}
         if not any(key.endswith(".parquet") for key in sizes):
             if name.endswith(_FILES):
@@ -167,8 +165,8 @@ def _fetch(url: str) -> Path | None:
         check_space(folder, sum(sizes.values()))
         for key in sizes:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
-            with open(folder / key, "wb") as file:
-                file.writelines(parts_of(parent, key))
+            if get_file(parent, key, folder / key) is None:
+                raise StoreError(f"{join(parent, key)} was removed while it was read", hint="start again")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
