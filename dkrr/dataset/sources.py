@@ -103,8 +103,7 @@ def _open_path(place: str, label: str, text: dict[str, Any], **options: Any) -> 
     if place.startswith("generate:"):
         return arrays.generated_table(place)
     if is_url(place):
-        with storage_errors(place):
-            copy = _fetch(place)
+        copy = _fetch(place)
         if copy is None:
             return arrays.open_zarr(place, label, **options)
         table = _open_path(str(copy), label, text, **options)
