@@ -29,7 +29,7 @@ from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.sources.text import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
-from dkrr.jobs.mistakes import nearest
+from dkrr.jobs.toml import nearest
 from dkrr.swap import create_bytes
 
 __all__ = ["init_job", "is_data", "median_gamma", "write_job"]

@@ -32,7 +32,6 @@ from dkrr.engine.environment import cpu_count
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError, JobFileError
 from dkrr.failpoints import failpoint
-from dkrr.jobs.loss_spec import losses_of, parameters_of, path_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.runs.directory import RunDirectory
@@ -64,7 +63,7 @@ def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
     JobFileError
         They are for classes and the targets are none, or the other way round; several quantiles of several targets.
     """
-    losses, loss = losses_of(job.model), job.model.loss
+    losses, loss = job.model.losses(), job.model.loss
     if losses[0].is_for_labels != (train.classes is not None):
         wanted, there = ("classes", "numbers") if losses[0].is_for_labels else ("numbers", "classes")
         raise JobFileError(
@@ -181,7 +180,7 @@ def fit_loss(
         Between two iterations, by the progress of the ``workspace``.
     """
     train, model = prepared.train, job.model
-    losses, path = check_loss_targets(job, train), path_of(model)
+    losses, path = check_loss_targets(job, train), model.path
     train.verify()  # chunks of rows that changed places pass their checksums
     kernel = kernel_from_dict(plan.kernel)
     X = train.X.read(0, train.num_rows)
@@ -195,7 +194,7 @@ def fit_loss(
     fields = {
         "rows": [train.digest, train.digest_y, train.digest_weight],
         "kernel": kernel.to_dict(),
-        "loss": [model.loss, parameters_of(model), C if len(C) > 1 else C[0], model.fit_intercept],
+        "loss": [model.loss, model.loss_parameters, C if len(C) > 1 else C[0], model.fit_intercept],
     }
     num_columns = len(C) * max(len(losses), targets.shape[1])
     checkpoint = LossCheckpoint(RunDirectory(directory), fields, (len(X), num_columns))
@@ -238,7 +237,7 @@ def fit_loss(
     fitted = [
         FittedLoss(
             parts=loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept),
-            details=loss_details(losses[0], *values, **parameters_of(model)) | details,
+            details=loss_details(losses[0], *values, **model.loss_parameters) | details,
             columns=columns,
             history=[_thinned(answer.history) for answer in part.answers],
         )

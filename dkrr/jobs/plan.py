@@ -24,7 +24,6 @@ from dkrr.fitting import center_of_lineage
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import wants_leave_one_out
 from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
-from dkrr.jobs.loss_spec import parameters_of, path_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.report.words import size
@@ -240,7 +239,7 @@ def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str,
     losses = check_loss_targets(job, train)
     kernel = model.build_kernel().resolve(d)
     solver = loss_solver(losses[0])
-    C, alpha = (list(values) for values in zip(*path_of(model), strict=True))
+    C, alpha = (list(values) for values in zip(*model.path, strict=True))
     num_columns = len(C) * num_loss_columns(losses, train)
     problem = Problem(
         num_rows=n,
@@ -296,7 +295,7 @@ def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str,
         hint=hint,
         notes=notes,
         reused=reused,
-        loss={"loss": model.loss, "C": C if len(C) > 1 else C[0], **parameters_of(model)},
+        loss={"loss": model.loss, "C": C if len(C) > 1 else C[0], **model.loss_parameters},
     )
 
 

@@ -7,44 +7,41 @@ mean the folder of the job file, so a job runs the same from anywhere. Costs a f
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
+from functools import reduce
+from operator import add, mul
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
+from dkrr import configuration
 from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
-from dkrr.jobs import loss_spec, mistakes, toml
-from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
+from dkrr.jobs import loss_spec, toml
 from dkrr.jobs.fields import (
     Alpha,
+    ByteSize,
     Column,
     Columns,
+    Count,
     Header,
     Location,
-    NumCenters,
     Penalties,
+    Positive,
     Quantile,
-    Rank,
+    Table,
     TileSize,
+    Whole,
     is_data_file,
+    is_loopback,
     locate,
 )
-from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_tag
-from dkrr.jobs.mistakes import nearest
-from dkrr.jobs.tune_spec import TuneSpec
-from dkrr.kernels import Kernel
+from dkrr.kernels import Kernel, make_kernel
+from dkrr.linalg.losses.loss import Loss, make_loss
 from dkrr.planning.choices import SolverChoice
+from dkrr.selection.choice import FoldLoss, TuneSettings
 
 __all__ = [
     "ClusterSpec",
@@ -57,8 +54,10 @@ __all__ = [
     "SolverSpec",
     "StorageSpec",
     "TuneSpec",
-    "nearest",
 ]
+
+# tables with the keys whose values may be addresses
+LOCATED = {"data": ("path",), "evaluate": ("path", "mask"), "output": ("directory", "store")}
 
 
 class DataSpec(Table):
@@ -154,11 +153,6 @@ class EvaluateSpec(Table):
     def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
         return locate(value, info) if is_data_file(value) else value
 
-    @field_validator("leave_one_out", mode="before")
-    @classmethod
-    def _is_exact(cls, value: Any) -> Any:
-        return True if value == "exact" else value  # the word of jobs that had a choice
-
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]
@@ -171,6 +165,89 @@ class EvaluateSpec(Table):
     def mask_is_file(self) -> bool:
         """Whether ``mask`` names a file and not a column of the data."""
         return is_data_file(self.mask)
+
+
+def _kernel_tag(value: Any) -> str:
+    if isinstance(value, dict | KernelTable):
+        return "kernel table"
+    return "kernel number" if isinstance(value, int | float) and not isinstance(value, bool) else "kernel name"
+
+
+class KernelParameters(Table):
+    """Parameters that a kernel named by a string may have.
+
+    Parameters
+    ----------
+    gamma
+        Of rbf, laplacian, poly, sigmoid and chi2; 1 / d unless given (1 for chi2).
+    degree
+        Of poly; 3 unless given.
+    coef0
+        Of poly and sigmoid; 1 unless given.
+    kernel_params
+        Other parameters of a kernel: {nu = 1.5, length_scale = 0.75}; a length_scale for each feature is a list.
+    """
+
+    gamma: Positive | None = None
+    degree: Positive | None = None
+    coef0: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    kernel_params: dict[str, Any] | None = None
+
+    def make(self, name: str) -> Kernel:
+        """The kernel ``name`` with these parameters."""
+        # scikit-learn's defaults, where the file is silent
+        return make_kernel(
+            name,
+            gamma=self.gamma,
+            degree=3 if self.degree is None else self.degree,
+            coef0=1 if self.coef0 is None else self.coef0,
+            kernel_params=self.kernel_params,
+        )
+
+    def given(self) -> list[str]:
+        """Names of the parameters that the file sets."""
+        return [name for name in KernelParameters.model_fields if getattr(self, name) is not None]
+
+
+class KernelTable(KernelParameters):
+    """``{kernel = "rbf", gamma = 0.1}``, ``{sum = [...]}`` or ``{product = [...]}`` of tables, names and numbers."""
+
+    kernel: str | None = None
+    sum: list[KernelItem] | None = None
+    product: list[KernelItem] | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        forms = [name for name in ("kernel", "sum", "product") if getattr(self, name) is not None]
+        if len(forms) != 1:
+            raise ValueError(f"one of kernel, sum and product expected, {' and '.join(forms) or 'none'} given")
+        if self.kernel is None and self.given():
+            raise ValueError(f"{self.given()[0]} belongs into the tables of the {forms[0]}")
+        if self.kernel is None and all(isinstance(item, int | float) for item in self._items):
+            raise ValueError(f"the {forms[0]} has no kernel in it")
+        return self
+
+    @property
+    def _items(self) -> list[Any]:
+        return self.sum or self.product or []
+
+    def build(self) -> Kernel:
+        """The kernel that the table describes."""
+        if self.kernel is not None:
+            return self.make(self.kernel)
+        parts = [make_kernel(item) if isinstance(item, str) else item for item in self._items]
+        built = [part.build() if isinstance(part, KernelTable) else part for part in parts]
+        built.sort(key=lambda part: isinstance(part, int | float))  # kernels know + and * with numbers, not vice versa
+        return reduce(add if self.sum is not None else mul, built)
+
+
+KernelItem = Annotated[
+    Annotated[str, Tag("kernel name")]
+    | Annotated[KernelTable, Tag("kernel table")]
+    | Annotated[float, Field(gt=0, allow_inf_nan=False), Tag("kernel number")],
+    Discriminator(_kernel_tag),
+]
+KernelTable.model_rebuild()
 
 
 class ModelSpec(KernelParameters):
@@ -203,7 +280,7 @@ class ModelSpec(KernelParameters):
     """
 
     kernel: Annotated[
-        Annotated[str, Tag("kernel name")] | Annotated[KernelTable, Tag("kernel table")], Discriminator(kernel_tag)
+        Annotated[str, Tag("kernel name")] | Annotated[KernelTable, Tag("kernel table")], Discriminator(_kernel_tag)
     ] = "linear"
     alpha: Alpha = 1.0
     fit_intercept: bool = False
@@ -221,21 +298,41 @@ class ModelSpec(KernelParameters):
     quantile: Quantile | None = None
     epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_the_loss(cls, values: Any) -> Any:
-        return loss_spec.with_defaults(values) if isinstance(values, dict) else values
-
     @model_validator(mode="after")
     def _check_kernel(self) -> Self:
         if isinstance(self.kernel, KernelTable) and self.given():
             raise ValueError(f"{self.given()[0]} belongs into the kernel's own table")
         self.build_kernel()  # raises what a wrong name or parameter deserves
+        loss_spec.check_model(self)
         return self
 
     def build_kernel(self) -> Kernel:
         """The kernel of the job; gamma may still be None, which ``Kernel.resolve`` makes a number."""
         return self.kernel.build() if isinstance(self.kernel, KernelTable) else self.make(self.kernel)
+
+    @property
+    def loss_parameters(self) -> dict[str, Any]:
+        """``epsilon`` or ``quantile`` of the loss, where it has one."""
+        return self.model_dump(include={"epsilon", "quantile"}, exclude_none=True)
+
+    @property
+    def path(self) -> list[tuple[float, float]]:
+        """C and alpha = 1 / (2 C), in increasing order of C, each as it was given where it was."""
+        given = self.alpha if self.C is None else self.C
+        values = given if isinstance(given, list) else [given]
+        return sorted((0.5 / value, value) if self.C is None else (value, 0.5 / value) for value in values)
+
+    def losses(self) -> list[Loss]:
+        """The loss, one for each quantile of a list.
+
+        Raises
+        ------
+        ParameterError
+            It has no such parameter, or does not take this value.
+        """
+        quantiles = self.quantile if isinstance(self.quantile, list) else []
+        parameters = [{"quantile": value} for value in quantiles] or [self.loss_parameters]
+        return [make_loss(self.loss, **found) for found in parameters]
 
 
 class SolverSpec(Table):
@@ -278,12 +375,12 @@ class SolverSpec(Table):
     precision: Literal["auto", "float64", "float32", "mixed"] = "auto"
     gram: Literal["auto", "stored", "on_the_fly"] = "auto"
     tol: Annotated[float, Field(gt=0, lt=1)] = 1e-8
-    max_iter: Annotated[int, Field(ge=1)] | None = None
+    max_iter: Whole | None = None
     preconditioner: Literal["auto", "rpcholesky", "nystrom", "factor", "none"] = "auto"
-    rank: Rank = "auto"
+    rank: Count = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     allow_unconverged: bool = False
-    num_centers: NumCenters = "auto"
+    num_centers: Count = "auto"
     centers: Literal["auto", "rpcholesky", "uniform"] = "auto"
 
     @model_validator(mode="after")
@@ -293,19 +390,52 @@ class SolverSpec(Table):
 
     def choice(self) -> SolverChoice:
         """The same for everybody who solves: what is asked for, "auto" included."""
-        return SolverChoice(
-            solver=self.name,
-            precision=self.precision,
-            gram=self.gram,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            preconditioner=self.preconditioner,
-            rank=self.rank,
-            seed=self.seed,
-            allow_unconverged=self.allow_unconverged,
-            num_centers=self.num_centers,
-            centers=self.centers,
-        )
+        return SolverChoice(solver=self.name, **self.model_dump(exclude={"name", "tile_size"}))
+
+
+class ClusterSpec(Table):
+    """``[cluster]``: where the work runs. ``scheduler`` is "local", tcp://..., tls://... or a scheduler file.
+
+    A job that names no scheduler gets what Dask's configuration says under ``dkrr.cluster`` for all keys it leaves out.
+
+    Parameters
+    ----------
+    scheduler
+        "local" starts workers here; or tcp://host:port, tls://host:port, or a scheduler file.
+    workers
+        The number of worker processes; one for each core unless given. Of a scheduler: how many to wait for.
+    threads_per_worker
+        Threads of each; processes are faster than threads.
+    memory_limit
+        Memory of each worker; tiles are chosen to fit into it.
+    insecure
+        Allow a scheduler on tcp:// that is not on this machine: whoever reaches it can run any code there.
+    """
+
+    scheduler: str = "local"
+    workers: Whole | None = None
+    threads_per_worker: Whole = 1
+    memory_limit: ByteSize = "auto"
+    insecure: bool = False
+
+    @field_validator("scheduler")
+    @classmethod
+    def _check_scheduler(cls, value: str, info: ValidationInfo) -> str:
+        if value == "local":
+            return value
+        if is_url(value) and urlsplit(value).scheme not in {"tcp", "tls"}:
+            raise ValueError('"local", tcp://host:port, tls://host:port or a scheduler file expected')
+        return locate(value, info)
+
+    @model_validator(mode="after")
+    def _refuse_open_scheduler(self) -> Self:
+        # whoever reaches an open scheduler can run any code on its workers
+        if self.scheduler.startswith("tcp://") and not self.insecure and not is_loopback(self.scheduler):
+            raise ValueError(
+                f"scheduler {self.scheduler} is reached without encryption and authentication;"
+                " use tls://, or say insecure = true where the network is trusted"
+            )
+        return self
 
 
 class StorageSpec(Table):
@@ -338,6 +468,64 @@ class StorageSpec(Table):
     def settings(self) -> StorageSettings:
         """The same, as part of an address."""
         return StorageSettings(**self.model_dump())
+
+
+_DEFAULT = TuneSettings()
+
+
+class TuneSpec(Table):
+    """``[tune]``: kernels, widths, sizes of the subsets, seed and time of a search; nothing is needed here.
+
+    ``C`` (those of ``[model]`` where that has a list) and the number of ``folds`` are for other losses than the square.
+
+    Parameters
+    ----------
+    kernels
+        The kernels that are searched.
+    widths
+        One width for all features, one for each, or whichever predicts better.
+    search_rows
+        Sizes of the subsets on which widths are searched.
+    rows
+        The most rows on which the best are compared.
+    seed
+        Of the subsets.
+    budget_seconds
+        Time of the search; what would take longer is left out, and noted.
+    C
+        The values that are tried, for other losses than the square; those of [model] where that has a list.
+    folds
+        How many folds decide between them.
+    """
+
+    kernels: list[str] = Field(default_factory=lambda: list(_DEFAULT.kernels))
+    widths: Literal["shared", "per_feature", "both"] = _DEFAULT.widths
+    search_rows: list[int] = Field(default_factory=lambda: list(_DEFAULT.search_rows))
+    rows: int = _DEFAULT.rows
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = _DEFAULT.seed
+    budget_seconds: Annotated[float, Field(gt=0)] = _DEFAULT.budget_seconds
+    C: Penalties | None = None
+    folds: Annotated[int, Field(ge=2)] | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        self.settings()  # raises what a wrong value deserves
+        return self
+
+    def settings(self) -> TuneSettings:
+        """The same for the search."""
+        return TuneSettings(
+            kernels=tuple(self.kernels),
+            widths=self.widths,
+            search_rows=tuple(self.search_rows) if "search_rows" in self.model_fields_set else self._sizes(),
+            rows=self.rows,
+            seed=self.seed,
+            budget_seconds=self.budget_seconds,
+        )
+
+    def _sizes(self) -> tuple[int, ...]:
+        """The usual sizes of the subsets, as far as ``rows`` allows."""
+        return tuple(sorted({min(size, self.rows) for size in self.search_rows}))
 
 
 class OutputSpec(Table):
@@ -391,18 +579,27 @@ class JobSpec(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _tol_of_the_loss(cls, values: Any) -> Any:
-        return loss_spec.with_tol(values) if isinstance(values, dict) else values
+    def _defaults_of_the_loss(cls, values: Any) -> Any:
+        return loss_spec.with_defaults(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
-    def _centres_are_rows(self) -> Self:
-        if self.solver.name in ("nystrom", "primal") and self.model.kernel == "precomputed":
-            raise ValueError(f"[solver] name = {self.solver.name!r} with a precomputed matrix: give rows and a kernel")
-        if self.data.standardize and self.model.kernel == "precomputed":
-            raise ValueError(
-                "[data] standardize with a precomputed matrix, whose columns are no features: leave it out"
-            )
+    def _check_together(self) -> Self:
+        if self.model.kernel == "precomputed":
+            if self.solver.name in ("nystrom", "primal"):
+                name = self.solver.name
+                raise ValueError(f"[solver] name = {name!r} with a precomputed matrix: give rows and a kernel")
+            if self.data.standardize:
+                raise ValueError(
+                    "[data] standardize with a precomputed matrix, whose columns are no features: leave it out"
+                )
+        loss_spec.check_job(self)
         return self
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether rows are held out, of the data or in a file of their own."""
+        evaluate = self.evaluate
+        return evaluate is not None and any((evaluate.path, evaluate.mask is not None, evaluate.fraction))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> JobSpec:
@@ -413,11 +610,9 @@ class JobSpec(Table):
         JobFileError
             The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
         """
-        path = Path(path)
-        text, document = toml.read_toml(
-            path, not_text="a job file is TOML; `dkrr init DATA` writes one", unreadable="`dkrr init DATA` writes one"
-        )
-        return cls._checked(document, base=path.absolute().parent, name=path.stem, text=text, source=str(path))
+        path, hint = Path(path), "`dkrr init DATA` writes one"
+        source, document = toml.Source.read(path, not_text=f"a job file is TOML; {hint}", unreadable=hint)
+        return cls.checked(document, source, base=path.absolute().parent, name=path.stem)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any], base: str | os.PathLike[str] = ".", name: str = "job") -> JobSpec:
@@ -428,54 +623,21 @@ class JobSpec(Table):
         JobFileError
             Something is unknown or not allowed.
         """
-        return cls._checked(document, base=Path(base).absolute(), name=name, text="", source="")
+        return cls.checked(document, toml.Source(), base=Path(base).absolute(), name=name)
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> JobSpec:
-        """The job that the ``job.json`` of a run holds; keys that another version of dkrr had are left out.
-
-        Raises
-        ------
-        JobFileError
-            A value is not allowed.
-        """
-        document = copy.deepcopy(document)
-        for path, _ in _unknown_keys(document):
-            table: Any = document
-            for name in path[:-1]:
-                table = table[name]
-            del table[path[-1]]
-        return cls.from_dict(document)
-
-    @classmethod
-    def _checked(cls, document: dict[str, Any], *, base: Path, name: str, text: str, source: str) -> JobSpec:
-        document = with_cluster_of_this_place(document, base)
-        mistakes.refuse_secrets(document, text=text, source=source)
-        for path, choices in _unknown_keys(document):
-            raise mistakes.unknown_key(path, choices, text=text, source=source)
+    def checked(cls, document: dict[str, Any], source: toml.Source, *, base: Path, name: str) -> JobSpec:
+        """Check a job that comes from ``source``, whose run is called ``name`` where it has no other name."""
+        document = _with_cluster_of_this_place(document, base)
         if isinstance(document.get("output", {}), dict):
             document = {**document, "output": {"directory": f"runs/{name}", **document.get("output", {})}}
-        try:
-            job = cls.model_validate(document, context={"base": base})
-        except ValidationError as exc:
-            raise mistakes.describe(exc, text=text, source=source) from None
-        for mistake in loss_spec.mistakes_of(job, document):
-            raise mistakes.located(mistake.message, mistake.path, text=text, source=source, hint=mistake.hint)
-        return job._with_locations(with_settings)
+        return source.check(cls, document, base)._with_locations(with_settings)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
         document: dict[str, dict[str, Any]] = self.as_written().model_dump(mode="json", exclude_none=True)
-        # runs that began before there were these keys are still the same jobs
-        if self.model.loss == "square":
-            del document["model"]["loss"]
-            if not self.model.fit_intercept:
-                del document["model"]["fit_intercept"]
-        elif self.model.C is not None:
+        if self.model.C is not None:
             del document["model"]["alpha"]  # which C makes
-        for key, default in (("decimal", "."), ("missing", "error")):
-            if document["data"][key] == default:
-                del document["data"][key]
         return document
 
     def as_written(self) -> Self:
@@ -488,7 +650,7 @@ class JobSpec(Table):
         if settings == StorageSettings():
             return self
         changed: dict[str, Table] = {}
-        for name, keys in (("data", ["path"]), ("evaluate", ["path", "mask"]), ("output", ["directory", "store"])):
+        for name, keys in LOCATED.items():
             table = getattr(self, name)
             found = {key: getattr(table, key) for key in keys if is_url(getattr(table, key, None))}
             if found:
@@ -499,28 +661,40 @@ class JobSpec(Table):
         """The job as the text of a TOML file."""
         return toml.dumps(self.to_dict())
 
+    def fold_loss(self) -> FoldLoss | None:
+        """What a search for C is asked, by the metric of ``[evaluate]`` or the one of the loss; None of the square.
 
-def _unknown_keys(document: dict[str, Any]) -> list[tuple[tuple[Any, ...], list[str]]]:
-    """Path and the right names for every key of ``document`` that does not exist.
+        Of the loss are the share of wrong classes (hinges), the log loss (logistic), and the loss itself (the others).
+        """
+        model, tune = self.model, self.tune
+        if model.loss == "square":
+            return None
+        own = {"hinge": "accuracy", "squared_hinge": "accuracy", "logistic": "log_loss"}.get(model.loss, model.loss)
+        metric = (self.evaluate and self.evaluate.metric) or own
+        given: dict[str, Any] = {}
+        if tune is not None and tune.C is not None:
+            given["C"] = tuple(tune.C) if isinstance(tune.C, list) else (tune.C,)
+        elif isinstance(model.alpha, list):
+            given["C"] = tuple(C for C, _ in model.path)
+        if tune is not None and tune.folds is not None:
+            given["num_folds"] = tune.folds
+        quantiles: list[Any] = model.quantile if isinstance(model.quantile, list) else [model.quantile]
+        return FoldLoss(
+            loss=model.loss,
+            metric="rmse" if metric == "r2" else metric,  # the best one is the same
+            epsilon=model.epsilon,
+            quantile=None if model.quantile is None else tuple(quantiles),
+            **given,
+        )
 
-    pydantic finds them too, but spread over the branches of a union and without the names that would be right.
-    """
-    found: list[tuple[tuple[Any, ...], list[str]]] = []
 
-    def visit(table: Any, path: tuple[Any, ...], names: dict[str, Any]) -> None:
-        if isinstance(table, dict):
-            found.extend(((*path, key), list(names)) for key in table if key not in names)
-
-    def visit_kernel(item: Any, path: tuple[Any, ...]) -> None:
-        if isinstance(item, dict):
-            visit(item, path, KernelTable.model_fields)
-            for form in ("sum", "product"):
-                for index, part in enumerate(item[form] if isinstance(item.get(form), list) else []):
-                    visit_kernel(part, (*path, form, index))
-
-    visit(document, (), JobSpec.model_fields)
-    for table, model in JobSpec.tables().items():
-        visit(document.get(table), (table,), model.model_fields)
-    if isinstance(document.get("model"), dict):
-        visit_kernel(document["model"].get("kernel"), ("model", "kernel"))
-    return found
+def _with_cluster_of_this_place(document: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The job with what ``dkrr.cluster`` of Dask's configuration says, if it names no scheduler; its own keys win."""
+    own = document.get("cluster", {})
+    if not isinstance(own, dict) or "scheduler" in own:
+        return document
+    table = configuration.cluster_defaults(ClusterSpec.model_fields)
+    if not table:
+        return document
+    toml.Source("Dask's configuration of dkrr").check(ClusterSpec, table, base, ("cluster",))
+    return {**document, "cluster": {**table, **own}}

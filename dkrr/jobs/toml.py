@@ -1,44 +1,227 @@
-"""Files in TOML: reading one that a person wrote, writing tables of one level with plain and inline values.
+"""Files in TOML: reading one that a person wrote, saying in one line what is wrong with it, writing plain ones.
 
 You need it for job files, those that a program made included; the standard library reads TOML and does not write it.
+An error names the place, what stands there and what belongs there. Secrets are refused: a job file is copied into
+runs, plans and reports, and no value that looks like a credential may travel with it, nor be repeated in an error.
 Costs nothing.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
-from dkrr.errors import JobFileError
+from pydantic import ValidationError
 
-__all__ = ["dumps", "inline", "read_toml"]
+from dkrr.errors import DkrrError, JobFileError
+from dkrr.jobs.fields import Table
+
+__all__ = ["Source", "dumps", "inline", "misplaced", "nearest"]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SECRET = re.compile(
+    r"secret|passw|passphrase|token|credential|access_?key|private_?key|api_?key|authori[sz]ation|sign"
+)
+_HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_.\"'-]+)\s*=")
+# where the work of a key that somebody may look for is done
+_ELSEWHERE = {
+    ("cluster", "driver"): "it runs where `dkrr submit` is typed; with Slurm, `sbatch` the script in cluster/slurm",
+    ("data", "drift_limit"): "[drift] of a retrain job says how far new rows may be from those of the beginning",
+}
+
+Keys = tuple[Any, ...]
+Checked = TypeVar("Checked", bound=Table)
 
 
-def read_toml(path: Path, *, not_text: str, unreadable: str) -> tuple[str, dict[str, Any]]:
-    """The text of a file and what it holds; ``not_text`` and ``unreadable`` are the hints of two of the errors.
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The one of ``choices`` that ``name`` was probably meant to be; None when none is close."""
+    close = difflib.get_close_matches(str(name).lower(), list(choices), n=1, cutoff=0.6)
+    return close[0] if close else None
 
-    Raises
-    ------
-    JobFileError
-        The file cannot be read, is not UTF-8, or is not TOML.
+
+def misplaced(path: Keys, message: str, hint: str = "") -> JobFileError:
+    """The error of a validator about one key among several, ``("model", "alpha")`` say: [model] alpha ``message``."""
+    return JobFileError(f"{_where(path)} {message}", hint=hint, key=list(path))
+
+
+def _where(path: Keys) -> str:
+    """``("model", "kernel", "sum", 0, "gamma")`` as people read it: ``[model.kernel.sum] gamma``."""
+    names = [str(part) for part in path if not isinstance(part, int)]
+    if len(names) < 2:
+        return f"[{names[0]}]" if names else "the job file"
+    return f"[{'.'.join(names[:-1])}] {names[-1]}"
+
+
+class Source:
+    """Where a document comes from: its errors name file and line.
+
+    Parameters
+    ----------
+    name
+        Of the file, "" where there is none.
+    text
+        What it holds.
     """
+
+    def __init__(self, name: str = "", text: str = "") -> None:
+        self.name, self.text = name, text
+
+    @classmethod
+    def read(cls, path: Path, *, not_text: str, unreadable: str) -> tuple[Source, dict[str, Any]]:
+        """A file and what it holds; ``not_text`` and ``unreadable`` are the hints of two of the errors.
+
+        Raises
+        ------
+        JobFileError
+            The file cannot be read, is not UTF-8, or is not TOML.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+            return cls(str(path), text), tomllib.loads(text)
+        except UnicodeDecodeError as exc:
+            raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint=not_text) from None
+        except OSError as exc:
+            raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint=unreadable) from None
+        except tomllib.TOMLDecodeError as exc:
+            hint = "strings stand in quotes" if path.suffix == ".toml" else not_text
+            raise JobFileError(f"{path} is not valid TOML: {exc}", hint=hint) from None
+
+    def error(self, message: str, path: Keys, hint: str = "") -> JobFileError:
+        """The error for a mistake at ``path``."""
+        line = self.line_of(path)
+        place = f"{self.name}:{line}: " if line else f"{self.name}: " if self.name else ""
+        return JobFileError(place + message, hint=hint, line=line, key=[str(part) for part in path])
+
+    def line_of(self, path: Keys) -> int | None:
+        """Number of the line on which the key ``path`` stands; that of its table when the key has no line."""
+        wanted = [str(part) for part in path if not isinstance(part, int)]
+        best, best_length = None, 0
+        header: list[str] = []
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            if match := _HEADER.fullmatch(line):
+                header = found = _split_key(match[1])
+            elif match := _ASSIGNMENT.match(line):
+                found = [*header, *_split_key(match[1])]
+            else:
+                continue
+            if found == wanted[: len(found)] and len(found) > best_length:
+                best, best_length = number, len(found)
+        return best
+
+    def check(self, table: type[Checked], document: Any, base: Path, path: Keys = ()) -> Checked:
+        """A document, or the table of it at ``path``, as a ``table``; relative paths mean the folder ``base``.
+
+        Raises
+        ------
+        JobFileError
+            Something is unknown or not allowed, or looks like a secret.
+        """
+        self._refuse_secrets(document)
+        try:
+            return table.model_validate(document, context={"base": base})
+        except ValidationError as exc:
+            errors = exc.errors(include_url=False)
+        for error in errors:  # of a misspelt key another one may be missing
+            if error["type"] == "extra_forbidden":
+                raise self.unknown_key((*path, *_keys(error)), _known(table, _keys(error)))
+        first = errors[0]
+        raise self._described(first, (*path, *_keys(first)), f" (and {len(errors) - 1} more)" * (len(errors) > 1))
+
+    def unknown_key(self, path: Keys, choices: Iterable[str]) -> JobFileError:
+        """The error for a key, or a table, that does not exist."""
+        known = sorted(choices)
+        *parents, key = [part for part in path if not isinstance(part, int)]
+        what = f"unknown key {key!r} in [{'.'.join(map(str, parents))}]" if parents else f"unknown table [{key}]"
+        hint = _ELSEWHERE.get(path, "")
+        close = None if hint else nearest(key, known)
+        remedy = f"nearest right name: {close!r}" if close else f"known: {', '.join(known)}"
+        return self.error(f"{what}; {remedy}", path, hint)
+
+    def _described(self, error: Any, path: Keys, more: str) -> JobFileError:
+        """A mistake that pydantic found, in our words."""
+        value, cause = error.get("input"), error.get("ctx", {}).get("error")
+        is_table = isinstance(value, dict) or len(path) < 2
+        place = _where(path) if is_table else f"{_where(path)} = {value!r}"
+        hint = cause.hint if isinstance(cause, DkrrError) else ""
+        said = cause.message if isinstance(cause, DkrrError) else cause
+        if isinstance(cause, JobFileError):
+            return self.error(cause.message, tuple(cause.key), hint)
+        if error["type"] == "missing":
+            message = f"{_where(path)} is missing"
+        elif error["type"] == "literal_error":
+            expected = error["ctx"]["expected"]
+            message = f"{place} is not allowed; {expected} expected"
+            close = nearest(str(value), re.findall(r"'([^']+)'", expected))
+            hint = f"nearest right value: {close!r}" if close else ""
+        elif error["type"] == "union_tag_invalid":
+            message = f"{place}: the name of a kernel, or a table with kernel, sum or product, expected"
+        else:
+            message = f"{place}: {said or error['msg'][:1].lower() + error['msg'][1:]}"
+        return self.error(message + more, path, hint)
+
+    def _refuse_secrets(self, document: Any) -> None:
+        """Raise when a key or a value looks like a credential; the value is not repeated."""
+        for path, value in _leaves(document, ()):
+            if any(_looks_secret(part) for part in path if isinstance(part, str)):
+                what = "looks like a secret"
+            elif isinstance(value, str) and (kind := _url_secret(value)):
+                what = f"is an address with a {kind} in it"
+            else:
+                continue
+            hint = "job files hold no credentials; use the environment, a profile or a role"
+            raise self.error(f"{_where(path)} {what}", path, hint)
+
+
+def _split_key(text: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in text.split(".")]
+
+
+def _keys(error: Any) -> Keys:
+    """Where a mistake is, without the tags of unions, which are no keys of the file."""
+    return tuple(part for part in error["loc"] if not str(part).startswith("kernel "))
+
+
+def _known(table: type[Table], path: Keys) -> Iterable[str]:
+    for name in path[:-1]:
+        table = table.tables().get(name, table)
+    return table.model_fields
+
+
+def _looks_secret(name: str) -> bool:
+    return bool(_SECRET.search(name.lower().replace("-", "_")))
+
+
+def _url_secret(value: str) -> str:
+    """What kind of secret the address holds, "" when none (or when it is no address)."""
+    if "://" not in value:
+        return ""
     try:
-        text = path.read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
-    except UnicodeDecodeError as exc:
-        raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint=not_text) from None
-    except OSError as exc:
-        raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint=unreadable) from None
-    except tomllib.TOMLDecodeError as exc:
-        raise JobFileError(
-            f"{path} is not valid TOML: {exc}", hint="strings stand in quotes" if path.suffix == ".toml" else not_text
-        ) from None
+        parts = urlsplit(value)
+    except ValueError:
+        return ""
+    if parts.password is not None:
+        return "password"
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    if (parts.scheme == "s3" and parts.username is not None) or any(_looks_secret(name) for name, _ in pairs):
+        return "credential"
+    return next(filter(None, (_url_secret(part) for _, part in pairs)), "")
+
+
+def _leaves(value: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None or not value:
+        yield path, value
+        return
+    for key, item in items:
+        yield from _leaves(item, (*path, key))
 
 
 def dumps(document: dict[str, dict[str, Any]]) -> str:
@@ -52,27 +235,17 @@ def dumps(document: dict[str, dict[str, Any]]) -> str:
 
 
 def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _string(name)
-
-
-def _string(text: str) -> str:
-    # JSON's escapes are TOML's, except that TOML wants DEL escaped as well
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return name if _BARE_KEY.fullmatch(name) else inline(name)
 
 
 def inline(value: Any) -> str:
     """One value as it stands behind the equals sign."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _string(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(inline(item) for item in value)}]"
     if isinstance(value, dict):
         pairs = (f"{_key(name)} = {inline(item)}" for name, item in value.items() if item is not None)
         return f"{{{', '.join(pairs)}}}"
-    raise TypeError(f"{type(value).__name__} has no TOML form")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(inline(item) for item in value)}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # JSON's are TOML's, except that TOML wants DEL escaped as well
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -22,12 +22,10 @@ from dkrr.errors import DkrrError, JobFileError, StoreError
 from dkrr.jobs import toml
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.loss_fit import check_loss_targets
-from dkrr.jobs.loss_spec import fold_loss_of, parameters_of
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.run import job_executor
-from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.tune_spec import TuneSpec
+from dkrr.jobs.spec import JobSpec, TuneSpec
 from dkrr.lock import hold_lock
 from dkrr.resources import nothing_new
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
@@ -197,7 +195,7 @@ def _foreseen_seconds(job: JobSpec, path: Path, result: TuneResult, prepared: Pr
 
 def _settings(job: JobSpec, **given: Any) -> TuneSettings:
     """Those of ``[tune]``, or others where they are given; smaller ``rows`` make the search smaller too."""
-    found = replace((job.tune or TuneSpec()).settings(), fold_loss=fold_loss_of(job))
+    found = replace((job.tune or TuneSpec()).settings(), fold_loss=job.fold_loss())
     changed = {name: value for name, value in given.items() if value is not None}
     if "rows" in changed:
         changed["search_rows"] = tuple(sorted({min(size, changed["rows"]) for size in found.search_rows}))
@@ -246,7 +244,7 @@ def _document(
     else:
         keys = {name: value for name, value in keys.items() if name != "alpha"} | {"C": _C_of(keys["alpha"])}
         intercept = {} if job.model.fit_intercept else {"fit_intercept": False}
-        keys |= {"loss": job.model.loss, **parameters_of(job.model)}
+        keys |= {"loss": job.model.loss, **job.model.loss_parameters}
     document["model"] = {**keys, **intercept}
     if features:
         document["data"]["features"] = list(features)

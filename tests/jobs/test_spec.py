@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from dkrr.errors import JobFileError
 from dkrr.jobs import toml
-from dkrr.jobs.mistakes import line_of
-from dkrr.jobs.spec import JobSpec, nearest
+from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.toml import Source, nearest
 
 FULL = """\
 [data]
@@ -208,7 +208,7 @@ MISTAKES = [
     ('[cluster]\nworkers = "2"', "[cluster] workers = '2': input should be a valid integer"),
     ("[cluster]\nworkers = 0", "[cluster] workers = 0: input should be greater than or equal to 1"),
     ('[cluster]\nmemory_limit = "lots"', "[cluster] memory_limit = 'lots': a size such as \"2GiB\""),
-    ("[cluster]\nmemory_limit = -1", "a size above 0 expected"),
+    ("[cluster]\nmemory_limit = -1", "a number of bytes above 0"),
     ("[cluster]\nmemory_limit = true", "a size such as \"2GiB\""),
     ('[cluster]\nscheduler = "tcp://10.0.0.1:8786"', "without encryption and authentication"),
     ('[cluster]\nscheduler = "http://10.0.0.1:8786"', "tls://host:port or a scheduler file expected"),
@@ -284,10 +284,10 @@ def test_a_mistake_names_file_and_line(tmp_path: Path) -> None:
 
 def test_line_of_dotted_and_nested_keys() -> None:
     text = 'model.alpha = 1\n[model.kernel]\n# kernel = 1\nsum = [\n  {kernel = "rbf", gamma = 1},\n]\n[ "solver" ] #\n'
-    assert line_of(text, ("model", "alpha")) == 1
-    assert line_of(text, ("model", "kernel", "sum", 0, "gamma")) == 4
-    assert line_of(text, ("solver", "name")) == 7
-    assert line_of(text, ("output",)) is None
+    assert Source(text=text).line_of(("model", "alpha")) == 1
+    assert Source(text=text).line_of(("model", "kernel", "sum", 0, "gamma")) == 4
+    assert Source(text=text).line_of(("solver", "name")) == 7
+    assert Source(text=text).line_of(("output",)) is None
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,18 @@ exist. Relative paths mean the folder of the file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dkrr.address import StorageSettings, is_url, join, name_of, with_settings
 from dkrr.errors import JobFileError
-from dkrr.jobs import mistakes
-from dkrr.jobs.fields import Column, Location, is_data_file, locate
-from dkrr.jobs.kernel_table import Table
-from dkrr.jobs.loss_spec import Mistake, has_metric, metrics_of
+from dkrr.jobs.fields import Column, Location, Table, is_data_file, locate
+from dkrr.jobs.loss_spec import check_metric
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.toml import read_toml
+from dkrr.jobs.toml import Source, misplaced
 
 __all__ = ["DriftSpec", "GateSpec", "HoldoutSpec", "MlflowSpec", "RetrainSpec", "RetrainTable", "WindowSpec"]
 
@@ -254,8 +251,8 @@ class RetrainSpec(Table):
             The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
         """
         path = Path(path)
-        text, document = read_toml(path, not_text="it should be TOML", unreadable="check the path")
-        return cls._checked(document, base=path.absolute().parent, text=text, source=str(path))
+        source, document = Source.read(path, not_text="it should be TOML", unreadable="check the path")
+        return cls._checked(document, source, base=path.absolute().parent)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any], base: str | os.PathLike[str] = ".") -> RetrainSpec:
@@ -266,35 +263,26 @@ class RetrainSpec(Table):
         JobFileError
             Something is unknown or not allowed.
         """
-        return cls._checked(document, base=Path(base).absolute(), text="", source="")
+        return cls._checked(document, Source(), base=Path(base).absolute())
 
     @classmethod
-    def _checked(cls, document: dict[str, Any], *, base: Path, text: str, source: str) -> RetrainSpec:
-        mistakes.refuse_secrets(document, text=text, source=source)
+    def _checked(cls, document: dict[str, Any], source: Source, *, base: Path) -> RetrainSpec:
         for name in document:
             if name not in _TABLES and name not in JOB_TABLES:
-                raise mistakes.unknown_key((name,), [*_TABLES, *JOB_TABLES], text=text, source=source)
-        values: dict[str, Any] = {}
-        for name, table in _TABLES.items():
-            found = document.get(name, {})
-            for key in found if isinstance(found, dict) else ():
-                if key not in table.model_fields:
-                    raise mistakes.unknown_key((name, key), table.model_fields, text=text, source=source)
-            if name not in document:
-                continue
-            try:
-                values[name] = table.model_validate(found, context={"base": base})
-            except ValidationError as exc:
-                raise mistakes.describe(exc, text=text, source=source, table=name) from None
+                raise source.unknown_key((name,), [*_TABLES, *JOB_TABLES])
+        values: dict[str, Any] = {
+            name: source.check(table, document[name], base, (name,))
+            for name, table in _TABLES.items()
+            if name in document
+        }
         if "retrain" not in values:
-            raise JobFileError(f"{source or 'the document'} has no [retrain]", hint="give name, data and incoming")
-        job = _job(document, values["retrain"], base=base, text=text, source=source)
-        for path, message, hint in _mistakes(job, values.get("gate")):
-            raise mistakes.located(message, path, text=text, source=source, hint=hint)
+            raise JobFileError(f"{source.name or 'the document'} has no [retrain]", hint="give name, data and incoming")
+        job = _job(document, values["retrain"], base=base, source=source)
+        _check_loss(job, values.get("gate"), source)
         settings = job.storage.settings()
         values["retrain"] = _located(values["retrain"], ("data", "incoming", "registry"), settings)
         if "holdout" not in values:
-            values["holdout"] = _holdout_of(job, source)
+            values["holdout"] = _holdout_of(job, source.name)
         values["holdout"] = _located(values["holdout"], ("path", "mask"), settings)
         if values["holdout"].mask is not None and not values["holdout"].mask_is_file and job.data.features is None:
             raise JobFileError(
@@ -323,7 +311,7 @@ _TABLES: dict[str, type[Table]] = {
 }
 
 
-def _job(document: dict[str, Any], retrain: Any, *, base: Path, text: str, source: str) -> JobSpec:
+def _job(document: dict[str, Any], retrain: Any, *, base: Path, source: Source) -> JobSpec:
     """The job of the fits: from its own file, or from its tables here."""
     tables = {name: document[name] for name in JOB_TABLES if name in document}
     if retrain.job is not None:
@@ -335,18 +323,21 @@ def _job(document: dict[str, Any], retrain: Any, *, base: Path, text: str, sourc
         return JobSpec.load(retrain.job)
     data = tables.get("data", {})
     tables["data"] = {"path": retrain.data, **data} if isinstance(data, dict) else data
-    return JobSpec._checked(tables, base=base, name=retrain.name, text=text, source=source)
+    return JobSpec.checked(tables, source, base=base, name=retrain.name)
 
 
-def _mistakes(job: JobSpec, gate: GateSpec | None) -> Iterator[Mistake]:
-    """What a loss does not allow here."""
+def _check_loss(job: JobSpec, gate: GateSpec | None, source: Source) -> None:
+    """Refuse what a loss does not allow here."""
     loss, metric = job.model.loss, None if gate is None else gate.metric
-    if loss != "square" and isinstance(job.model.alpha, list):
-        name = "alpha" if job.model.C is None else "C"
-        hint = "give one; [retrain] search_every chooses it by folds"
-        yield Mistake(("model", name), f"[model] {name} is a list; a retrain job has one value", hint)
-    if metric is not None and not has_metric(loss, metric):
-        yield Mistake(("gate", "metric"), f"[gate] metric = {metric!r} with loss = {loss!r}", metrics_of(loss))
+    try:
+        if loss != "square" and isinstance(job.model.alpha, list):
+            name = "alpha" if job.model.C is None else "C"
+            hint = "give one; [retrain] search_every chooses it by folds"
+            raise misplaced(("model", name), "is a list; a retrain job has one value", hint)
+        if metric is not None:
+            check_metric(("gate", "metric"), loss, metric)
+    except JobFileError as exc:
+        raise source.error(exc.message, tuple(exc.key), exc.hint) from None
 
 
 def _holdout_of(job: JobSpec, source: str) -> HoldoutSpec:

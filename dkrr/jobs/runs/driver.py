@@ -49,7 +49,7 @@ def _drive(directory: RunDirectory) -> None:
     from dkrr.jobs.run import drive_job
     from dkrr.jobs.spec import JobSpec
 
-    drive_job(JobSpec.from_run(document), directory, kind="here")
+    drive_job(JobSpec.from_dict(document), directory, kind="here")
 
 
 def _note_early_end(directory: RunDirectory, error: Exception, code: int) -> None:

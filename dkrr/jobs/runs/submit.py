@@ -91,7 +91,7 @@ def resume_run(directory: RunDirectory) -> Submitted:
     document = directory.read("job.json")
     if document is None:
         raise StoreError(f"{directory.location} has no job.json", hint="submit its job again")
-    job, view = JobSpec.from_run(document), look_once(directory)
+    job, view = JobSpec.from_dict(document), look_once(directory)
     if view.state == "finished":
         from dkrr.jobs.prepare import changed_since
 
