@@ -224,26 +224,26 @@ def predict_command(
     with [evaluate] intervals.
     """
     from dkrr.errors import ParameterError
+    from dkrr.jobs.predict import Extras, predict_job
     from dkrr.jobs.registry import parse_reference
-    from dkrr.jobs.uncertain import Asked
 
     if noise and not std:
         raise ParameterError("--noise without --std", hint="it says which standard deviation is meant")
-    asked = Asked(std=std, noise=noise, interval=interval, method=method, probabilities=proba)
-    given: dict[str, Any] = {"asked": asked, "reading": given_options(**reading), "overwrite": overwrite, "keep": keep}
-    reference = parse_reference(model)
-    if reference is not None:
-        from dkrr.jobs.scoring import predict_registered
-
-        with resumable(), ProgressDisplay() as progress:
-            done = predict_registered(reference, data, output, registry=registry, **given, progress=progress)
-        print_facts([("predictions", output), ("rows", f"{done.num_rows:,}"), ("version", done.version.id)])
-        return
-    from dkrr.jobs.serve import predict_job
-
+    extras = Extras(std=std, noise=noise, interval=interval, method=method, probabilities=proba)
     with resumable(), ProgressDisplay() as progress:
-        num_rows = predict_job(model_location(model), data, output, **given, progress=progress)
-    print_facts([("predictions", output), ("rows", f"{num_rows:,}")])
+        done = predict_job(
+            parse_reference(model) or model_location(model),
+            data,
+            output,
+            extras=extras,
+            overwrite=overwrite,
+            reading=given_options(**reading),
+            keep=keep,
+            registry=registry,
+            progress=progress,
+        )
+    version = [] if done.version is None else [("version", done.version.id)]
+    print_facts([("predictions", output), ("rows", f"{done.num_rows:,}"), *version])
 
 
 @click.command("evaluate", cls=Command)
@@ -269,7 +269,7 @@ def evaluate_command(
     **reading: Any,
 ) -> None:
     """Score MODEL (a model.zarr, a run, or NAME@ALIAS of a registry) on the rows of DATA, whose targets are known."""
-    from dkrr.jobs.serve import evaluate_job
+    from dkrr.jobs.predict import evaluate_job
 
     location, given = model_location(model, registry), given_options(**reading)
     with resumable(), ProgressDisplay() as progress:

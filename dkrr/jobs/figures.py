@@ -24,7 +24,7 @@ from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.linalg.workspace import Workspace
 
-__all__ = ["NAME", "SAMPLE_ROWS", "Figures", "data_facts", "held_out_facts"]
+__all__ = ["NAME", "SAMPLE_ROWS", "Figures", "data_facts", "held_out_facts", "work_facts"]
 
 logger = logging.getLogger("dkrr.jobs.figures")
 
@@ -59,12 +59,9 @@ class Figures:
         except Exception as exc:
             logger.warning("figures for the report of %s are missing (%s)", self.directory.name, exc)
 
-    def work(self, workspace: Workspace) -> None:
-        """What every phase did, and how the residuals fell."""
-        self.note(lambda: _work_facts(workspace))
 
-
-def _work_facts(workspace: Workspace) -> dict[str, Any]:
+def work_facts(workspace: Workspace) -> dict[str, Any]:
+    """What every phase did, and how the residuals fell."""
     phases = {
         name: {
             "seconds": run.seconds,

@@ -20,78 +20,43 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset, Scaling
+from dkrr.dataset import Dataset, Floats, Scaling
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.tasks import RunSummary
-from dkrr.errors import CancelledError, ConvergenceError, DataError, JobFileError
+from dkrr.errors import CancelledError, ConvergenceError, DataError
 from dkrr.failpoints import failpoint
-from dkrr.jobs.planned import Plan
-from dkrr.jobs.prepare import Prepared
+from dkrr.jobs.fitted import Fitted, begin_from
+from dkrr.jobs.plan import Plan
+from dkrr.jobs.prepare import Prepared, check_loss_targets
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.start import begin_loss_from
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.losses.fit import LossFit, fit_losses
-from dkrr.linalg.losses.loss import Loss
+from dkrr.linalg.trace import ResidualTrace
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import quantile_names
 from dkrr.records import label_targets, loss_details, loss_parts
 from dkrr.stores import children
 from dkrr.threads import single_blas_thread
 
-__all__ = ["FittedLoss", "LossCheckpoint", "check_loss_targets", "fit_loss", "loss_of", "num_loss_columns"]
+__all__ = ["LossCheckpoint", "fit_loss", "loss_of"]
 
 logger = logging.getLogger("dkrr.jobs")
 
-Floats = NDArray[np.float64]
 CHECKPOINT_SECONDS = 10.0
 MOST_POINTS = 200
 
 
-def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
-    """The losses of a job, one for all targets or one for each quantile of the only target.
-
-    Raises
-    ------
-    JobFileError
-        They are for classes and the targets are none, or the other way round; several quantiles of several targets.
-    """
-    losses, loss = job.model.losses(), job.model.loss
-    if losses[0].is_for_labels != (train.classes is not None):
-        wanted, there = ("classes", "numbers") if losses[0].is_for_labels else ("numbers", "classes")
-        raise JobFileError(
-            f"[model] loss = {loss!r} is for {wanted}; the targets of {job.data.path} are {there}",
-            hint="set [data] one_hot = true" if losses[0].is_for_labels else "take a loss for classes: hinge, logistic",
-        )
-    if len(losses) > 1 and train.num_targets > 1:
-        raise JobFileError(
-            f"[model] quantile is a list, and there are {train.num_targets} targets; one target expected",
-            hint="write a job for each target, or give one quantile",
-        )
-    if train.classes is not None and len(train.classes) < 2:
-        raise DataError(
-            f"all {train.num_rows:,} training rows of {job.data.path} are of class {train.classes[0]!r}; at least two "
-            "classes expected",
-            hint="check [data] target and the rows that [evaluate] takes",
-        )
-    return losses
-
-
-def loss_of(plan: Plan) -> dict[str, Any]:
-    """The loss and its parameter, as a model is remembered by."""
-    return {name: value for name, value in (plan.loss or {}).items() if name != "C"}
-
-
-def num_loss_columns(losses: Sequence[Loss], train: Dataset) -> int:
-    """How many problems there are for one C: one for two classes, else one for each class, target or quantile."""
-    return 1 if train.classes is not None and len(train.classes) == 2 else max(len(losses), train.num_targets)
+def loss_of(plan: Plan) -> dict[str, Any] | None:
+    """The loss and its parameter, as a model is remembered by; None of the square."""
+    return None if plan.loss is None else {name: value for name, value in plan.loss.items() if name != "C"}
 
 
 class LossCheckpoint:
@@ -146,29 +111,13 @@ class LossCheckpoint:
                 self.directory.remove(name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FittedLoss:
-    """What a model of one C is made of, and what its summary says besides.
-
-    ``parts`` and ``details`` are those of :func:`dkrr.records.loss_parts` and :func:`dkrr.records.loss_details`,
-    ``columns`` the scaling, names and form of its targets.
-    """
-
-    parts: dict[str, Any]
-    details: dict[str, Any]
-    columns: dict[str, Any]
-    history: list[list[list[float]]]
-
-
+@contextmanager
 def fit_loss(
     job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
-) -> tuple[list[FittedLoss], LossCheckpoint]:
+) -> Iterator[list[Fitted]]:
     """Fit the training rows of a job as ``plan`` says; goes on from the checkpoint in the run's ``directory``.
 
-    Returns
-    -------
-    list of FittedLoss, LossCheckpoint
-        One for each C, in increasing order; what is to be removed when they are saved.
+    One for each C, in increasing order. The checkpoint is removed at the end of the block, when they are saved.
 
     Raises
     ------
@@ -179,7 +128,7 @@ def fit_loss(
     CancelledError, LockedError
         Between two iterations, by the progress of the ``workspace``.
     """
-    train, model = prepared.train, job.model
+    train, model, solver = prepared.train, job.model, job.solver
     losses, path = check_loss_targets(job, train), model.path
     train.verify()  # chunks of rows that changed places pass their checksums
     kernel = kernel_from_dict(plan.kernel)
@@ -202,11 +151,11 @@ def fit_loss(
     if start is not None:
         workspace.reused["start"] = {"rows": len(X), "source": checkpoint.name}
     elif len(path) == 1:
-        earlier = begin_loss_from(train, kernel, path[0][1], loss_of(plan), workspace)
+        earlier = begin_from(train, kernel, [path[0][1]], loss_of(plan), workspace)
         if earlier is not None:
             start = np.zeros((len(X), num_columns))
             start[: len(earlier)] = earlier[:, -num_columns:]  # of two classes the second one
-    goes_on = _Progress(workspace, plan.solver, job.solver.tol, plan.alpha, checkpoint)
+    goes_on = _Progress(workspace, plan, solver.tol, checkpoint)
     try:
         with single_blas_thread():
             found = fit_losses(
@@ -217,9 +166,9 @@ def fit_loss(
                 C,
                 weight=weight,
                 fit_intercept=model.fit_intercept,
-                tol=job.solver.tol,
-                max_iter=job.solver.max_iter,
-                allow_unconverged=job.solver.allow_unconverged,
+                tol=solver.tol,
+                max_iter=solver.max_iter,
+                allow_unconverged=solver.allow_unconverged,
                 start=start,
                 num_threads=min(plan.workers * plan.threads_per_worker, cpu_count()),
                 progress=goes_on,
@@ -230,21 +179,24 @@ def fit_loss(
     finally:
         workspace.record(plan.solver, RunSummary(seconds=goes_on.seconds))
     goes_on.end(found)
-    is_mirrored = train.classes is not None and len(train.classes) == 2
-    details = {"fit_intercept": model.fit_intercept, "tol": job.solver.tol}
-    details |= {"allow_unconverged": True} if job.solver.allow_unconverged else {}
+    details = {"fit_intercept": model.fit_intercept, "tol": solver.tol}
+    details |= {"allow_unconverged": True} if solver.allow_unconverged else {}
     columns = _columns(prepared, model.quantile if isinstance(model.quantile, list) else [])
-    fitted = [
-        FittedLoss(
-            parts=loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept),
-            details=loss_details(losses[0], *values, **model.loss_parameters) | details,
-            columns=columns,
-            history=[_thinned(answer.history) for answer in part.answers],
+    fits = []
+    for values, each in zip(path, found.split(len(path)), strict=True):
+        part = each.mirrored() if train.classes is not None and len(train.classes) == 2 else each
+        parts = loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept)
+        fits.append(
+            Fitted(
+                solution=parts.pop("solution"),
+                parts=parts | columns,
+                details=loss_details(losses[0], *values, **model.loss_parameters) | details,
+                train=train,
+                history=[_thinned(answer.history) for answer in part.answers],
+            )
         )
-        for values, each in zip(path, found.split(len(path)), strict=True)
-        for part in [each.mirrored() if is_mirrored else each]
-    ]
-    return fitted, checkpoint
+    yield fits
+    checkpoint.remove()
 
 
 def _targets(train: Dataset, weight: Floats, scaling: Scaling | None) -> Floats:
@@ -276,16 +228,16 @@ def _columns(prepared: Prepared, quantiles: Sequence[float]) -> dict[str, Any]:
 class _Progress:
     """What happens between two iterations: the run says how far it is, stops where it shall, and saves coefficients."""
 
-    def __init__(
-        self, workspace: Workspace, solver: str, tol: float, alpha: Sequence[float], checkpoint: LossCheckpoint
-    ) -> None:
-        self.workspace, self.solver, self.checkpoint = workspace, solver, checkpoint
-        self.tol, self.alpha = tol, alpha
+    def __init__(self, workspace: Workspace, plan: Plan, tol: float, checkpoint: LossCheckpoint) -> None:
+        self.workspace, self.plan, self.tol, self.checkpoint = workspace, plan, tol, checkpoint
         self._began = time.perf_counter()
         self._first_trace = len(workspace.traces)
         self._last = -1
         self._coefficients: Callable[[], Floats] | None = None
         self(0, np.inf, None)
+
+    def _new_trace(self) -> ResidualTrace:
+        return self.workspace.trace(self.plan.solver, self.tol, self.plan.alpha)
 
     @property
     def seconds(self) -> float:
@@ -295,11 +247,11 @@ class _Progress:
         self._coefficients = coefficients
         if self.workspace.progress is not None:
             shown = f", gap {gap:.1e}" if np.isfinite(gap) else ""
-            self.workspace.progress(f"{self.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
+            self.workspace.progress(f"{self.plan.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
         if coefficients is None:
             return
         if number <= self._last or self._last < 0:
-            self._trace = self.workspace.trace(self.solver, self.tol, self.alpha)
+            self._trace = self._new_trace()
         self._last = number
         self._trace.add(number, np.array([gap]))
         if self.checkpoint.is_due():
@@ -313,7 +265,7 @@ class _Progress:
     def end(self, found: LossFit) -> None:
         """The gaps of each target, instead of the largest ones, which are known before the end."""
         del self.workspace.traces[self._first_trace :]
-        trace = self.workspace.trace(self.solver, self.tol, self.alpha)
+        trace = self._new_trace()
         histories = [dict((number, gap) for number, gap, _ in answer.history) for answer in found.answers]
         last = [next(iter(history.values())) for history in histories]
         for number in sorted(set().union(*histories)):

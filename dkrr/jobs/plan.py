@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +18,9 @@ import numpy as np
 from dkrr.address import is_url
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, peak_rss_bytes, total_memory_bytes
-from dkrr.errors import ParameterError
+from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fitting import center_of_lineage
-from dkrr.jobs.claim import run_id
-from dkrr.jobs.leave_one_out import wants_leave_one_out
-from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
-from dkrr.jobs.planned import Plan
-from dkrr.jobs.prepare import Prepared, prepare
+from dkrr.jobs.prepare import Prepared, check_loss_targets, num_loss_columns, prepare
 from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
@@ -35,7 +30,7 @@ from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.planning.costs import CLIENT_BYTES, Machine
 from dkrr.planning.losses import DECOMPOSITION_PASSES, NEWTON_PRODUCTS, loss_candidate
-from dkrr.planning.planner import ASKED, Decision, decide
+from dkrr.planning.planner import ASKED, decide
 from dkrr.planning.pricing import DISK_RESERVE_BYTES, with_leave_one_out
 from dkrr.planning.rates import measure_machine
 from dkrr.planning.trial import Trial, sample_trial
@@ -44,7 +39,119 @@ from dkrr.resources import free_bytes, measured_place
 from dkrr.stores import arrays_below, read_json
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = ["make_plan", "plan"]
+__all__ = ["Plan", "make_plan", "plan"]
+
+# what a later attempt of a run goes by as the first one said it
+_MEASURED = (
+    "estimated_seconds",
+    "estimated_low_seconds",
+    "expected_efficiency",
+    "iterations",
+    "candidates",
+    "calibration",
+    "split",
+)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan:
+    """Everything that "auto" became, what it needs, and what is there.
+
+    Sizes are in bytes: ``task_bytes`` is the peak of a worker, ``client_bytes`` that of this process. Times are in
+    seconds: ``estimated_seconds`` at the upper end of ``iterations``,
+    ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
+    possible, ``reasons`` a sentence for each of "solver", "precision", "rank" (of cg) and "tile_size" (of a factor).
+    ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
+    ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
+    there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
+    "scaling" and "center", and empty where all is computed. ``loss`` is another one than the square: "loss", "C", and
+    "quantile" or "epsilon" where the job has it.
+    """
+
+    num_rows: int
+    num_test_rows: int
+    num_features: int
+    num_targets: int
+    kernel: dict[str, Any]
+    alpha: list[float]
+    solver: str
+    precision: str
+    gram: str
+    tile_size: int
+    num_tiles_per_side: int
+    num_tasks: int
+    flops: float
+    workers: int
+    threads_per_worker: int
+    memory_limit_bytes: int | None
+    task_bytes: int
+    disk_bytes: dict[str, int]
+    disk_present_bytes: int
+    disk_free_bytes: int | None
+    estimated_seconds: dict[str, float]
+    calibration: dict[str, float]
+    client_bytes: int = 0
+    split: dict[str, int] | None = None
+    expected_efficiency: float = 0.0
+    rank: int = 0
+    iterations: list[float] | None = None
+    estimated_low_seconds: float = 0.0
+    choice: dict[str, Any] = field(default_factory=dict)
+    nystrom: dict[str, Any] | None = None
+    loss: dict[str, Any] | None = None
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
+    hint: str = ""
+    notes: list[str] = field(default_factory=list)
+    reused: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def disk_needed_bytes(self) -> int:
+        """Bytes still to be written."""
+        return max(0, sum(self.disk_bytes.values()) - self.disk_present_bytes)
+
+    @property
+    def total_seconds(self) -> float:
+        """Estimated wall time."""
+        return sum(self.estimated_seconds.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {
+            "disk_needed_bytes": self.disk_needed_bytes,
+            "total_seconds": self.total_seconds,
+        }
+
+    def check(self) -> None:
+        """Raise :class:`~dkrr.errors.PlanRefusedError` when the job cannot fit."""
+        if self.refusal:
+            raise PlanRefusedError(self.refusal, hint=self.hint)
+
+    def __repr__(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        text = StringIO()
+        Console(width=100, file=text).print(self.table())
+        return text.getvalue()
+
+    def table(self) -> Any:
+        """The plan as a rich table."""
+        from dkrr.jobs.tables import facts_table, plan_facts
+
+        return facts_table("plan", plan_facts(self))
+
+    def __rich__(self) -> Any:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from dkrr.jobs.tables import plan_facts
+        from dkrr.markup import facts_html
+
+        return facts_html("plan", plan_facts(self))
 
 
 def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
@@ -61,8 +168,11 @@ def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
         job = JobSpec.from_dict(job)
     elif not isinstance(job, JobSpec):
         job = JobSpec.load(job)
-    store = job.output.store_directory(run_id(job))
-    return make_plan(job, prepare(job, store), store)
+    return make_plan(job, prepare(job, job.store), job.store)
+
+
+# the way that is taken, what it solves, and what a plan says of it besides its price
+Decided = tuple[Candidate, Problem, dict[str, Any]]
 
 
 def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None = None) -> Plan:
@@ -71,36 +181,91 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     Parameters
     ----------
     recorded
-        The plan of an earlier attempt of the same run: what "auto" became stays.
+        The plan of an earlier attempt of the same run: what "auto" became stays. Of rows with other features nothing
+        does.
     """
-    if job.model.loss != "square":
-        return _loss_plan(job, prepared, store, recorded)
-    train = prepared.train
-    n, d, t = train.num_rows, train.num_features, train.num_targets
+    train, cluster, frozen = prepared.train, job.cluster, prepared.frozen
+    d = train.num_features
     kernel = job.model.build_kernel()
-    resolved: Kernel | None = None if kernel.name == "precomputed" else kernel.resolve(d)
-    alpha = [float(a) for a in np.atleast_1d(job.model.alpha)]
+    resolved = None if kernel.name == "precomputed" else kernel.resolve(d)
+    earlier = recorded if recorded is not None and recorded.get("num_features", d) == d else None
+    workers = cluster.workers or cpu_count()
+    limit, free = _memory_limit(job, workers), free_bytes(store)
+    way = _decide if job.model.loss == "square" else _decide_loss
+    limits = Limits(
+        threads=workers * cluster.threads_per_worker,
+        memory_bytes=None if limit is None else limit // cluster.threads_per_worker,
+        driver_bytes=free_memory_bytes(),
+        disk_bytes=free,
+        fetches=is_url(str(store)),
+    )
+    chosen, problem, facts = way(job, prepared, store, resolved, earlier, limits)
+    per_task = chosen.memory_bytes * cluster.threads_per_worker
+    needed = max(0, sum(chosen.disk_bytes.values()) - facts["disk_present_bytes"])
+    refusal, hint = _refusal(chosen, d, store, limit, per_task, needed, free)
+    newer = frozen is not None and (frozen.scaling is None or frozen.drift.num_rows > 0)
+    notes = [frozen.sentence()] if newer and frozen is not None else []
+    notes += facts.pop("notes")
+    if cluster.insecure:
+        notes.append("insecure = true: the scheduler is reached without encryption or authentication")
+    return Plan(
+        **{
+            "num_rows": train.num_rows,
+            "num_test_rows": 0 if prepared.test is None else prepared.test.num_rows,
+            "num_features": d,
+            "num_targets": train.num_targets,
+            "kernel": {"kernel": "precomputed"} if resolved is None else resolved.to_dict(),
+            "alpha": list(problem.alpha),
+            "solver": chosen.solver,
+            "precision": chosen.precision,
+            "gram": chosen.gram,
+            "tile_size": chosen.tile_size,
+            "workers": workers,
+            "threads_per_worker": cluster.threads_per_worker,
+            "memory_limit_bytes": limit,
+            "task_bytes": per_task,
+            # a trial of large ranks may have taken more than the fit will
+            "client_bytes": max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
+            "disk_bytes": chosen.disk_bytes,
+            "disk_free_bytes": free,
+            "estimated_seconds": chosen.seconds,
+            "estimated_low_seconds": chosen.seconds_low,
+            "expected_efficiency": chosen.efficiency,
+            "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
+            "split": None if chosen.split is None else chosen.split.to_dict(),
+            "rank": chosen.rank,
+            "choice": job.solver.choice().to_dict(),
+            "refusal": refusal,
+            "hint": hint,
+            "notes": notes,
+            "reused": ({} if frozen is None else {"scaling": frozen.to_dict()}) | facts.pop("reused", {}),
+            **facts,
+        }
+    )
+
+
+def _decide(
+    job: JobSpec, prepared: Prepared, store: Any, kernel: Kernel | None, earlier: dict[str, Any] | None, limits: Limits
+) -> Decided:
+    """The way to the answer of the square loss: the fastest exact one, or that of the ``earlier`` attempt."""
+    train = prepared.train
+    n, t = train.num_rows, train.num_targets
+    alpha = tuple(float(a) for a in np.atleast_1d(job.model.alpha))
     if len(alpha) not in (1, t):
         raise ParameterError(
             f"[model] alpha has {len(alpha)} values for {t} target{'s' * (t > 1)}; one, or one for each, expected"
         )
-    workers = job.cluster.workers or cpu_count()
-    threads = workers * job.cluster.threads_per_worker
-    limit = _memory_limit(job, workers)
-    free = free_bytes(store)
     problem = Problem(
         num_rows=n,
-        num_features=d,
+        num_features=train.num_features,
         num_targets=t,
-        kernel=resolved,
-        alpha=tuple(alpha),
+        kernel=kernel,
+        alpha=alpha,
         fit_intercept=job.model.fit_intercept,
         primal=job.solver.tile_size == "auto",
     )
     choice = job.solver.choice()
     given_tiles = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
-    is_of_these = recorded is not None and "solver" in recorded and recorded.get("num_features", d) == d
-    earlier = recorded if is_of_these else None
     if earlier is not None:
         choice = replace(
             choice,
@@ -109,135 +274,90 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
             preconditioner=_preconditioner(choice.preconditioner, earlier),
         )
         given_tiles = int(earlier["tile_size"])
-    has_grown = earlier is not None and earlier.get("num_rows") != n
+    is_fresh = earlier is None or earlier.get("num_rows") != n
     continued = find_continued(
         store,
         train,
-        resolved,
-        tuple(alpha),
+        kernel,
+        alpha,
         choice,
         tile_size=given_tiles,
-        memory_bytes=_task_limit(job, limit),
+        memory_bytes=limits.memory_bytes,
         drift_limit=prepared.center_drift_limit,
     )
     asked = choice.to_dict() | {"tile_size": given_tiles or "auto"}
     if continued is not None:
         choice, given_tiles = continued.resolve(choice, given_tiles)
-
-    machine = partial(_machine, job, resolved, d, store, threads, earlier)
-
-    def trial(seconds: float) -> Trial | None:
-        if resolved is None or earlier is not None:
-            return None
-        return sample_trial(train, resolved, seconds, seed=choice.seed)
-
     wanted = {
-        "kernel": None if resolved is None else json.loads(json.dumps(resolved.to_dict())),
+        "kernel": None if kernel is None else json.loads(json.dumps(kernel.to_dict())),
         "rows_digest": train.digest,
         "n": n,
     }
-    limits = Limits(
-        threads=threads,
-        memory_bytes=_task_limit(job, limit),
-        driver_bytes=free_memory_bytes(),
-        disk_bytes=None if free is None else free + _present_bytes(store, wanted, alpha),
-        fetches=is_url(str(store)),
-    )
+    if limits.disk_bytes is not None:
+        limits = replace(limits, disk_bytes=limits.disk_bytes + _present_bytes(store, wanted, alpha))
+    machine = partial(_machine, job, kernel, train.num_features, store, limits.threads, earlier)
+
+    def trial(seconds: float) -> Trial | None:
+        if kernel is None or earlier is not None:
+            return None
+        return sample_trial(train, kernel, seconds, seed=choice.seed)
+
     decision = decide(
-        problem,
-        choice,
-        limits,
-        tile_size=given_tiles,
-        machine=machine,
-        trial=trial,
-        always_measure=earlier is None or has_grown,
+        problem, choice, limits, tile_size=given_tiles, machine=machine, trial=trial, always_measure=is_fresh
     )
-    chosen = decision.chosen
-    if wants_leave_one_out(job):
-        chosen = with_leave_one_out(chosen, problem, limits, machine() if earlier is None or has_grown else None)
-    reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
-    newer = prepared.frozen is not None and (prepared.frozen.scaling is None or prepared.frozen.drift.num_rows > 0)
-    notes = [prepared.frozen.sentence()] if newer and prepared.frozen is not None else []
+    chosen, reused, notes = decision.chosen, {}, []
+    if job.leaves_out:
+        chosen = with_leave_one_out(chosen, problem, limits, machine() if is_fresh else None)
     settings = replace(decision.settings(problem, choice), drift_limit=prepared.center_drift_limit)
     center = center_of_lineage(settings, train, store)
     if center is not None and center.sentence():
         reused["center"] = center.to_dict()
         notes.append(center.sentence())
+    present = _present_bytes(store, wanted | {"tile_size": chosen.tile_size}, alpha)
     if continued is not None and continued.is_for(chosen):
-        less = continued.saved(chosen, threads)
+        less = continued.saved(chosen, limits.threads)
         saved = chosen.total_seconds - less.total_seconds if chosen.seconds else None
         chosen, reused["factor"] = less, continued.to_dict(saved)
         notes.append(continued.sentence(saved))
+        present = max(present, continued.num_bytes)
     elif chosen.solver == "cholesky":
-        other = find_other_alpha(store, train, resolved, tuple(alpha))
+        other = find_other_alpha(store, train, kernel, alpha)
         if other is not None and other not in alpha:
             notes.append(other_alpha_sentence(other, alpha[0], choice.tol))
-    b, grid = chosen.tile_size, TileGrid(n, chosen.tile_size)
-    present = _present_bytes(store, wanted | {"tile_size": b}, alpha)
-    if "factor" in reused and continued is not None:
-        present = max(present, continued.num_bytes)
-    per_task = chosen.memory_bytes * job.cluster.threads_per_worker
-    needed = max(0, sum(chosen.disk_bytes.values()) - present)
-    refusal, hint = _refusal(chosen, d, store, limit, per_task, needed, free)
-    if job.cluster.insecure:
-        notes.append("insecure = true: the scheduler is reached without encryption or authentication")
-    nystrom = choice.nystrom(usable_rows(train)) if choice.solver == "nystrom" else None
-    if nystrom is not None:
-        notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
-    if earlier is None or has_grown:
-        known = _measured(chosen, decision, machine)
-        split = None if chosen.split is None else chosen.split.to_dict()
-    else:
-        known = {name: earlier[name] for name in _MEASURED if name in earlier}
-        split = earlier.get("split")
-    reasons = dict(decision.reasons)
+    grid = TileGrid(n, chosen.tile_size)
+    facts: dict[str, Any] = {
+        "num_tiles_per_side": grid.num_tiles,
+        "num_tasks": _num_tasks(chosen, grid, problem.num_alphas),
+        "flops": _flops(chosen, problem),
+        "disk_present_bytes": present,
+        "reasons": dict(decision.reasons),
+        "reused": reused,
+        "notes": notes,
+    }
     if continued is not None:  # what was left open and is not any more
-        left = [name for name in reasons if asked.get(name) == "auto" and reasons[name] == ASKED]
-        reasons |= dict.fromkeys(left, "as in the factor that is continued")
+        left = [name for name in decision.reasons if asked.get(name) == "auto" and decision.reasons[name] == ASKED]
+        facts["reasons"] |= dict.fromkeys(left, "as in the factor that is continued")
     if earlier is not None:
-        reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier.get("reasons", {})
-    return Plan(
-        num_rows=n,
-        num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
-        num_features=d,
-        num_targets=t,
-        kernel={"kernel": "precomputed"} if resolved is None else resolved.to_dict(),
-        alpha=alpha,
-        solver=chosen.solver,
-        precision=chosen.precision,
-        gram=chosen.gram,
-        tile_size=b,
-        num_tiles_per_side=grid.num_tiles,
-        num_tasks=_num_tasks(chosen, grid, problem.num_alphas),
-        flops=_flops(chosen, problem),
-        workers=workers,
-        threads_per_worker=job.cluster.threads_per_worker,
-        memory_limit_bytes=limit,
-        task_bytes=per_task,
-        # a trial of large ranks may have taken more than the fit will
-        client_bytes=max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
-        disk_bytes=chosen.disk_bytes,
-        disk_present_bytes=present,
-        disk_free_bytes=free,
-        split=split,
-        rank=chosen.rank,
-        choice=job.solver.choice().to_dict(),
-        nystrom=None if nystrom is None else nystrom.to_dict(),
-        reasons=reasons,
-        refusal=refusal,
-        hint=hint,
-        notes=notes,
-        reused=reused,
-        **known,
-    )
+        as_before = dict.fromkeys(decision.reasons, "as the first attempt of this run decided")
+        facts["reasons"] = as_before | earlier.get("reasons", {})
+    if choice.solver == "nystrom":
+        nystrom = choice.nystrom(usable_rows(train))
+        facts["nystrom"] = nystrom.to_dict()
+        notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
+    if is_fresh:
+        facts |= {"candidates": [item.to_dict() for item in decision.candidates], "calibration": machine().to_dict()}
+    elif earlier is not None:
+        facts |= {name: earlier[name] for name in _MEASURED if name in earlier}
+    return chosen, problem, facts
 
 
-def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None) -> Plan:
-    """:func:`make_plan` of another loss than the square, which has one solver."""
+def _decide_loss(
+    job: JobSpec, prepared: Prepared, store: Any, kernel: Kernel | None, earlier: dict[str, Any] | None, limits: Limits
+) -> Decided:
+    """The way to the answer of another loss than the square, which has one."""
     train, model = prepared.train, job.model
     n, d = train.num_rows, train.num_features
     losses = check_loss_targets(job, train)
-    kernel = model.build_kernel().resolve(d)
     solver = loss_solver(losses[0])
     C, alpha = (list(values) for values in zip(*model.path, strict=True))
     num_columns = len(C) * num_loss_columns(losses, train)
@@ -249,54 +369,29 @@ def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str,
         alpha=tuple(alpha),
         fit_intercept=model.fit_intercept,
     )
-    workers = job.cluster.workers or cpu_count()
-    threads = min(workers * job.cluster.threads_per_worker, cpu_count())
-    machine = _machine(job, kernel, d, store, threads, recorded)
+    threads = min(limits.threads, cpu_count())
+    machine = _machine(job, kernel, d, store, threads, earlier)
     chosen = loss_candidate(problem, solver, machine)
-    limit, free, memory = _memory_limit(job, workers), free_bytes(store), free_memory_bytes()
-    per_task = chosen.memory_bytes * job.cluster.threads_per_worker
-    refusal, hint = _refusal(chosen, d, store, limit, per_task, sum(chosen.disk_bytes.values()), free)
-    if chosen.client_bytes > memory:
-        refusal = f"{solver} needs {size(chosen.client_bytes)} in this process, {size(memory)} are free"
-        hint = "give fewer rows, or a machine with more memory"
-    notes = [
+    passes = NEWTON_PRODUCTS if solver == "newton" else DECOMPOSITION_PASSES
+    facts: dict[str, Any] = {
+        "num_tiles_per_side": 0,
+        "num_tasks": 0,
+        "flops": 2.0 * n * n * (d + num_columns) * passes,
+        "disk_present_bytes": 0,
+        "estimated_low_seconds": chosen.total_seconds,
+        "calibration": machine.to_dict(),
+        "reasons": {"solver": f"the {model.loss} loss {'is smooth' if solver == 'newton' else 'has corners'}"},
+        "loss": {"loss": model.loss, "C": C if len(C) > 1 else C[0], **model.loss_parameters},
+    }
+    memory = limits.driver_bytes
+    if memory is not None and chosen.client_bytes > memory:
+        facts["refusal"] = f"{solver} needs {size(chosen.client_bytes)} in this process, {size(memory)} are free"
+        facts["hint"] = "give fewer rows, or a machine with more memory"
+    facts["notes"] = [
         f"{solver} runs in the driver's process, with {threads} thread{'s' * (threads > 1)}; workers predict",
         f"{chosen.seconds[solver]:.1f} s for it is a rough estimate: it depends on how many rows are support vectors",
     ]
-    reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
-    return Plan(
-        num_rows=n,
-        num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
-        num_features=d,
-        num_targets=train.num_targets,
-        kernel=kernel.to_dict(),
-        alpha=alpha,
-        solver=solver,
-        precision=chosen.precision,
-        gram=chosen.gram,
-        tile_size=chosen.tile_size,
-        num_tiles_per_side=0,
-        num_tasks=0,
-        flops=2.0 * n * n * (d + num_columns) * (NEWTON_PRODUCTS if solver == "newton" else DECOMPOSITION_PASSES),
-        workers=workers,
-        threads_per_worker=job.cluster.threads_per_worker,
-        memory_limit_bytes=limit,
-        task_bytes=per_task,
-        client_bytes=max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
-        disk_bytes=chosen.disk_bytes,
-        disk_present_bytes=0,
-        disk_free_bytes=free,
-        estimated_seconds=chosen.seconds,
-        estimated_low_seconds=chosen.total_seconds,
-        calibration=machine.to_dict(),
-        choice=job.solver.choice().to_dict(),
-        reasons={"solver": f"the {model.loss} loss {'is smooth' if solver == 'newton' else 'has corners'}"},
-        refusal=refusal,
-        hint=hint,
-        notes=notes,
-        reused=reused,
-        loss={"loss": model.loss, "C": C if len(C) > 1 else C[0], **model.loss_parameters},
-    )
+    return chosen, problem, facts
 
 
 def _machine(
@@ -309,28 +404,6 @@ def _machine(
             return Machine(**known)
     where: Literal["new cluster", "client"] = "new cluster" if job.cluster.scheduler == "local" else "client"
     return measure_machine(kernel, num_features, measured_place(store), threads=threads, where=where)
-
-
-_MEASURED = (
-    "estimated_seconds",
-    "estimated_low_seconds",
-    "expected_efficiency",
-    "iterations",
-    "candidates",
-    "calibration",
-)
-
-
-def _measured(chosen: Candidate, decision: Decision, machine: Callable[[], Machine]) -> dict[str, Any]:
-    """What a plan says about time; a later attempt of the same run goes by what the first one said."""
-    return {
-        "estimated_seconds": chosen.seconds,
-        "estimated_low_seconds": chosen.seconds_low,
-        "expected_efficiency": chosen.efficiency,
-        "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
-        "candidates": [item.to_dict() for item in decision.candidates],
-        "calibration": machine().to_dict(),
-    }
 
 
 def _preconditioner(asked: str, earlier: dict[str, Any]) -> str:
@@ -394,11 +467,6 @@ def _flops(chosen: Candidate, problem: Problem) -> float:
     return 2.0 * n * n * t * iterations + 2.0 * n * chosen.rank**2
 
 
-def _task_limit(job: JobSpec, limit: int | None) -> int | None:
-    """Memory of one task."""
-    return None if limit is None else limit // job.cluster.threads_per_worker
-
-
 def _memory_limit(job: JobSpec, workers: int) -> int | None:
     limit = job.cluster.memory_limit
     if limit == "auto":
@@ -406,7 +474,7 @@ def _memory_limit(job: JobSpec, workers: int) -> int | None:
     return int(limit)
 
 
-def _present_bytes(store: Any, wanted: dict[str, Any], alpha: list[float]) -> int:
+def _present_bytes(store: Any, wanted: dict[str, Any], alpha: tuple[float, ...]) -> int:
     """Bytes of valid tiles that this job goes on writing: arrays whose key has the same fields, and one of its alphas.
 
     The BLAS kernel is not compared: which one the workers have is known only when they run.

@@ -34,10 +34,19 @@ from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
+from dkrr.linalg.losses.loss import Loss
 from dkrr.objects import find_object, list_objects
 from dkrr.stores import file_state, is_url, place, read_json
 
-__all__ = ["Prepared", "changed_since", "check_columns", "has_changed", "open_data", "prepare"]
+__all__ = [
+    "Prepared",
+    "changed_since",
+    "check_columns",
+    "check_loss_targets",
+    "num_loss_columns",
+    "open_data",
+    "prepare",
+]
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,6 @@ class Prepared:
     train: Dataset
     test: Dataset | None
     scaling: Scaling | None
-    locations: tuple[str, ...]
     frozen: Frozen | None = None
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -138,7 +146,6 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
     facts = {**_facts(dataset), "sources": sources}
     mask, test = None, None
-    locations: list[str] = []
     if evaluate is not None and evaluate.path is not None:
         test = open_data(job.data, store, path=evaluate.path, fitted=dataset)
         match_features(dataset, test)  # what does not fit is said before anything is computed
@@ -155,13 +162,12 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
     if mask is not None and test is None:
         location = place(store, "rows", f"{split}-test.zarr")
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
-        locations.append(location)
     if mask is None and not job.data.standardize:
-        return Prepared(dataset, test, None, tuple(locations), None, facts)
+        return Prepared(dataset, test, None, None, facts)
     frozen = find_scaling(store, dataset, mask) if job.data.standardize else None
     if frozen is not None and frozen.location is not None:
         train = replace(open_dataset(frozen.location), **fields_of(dataset))
-        return Prepared(train, test, frozen.scaling, (*locations, frozen.location), frozen, facts)
+        return Prepared(train, test, frozen.scaling, frozen, facts)
     scaling = None if frozen is None else frozen.scaling
     if scaling is not None:
         split = _key(split, scaling.to_dict())
@@ -175,7 +181,7 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         scaling_rows=None if frozen is None or scaling is None else frozen.num_rows,
     )
     train = replace(train, **fields_of(dataset))  # the same rows may have been prepared under other names
-    return Prepared(train, test, scaling, (*locations, location), frozen, facts)
+    return Prepared(train, test, scaling, frozen, facts)
 
 
 def _without_mask(job: JobSpec) -> DataSpec:
@@ -243,11 +249,6 @@ def check_columns(data: DataSpec, dataset: Dataset, *, has_numbers: bool) -> Non
             f"[data] one_hot is true, and the targets of the data set {dataset.path} are no classes",
             hint="leave it out; `dkrr ingest --one-hot` makes a data set of classes",
         )
-
-
-def has_changed(job: JobSpec, result: dict[str, Any]) -> bool:
-    """Whether what the job reads is something else than what a result was made of."""
-    return bool(changed_since(job, result))
 
 
 def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
@@ -339,3 +340,37 @@ def _mask(job: JobSpec, dataset: Dataset) -> Any:
             f"[evaluate] holds out {held_out:,} of {n:,} rows", hint="hold out some rows, and keep some to train on"
         )
     return mask
+
+
+def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
+    """The losses of a job, one for all targets or one for each quantile of the only target.
+
+    Raises
+    ------
+    JobFileError
+        They are for classes and the targets are none, or the other way round; several quantiles of several targets.
+    """
+    losses, loss = job.model.losses(), job.model.loss
+    if losses[0].is_for_labels != (train.classes is not None):
+        wanted, there = ("classes", "numbers") if losses[0].is_for_labels else ("numbers", "classes")
+        raise JobFileError(
+            f"[model] loss = {loss!r} is for {wanted}; the targets of {job.data.path} are {there}",
+            hint="set [data] one_hot = true" if losses[0].is_for_labels else "take a loss for classes: hinge, logistic",
+        )
+    if len(losses) > 1 and train.num_targets > 1:
+        raise JobFileError(
+            f"[model] quantile is a list, and there are {train.num_targets} targets; one target expected",
+            hint="write a job for each target, or give one quantile",
+        )
+    if train.classes is not None and len(train.classes) < 2:
+        raise DataError(
+            f"all {train.num_rows:,} training rows of {job.data.path} are of class {train.classes[0]!r}; at least two "
+            "classes expected",
+            hint="check [data] target and the rows that [evaluate] takes",
+        )
+    return losses
+
+
+def num_loss_columns(losses: Sequence[Loss], train: Dataset) -> int:
+    """How many problems there are for one C: one for two classes, else one for each class, target or quantile."""
+    return 1 if train.classes is not None and len(train.classes) == 2 else max(len(losses), train.num_targets)

@@ -9,24 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dkrr.engine.activity import WorkerMemory, describe_executor
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.tasks import Executor, Progress
-from dkrr.jobs.claim import check_claim, resolve_once, run_id
 from dkrr.jobs.documents import plain
-from dkrr.jobs.figures import SAMPLE_ROWS, Figures, data_facts, held_out_facts
-from dkrr.jobs.leave_one_out import wants_leave_one_out
+from dkrr.jobs.figures import SAMPLE_ROWS, Figures, data_facts, held_out_facts, work_facts
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.runs.session import driving
-from dkrr.jobs.solve import solve_and_save
+from dkrr.jobs.solve import FitSummary, solve_and_save
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.summary import FitSummary, peaks
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import load_model
@@ -35,6 +33,9 @@ from dkrr.resources import nothing_new
 from dkrr.stores import note_user
 
 __all__ = ["FitSummary", "drive_job", "fit_job", "job_executor"]
+
+# what a plan is made for; sums are cut in another way, and centres chosen anew, for others
+ROWS_OF_A_PLAN = ("num_rows", "num_features", "nystrom")
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def fit_job(job: JobSpec | str | Path, *, progress: Progress | None = None, sour
         path = Path(job)
         job = JobSpec.load(path)
         source = path.read_bytes() if source is None else source
-    directory = RunDirectory(job.output.run_directory(run_id(job)))
+    directory = RunDirectory(job.directory)
     return drive_job(job, directory, source=job.to_toml().encode() if source is None else source, progress=progress)
 
 
@@ -95,7 +96,7 @@ def drive_job(
 
     ``kind`` is "fit", or "here" for the detached driver of a submitted run, whose job file is there already.
     """
-    check_claim(job, directory.location)  # before anything is written there
+    job.check_claim(directory.location)  # before anything is written there
     with driving(directory, kind=kind, progress=progress, detached=kind != "fit") as monitor:
         summary = _run(job, directory, monitor, source)
         monitor.note(model=summary.model_path, reused=plain(summary.reused))
@@ -103,28 +104,31 @@ def drive_job(
 
 
 def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes | None) -> FitSummary:
-    started = time.perf_counter()
-    store = job.output.store_directory(run_id(job))
+    started, store, evaluate = time.perf_counter(), job.store, job.evaluate
     monitor.note(insecure=job.cluster.insecure)
     monitor.phase("prepare")
-    document = check_claim(job, directory.location)
+    job.check_claim(directory.location)
     with nothing_new(store):
         prepared = prepare(job, store)
     monitor.phase("plan")
-    plan = make_plan(job, prepared, store, directory.read("plan.json"))
+    recorded = directory.read("plan.json")
+    plan = make_plan(job, prepared, store, recorded)
     plan.check()
     # only now: a job whose data or size is refused must not hold the directory for itself
     note_user(store, directory.location)
-    directory.write("job.json", document)
+    directory.write("job.json", job.to_dict())
     if source is not None:
         directory.write_bytes("job.toml", source)
-    resolve_once(plan, directory.location)
+    planned = plain(plan.to_dict())
+    # what "auto" became is fixed by the first attempt, unless rows came or went since
+    if recorded is None or any(recorded.get(name) != planned[name] for name in ROWS_OF_A_PLAN):
+        directory.write("plan.json", planned)
     monitor.note(reused=plain(plan.reused))
     figures = Figures(directory)
     figures.note(lambda: {"data": data_facts(prepared), "present_bytes": plan.disk_present_bytes})
     seconds = {"prepare": time.perf_counter() - started}
     monitor.phase("start")
-    begin = time.perf_counter()
+    begin, score, said = time.perf_counter(), None, ""
     with job_executor(job, store) as executor:
         seconds["start"] = time.perf_counter() - begin
         executor.cancelled = monitor.is_cancelled
@@ -140,29 +144,35 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         try:
             summary = solve_and_save(job, prepared, plan, workspace, directory.location)
         finally:
-            figures.work(workspace)
+            figures.note(lambda: work_facts(workspace))
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()
-        has_left_out = summary.leave_one_out is not None
-        if not has_left_out and wants_leave_one_out(job):
-            summary.message += "; no leave-one-out, and no intervals that rest on it"
+        if job.leaves_out and summary.leave_one_out is None:
+            said = "; no leave-one-out, and no intervals that rest on it"
         if prepared.test is not None:
             monitor.phase("evaluate")
-            intervals = None if job.evaluate is None or not has_left_out else job.evaluate.intervals
+            intervals = None if evaluate is None or summary.leave_one_out is None else evaluate.intervals
             model = load_model(summary.model_path)
-            summary.score, run = score_dataset(
+            score, run = score_dataset(
                 model, prepared.test, executor, monitor, intervals=intervals, sample_rows=SAMPLE_ROWS
             )
             workspace.record("evaluate", run)
             figures.note(lambda: {"held_out": held_out_facts(prepared.train, run)})
             seconds["evaluate"] = time.perf_counter() - begin
-    summary.seconds = seconds | {"total": time.perf_counter() - started}
-    summary.estimated_seconds = plan.estimated_seconds | {"total": plan.total_seconds}
-    summary.data, summary.training_rows = prepared.data, str(prepared.train.path)
-    summary.peak_rss_bytes = peaks(workspace)
-    summary.client_peak_rss_bytes = peak_rss_bytes()
-    if summary.score is not None:
-        asked = job.evaluate.metric if job.evaluate is not None else None
-        summary.metric = asked or summary.score.metric
+    peaks: dict[str, int] = {}
+    for phase in workspace.phases.values():
+        peaks |= {worker: max(peak, peaks.get(worker, 0)) for worker, peak in phase.peak_rss_bytes.items()}
+    summary = replace(
+        summary,
+        message=summary.message + said,
+        seconds=seconds | {"total": time.perf_counter() - started},
+        estimated_seconds=plan.estimated_seconds | {"total": plan.total_seconds},
+        data=prepared.data,
+        training_rows=str(prepared.train.path),
+        peak_rss_bytes=peaks,
+        client_peak_rss_bytes=peak_rss_bytes(),
+        score=score,
+        metric="" if score is None else (evaluate and evaluate.metric) or score.metric,
+    )
     directory.write("result.json", plain(summary.to_dict()))
     return summary

@@ -1,42 +1,108 @@
-"""From a plan to a saved model: the solver that was chosen runs, what the job does not keep is removed."""
+"""From a plan to a saved model: the solver that was chosen runs, what the job does not keep is removed.
+
+A run with ``[evaluate] leave_one_out`` gets ``leave_one_out.zarr`` beside its model: the error of every training row by
+a fit that had not seen it, ``residuals`` (n, t) in the units of y and ``inverse_diagonal``, in the order of the
+training rows, with the figures per target as attributes. With ``[evaluate] intervals`` the saved model gets the
+quantiles that its prediction intervals rest on. Nothing is factorised that the fit factorised.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from dkrr._version import __version__
-from dkrr.dataset import Dataset
+from dkrr.dataset import Dataset, Floats, RowArray
+from dkrr.engine.tasks import RunSummary
+from dkrr.errors import ConvergenceError
 from dkrr.fitting import FitResult, fit_rows, with_lineage
 from dkrr.given import store_given_matrix
-from dkrr.jobs.leave_one_out import leave_out
-from dkrr.jobs.loss_fit import FittedLoss, fit_loss, loss_of
-from dkrr.jobs.planned import Plan
+from dkrr.jobs.fitted import Fitted, begin_from, remember
+from dkrr.jobs.loss_fit import fit_loss, loss_of
+from dkrr.jobs.plan import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.start import begin_from, remember
-from dkrr.jobs.summary import FitSummary, summary_of
 from dkrr.kernels import kernel_from_dict
+from dkrr.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
+from dkrr.model import BLOCK_ROWS, Model, load_model
 from dkrr.planning.candidates import Candidate, Limits, Problem
 from dkrr.planning.choices import SolverChoice
 from dkrr.planning.costs import Machine
 from dkrr.planning.iterations import Iterations
 from dkrr.planning.planner import Ways, settings_of
-from dkrr.prediction import LOWER_IS_BETTER, score_dataset
+from dkrr.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
-from dkrr.stores import delete_key, list_entries, place, remove_array
-from dkrr.uncertainty import recorded_factors
+from dkrr.stores import delete_key, list_entries, place, remove_array, write_json
+from dkrr.uncertainty import loo_quantiles, recorded_factors
 from dkrr.validation import check_target_sizes
 
-__all__ = ["solve_and_save"]
+__all__ = ["FitSummary", "solve_and_save"]
+
+logger = logging.getLogger("dkrr.jobs")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FitSummary(Solution):
+    """What a fit did: its solution, sizes, seconds per phase, rates, memory, score. Sizes in bytes, times in seconds.
+
+    ``reused`` is what earlier fits saved (:class:`~dkrr.linalg.solution.Solution`, and "scaling"), ``data`` names the
+    rows of the job's data set, ``training_rows`` where they are as the kernel saw them: a later fit takes the scaling
+    from there, so `dkrr gc` leaves them. ``given_up`` are the ways that led to no answer before this one.
+
+    With another ``loss`` than the square there are ``certificates`` instead of residuals, and ``num_support`` rows are
+    in the model; ``history`` has [iteration, gap, violation] of some iterations of each of ``target_names``. Of several
+    C ``path`` has a dict for each, in increasing order, with its model and its score on the held-out rows, by which one
+    was chosen; the rest is that of the chosen one.
+    """
+
+    run_directory: str
+    model_path: str
+    plan: Plan
+    tiles_computed: int
+    tiles_total: int
+    flops_per_second: float
+    peak_rss_bytes: dict[str, int] = field(default_factory=dict)
+    client_peak_rss_bytes: int = 0
+    intercept: list[float] | None = None
+    leave_one_out: dict[str, Any] | None = None
+    score: Score | None = None
+    metric: str = ""
+    kept: dict[str, int] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    training_rows: str = ""
+    estimated_seconds: dict[str, float] = field(default_factory=dict)
+    loss: dict[str, Any] | None = None
+    num_support: int | None = None
+    target_names: list[str] = field(default_factory=list)
+    history: list[list[list[float]]] = field(default_factory=list)
+    path: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return super().to_dict() | {"plan": self.plan.to_dict()}
+
+    def table(self) -> Any:
+        """The summary as a rich table."""
+        from dkrr.jobs.tables import facts_table, fit_facts
+
+        return facts_table("fit", fit_facts(self))
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from dkrr.jobs.tables import fit_facts
+        from dkrr.markup import facts_html
+
+        return facts_html("fit", fit_facts(self))
 
 
 def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str) -> FitSummary:
@@ -47,35 +113,133 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     NumericalError, DataError, StoreError, LockedError
         See :func:`dkrr.fitting.fit_rows`.
     """
-    if job.model.loss != "square":
-        fits, checkpoint = fit_loss(job, prepared, plan, workspace, directory)
-        models = [_loss_model(prepared, fit, plan, workspace) for fit in fits]
-        path = _score_path(job, models, prepared.test, workspace, directory) if len(fits) > 1 else []
-        best = next((number for number, point in enumerate(path) if point["chosen"]), 0)
-        fitted, model = fits[best], models[best]
-        _save(model, directory)
-        checkpoint.remove()
-        location, alpha = place(directory, "model.zarr"), model.provenance["alpha"]
-        remember(workspace.store, prepared.train, model.kernel, alpha, location, loss_of(plan))
-        summary = summary_of(plan, workspace, directory, location, model.solution, model.intercept)
-        summary.num_support, summary.history, summary.path = model.num_rows, fitted.history, path
-        summary.target_names, summary.loss = model.target_names, {**(plan.loss or {}), "C": fitted.details["C"]}
-        return summary
+    solve = _tiles if plan.loss is None else fit_loss
+    if plan.nystrom is not None or plan.solver == "primal":
+        solve = _features
+    path = place(directory, "model.zarr")
+    with solve(job, prepared, plan, workspace, directory) as fits:
+        models = [_model(prepared, fitted, plan, workspace) for fitted in fits]
+        points = _score_path(job, models, prepared.test, workspace, directory) if len(fits) > 1 else []
+        best = next((number for number, point in enumerate(points) if point["chosen"]), 0)
+        model, fitted = models[best], fits[best]
+        # the figures of the model whose place it takes go first: they are not its own
+        delete_key(directory, "result.json")
+        model.write(path, overwrite=True)
+        left_out = _leave_out(job, fitted, workspace, path, directory) if job.leaves_out else None
+    if model.kernel is not None and (fitted.tiles is not None or plan.loss is not None):
+        remember(workspace.store, prepared.train, model.kernel, model.provenance["alpha"], path, loss_of(plan))
+    factor, tiles, solution = workspace.phases.get("factorise", RunSummary()), fitted.tiles, model.solution
+    loss: dict[str, Any] = {}
+    if plan.loss is not None:
+        loss = {"loss": {**plan.loss, "C": model.provenance["C"]}, "num_support": model.num_rows, "path": points}
+        loss |= {"target_names": model.target_names, "history": fitted.history}
+    return FitSummary(
+        **vars(solution) | {"reused": _reused(plan, solution)},
+        run_directory=directory,
+        model_path=path,
+        plan=plan,
+        tiles_computed=factor.num_computed,
+        tiles_total=0 if tiles is None else tiles.operator.grid.num_lower * len(tiles.factors),
+        flops_per_second=factor.flops_computed / factor.seconds if factor.num_computed else 0.0,
+        intercept=None if model.intercept is None else model.intercept.tolist(),
+        leave_one_out=left_out,
+        kept={} if tiles is None else _clean(job, workspace, tiles),
+        **loss,
+    )
+
+
+@contextmanager
+def _features(
+    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
+) -> Iterator[list[Fitted]]:
+    """By centres that stand for the rows, or by explicit features."""
+    train, (_, _, settings) = prepared.train, _asked(job, prepared, plan)
+    check_target_sizes(train)
+    with_intercept = settings.fit_intercept
+    if plan.nystrom is not None:
+        nystrom = NystromSettings(**plan.nystrom)
+        found = fit_nystrom(
+            train,
+            settings.kernel,
+            settings.alpha,
+            nystrom,
+            settings.iterative,
+            workspace,
+            precision=settings.precision,
+            fit_intercept=with_intercept,
+        )
+        solution, parts = found.solution, nystrom_parts(found, settings.kernel)
+        details = solver_details(settings, plan.nystrom)
+    else:
+        primal = fit_primal(train, settings.kernel, settings.alpha, workspace, fit_intercept=with_intercept)
+        solution, parts, details = primal.solution, primal_parts(primal), primal_details(primal)
+    yield [Fitted(solution=solution, parts=parts, details=details, train=train, settings=settings)]
+
+
+@contextmanager
+def _tiles(
+    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
+) -> Iterator[list[Fitted]]:
+    """By a factor in tiles, or conjugate gradients."""
     train, given, digest = prepared.train, None, ""
     check_target_sizes(train)
-    kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)
-    if kernel is None:
+    problem, choice, settings = _asked(job, prepared, plan)
+    start, ways = None, None
+    if settings.kernel is None:
         assert train.y is not None  # noqa: S101  (narrows the type)
         targets = train.y.read(0, train.num_rows)
         weight = None if train.weight is None else train.weight.read(0, train.num_rows)[:, 0]
         rows = _LazyMatrix(train)
         train, given, digest = store_given_matrix(rows, targets, weight, workspace.store, plan.tile_size)
+    else:
+        ways = _other_ways(job, plan, problem, choice)
+    settings = with_lineage(settings, train, workspace.store, workspace.reused)
+    if settings.kernel is not None and (settings.solver == "cg" or settings.precision == "mixed"):
+        start = begin_from(train, settings.kernel, settings.alpha, None, workspace)
+    try:
+        fit = fit_rows(train, settings, workspace, given=given, source_digest=digest, start=start, ways=ways)
+        with fit as result:
+            settings, operator, solution = result.settings, result.operator, result.solution
+            center = operator.rows.center if operator.rows is not None else None
+            intercept = settings.fit_intercept
+            parts = {
+                "kernel": operator.kernel,
+                "x_fit": None if operator.kernel is None else train.X,
+                "dual_coef": result.dual_coef,
+                "center": None if center is None else np.asarray(center),
+                "intercept": result.intercept,
+                **uncertainty_parts(train, result.dual_coef, intercept=intercept, converged=solution.converged),
+            }
+            details = solver_details(settings) | {"weight_digest": train.digest_weight}
+            if job.output.keep != "model":
+                details |= recorded_factors(workspace.store, result.factors)
+            details |= {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
+            yield [
+                Fitted(
+                    solution=solution,
+                    parts=parts,
+                    details=details,
+                    train=train,
+                    settings=settings,
+                    given=given,
+                    source_digest=digest,
+                    tiles=result,
+                )
+            ]
+    finally:
+        if given is not None:  # a copy of what the job's data holds
+            remove_array(given.location)
+            remove_array(train.path)
+
+
+def _asked(job: JobSpec, prepared: Prepared, plan: Plan) -> tuple[Problem, SolverChoice, Any]:
+    """The problem, the words it was asked with, and the fit with nothing left to choose."""
     choice = SolverChoice.from_dict(plan.choice)
     problem = Problem(
         num_rows=plan.num_rows,
         num_features=plan.num_features,
         num_targets=plan.num_targets,
-        kernel=kernel,
+        kernel=None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel),
         alpha=tuple(plan.alpha),
         fit_intercept=job.model.fit_intercept,
     )
@@ -89,73 +253,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         seconds=plan.estimated_seconds,
     )
     settings = replace(settings_of(chosen, problem, choice), drift_limit=prepared.center_drift_limit)
-    iterative = settings.iterative
-    model_path = place(directory, "model.zarr")
-    details = solver_details(settings, plan.nystrom)
-    if plan.nystrom is not None:
-        found = fit_nystrom(
-            train,
-            kernel,
-            settings.alpha,
-            NystromSettings(**plan.nystrom),
-            iterative,
-            workspace,
-            precision=settings.precision,
-            fit_intercept=settings.fit_intercept,
-        )
-        _save(_model(prepared, found.solution, nystrom_parts(found, kernel), plan, details), directory)
-        left_out = leave_out(job, train, settings, workspace, model_path, directory)
-        summary = summary_of(plan, workspace, directory, model_path, found.solution, found.intercept)
-        summary.leave_one_out = left_out
-        return summary
-    if plan.solver == "primal":
-        primal = fit_primal(train, kernel, settings.alpha, workspace, fit_intercept=settings.fit_intercept)
-        details = primal_details(primal)
-        _save(_model(prepared, primal.solution, primal_parts(primal), plan, details), directory)
-        left_out = leave_out(job, train, settings, workspace, model_path, directory)
-        summary = summary_of(plan, workspace, directory, model_path, primal.solution, primal.intercept)
-        summary.leave_one_out = left_out
-        return summary
-    settings = with_lineage(settings, train, workspace.store, workspace.reused)
-    start = None if given is not None else begin_from(train, settings, workspace)
-    try:
-        ways = None if given is not None else _other_ways(job, plan, problem, choice)
-        fit = fit_rows(train, settings, workspace, given=given, source_digest=digest, start=start, ways=ways)
-        with fit as result:
-            settings = result.settings
-            center = result.operator.rows.center if result.operator.rows is not None else None
-            parts = {
-                "kernel": result.operator.kernel,
-                "x_fit": None if result.operator.kernel is None else train.X,
-                "dual_coef": result.dual_coef,
-                "center": None if center is None else np.asarray(center),
-                "intercept": result.intercept,
-                **uncertainty_parts(
-                    train,
-                    result.dual_coef,
-                    intercept=settings.fit_intercept,
-                    converged=result.solution.converged,
-                ),
-            }
-            details = solver_details(settings) | {"weight_digest": train.digest_weight}
-            if job.output.keep != "model":
-                details |= recorded_factors(workspace.store, result.factors)
-            details |= {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
-            _save(_model(prepared, result.solution, parts, plan, details), directory)
-            left_out = leave_out(
-                job, train, settings, workspace, model_path, directory, given=given, source_digest=digest
-            )
-    finally:
-        if given is not None:  # a copy of what the job's data holds
-            remove_array(given.location)
-            remove_array(train.path)
-    if given is None:
-        remember(workspace.store, train, settings.kernel, settings.alpha, model_path)
-    summary = summary_of(plan, workspace, directory, model_path, result.solution, result.intercept)
-    summary.leave_one_out = left_out
-    summary.tiles_total = result.operator.grid.num_lower * len(result.factors)
-    summary.kept = _clean(job, workspace, result)
-    return summary
+    return problem, choice, settings
 
 
 def _other_ways(job: JobSpec, plan: Plan, problem: Problem, choice: SolverChoice) -> Ways:
@@ -191,34 +289,41 @@ class _LazyMatrix:
         return self.dataset.X.read(rows.start, rows.stop)[:, columns]
 
 
-def _model(prepared: Prepared, solution: Solution, parts: dict[str, Any], plan: Plan, details: dict[str, Any]) -> Model:
+def _model(prepared: Prepared, fitted: Fitted, plan: Plan, workspace: Workspace) -> Model:
+    train = prepared.train
     columns = {
         "scaling": prepared.scaling,
-        "y_is_1d": prepared.train.y_is_1d,
-        "target_names": list(prepared.train.target_names or []),
+        "y_is_1d": train.y_is_1d,
+        "target_names": list(train.target_names or []),
     }
+    solution = fitted.solution
     return Model(
-        **(columns | parts),
-        solution=solution,
-        feature_names=list(prepared.train.feature_names or []),
-        made_up=prepared.train.made_up,
-        classes=None if prepared.train.classes is None else list(prepared.train.classes),
+        **(columns | fitted.parts),
+        solution=solution if plan.loss is None else replace(solution, reused=dict(workspace.reused)),
+        feature_names=list(train.feature_names or []),
+        made_up=train.made_up,
+        classes=None if train.classes is None else list(train.classes),
         provenance={
             "dkrr": __version__,
-            "rows_digest": prepared.train.digest,
-            "targets_digest": prepared.train.digest_y,
+            "rows_digest": train.digest,
+            "targets_digest": train.digest_y,
             "alpha": plan.alpha,
             **({} if plan.loss else {"tile_size": plan.tile_size, "gram": plan.gram}),
             "precision": plan.precision,
-            **details,
+            **fitted.details,
         },
     )
 
 
-def _loss_model(prepared: Prepared, fitted: FittedLoss, plan: Plan, workspace: Workspace) -> Model:
-    parts = dict(fitted.parts)
-    solution = replace(parts.pop("solution"), reused=dict(workspace.reused))
-    return _model(prepared, solution, parts | fitted.columns, plan, fitted.details)
+def _reused(plan: Plan, solution: Solution) -> dict[str, Any]:
+    """What was there from earlier fits and what that saved: seconds as measured, else as the plan expected."""
+    found: dict[str, Any] = {name: dict(values) for name, values in solution.reused.items()}
+    if "scaling" in plan.reused:
+        found["scaling"] = plan.reused["scaling"]
+    factor = found.get("factor")
+    if factor is not None and factor["seconds"] is None:
+        factor["seconds"] = plan.reused.get("factor", {}).get("seconds")
+    return found
 
 
 def _score_path(
@@ -251,12 +356,6 @@ def _score_path(
     return points
 
 
-def _save(model: Model, directory: str) -> None:
-    """Write the model of a run. The figures of the one whose place it takes go first: they are not its own."""
-    delete_key(directory, "result.json")
-    model.write(place(directory, "model.zarr"), overwrite=True)
-
-
 def _clean(job: JobSpec, workspace: Workspace, result: FitResult) -> dict[str, int]:
     """Remove what ``keep`` does not name and this run has made for itself alone; sizes of what stays."""
     keep = job.output.keep
@@ -271,3 +370,52 @@ def _clean(job: JobSpec, workspace: Workspace, result: FitResult) -> dict[str, i
         if num_bytes:
             kept[location] = num_bytes
     return kept
+
+
+def _leave_out(
+    job: JobSpec, fitted: Fitted, workspace: Workspace, model_path: str, directory: str
+) -> dict[str, Any] | None:
+    """Leave-one-out of a run whose model is saved: the figures per target, in the units of y.
+
+    None, with a warning, where the job allows a fit that did not converge, and this one is too far from a solution for
+    leave-one-out: then the model has no quantiles. Its seconds are those of one phase.
+
+    Cost
+    ----
+    That of :func:`dkrr.leave_one_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
+    """
+    assert job.evaluate is not None  # noqa: S101  (narrows the type)
+    assert fitted.settings is not None  # noqa: S101  (narrows the type)
+    model, location = load_model(model_path, verify=False), place(directory, "leave_one_out.zarr")
+    remove_array(location)  # an earlier attempt may have left the figures of another one
+    work, train = replace(workspace, phases={}), fitted.train
+    tile_size = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
+    settings = factor_settings(fitted.settings, train, work, model, tile_size)
+    try:
+        found = leave_one_out_rows(train, settings, work, model, given=fitted.given, source_digest=fitted.source_digest)
+    except ConvergenceError as exc:
+        if model.solution.converged:
+            raise
+        logger.warning("no leave-one-out of a fit that did not converge: %s", exc.message)
+        return None
+    if model.scaling is not None:
+        found = found.in_units(model.scaling.y_std)
+    total = RunSummary()
+    for summary in work.phases.values():
+        total.merge(replace(summary, values={}))
+    workspace.record("leave_one_out", total)
+    if job.evaluate.intervals is not None:
+        model.with_quantiles(loo_quantiles(model, found)).write(model_path, overwrite=True)
+    figures = found.summary()
+    if job.evaluate.leave_one_out:
+        for name, values in (("residuals", found.residuals), ("inverse_diagonal", found.inverse_diagonal)):
+            _write_rows(location, name, values)
+        write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": figures})
+    return figures
+
+
+def _write_rows(location: str, name: str, values: Floats) -> None:
+    n, columns = values.shape
+    rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=min(BLOCK_ROWS, n))
+    for number, (start, stop) in enumerate(rows.blocks()):
+        rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))

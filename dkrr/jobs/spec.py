@@ -7,6 +7,8 @@ mean the folder of the job file, so a job runs the same from anywhere. Costs a f
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from functools import reduce
@@ -18,7 +20,9 @@ from urllib.parse import urlsplit
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from dkrr import configuration
-from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
+from dkrr.address import StorageSettings, is_url, join, name_of, parent_of, with_settings, without_settings
+from dkrr.dataset.destination import check_outside
+from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.jobs import loss_spec, toml
 from dkrr.jobs.fields import (
     Alpha,
@@ -38,10 +42,12 @@ from dkrr.jobs.fields import (
     is_loopback,
     locate,
 )
+from dkrr.jobs.runs.directory import RunDirectory, may_hold
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.losses.loss import Loss, make_loss
 from dkrr.planning.choices import SolverChoice
 from dkrr.selection.choice import FoldLoss, TuneSettings
+from dkrr.stores import read_json
 
 __all__ = [
     "ClusterSpec",
@@ -56,6 +62,9 @@ __all__ = [
     "TuneSpec",
 ]
 
+# what a run may have otherwise than its job
+NOT_CLAIMED = ("cluster", "storage", "tune")
+LIMITS = ("max_iter", "allow_unconverged")
 # tables with the keys whose values may be addresses
 LOCATED = {"data": ("path",), "evaluate": ("path", "mask"), "output": ("directory", "store")}
 
@@ -552,18 +561,6 @@ class OutputSpec(Table):
             raise ValueError("{id} is the only thing that braces may hold")
         return value
 
-    def run_directory(self, run_id: str) -> str:
-        """Folder or address of the run ``run_id``."""
-        return self.directory.replace("{id}", run_id)
-
-    def store_directory(self, run_id: str) -> str:
-        """Root of Gram matrices and factors; by default the folder "store" beside the run's directory."""
-        if self.store is not None:
-            return self.store.replace("{id}", run_id)
-        directory = self.run_directory(run_id)
-        parent = parent_of(directory)
-        return "store" if parent == "." and not directory.startswith(".") else join(parent, "store")
-
 
 class JobSpec(Table):
     """The whole job. Read one with :meth:`load`; it is frozen, and its paths are absolute."""
@@ -600,6 +597,68 @@ class JobSpec(Table):
         """Whether rows are held out, of the data or in a file of their own."""
         evaluate = self.evaluate
         return evaluate is not None and any((evaluate.path, evaluate.mask is not None, evaluate.fraction))
+
+    @property
+    def run_id(self) -> str:
+        """What ``{id}`` in the output becomes: 12 hexadecimal digits that belong to this job and no other."""
+        if "{id}" not in self.output.directory:
+            return name_of(self.output.directory)
+        text = json.dumps(_claimed(self.to_dict(), limits=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def directory(self) -> str:
+        """Folder or address of the run."""
+        return self.output.directory.replace("{id}", self.run_id)
+
+    @property
+    def store(self) -> str:
+        """Root of Gram matrices and factors; by default the folder "store" beside the run's directory."""
+        if self.output.store is not None:
+            return self.output.store.replace("{id}", self.run_id)
+        parent = parent_of(self.directory)
+        return "store" if parent == "." and not self.directory.startswith(".") else join(parent, "store")
+
+    def check_claim(self, directory: str) -> None:
+        """Refuse a directory that is not this job's.
+
+        Where the work is done ([cluster], [storage]) may change from one attempt to the next, and so may how far an
+        iteration goes ([solver] max_iter, allow_unconverged), which then goes on from where it stopped. A directory
+        whose job never came as far as a plan (its data was refused, say) may be taken by another one.
+
+        Raises
+        ------
+        StoreMismatchError
+            The directory belongs to another job; the differing keys are listed.
+        StoreError
+            It holds something else, or lies in a model, a version or a data set.
+        """
+        check_outside(directory)
+        if not may_hold(directory, "fit"):
+            raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
+        found = RunDirectory(directory).read("job.json")
+        if found is None or read_json(directory, "plan.json") is None:
+            return
+        there, wanted = (
+            {(table, key): value for table, values in _claimed(job).items() for key, value in values.items()}
+            for job in (found, self.to_dict())
+        )
+        differing = sorted(
+            f"[{table}] {key}: {there.get((table, key))!r} there, {wanted.get((table, key))!r} wanted"
+            for table, key in there.keys() | wanted.keys()
+            if there.get((table, key)) != wanted.get((table, key))
+        )
+        if differing:
+            raise StoreMismatchError(
+                f"{directory} holds another job ({'; '.join(differing)})",
+                hint="give another [output] directory, or remove it",
+                fields=differing,
+            )
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether leave-one-out is asked for, or intervals, which rest on it."""
+        return self.evaluate is not None and bool(self.evaluate.leave_one_out or self.evaluate.intervals)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> JobSpec:
@@ -686,6 +745,13 @@ class JobSpec(Table):
             quantile=None if model.quantile is None else tuple(quantiles),
             **given,
         )
+
+
+def _claimed(document: dict[str, Any], *, limits: bool = False) -> dict[str, Any]:
+    """What a run's directory belongs to; with ``limits`` how far an iteration goes is part of it."""
+    claimed = {table: values for table, values in document.items() if table not in NOT_CLAIMED}
+    solver = {name: value for name, value in claimed.get("solver", {}).items() if limits or name not in LIMITS}
+    return {**claimed, "solver": solver}
 
 
 def _with_cluster_of_this_place(document: dict[str, Any], base: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dkrr.jobs import run as job_run
 from dkrr.jobs.frozen import find_scaling
 from dkrr.jobs.garbage import delete_garbage, find_garbage
 from dkrr.jobs.plan import make_plan, plan
-from dkrr.jobs.prepare import has_changed, prepare
+from dkrr.jobs.prepare import changed_since, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.tables import reused_rows
 from dkrr.linalg.operators import _open_rows
@@ -222,7 +222,7 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(
     alone = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.1).fit(X[:300], Y[:300])
     np.testing.assert_allclose(model.predict(X[:50].copy()), alone.predict(X[:50]), rtol=1e-8, atol=1e-8)
     # the next fit goes on with it
-    assert has_changed(plain(), json.loads((tmp_path / "run/result.json").read_text()))
+    assert changed_since(plain(), json.loads((tmp_path / "run/result.json").read_text()))
     again = fit_job(plain())
     assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)
 
@@ -362,13 +362,13 @@ def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, 
     fit_job(job)
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["data"]["rows"], result["data"]["generation"]) == (300, 1)
-    assert not has_changed(job, result)
+    assert not changed_since(job, result)
     grow(tmp_path, 300, 301)
-    assert has_changed(job, result)
+    assert changed_since(job, result)
     drop_generations(tmp_path / "data.zarr", [2])
-    assert not has_changed(job, result)
-    assert not has_changed(make(data={"path": "generate:friedman?n=50"}), result)
-    assert not has_changed(job, {})
+    assert not changed_since(job, result)
+    assert not changed_since(make(data={"path": "generate:friedman?n=50"}), result)
+    assert not changed_since(job, {})
 
 
 def test_what_an_extension_needs_is_no_garbage(make: Make, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_file_whitens_and_holds_rows_out(tmp_path: Path) -> None:
     assert spec.evaluate is not None
     assert (spec.evaluate.fraction, spec.evaluate.metric) == (0.1, "rmse")
     assert spec.model.kernel == "rbf"
-    assert spec.output.run_directory("") == str(tmp_path / "runs" / "train")
+    assert spec.directory == str(tmp_path / "runs" / "train")
 
 
 def test_gamma_is_that_of_the_features_alone(tmp_path: Path) -> None:

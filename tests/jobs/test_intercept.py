@@ -13,8 +13,8 @@ from dkrr import load_model
 from dkrr.errors import JobFileError
 from dkrr.jobs.init import init_job
 from dkrr.jobs.inspection import describe, verify
+from dkrr.jobs.predict import predict_job
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.serve import predict_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
 from tests.reference import dense_bordered
@@ -50,7 +50,7 @@ def test_from_file_to_predictions(solver: dict[str, Any], make: Make, tmp_path: 
     new = np.loadtxt(tmp_path / "new.csv", delimiter=",")
     expected = model.kernel(new, x) @ dual_coef + b
     np.testing.assert_allclose(model.predict(new), expected, rtol=0, atol=1e-5)
-    assert predict_job(summary.model_path, str(tmp_path / "new.csv"), str(tmp_path / "out.npy")) == 20
+    assert predict_job(summary.model_path, str(tmp_path / "new.csv"), str(tmp_path / "out.npy")).num_rows == 20
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.predict(new), rtol=1e-12)
     assert summary.intercept == model.intercept.tolist()
     assert json.loads((tmp_path / "runs/a/result.json").read_text())["intercept"] == summary.intercept

@@ -57,7 +57,7 @@ def test_the_schedule_is_said_and_fixed(tmp_path: Path) -> None:
     assert "2 workers busy" in said
     assert "the last 3 columns are split before the last 1 term" in said
     spec = JobSpec.from_dict(job(tmp_path, cluster={"workers": 16}))
-    store = spec.output.store_directory("a")
+    store = spec.store
     again = make_plan(spec, prepare(spec, store), store, result.to_dict())
     assert again.workers == 16
     assert again.split == result.split

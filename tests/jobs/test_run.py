@@ -14,11 +14,11 @@ import pyarrow.parquet
 import pytest
 import zarr
 
-import dkrr.jobs.serve
+import dkrr.jobs.predict
 from dkrr import DataError, KernelRidge, StoreError, StoreMismatchError, ingest, load_model, make_kernel
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
+from dkrr.jobs.predict import evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.serve import evaluate_job, predict_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
 from tests.reference import dense_krr
@@ -304,7 +304,7 @@ def test_predictions_in_every_format(ending: str, model: str, rows: str, tmp_pat
     expected = load_model(model).predict(X + 0.5)
     output = tmp_path / "new" / f"p{ending}"
     for _ in range(2):  # an older file is replaced
-        assert predict_job(model, rows, str(output)) == N
+        assert predict_job(model, rows, str(output)).num_rows == N
         assert {path.name for path in output.parent.iterdir()} == {output.name, f"{output.name}.json"}
         np.testing.assert_allclose(read_predictions(output), expected, rtol=1e-10)
 
@@ -324,7 +324,7 @@ def test_an_interrupted_prediction_continues_with_the_same_rows_only(
         raise InterruptedRunError("interrupted")
 
     output = str(tmp_path / "p.npy")
-    monkeypatch.setattr(dkrr.jobs.serve, "export_predictions", interrupt)
+    monkeypatch.setattr(dkrr.jobs.predict, "export_predictions", interrupt)
     with pytest.raises(InterruptedRunError):
         predict_job(model, rows, output)
     assert Path(f"{output}.work").is_dir()

@@ -87,8 +87,8 @@ def test_a_full_file(tmp_path: Path) -> None:
     assert spec.cluster.memory_limit == 2 * 2**30
     assert spec.solver.tile_size == 2048
     assert spec.storage.region == "eu-north-1"
-    assert spec.output.run_directory("abc") == str(tmp_path / "runs/abc")
-    assert spec.output.store_directory("abc") == str(tmp_path / "runs/store")
+    assert spec.directory == str(tmp_path / "runs" / spec.run_id)
+    assert spec.store == str(tmp_path / "runs/store")
     assert spec.output.keep == "all"
 
 
@@ -100,8 +100,8 @@ def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
     assert (spec.solver.name, spec.solver.tile_size, spec.solver.precision) == ("auto", "auto", "auto")
     assert (spec.solver.gram, spec.solver.tol, spec.solver.max_iter) == ("auto", 1e-8, None)
     assert (spec.cluster.scheduler, spec.cluster.workers, spec.cluster.memory_limit) == ("local", None, "auto")
-    assert spec.output.run_directory("x") == str(tmp_path / "runs/pol")
-    assert spec.output.store_directory("x") == str(tmp_path / "runs/store")
+    assert spec.directory == str(tmp_path / "runs/pol")
+    assert spec.store == str(tmp_path / "runs/store")
     assert spec.output.keep == "factor"
 
 

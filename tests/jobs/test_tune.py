@@ -14,11 +14,10 @@ import pytest
 from dkrr import JobFileError, StoreError
 from dkrr.jobs import tune as tune_module
 from dkrr.jobs.garbage import find_garbage
-from dkrr.jobs.picture import draw_search
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.tune import TuneSummary, tune_job
+from dkrr.jobs.tune import TuneSummary, draw_search, tune_job
 
 N = 300
 TUNE = {"kernels": ["rbf"], "search_rows": [60, 120], "rows": 200}
@@ -71,7 +70,7 @@ def test_the_job_that_is_written(summary: TuneSummary, folder: Path, job: JobSpe
     assert best.model.alpha == chosen.alpha
     assert best.model.kernel == "rbf"
     assert best.output.directory == str(folder / "runs/best")
-    assert best.output.store == job.output.store_directory("first")
+    assert best.output.store == job.store
     document = tomllib.loads((folder / "best.toml").read_text())
     assert document["data"]["path"] == "rows.csv"  # seen from its folder
     if chosen.kind == "per_feature":
@@ -215,7 +214,7 @@ def test_an_empty_table_is_the_default() -> None:
 
 
 def test_what_a_search_left_in_the_store_can_be_deleted(summary: TuneSummary, job: JobSpec) -> None:
-    store = Path(job.output.store_directory("first"))
+    store = Path(job.store)
     found = [item.path for item in find_garbage(store, kept_seconds=-1.0)]
     searches = sorted((store / "tune").iterdir())
     assert searches

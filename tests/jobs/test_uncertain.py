@@ -16,9 +16,8 @@ from click.testing import CliRunner
 from dkrr import KernelRidge, load_model
 from dkrr.cli import main
 from dkrr.errors import JobFileError, ParameterError, StoreError
+from dkrr.jobs.predict import Extras, evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.serve import evaluate_job, predict_job
-from dkrr.jobs.uncertain import Asked
 from dkrr.tiles import TileMatrix
 from tests.jobs.helpers import Make, job_maker
 
@@ -95,10 +94,10 @@ def test_predictions_with_all_columns(make: Make, tmp_path: Path) -> None:
     lower, upper = model.predict_interval(whitened(X), 0.9, "normalised")
     expected = np.stack([values * std + mean, deviation * std, lower * std + mean, upper * std + mean], axis=1)
     np.save(tmp_path / "new.npy", X)
-    asked = Asked(std=True, noise=True, interval=0.9, method="normalised")
+    extras = Extras(std=True, noise=True, interval=0.9, method="normalised")
     for ending in (".npy", ".csv", ".parquet", ".zarr"):
         output = tmp_path / f"out{ending}"
-        assert predict_job(summary.model_path, str(tmp_path / "new.npy"), str(output), asked=asked) == N
+        assert predict_job(summary.model_path, str(tmp_path / "new.npy"), str(output), extras=extras).num_rows == N
         assert not Path(f"{output}.work").exists()
         np.testing.assert_allclose(read_columns(output), expected, rtol=1e-7)
 
@@ -123,10 +122,10 @@ def test_the_workers_read_the_factor_of_the_run(make: Make, tmp_path: Path, monk
     saved = load_model(summary.model_path)
     assert all(isinstance(system.factor, TileMatrix) for system in saved.spread.systems)
     np.save(tmp_path / "new.npy", X)
-    predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "out.npy"), asked=Asked(std=True))
+    predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "out.npy"), extras=Extras(std=True))
     np.testing.assert_allclose(np.load(tmp_path / "out.npy")[:, 1], deviation, rtol=1e-7)
     with pytest.raises(ParameterError, match="no leave-one-out quantiles"):
-        predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "p.npy"), asked=Asked(interval=0.9))
+        predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "p.npy"), extras=Extras(interval=0.9))
     # garbage is what no model names: this factor is named
     from dkrr.jobs.garbage import find_garbage
 
@@ -139,10 +138,10 @@ def test_a_model_without_its_factor_says_so(make: Make, tmp_path: Path, monkeypa
     np.save(tmp_path / "new.npy", X)
     output = str(tmp_path / "out.npy")
     with pytest.raises(StoreError, match="needs a float64 Cholesky factor"):
-        predict_job(summary.model_path, str(tmp_path / "new.npy"), output, asked=Asked(std=True))
+        predict_job(summary.model_path, str(tmp_path / "new.npy"), output, extras=Extras(std=True))
     assert not Path(f"{output}.work").exists()
     # intervals of constant width need none
-    predict_job(summary.model_path, str(tmp_path / "new.npy"), output, asked=Asked(interval=0.9))
+    predict_job(summary.model_path, str(tmp_path / "new.npy"), output, extras=Extras(interval=0.9))
     assert np.load(output).shape == (N, 3)
 
 

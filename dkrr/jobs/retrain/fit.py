@@ -14,7 +14,6 @@ from dkrr.address import join
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.errors import InterruptedRunError
-from dkrr.jobs.claim import check_claim
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.judge import score_of
 from dkrr.jobs.retrain.records import Records, hash_of
@@ -134,7 +133,7 @@ def fit_version(
 
 def _finished(job: JobSpec, directory: RunDirectory) -> dict[str, Any] | None:
     """The result of a run of this very job that came to its end."""
-    check_claim(job, directory.location)
+    job.check_claim(directory.location)
     result = directory.read("result.json")
     if result is None or read_json(str(result["model_path"]), "manifest.json") is None:
         return None

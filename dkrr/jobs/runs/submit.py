@@ -54,23 +54,21 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
     StoreMismatchError
         The directory holds another job; the differing fields are listed.
     """
-    from dkrr.jobs.claim import check_claim, run_id
-
-    directory = RunDirectory(job.output.run_directory(run_id(job)))
-    document = check_claim(job, directory.location)
+    directory = RunDirectory(job.directory)
+    job.check_claim(directory.location)
     if directory.exists():
         view = look_once(directory)
         if not view.is_over or (view.state == "finished" and not _has_changed(job, directory)):
             return Submitted(directory, view)
-    directory.write("job.json", document)  # first: it is what makes the folder a run
+    directory.write("job.json", job.to_dict())  # first: it is what makes the folder a run
     directory.write_bytes("job.toml", source)
     return _start(directory)
 
 
 def _has_changed(job: JobSpec, directory: RunDirectory) -> bool:
-    from dkrr.jobs.prepare import has_changed
+    from dkrr.jobs.prepare import changed_since
 
-    return has_changed(job, directory.read("result.json") or {})
+    return bool(changed_since(job, directory.read("result.json") or {}))
 
 
 def resume_run(directory: RunDirectory) -> Submitted:

@@ -1,4 +1,4 @@
-"""Where an iteration begins: the coefficients of the earlier fit that shares the most rows with this one.
+"""A fit of a job: what its model is made of, and how a later fit begins with its coefficients.
 
 A model is remembered in the store by the rows and targets that it was fitted to, and found again by what they have in
 common with others: zeros stand for rows that came later. A direct solve has no use for it. A model of another loss than
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import log
 from typing import Any
 
@@ -18,29 +19,64 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.errors import DkrrError
-from dkrr.fitting import FitSettings
+from dkrr.fitting import FitResult, FitSettings
 from dkrr.kernels import Kernel
 from dkrr.linalg.lineage import Ancestor, ancestors, record_rows
 from dkrr.linalg.losses.loss import make_loss
+from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.model import Model, load_model
+from dkrr.tiles import TileMatrix
 
-__all__ = ["begin_from", "begin_loss_from", "remember"]
+__all__ = ["Fitted", "begin_from", "remember"]
 
 logger = logging.getLogger("dkrr.jobs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What a solver found.
+
+    Parameters
+    ----------
+    solution
+        How good it is.
+    parts
+        What a :class:`~dkrr.model.Model` is made of besides.
+    details
+        Of its provenance.
+    train
+        The rows that were solved for; those of a precomputed matrix are their numbers.
+    settings
+        Of the fit; None of another loss than the square.
+    given, source_digest
+        A precomputed matrix in tiles, and its digest.
+    tiles
+        Factors and Gram matrix, where there are any.
+    history
+        Of a loss: [iteration, gap, violation] of some iterations of each target.
+    """
+
+    solution: Solution
+    parts: dict[str, Any]
+    details: dict[str, Any]
+    train: Dataset
+    settings: FitSettings | None = None
+    given: TileMatrix | None = None
+    source_digest: str = ""
+    tiles: FitResult | None = None
+    history: list[list[list[float]]] = field(default_factory=list)
 
 
 def remember(
     store: Any,
     dataset: Dataset,
-    kernel: Kernel | None,
+    kernel: Kernel,
     alpha: Sequence[float],
     model_path: str,
-    loss: dict[str, Any] | None = None,
+    loss: dict[str, Any] | None,
 ) -> None:
     """Note which rows the model at ``model_path`` was fitted to, with which ``loss`` where it was not the square."""
-    if kernel is None:
-        return
     fields = {
         "kernel": kernel.to_dict(),
         "alpha": list(alpha),
@@ -52,27 +88,13 @@ def remember(
     record_rows(store, "models", fields, dataset, model_path)
 
 
-def begin_from(dataset: Dataset, settings: FitSettings, workspace: Workspace) -> NDArray[np.float64] | None:
-    """Coefficients (m, t) of the first m rows, None where there are none or nothing iterates.
+def begin_from(
+    dataset: Dataset, kernel: Kernel, alpha: Sequence[float], loss: dict[str, Any] | None, workspace: Workspace
+) -> NDArray[np.float64] | None:
+    """Coefficients (m, t) of the first m rows, None where there are none.
 
     What was found is noted in ``workspace.reused["start"]``.
     """
-    iterates = settings.solver == "cg" or settings.precision == "mixed"
-    if settings.kernel is None or not iterates:
-        return None
-    return _begin_from(dataset, settings.kernel, settings.alpha, None, workspace)
-
-
-def begin_loss_from(
-    dataset: Dataset, kernel: Kernel, alpha: float, loss: dict[str, Any], workspace: Workspace
-) -> NDArray[np.float64] | None:
-    """:func:`begin_from` of another loss than the square."""
-    return _begin_from(dataset, kernel, [alpha], loss, workspace)
-
-
-def _begin_from(
-    dataset: Dataset, kernel: Kernel, alpha: Sequence[float], loss: dict[str, Any] | None, workspace: Workspace
-) -> NDArray[np.float64] | None:
     found = ancestors(workspace.store, dataset, kernel.to_dict(), kinds=["models"])
     for item in sorted(found, key=lambda item: (-item.num_rows, _distance(item, alpha))):
         if item.fields["num_targets"] != dataset.num_targets or item.fields.get("loss") != loss:
