@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dkrr.errors import ParameterError
+from dkrr.errors import JobFileError, ParameterError
 from dkrr.jobs.toml import misplaced
 from dkrr.linalg.losses.loss import make_loss
 
@@ -53,7 +53,7 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     C = model.get("C")
     values: list[Any] = C if isinstance(C, list) else [C]
     # what is none of these is refused where C is checked
-    if all(isinstance(item, int | float) and 0 < item < float("inf") for item in values):
+    if values and all(isinstance(item, int | float) and 0 < item < float("inf") for item in values):
         alpha = [0.5 / item for item in values]
         model["alpha"] = alpha if isinstance(C, list) else alpha[0]
     return {**document, "model": model, "solver": {"tol": TOL, **solver}}
@@ -77,7 +77,7 @@ def check_model(model: ModelSpec) -> None:
     try:
         model.losses()
     except ParameterError as exc:
-        raise misplaced(("model", _PARAMETERS[loss][0]), exc.message, exc.hint) from None
+        raise JobFileError(f"[model] {exc.message}", hint=exc.hint, key=["model", _PARAMETERS[loss][0]]) from None
 
 
 def check_job(job: JobSpec) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dkrr.address import is_url
+from dkrr.dataset import Dataset
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, peak_rss_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
@@ -23,7 +25,7 @@ from dkrr.fitting import center_of_lineage
 from dkrr.jobs.prepare import Prepared, check_loss_targets, num_loss_columns, prepare
 from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
-from dkrr.kernels import Kernel
+from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
 from dkrr.planning.candidates import Candidate, Limits, Problem
@@ -40,17 +42,6 @@ from dkrr.stores import arrays_below, read_json
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["Plan", "make_plan", "plan"]
-
-# what a later attempt of a run goes by as the first one said it
-_MEASURED = (
-    "estimated_seconds",
-    "estimated_low_seconds",
-    "expected_efficiency",
-    "iterations",
-    "candidates",
-    "calibration",
-    "split",
-)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -105,11 +96,17 @@ class Plan:
     hint: str = ""
     notes: list[str] = field(default_factory=list)
     reused: dict[str, Any] = field(default_factory=dict)
+    infeasible: str = ""
 
     @property
     def disk_needed_bytes(self) -> int:
         """Bytes still to be written."""
         return max(0, sum(self.disk_bytes.values()) - self.disk_present_bytes)
+
+    @property
+    def threads(self) -> int:
+        """Tasks at once."""
+        return self.workers * self.threads_per_worker
 
     @property
     def total_seconds(self) -> float:
@@ -171,83 +168,103 @@ def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
     return make_plan(job, prepare(job, job.store), job.store)
 
 
-# the way that is taken, what it solves, and what a plan says of it besides its price
-Decided = tuple[Candidate, Problem, dict[str, Any]]
-
-
 def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None = None) -> Plan:
     """Plan a job whose rows are prepared. Measures the machine; starts nothing.
 
     Parameters
     ----------
     recorded
-        The plan of an earlier attempt of the same run: what "auto" became stays. Of rows with other features nothing
-        does.
+        The plan of an earlier attempt of the same run, which a later one goes by; of more or fewer rows what "auto"
+        became stays, of other features nothing does.
     """
-    train, cluster, frozen = prepared.train, job.cluster, prepared.frozen
-    d = train.num_features
-    kernel = job.model.build_kernel()
-    resolved = None if kernel.name == "precomputed" else kernel.resolve(d)
-    earlier = recorded if recorded is not None and recorded.get("num_features", d) == d else None
+    train, cluster, free = prepared.train, job.cluster, free_bytes(store)
     workers = cluster.workers or cpu_count()
-    limit, free = _memory_limit(job, workers), free_bytes(store)
-    way = _decide if job.model.loss == "square" else _decide_loss
-    limits = Limits(
-        threads=workers * cluster.threads_per_worker,
-        memory_bytes=None if limit is None else limit // cluster.threads_per_worker,
-        driver_bytes=free_memory_bytes(),
-        disk_bytes=free,
-        fetches=is_url(str(store)),
-    )
-    chosen, problem, facts = way(job, prepared, store, resolved, earlier, limits)
-    per_task = chosen.memory_bytes * cluster.threads_per_worker
-    needed = max(0, sum(chosen.disk_bytes.values()) - facts["disk_present_bytes"])
-    refusal, hint = _refusal(chosen, d, store, limit, per_task, needed, free)
+    limit = _memory_limit(job, workers)
+    here = {
+        "workers": workers,
+        "threads_per_worker": cluster.threads_per_worker,
+        "memory_limit_bytes": limit,
+        "disk_free_bytes": free,
+    }
+    earlier = recorded if recorded is not None and recorded["num_features"] == train.num_features else None
+    if earlier is not None and earlier["num_rows"] == train.num_rows:
+        same = {item.name: earlier[item.name] for item in fields(Plan)}
+        same["task_bytes"] = same["task_bytes"] // same["threads_per_worker"] * cluster.threads_per_worker
+        same["reasons"] = dict.fromkeys(same["reasons"], "as the first attempt of this run decided") | same["reasons"]
+        plan = Plan(**same | here)
+        if plan.loss is None:
+            kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)
+            present = _present_bytes(store, _tiles_of(train, kernel, plan.tile_size), plan.alpha)
+            plan = replace(plan, disk_present_bytes=present)
+    else:
+        kernel = job.model.build_kernel()
+        resolved = None if kernel.name == "precomputed" else kernel.resolve(train.num_features)
+        limits = Limits(
+            threads=workers * cluster.threads_per_worker,
+            memory_bytes=None if limit is None else limit // cluster.threads_per_worker,
+            driver_bytes=free_memory_bytes(),
+            disk_bytes=free,
+            fetches=is_url(str(store)),
+        )
+        way = _decide if job.model.loss == "square" else _decide_loss
+        plan = Plan(**_facts(job, prepared, *way(job, prepared, store, resolved, earlier, limits)) | here)
+    refusal, hint = _refusal(plan, store)
+    return replace(plan, refusal=refusal, hint=hint)
+
+
+def _facts(
+    job: JobSpec, prepared: Prepared, chosen: Candidate, problem: Problem, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """What a plan says of the way that was ``chosen``, besides what there is."""
+    train, frozen, kernel = prepared.train, prepared.frozen, problem.kernel
     newer = frozen is not None and (frozen.scaling is None or frozen.drift.num_rows > 0)
     notes = [frozen.sentence()] if newer and frozen is not None else []
     notes += facts.pop("notes")
-    if cluster.insecure:
+    if job.cluster.insecure:
         notes.append("insecure = true: the scheduler is reached without encryption or authentication")
-    return Plan(
-        **{
-            "num_rows": train.num_rows,
-            "num_test_rows": 0 if prepared.test is None else prepared.test.num_rows,
-            "num_features": d,
-            "num_targets": train.num_targets,
-            "kernel": {"kernel": "precomputed"} if resolved is None else resolved.to_dict(),
-            "alpha": list(problem.alpha),
-            "solver": chosen.solver,
-            "precision": chosen.precision,
-            "gram": chosen.gram,
-            "tile_size": chosen.tile_size,
-            "workers": workers,
-            "threads_per_worker": cluster.threads_per_worker,
-            "memory_limit_bytes": limit,
-            "task_bytes": per_task,
-            # a trial of large ranks may have taken more than the fit will
-            "client_bytes": max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
-            "disk_bytes": chosen.disk_bytes,
-            "disk_free_bytes": free,
-            "estimated_seconds": chosen.seconds,
-            "estimated_low_seconds": chosen.seconds_low,
-            "expected_efficiency": chosen.efficiency,
-            "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
-            "split": None if chosen.split is None else chosen.split.to_dict(),
-            "rank": chosen.rank,
-            "choice": job.solver.choice().to_dict(),
-            "refusal": refusal,
-            "hint": hint,
-            "notes": notes,
-            "reused": ({} if frozen is None else {"scaling": frozen.to_dict()}) | facts.pop("reused", {}),
-            **facts,
-        }
-    )
+    return {
+        "num_rows": train.num_rows,
+        "num_test_rows": 0 if prepared.test is None else prepared.test.num_rows,
+        "num_features": train.num_features,
+        "num_targets": train.num_targets,
+        "kernel": {"kernel": "precomputed"} if kernel is None else kernel.to_dict(),
+        "alpha": list(problem.alpha),
+        "solver": chosen.solver,
+        "precision": chosen.precision,
+        "gram": chosen.gram,
+        "tile_size": chosen.tile_size,
+        "task_bytes": chosen.memory_bytes * job.cluster.threads_per_worker,
+        # a trial of large ranks may have taken more than the fit will
+        "client_bytes": max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
+        "disk_bytes": chosen.disk_bytes,
+        "estimated_seconds": chosen.seconds,
+        "estimated_low_seconds": chosen.seconds_low,
+        "expected_efficiency": chosen.efficiency,
+        "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
+        "split": None if chosen.split is None else chosen.split.to_dict(),
+        "rank": chosen.rank,
+        "choice": job.solver.choice().to_dict(),
+        "infeasible": chosen.infeasible,
+        "notes": notes,
+        "reused": ({} if frozen is None else {"scaling": frozen.to_dict()}) | facts.pop("reused", {}),
+        **facts,
+    }
+
+
+def _tiles_of(train: Dataset, kernel: Kernel | None, tile_size: int | None = None) -> dict[str, Any]:
+    """By which tiles of these rows are known."""
+    found = {} if tile_size is None else {"tile_size": tile_size}
+    kernel_fields = None if kernel is None else json.loads(json.dumps(kernel.to_dict()))
+    return {**found, "kernel": kernel_fields, "rows_digest": train.digest, "n": train.num_rows}
 
 
 def _decide(
     job: JobSpec, prepared: Prepared, store: Any, kernel: Kernel | None, earlier: dict[str, Any] | None, limits: Limits
-) -> Decided:
-    """The way to the answer of the square loss: the fastest exact one, or that of the ``earlier`` attempt."""
+) -> tuple[Candidate, Problem, dict[str, Any]]:
+    """The fastest exact way to the answer of the square loss, or that of an ``earlier`` fit of fewer or more rows.
+
+    With what it solves, and what a plan says of it besides its price.
+    """
     train = prepared.train
     n, t = train.num_rows, train.num_targets
     alpha = tuple(float(a) for a in np.atleast_1d(job.model.alpha))
@@ -267,14 +284,14 @@ def _decide(
     choice = job.solver.choice()
     given_tiles = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
     if earlier is not None:
+        is_cg, rank = earlier["solver"] == "cg", earlier["rank"]
         choice = replace(
             choice,
             **{name: earlier[name] for name in ("solver", "precision", "gram")},
-            rank=(earlier.get("rank") or "auto") if earlier["solver"] == "cg" else "auto",
-            preconditioner=_preconditioner(choice.preconditioner, earlier),
+            rank=rank if is_cg and rank else "auto",
+            preconditioner="none" if is_cg and not rank and choice.preconditioner == "auto" else choice.preconditioner,
         )
         given_tiles = int(earlier["tile_size"])
-    is_fresh = earlier is None or earlier.get("num_rows") != n
     continued = find_continued(
         store,
         train,
@@ -288,32 +305,24 @@ def _decide(
     asked = choice.to_dict() | {"tile_size": given_tiles or "auto"}
     if continued is not None:
         choice, given_tiles = continued.resolve(choice, given_tiles)
-    wanted = {
-        "kernel": None if kernel is None else json.loads(json.dumps(kernel.to_dict())),
-        "rows_digest": train.digest,
-        "n": n,
-    }
     if limits.disk_bytes is not None:
-        limits = replace(limits, disk_bytes=limits.disk_bytes + _present_bytes(store, wanted, alpha))
+        present = _present_bytes(store, _tiles_of(train, kernel), alpha)
+        limits = replace(limits, disk_bytes=limits.disk_bytes + present)
     machine = partial(_machine, job, kernel, train.num_features, store, limits.threads, earlier)
 
     def trial(seconds: float) -> Trial | None:
-        if kernel is None or earlier is not None:
-            return None
-        return sample_trial(train, kernel, seconds, seed=choice.seed)
+        return sample_trial(train, kernel, seconds, seed=choice.seed) if kernel and earlier is None else None
 
-    decision = decide(
-        problem, choice, limits, tile_size=given_tiles, machine=machine, trial=trial, always_measure=is_fresh
-    )
-    chosen, reused, notes = decision.chosen, {}, []
+    decision = decide(problem, choice, limits, tile_size=given_tiles, machine=machine, trial=trial, always_measure=True)
+    chosen, reused, notes, reasons = decision.chosen, {}, [], dict(decision.reasons)
     if job.leaves_out:
-        chosen = with_leave_one_out(chosen, problem, limits, machine() if is_fresh else None)
+        chosen = with_leave_one_out(chosen, problem, limits, machine())
     settings = replace(decision.settings(problem, choice), drift_limit=prepared.center_drift_limit)
     center = center_of_lineage(settings, train, store)
     if center is not None and center.sentence():
         reused["center"] = center.to_dict()
         notes.append(center.sentence())
-    present = _present_bytes(store, wanted | {"tile_size": chosen.tile_size}, alpha)
+    present = _present_bytes(store, _tiles_of(train, kernel, chosen.tile_size), alpha)
     if continued is not None and continued.is_for(chosen):
         less = continued.saved(chosen, limits.threads)
         saved = chosen.total_seconds - less.total_seconds if chosen.seconds else None
@@ -324,36 +333,33 @@ def _decide(
         other = find_other_alpha(store, train, kernel, alpha)
         if other is not None and other not in alpha:
             notes.append(other_alpha_sentence(other, alpha[0], choice.tol))
+    if continued is not None:  # what was left open and is not any more
+        left = [name for name in reasons if asked.get(name) == "auto" and reasons[name] == ASKED]
+        reasons |= dict.fromkeys(left, "as in the factor that is continued")
+    if earlier is not None:
+        reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier["reasons"]
     grid = TileGrid(n, chosen.tile_size)
     facts: dict[str, Any] = {
         "num_tiles_per_side": grid.num_tiles,
         "num_tasks": _num_tasks(chosen, grid, problem.num_alphas),
         "flops": _flops(chosen, problem),
         "disk_present_bytes": present,
-        "reasons": dict(decision.reasons),
+        "candidates": [item.to_dict() for item in decision.candidates],
+        "calibration": machine().to_dict(),
+        "reasons": reasons,
         "reused": reused,
         "notes": notes,
     }
-    if continued is not None:  # what was left open and is not any more
-        left = [name for name in decision.reasons if asked.get(name) == "auto" and decision.reasons[name] == ASKED]
-        facts["reasons"] |= dict.fromkeys(left, "as in the factor that is continued")
-    if earlier is not None:
-        as_before = dict.fromkeys(decision.reasons, "as the first attempt of this run decided")
-        facts["reasons"] = as_before | earlier.get("reasons", {})
     if choice.solver == "nystrom":
         nystrom = choice.nystrom(usable_rows(train))
         facts["nystrom"] = nystrom.to_dict()
         notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
-    if is_fresh:
-        facts |= {"candidates": [item.to_dict() for item in decision.candidates], "calibration": machine().to_dict()}
-    elif earlier is not None:
-        facts |= {name: earlier[name] for name in _MEASURED if name in earlier}
     return chosen, problem, facts
 
 
 def _decide_loss(
     job: JobSpec, prepared: Prepared, store: Any, kernel: Kernel | None, earlier: dict[str, Any] | None, limits: Limits
-) -> Decided:
+) -> tuple[Candidate, Problem, dict[str, Any]]:
     """The way to the answer of another loss than the square, which has one."""
     train, model = prepared.train, job.model
     n, d = train.num_rows, train.num_features
@@ -371,7 +377,10 @@ def _decide_loss(
     )
     threads = min(limits.threads, cpu_count())
     machine = _machine(job, kernel, d, store, threads, earlier)
-    chosen = loss_candidate(problem, solver, machine)
+    chosen, memory = loss_candidate(problem, solver, machine), limits.driver_bytes
+    if memory is not None and chosen.client_bytes > memory:
+        needed = f"{solver} needs {size(chosen.client_bytes)} in this process, {size(memory)} are free"
+        chosen = replace(chosen, infeasible=needed)
     passes = NEWTON_PRODUCTS if solver == "newton" else DECOMPOSITION_PASSES
     facts: dict[str, Any] = {
         "num_tiles_per_side": 0,
@@ -383,10 +392,6 @@ def _decide_loss(
         "reasons": {"solver": f"the {model.loss} loss {'is smooth' if solver == 'newton' else 'has corners'}"},
         "loss": {"loss": model.loss, "C": C if len(C) > 1 else C[0], **model.loss_parameters},
     }
-    memory = limits.driver_bytes
-    if memory is not None and chosen.client_bytes > memory:
-        facts["refusal"] = f"{solver} needs {size(chosen.client_bytes)} in this process, {size(memory)} are free"
-        facts["hint"] = "give fewer rows, or a machine with more memory"
     facts["notes"] = [
         f"{solver} runs in the driver's process, with {threads} thread{'s' * (threads > 1)}; workers predict",
         f"{chosen.seconds[solver]:.1f} s for it is a rough estimate: it depends on how many rows are support vectors",
@@ -406,45 +411,31 @@ def _machine(
     return measure_machine(kernel, num_features, measured_place(store), threads=threads, where=where)
 
 
-def _preconditioner(asked: str, earlier: dict[str, Any]) -> str:
-    if earlier["solver"] != "cg" or asked != "auto":
-        return asked
-    return "auto" if earlier.get("rank") else "none"
-
-
-def _refusal(
-    chosen: Candidate,
-    num_features: int,
-    store: Any,
-    limit: int | None,
-    per_task: int,
-    needed: int,
-    free: int | None,
-) -> tuple[str, str]:
+def _refusal(plan: Plan, store: Any) -> tuple[str, str]:
     """Why the job cannot run, and what would help; two empty texts when it can."""
-    itemsize = 8 if chosen.precision == "float64" else 4
-    if "cannot hold a task" in chosen.infeasible:
-        return chosen.infeasible, "raise memory_limit"
-    if limit is not None and per_task > limit:
-        if chosen.solver == "nystrom":
-            hint = "lower num_centers, or raise memory_limit"
-        elif chosen.solver == "cg":
-            hint = "lower rank, or raise memory_limit"
-        else:
-            edges = range(128, chosen.tile_size, 128)
-            fitting = [edge for edge in edges if task_bytes(edge, num_features, itemsize) <= 0.8 * limit]
-            hint = f"set tile_size to at most {fitting[-1]}" if fitting else "raise memory_limit"
-        what = f"a task with tiles of {chosen.tile_size}" if chosen.solver == "cholesky" else f"a task of {chosen.name}"
-        return f"{what} needs {size(per_task)}, a worker may use {size(limit)}", hint
-    if free is not None and needed + DISK_RESERVE_BYTES > free:
-        smaller_way = ", or name = 'cg' (no factor)" if chosen.solver == "cholesky" else ""
-        if "float64 factor" in chosen.disk_bytes:
+    limit, free = plan.memory_limit_bytes, plan.disk_free_bytes
+    is_direct, name = plan.solver == "cholesky", "nystrom" if plan.nystrom is not None else plan.solver
+    if "cannot hold a task" in plan.infeasible:
+        return plan.infeasible, "raise memory_limit"
+    if plan.loss is not None and plan.infeasible:
+        return plan.infeasible, "give fewer rows, or a machine with more memory"
+    if limit is not None and plan.task_bytes > limit:
+        itemsize, lower = 8 if plan.precision == "float64" else 4, {"nystrom": "num_centers", "cg": "rank"}
+        edges = range(128, plan.tile_size, 128)
+        fitting = [edge for edge in edges if task_bytes(edge, plan.num_features, itemsize) <= 0.8 * limit]
+        hint = f"set tile_size to at most {fitting[-1]}" if fitting else "raise memory_limit"
+        hint = f"lower {lower[name]}, or raise memory_limit" if name in lower else hint
+        what = f"a task with tiles of {plan.tile_size}" if is_direct else f"a task of {name} {plan.precision}"
+        return f"{what} needs {size(plan.task_bytes)}, a worker may use {size(limit)}", hint
+    needed, reserve = plan.disk_needed_bytes, DISK_RESERVE_BYTES
+    if free is not None and needed + reserve > free:
+        smaller_way = ", or name = 'cg' (no factor)" if is_direct else ""
+        if "float64 factor" in plan.disk_bytes:
             smaller_way = ", or ask for no leave-one-out and no intervals, which need a factor"
-        missing = needed + DISK_RESERVE_BYTES - free
         return (
-            f"the job writes {size(needed)} to {store}, and {size(DISK_RESERVE_BYTES)} are kept free there so that the "
+            f"the job writes {size(needed)} to {store}, and {size(reserve)} are kept free there so that the "
             f"disk is not full before the fit is done; {size(free)} are free",
-            f"free {size(missing)} more there, give an [output] store on another disk{smaller_way}",
+            f"free {size(needed + reserve - free)} more there, give an [output] store on another disk{smaller_way}",
         )
     return "", ""
 
@@ -474,7 +465,7 @@ def _memory_limit(job: JobSpec, workers: int) -> int | None:
     return int(limit)
 
 
-def _present_bytes(store: Any, wanted: dict[str, Any], alpha: tuple[float, ...]) -> int:
+def _present_bytes(store: Any, wanted: dict[str, Any], alpha: Sequence[float]) -> int:
     """Bytes of valid tiles that this job goes on writing: arrays whose key has the same fields, and one of its alphas.
 
     The BLAS kernel is not compared: which one the workers have is known only when they run.

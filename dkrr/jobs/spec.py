@@ -695,7 +695,9 @@ class JobSpec(Table):
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
         document: dict[str, dict[str, Any]] = self.as_written().model_dump(mode="json", exclude_none=True)
-        if self.model.C is not None:
+        if self.model.loss == "square":
+            del document["model"]["loss"]
+        elif self.model.C is not None:
             del document["model"]["alpha"]  # which C makes
         return document
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr.errors import DataError, JobFileError, StoreError
+from dkrr.errors import DataError, JobFileError, ParameterError, StoreError
 from dkrr.jobs.init import init_job, median_gamma
 from dkrr.jobs.spec import JobSpec
 
@@ -107,7 +107,7 @@ def test_rows_with_missing_values_do_not_disturb_the_sample(tmp_path: Path) -> N
 
 def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     path = csv(tmp_path)
-    with pytest.raises(JobFileError, match="has no column 'yy'"):
+    with pytest.raises(ParameterError, match="target 'yy' is not a column"):
         init_job(path, "yy")
     with pytest.raises(JobFileError, match="3 columns; target 3 is none of them"):
         init_job(path, 3)
