@@ -5,6 +5,7 @@ Both are data sets below the store, named by a key of where they come from, so t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import name_of, parent_of, parse_address
+from dkrr.address import name_of, parent_of
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.columns import (
     column_number,
@@ -37,6 +38,8 @@ from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.linalg.losses.loss import Loss
 from dkrr.objects import find_object, list_objects
 from dkrr.stores import file_state, is_url, place, read_json
+
+BUILT_IN = ("sklearn:", "generate:")
 
 __all__ = [
     "Prepared",
@@ -74,28 +77,23 @@ def _key(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-def _source_state(path: str) -> Any:
-    """What tells a changed file from an unchanged one, without reading it.
+def _files(path: str) -> list[Any]:
+    """What tells changed files from unchanged ones, without reading them or saying in which folder they lie.
 
-    One that is another by this is read again; where its rows are the same, so is all that was made of them.
+    None of what is made of itself. A file that is another by this is read again; where its rows are the same, so is all
+    that was made of them.
     """
-    if path.startswith(("sklearn:", "generate:")):
-        return path
-    if is_url(path):
-        return _objects_state(path)
+    if path.startswith(BUILT_IN):
+        return []
+    if is_url(path):  # the ETags of what is there: a file, or the files below it
+        found = find_object(parent_of(path), name_of(path))
+        objects = [found] if found is not None else [item for item in list_objects(path) if is_visible(item.key)]
+        return [(item.key, item.num_bytes, item.version) for item in objects]
     try:
-        if os.path.isdir(path):
-            return [(str(file), *file_state(file)) for file in sorted(visible_files(Path(path)))]
-        return path, *file_state(path)
+        files = sorted(visible_files(Path(path))) if os.path.isdir(path) else [path]
+        return [(os.path.relpath(file, path), *file_state(file)) for file in files]
     except OSError as exc:
         raise DataError(f"{path} cannot be read ({exc.strerror})", hint="check [data] path") from None
-
-
-def _objects_state(url: str) -> Any:
-    """The address without settings, and the ETags of what is there: a file, or the files below it."""
-    address, found = parse_address(url), find_object(parent_of(url), name_of(url))
-    objects = [found] if found is not None else [item for item in list_objects(url) if is_visible(item.key)]
-    return [address.bucket, address.key, [(item.key, item.num_bytes, item.version) for item in objects]]
 
 
 def open_data(
@@ -107,7 +105,7 @@ def open_data(
     ``has_numbers`` says whether numbers of columns are those of a data set, where there is one.
     """
     path = path or data.path
-    if os.path.isdir(path) or (is_url(path) and not path.startswith(("sklearn:", "generate:"))):
+    if os.path.isdir(path) or (is_url(path) and not path.startswith(BUILT_IN)):
         try:
             dataset = open_dataset(path)
         except StoreError:
@@ -119,7 +117,8 @@ def open_data(
             return dataset
     options = {**data.options(), "one_hot": data.one_hot}
     known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes]]
-    destination = place(store, "data", _key(_source_state(path), options, *known) + ".zarr")
+    name = path.partition("?")[0] if "://" in path else path  # how an address is reached does not matter
+    destination = place(store, "data", _key(name, _files(path), options, *known) + ".zarr")
     try:
         return open_dataset(destination)
     except StoreError:
@@ -261,8 +260,8 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
         return ""
     found = _facts_at(path)
     if found is not None and any(found[name] != fitted[name] for name in ("rows", "digests")):
-        before, now = fitted.get("generation"), found["generation"]
-        if before is None or now <= before:  # rows were dropped, or the result is older than its generations' numbers
+        before, now = fitted["generation"], found["generation"]
+        if now <= before:  # rows were dropped
             return (
                 f"complete for {fitted['rows']:,} rows of {path}, which holds {found['rows']:,} rows now, others: "
                 "start `dkrr fit JOB` to fit those"
@@ -271,48 +270,39 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
             f"complete for generation {before} of {path} ({fitted['rows']:,} rows), which is at generation {now} now "
             f"({found['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
         )
-    known = fitted.get("sources", {})
+    paths = _paths(job)
     for key, state in _sources(job).items():
-        if state is not None and key in known and known[key] not in (None, state):
-            place = getattr(job.data if key == "data path" else job.evaluate, key.rpartition(" ")[2])
-            return f"complete for {place} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
+        if state is not None and fitted["sources"].get(key) not in (None, state):
+            path = paths[key]
+            return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
     return ""
 
 
+def _paths(job: JobSpec) -> dict[str, str]:
+    """What the job reads."""
+    found = {"data path": job.data.path}
+    if job.evaluate is not None and job.evaluate.path is not None:
+        found["evaluate path"] = job.evaluate.path
+    if job.evaluate is not None and job.evaluate.mask_is_file:
+        found["evaluate mask"] = str(job.evaluate.mask)
+    return found
+
+
 def _sources(job: JobSpec) -> dict[str, Any]:
-    """What tells that something which the job reads was written since, as JSON; None where it cannot be read."""
-    evaluate = job.evaluate
-    paths = {"data path": job.data.path}
-    if evaluate is not None and evaluate.path is not None:
-        paths["evaluate path"] = evaluate.path
-    if evaluate is not None and evaluate.mask_is_file:
-        paths["evaluate mask"] = str(evaluate.mask)
-    return {key: json.loads(json.dumps(_state_at(path))) for key, path in paths.items()}
-
-
-def _state_at(path: str) -> Any:
-    """The digests of a data set, the state of files, without the folder that they lie in: it may be moved."""
-    if (found := _facts_at(path)) is not None:
-        return found["digests"]
-    try:
-        state = _source_state(path)
-    except (DkrrError, OSError):
-        return None
-    if isinstance(state, str):
-        return None  # made of itself
-    if is_url(path):
-        return state
-    return [[os.path.relpath(file, path), *rest] for file, *rest in state] if os.path.isdir(path) else state[1:]
+    """What tells that something which the job reads was written since, as JSON; without what cannot be read."""
+    found = {}
+    for key, path in _paths(job).items():
+        facts = _facts_at(path)
+        with contextlib.suppress(DkrrError, OSError):
+            found[key] = facts["digests"] if facts is not None else json.loads(json.dumps(_files(path))) or None
+    return found
 
 
 def _facts_at(path: str) -> dict[str, Any] | None:
     """The facts of a data set; None where there is none, or it cannot be read."""
-    if path.startswith(("sklearn:", "generate:")):
-        return None
-    try:
-        return _facts(open_dataset(path))
-    except StoreError:
-        return None
+    with contextlib.suppress(StoreError):
+        return None if path.startswith(BUILT_IN) else _facts(open_dataset(path))
+    return None
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:

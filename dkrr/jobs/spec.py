@@ -699,6 +699,8 @@ class JobSpec(Table):
             del document["model"]["loss"]
         elif self.model.C is not None:
             del document["model"]["alpha"]  # which C makes
+        unset = {"decimal": ".", "missing": "error"}
+        document["data"] = {key: value for key, value in document["data"].items() if unset.get(key) != value}
         return document
 
     def as_written(self) -> Self:

@@ -11,11 +11,9 @@ import pytest
 
 from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last, open_dataset, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import JobFileError, StoreError
 from dkrr.jobs import run as job_run
-from dkrr.jobs.frozen import find_scaling
 from dkrr.jobs.garbage import delete_garbage, find_garbage
-from dkrr.jobs.plan import make_plan, plan
+from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import changed_since, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.tables import reused_rows
@@ -227,26 +225,6 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(
     assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)
 
 
-def test_few_rows_have_no_drift_and_new_targets_have_their_own_scaling(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 500)
-    first = fit_job(make())
-    before = load_model(first.model_path).scaling
-    assert before is not None
-    grow(tmp_path, 500, 510, shift=1e6)
-    dataset = open_dataset(tmp_path / "data.zarr")
-    found = find_scaling(str(tmp_path / "store"), dataset, held_out(dataset))
-    assert found is not None
-    assert (found.scaling, found.drift.value) == (before, 0.0)
-    ingest(X[:500], tmp_path / "targets.zarr", y=5 * Y[:500] + 3)
-    other = fit_job(make(data={"path": str(tmp_path / "targets.zarr")}, output={"directory": "targets"}))
-    after = load_model(other.model_path).scaling
-    assert after is not None
-    assert np.array_equal(after.x_mean, before.x_mean)
-    np.testing.assert_allclose(after.y_mean, 5 * before.y_mean + 3)
-    assert other.tiles_computed == 0
-    assert other.reused["factor"]["share"] == 1.0
-
-
 def test_rows_that_were_held_out_stay_held_out(make: Make, tmp_path: Path) -> None:
     grow(tmp_path, 0, 300)
     grow(tmp_path, 300, 400)
@@ -263,47 +241,6 @@ def test_rows_that_were_held_out_stay_held_out(make: Make, tmp_path: Path) -> No
         train = {row.tobytes() for row in prepared.train.read(0, prepared.train.num_rows)}
         assert test <= before
         assert not train & before
-
-
-def test_crash_and_change(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr import failpoints
-
-    grow(tmp_path, 0, 600)
-    scaling = load_model(fit_job(make()).model_path).scaling
-    grow(tmp_path, 600, 700)
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@5:memoryerror"))
-        with pytest.raises(MemoryError):
-            fit_job(make())
-    drop_generations(tmp_path / "data.zarr", [2])
-    grow(tmp_path, 750, 830)
-    again = fit_job(make())
-    model = load_model(again.model_path)
-    assert again.reused["factor"]["rows"] == int((~row_hash_fraction(0, 600, 0.2)).sum())
-    np.testing.assert_allclose(model.predict(X[:200].copy()), refitted(make, tmp_path, scaling), rtol=1e-9, atol=1e-9)
-
-
-def test_the_disk_of_shared_rows_is_in_the_plan_until_they_are_done(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dkrr import failpoints
-
-    def strips() -> int:
-        return plan(make(cluster={"workers": 2})).disk_bytes.get("strips", 0)
-
-    grow(tmp_path, 0, 600)
-    fit_job(make())
-    assert strips() == 0
-    grow(tmp_path, 600, 700)
-    wanted = strips()
-    assert wanted > 0
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@5:memoryerror"))
-        with pytest.raises(MemoryError):
-            fit_job(make())
-    assert strips() == wanted, "the next attempt goes on from the older factor, too"
-    fit_job(make())
-    assert strips() == 0
 
 
 def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) -> None:
@@ -331,29 +268,6 @@ def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) 
         output={"directory": "targets"},
     )
     assert "start" not in fit_job(other).reused
-
-
-def test_another_alpha_goes_on_from_the_old_factor(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 600)
-    fit_job(make())
-    options = {"name": "cg", "tol": 1e-10, "tile_size": 64, "preconditioner": "factor"}
-    job = make(model={"alpha": 0.05}, solver=options, output={"directory": "cg"})
-    found = fit_job(job)
-    assert found.num_iterations < 25
-    assert (found.reused["preconditioner"]["alpha"], found.tiles_computed) == (0.1, 0)
-    assert "alpha 0.1 of an earlier fit" in found.message
-    direct = fit_job(make(model={"alpha": 0.05}, output={"directory": "direct"}))
-    assert any("alpha 0.1 is in the store: name = 'cg' with preconditioner" in note for note in direct.plan.notes)
-    one, two = (load_model(item.model_path).predict(X[:100].copy()) for item in (found, direct))
-    np.testing.assert_allclose(one, two, rtol=1e-7)
-    # few new rows are divided by their diagonal entries; without a factor there is an error
-    grow(tmp_path, 600, 610)
-    again = fit_job(make(model={"alpha": 0.2}, solver=options, output={"directory": "more"}))
-    assert again.converged
-    with pytest.raises(StoreError, match="no whole factor of at least the first"):
-        fit_job(make(solver=options, output={"directory": "none", "store": "fresh"}))
-    with pytest.raises(JobFileError, match="rank 5 with preconditioner 'factor'"):
-        make(solver={"name": "cg", "preconditioner": "factor", "rank": 5})
 
 
 def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, tmp_path: Path) -> None:
@@ -387,22 +301,3 @@ def test_what_an_extension_needs_is_no_garbage(make: Make, tmp_path: Path) -> No
     third = fit_job(make())
     assert third.reused["scaling"]["rows"] == 300
     assert third.reused["factor"]["rows"] == int((~row_hash_fraction(0, 310, 0.2)).sum())
-
-
-def test_garbage_is_not_what_a_running_extension_needs(make: Make, tmp_path: Path) -> None:
-    from dkrr.jobs.garbage import delete_garbage, find_garbage
-
-    grow(tmp_path, 0, 300)
-    fit_job(make())
-    grow(tmp_path, 300, 360)
-    deleted: list[int] = []
-
-    def look() -> Any:
-        return find_garbage(tmp_path / "store", kept_seconds=-10)
-
-    def progress(*_: Any) -> None:
-        if not deleted:  # as if the run had been going on for hours
-            deleted.append(delete_garbage(look(), look)[0])
-
-    assert fit_job(make(), progress=progress).reused["factor"]["rows"] > 200
-    assert deleted

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from dkrr import load_model
-from dkrr.errors import JobFileError
-from dkrr.jobs.init import init_job
 from dkrr.jobs.inspection import describe, verify
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
 from tests.reference import dense_bordered
 
@@ -68,28 +65,6 @@ def test_of_whitened_targets(make: Make, tmp_path: Path) -> None:
     y = np.loadtxt(tmp_path / "rows.csv", delimiter=",")[:, 3]
     found = model.predict(np.full((1, 3), 1e6))  # far from every row f is zero
     assert found[0] == pytest.approx(y.mean() + y.std() * model.intercept[0], rel=1e-12)
-
-
-def test_a_job_without_one_is_the_job_it_was(make: Make) -> None:
-    without = make(model={"fit_intercept": False})
-    assert JobSpec.from_dict(without.to_dict()) == without
-    with_one = make()
-    assert with_one.to_dict()["model"]["fit_intercept"] is True
-    assert JobSpec.from_dict(with_one.to_dict()) == with_one
-    summary = fit_job(without)
-    assert summary.intercept is None
-    assert describe(summary.model_path).facts["intercept"] == "none"
-    assert "intercept" not in _text(summary.table())
-
-
-def test_only_true_and_false_are_values(make: Make) -> None:
-    with pytest.raises(JobFileError, match="fit_intercept"):
-        make(model={"fit_intercept": "yes"})
-
-
-def test_init_mentions_it(make: Make, tmp_path: Path) -> None:
-    text = init_job(tmp_path / "rows.csv", base=tmp_path)
-    assert "# fit_intercept = true" in text
 
 
 def _text(table: Any) -> str:

@@ -12,7 +12,6 @@ import pytest
 import zarr
 from rich.console import Console
 
-from dkrr.errors import JobFileError
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from tests.jobs.helpers import Make, job_maker
@@ -80,19 +79,3 @@ def test_a_job_leaves_out_every_row(make: Make, tmp_path: Path, solver: dict[str
     if not solver:  # the fit's own factor: no tile more, and none computed twice
         assert summary.tiles_computed == summary.tiles_total == 6
         assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 1
-
-
-def test_again_nothing_is_computed(make: Make, tmp_path: Path) -> None:
-    fit_job(make())
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/factors").rglob("c/*/*")}
-    assert before
-    fit_job(make())
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store/factors").rglob("c/*/*")} == before
-
-
-def test_what_a_job_may_say(make: Make) -> None:
-    assert "leave_one_out" not in make(evaluate={"leave_one_out": None, "fraction": 0.2}).to_dict()["evaluate"]
-    with pytest.raises(JobFileError, match="leave_one_out"):
-        make(evaluate={"leave_one_out": "jackknife"})
-    with pytest.raises(JobFileError, match="one of path, mask and fraction"):
-        make(evaluate={"leave_one_out": False})

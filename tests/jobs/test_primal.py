@@ -11,7 +11,6 @@ import pytest
 
 from dkrr import load_model
 from dkrr.dataset.sources import open_table
-from dkrr.errors import JobFileError
 from dkrr.jobs.inspection import describe, verify
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
@@ -69,8 +68,3 @@ def test_auto_becomes_primal_and_says_why(make: Make) -> None:
     assert found.estimated_seconds["primal"] > 0
     assert "explicit features" in str(found)
     assert plan(make(solver={"name": "auto", "tile_size": 128})).solver == "cholesky"
-
-
-def test_a_matrix_has_no_features(make: Make) -> None:
-    with pytest.raises(JobFileError, match="precomputed"):
-        make(model={"kernel": "precomputed", "degree": None})

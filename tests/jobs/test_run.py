@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import pyarrow.parquet
 import pytest
 import zarr
 
-import dkrr.jobs.predict
-from dkrr import DataError, KernelRidge, StoreError, StoreMismatchError, ingest, load_model, make_kernel
+from dkrr import KernelRidge, StoreError, StoreMismatchError, ingest, load_model, make_kernel
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
 from dkrr.jobs.predict import evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
@@ -136,13 +134,6 @@ def test_a_ridge_per_target_from_one_gram_matrix(make: Make, tmp_path: Path) -> 
     assert len(list(store.glob("grams/*.zarr"))) == 1
 
 
-def test_weights(make: Make, table: Path, tmp_path: Path) -> None:
-    job = make(data={"weight": 4})
-    fit_job(job)
-    weight = (np.arange(N) % 5 == 0).astype(float)
-    np.testing.assert_allclose(dual_coef(job)[:, 0], dense_krr(rbf(X, X), Y, 0.1, weight), rtol=1e-8, atol=1e-14)
-
-
 @pytest.mark.parametrize("alphas", [0.1, [0.1, 1.0]], ids=["one alpha", "two alphas"])
 def test_a_precomputed_matrix(make: Make, alphas: Any, tmp_path: Path) -> None:
     targets = np.column_stack([Y, X[:, 0]])
@@ -199,26 +190,6 @@ def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:
     assert np.array_equal(dual_coef(make()), dual_coef(undisturbed))
 
 
-def test_a_lost_tile_alone_is_computed_again(make: Make, tmp_path: Path) -> None:
-    fit_job(make())
-    expected = dual_coef(make())
-    (factor,) = (tmp_path / "runs/store/factors").glob("*.zarr")
-    contents = (factor / "c/2/1").read_bytes()
-    (factor / "c/2/1").unlink()
-    assert fit_job(make()).tiles_computed == 1
-    assert (factor / "c/2/1").read_bytes() == contents
-    assert np.array_equal(dual_coef(make()), expected)
-
-
-def test_auto_is_resolved_once(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make(solver={"tile_size": "auto"})
-    first = fit_job(job)
-    monkeypatch.setattr("dkrr.planning.pricing.choose_tile_size", lambda *arguments: 100)
-    again = fit_job(job)
-    assert again.plan.tile_size == first.plan.tile_size == 256
-    assert again.tiles_computed == 0
-
-
 def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> None:
     fit_job(make())
     model = (tmp_path / "runs/a/model.zarr/manifest.json").read_bytes()
@@ -250,15 +221,6 @@ def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -
         fit_job(make(solver={"tile_size": 16_000, "name": "cholesky"}, cluster=cluster))
     assert not (tmp_path / "runs/a").exists()
     fit_job(make())
-
-
-def test_rows_that_changed_are_read_again(make: Make, table: Path) -> None:
-    fit_job(make())
-    lines = table.read_text().splitlines(keepends=True)
-    table.write_text("".join(reversed(lines)))
-    summary = fit_job(make())
-    assert summary.tiles_computed == 10
-    np.testing.assert_allclose(dual_coef(make())[:, 0], dense_krr(rbf(X[::-1], X[::-1]), Y[::-1], 0.1), rtol=1e-8)
 
 
 def test_a_matrix_that_is_not_positive_definite(make: Make, tmp_path: Path) -> None:
@@ -310,54 +272,6 @@ def test_predictions_in_every_format(ending: str, model: str, rows: str, tmp_pat
 
 
 @pytest.mark.usefixtures("cluster_client")
-def test_one_target_is_one_axis(tmp_path: Path, rows: str) -> None:
-    KernelRidge(kernel="rbf").fit(X, Y).save(tmp_path / "one.zarr")
-    predict_job(str(tmp_path / "one.zarr"), rows, str(tmp_path / "p.npy"))
-    assert np.load(tmp_path / "p.npy").shape == (N,)
-
-
-@pytest.mark.usefixtures("cluster_client")
-def test_an_interrupted_prediction_continues_with_the_same_rows_only(
-    model: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*arguments: Any, **options: Any) -> None:
-        raise InterruptedRunError("interrupted")
-
-    output = str(tmp_path / "p.npy")
-    monkeypatch.setattr(dkrr.jobs.predict, "export_predictions", interrupt)
-    with pytest.raises(InterruptedRunError):
-        predict_job(model, rows, output)
-    assert Path(f"{output}.work").is_dir()
-    monkeypatch.undo()
-    # rows, or a model, that were exchanged meanwhile are not continued: what was left is made anew
-    np.save(tmp_path / "other.npy", X - 3)
-    other = str(tmp_path / "other.zarr")
-    KernelRidge(kernel="rbf", gamma=0.2, alpha=5.0).fit(X, np.column_stack([Y, -Y])).save(other)
-    work = tmp_path / "left"
-    shutil.copytree(f"{output}.work", work)
-    for predictor, source, inputs in ((model, str(tmp_path / "other.npy"), X - 3), (other, rows, X + 0.5)):
-        predict_job(predictor, source, output)
-        np.testing.assert_allclose(np.load(output), load_model(predictor).predict(inputs), rtol=1e-10)
-        assert not Path(f"{output}.work").exists()
-        shutil.copytree(work, f"{output}.work")
-    predict_job(model, rows, output)
-    np.testing.assert_allclose(np.load(output), load_model(model).predict(X + 0.5), rtol=1e-10)
-    assert not Path(f"{output}.work").exists()
-
-
-def test_what_cannot_be_predicted_leaves_nothing(model: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "narrow.npy", X[:, :2])
-    np.save(tmp_path / "nan.npy", np.where(X > 20, np.nan, X))
-    (tmp_path / "out").mkdir()
-    for name, message in (("narrow", "has 2 features"), ("nan", "NaN or infinity")):
-        with pytest.raises(DataError, match=message):
-            predict_job(model, str(tmp_path / f"{name}.npy"), str(tmp_path / "out/p.npy"))
-        assert list((tmp_path / "out").iterdir()) == []
-    with pytest.raises(ParameterError, match=r"ends in '\.xls'; one of \.zarr, \.npy, \.parquet, \.csv expected"):
-        predict_job(model, "no/such/file", str(tmp_path / "out/p.xls"))
-
-
-@pytest.mark.usefixtures("cluster_client")
 @pytest.mark.parametrize("form", ["data set", "names", "no names", "last columns"])
 def test_evaluation_finds_the_targets(form: str, model: str, tmp_path: Path) -> None:
     targets = np.column_stack([Y, -Y])
@@ -377,12 +291,3 @@ def test_evaluation_finds_the_targets(form: str, model: str, tmp_path: Path) -> 
     assert facts["rmse"] == pytest.approx(np.sqrt((errors**2).mean(axis=0)).mean(), rel=1e-8)
     assert evaluate_job(model, str(data), metric="r2") == {"r2": facts["r2"], "rows": N}
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-def test_a_model_of_a_run_whose_store_is_gone(make: Make, tmp_path: Path) -> None:
-    fit_job(make())
-    expected = load_model(tmp_path / "runs/a/model.zarr").predict(X)
-    shutil.rmtree(tmp_path / "runs/store")
-    shutil.copytree(tmp_path / "runs/a/model.zarr", tmp_path / "elsewhere.zarr")
-    shutil.rmtree(tmp_path / "runs")
-    assert np.array_equal(load_model(tmp_path / "elsewhere.zarr").predict(X), expected)

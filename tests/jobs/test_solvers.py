@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkrr import load_model
-from dkrr.errors import ConvergenceError, InterruptedRunError, JobFileError
+from dkrr.errors import ConvergenceError, InterruptedRunError
 from dkrr.jobs.inspection import describe, verify
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
@@ -122,11 +122,6 @@ def test_a_later_attempt_goes_by_the_first_plan(make: Make, tmp_path: Path, monk
     assert summary.plan.rank == first["rank"] != 7
     assert summary.plan.estimated_seconds == first["estimated_seconds"]
     assert load_model(tmp_path / "runs/a/model.zarr").provenance["rank"] == first["rank"]
-
-
-def test_nystrom_of_a_matrix_is_refused_with_its_line(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match="precomputed"):
-        make(model={"kernel": "precomputed", "gamma": None}, solver={"name": "nystrom"})
 
 
 def test_candidates_of_a_larger_plan(make: Make, tmp_path: Path) -> None:

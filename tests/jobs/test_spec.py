@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dkrr.errors import JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.toml import Source, nearest
+from dkrr.jobs.toml import Source
 
 FULL = """\
 [data]
@@ -140,18 +140,6 @@ def test_sizes_in_bytes(size: Any, expected: Any) -> None:
     assert JobSpec.from_dict(with_section(cluster={"memory_limit": size})).cluster.memory_limit == expected
 
 
-def test_a_single_column_is_a_list_of_one() -> None:
-    data = JobSpec.from_dict({"data": {"path": "x", "target": -1, "features": "a"}}).data
-    assert (data.target, data.features) == ([-1], ["a"])
-
-
-def test_the_kernel_is_built_with_its_parameters() -> None:
-    rows = np.array([[0.0, 1.0], [2.0, 1.5]])
-    spec = JobSpec.from_dict(with_section(model={"kernel": "rbf", "gamma": 0.5}))
-    expected = math.exp(-0.5 * (4 + 0.25))
-    assert spec.model.build_kernel().resolve(2)(rows, rows)[0, 1] == pytest.approx(expected, rel=1e-14)
-
-
 def test_sums_and_products_of_kernels(tmp_path: Path) -> None:
     text = (
         '[data]\npath = "x.npy"\n[model.kernel]\n'
@@ -268,11 +256,6 @@ def test_mistakes_about_data(data: Any, expected: str) -> None:
     assert expected in str(caught.value)
 
 
-def test_no_data_at_all() -> None:
-    with pytest.raises(JobFileError, match=r"\[data\] is missing"):
-        JobSpec.from_dict({})
-
-
 def test_a_mistake_names_file_and_line(tmp_path: Path) -> None:
     path = write(tmp_path, FULL.replace("tile_size", "tilesize"))
     with pytest.raises(JobFileError) as caught:
@@ -297,11 +280,6 @@ def test_schedulers_that_nobody_else_reaches(scheduler: str) -> None:
     assert JobSpec.from_dict(with_section(cluster={"scheduler": scheduler})).cluster.scheduler == scheduler
 
 
-def test_an_open_scheduler_on_request() -> None:
-    cluster = {"scheduler": "tcp://10.0.0.1:8786", "insecure": True}
-    assert JobSpec.from_dict(with_section(cluster=cluster)).cluster.insecure
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -319,25 +297,6 @@ def test_files_that_are_no_job_files(tmp_path: Path, content: bytes, expected: s
         JobSpec.load(path)
     assert expected in str(caught.value)
     assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match="No such file"):
-        JobSpec.load(tmp_path / "none.toml")
-    with pytest.raises(JobFileError, match="directory"):
-        JobSpec.load(tmp_path)
-
-
-def test_nearest() -> None:
-    assert nearest("kernal", ["kernel", "alpha"]) == "kernel"
-    assert nearest("RBF", ["rbf", "linear"]) == "rbf"
-    assert nearest("zzz", ["kernel", "alpha"]) is None
-
-
-def test_a_spec_is_frozen() -> None:
-    spec = JobSpec.from_dict(with_section())
-    with pytest.raises(ValueError, match="frozen"):
-        spec.data.path = "other"  # type: ignore[misc]
 
 
 names = st.text(string.ascii_letters + "äß_ \"'\\\x7f\t", min_size=1, max_size=8)
