@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
@@ -53,8 +53,6 @@ class Fitted:
         A precomputed matrix in tiles, and its digest.
     tiles
         Factors and Gram matrix, where there are any.
-    history
-        Of a loss: [iteration, gap, violation] of some iterations of each target.
     """
 
     solution: Solution
@@ -65,7 +63,6 @@ class Fitted:
     given: TileMatrix | None = None
     source_digest: str = ""
     tiles: FitResult | None = None
-    history: list[list[list[float]]] = field(default_factory=list)
 
 
 def remember(

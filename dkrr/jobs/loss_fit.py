@@ -15,6 +15,7 @@ Cost: the rows in memory twice, and what :mod:`dkrr.planning.losses` says.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -46,69 +47,16 @@ from dkrr.records import label_targets, loss_details, loss_parts
 from dkrr.stores import children
 from dkrr.threads import single_blas_thread
 
-__all__ = ["LossCheckpoint", "fit_loss", "loss_of"]
+__all__ = ["fit_loss", "loss_of"]
 
 logger = logging.getLogger("dkrr.jobs")
 
 CHECKPOINT_SECONDS = 10.0
-MOST_POINTS = 200
 
 
 def loss_of(plan: Plan) -> dict[str, Any] | None:
     """The loss and its parameter, as a model is remembered by; None of the square."""
     return None if plan.loss is None else {name: value for name, value in plan.loss.items() if name != "C"}
-
-
-class LossCheckpoint:
-    """The coefficients of a fit that goes on, in the directory of its run.
-
-    Parameters
-    ----------
-    directory
-        The run.
-    fields
-        What the coefficients belong to, as JSON.
-    shape
-        (n, t).
-    """
-
-    def __init__(self, directory: RunDirectory, fields: dict[str, Any], shape: tuple[int, int]) -> None:
-        key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
-        self.directory, self.shape, self.name = directory, shape, f"loss-{key}.npy"
-        self._last = time.monotonic()
-
-    def load(self) -> Floats | None:
-        """What an interrupted fit left; None where there is nothing of use."""
-        data = self.directory.read_bytes(self.name)
-        if data is None:
-            return None
-        try:
-            values = np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as exc:
-            logger.warning("%s of %s cannot be read (%s): from the beginning", self.name, self.directory.shown, exc)
-            return None
-        if values.shape != self.shape or values.dtype != np.float64 or not np.isfinite(values).all():
-            logger.warning("%s of %s holds no coefficients: from the beginning", self.name, self.directory.shown)
-            return None
-        return np.asarray(values)
-
-    def is_due(self) -> bool:
-        """Whether coefficients shall be saved now."""
-        return time.monotonic() - self._last >= CHECKPOINT_SECONDS
-
-    def save(self, coefficients: Floats) -> None:
-        """Replace what is there."""
-        file = io.BytesIO()
-        np.save(file, coefficients)
-        self.directory.write_bytes(self.name, file.getvalue())
-        self._last = time.monotonic()
-        failpoint("loss.checkpoint.after_write")
-
-    def remove(self) -> None:
-        """Remove it, and what fits of other rows left in this run."""
-        for name in children(self.directory.location):
-            if name.startswith("loss-") and name.endswith(".npy"):
-                self.directory.remove(name)
 
 
 @contextmanager
@@ -146,16 +94,15 @@ def fit_loss(
         "loss": [model.loss, model.loss_parameters, C if len(C) > 1 else C[0], model.fit_intercept],
     }
     num_columns = len(C) * max(len(losses), targets.shape[1])
-    checkpoint = LossCheckpoint(RunDirectory(directory), fields, (len(X), num_columns))
-    start = checkpoint.load()
+    goes_on = _Progress(workspace, plan, solver.tol, RunDirectory(directory), fields)
+    start = goes_on.load((len(X), num_columns))
     if start is not None:
-        workspace.reused["start"] = {"rows": len(X), "source": checkpoint.name}
+        workspace.reused["start"] = {"rows": len(X), "source": goes_on.name}
     elif len(path) == 1:
         earlier = begin_from(train, kernel, [path[0][1]], loss_of(plan), workspace)
         if earlier is not None:
             start = np.zeros((len(X), num_columns))
             start[: len(earlier)] = earlier[:, -num_columns:]  # of two classes the second one
-    goes_on = _Progress(workspace, plan, solver.tol, checkpoint)
     try:
         with single_blas_thread():
             found = fit_losses(
@@ -192,11 +139,10 @@ def fit_loss(
                 parts=parts | columns,
                 details=loss_details(losses[0], *values, **model.loss_parameters) | details,
                 train=train,
-                history=[_thinned(answer.history) for answer in part.answers],
             )
         )
     yield fits
-    checkpoint.remove()
+    goes_on.remove()
 
 
 def _targets(train: Dataset, weight: Floats, scaling: Scaling | None) -> Floats:
@@ -226,18 +172,39 @@ def _columns(prepared: Prepared, quantiles: Sequence[float]) -> dict[str, Any]:
 
 
 class _Progress:
-    """What happens between two iterations: the run says how far it is, stops where it shall, and saves coefficients."""
+    """What happens between two iterations: the run says how far it is, stops where it shall, and keeps coefficients.
 
-    def __init__(self, workspace: Workspace, plan: Plan, tol: float, checkpoint: LossCheckpoint) -> None:
-        self.workspace, self.plan, self.tol, self.checkpoint = workspace, plan, tol, checkpoint
-        self._began = time.perf_counter()
+    Parameters
+    ----------
+    directory
+        The run, where the coefficients are.
+    fields
+        What they belong to, as JSON.
+    """
+
+    def __init__(
+        self, workspace: Workspace, plan: Plan, tol: float, directory: RunDirectory, fields: dict[str, Any]
+    ) -> None:
+        key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+        self.workspace, self.plan, self.tol, self.directory = workspace, plan, tol, directory
+        self.name = f"loss-{key}.npy"
+        self._began, self._saved = time.perf_counter(), time.monotonic()
         self._first_trace = len(workspace.traces)
         self._last = -1
         self._coefficients: Callable[[], Floats] | None = None
         self(0, np.inf, None)
 
-    def _new_trace(self) -> ResidualTrace:
-        return self.workspace.trace(self.plan.solver, self.tol, self.plan.alpha)
+    def load(self, shape: tuple[int, int]) -> Floats | None:
+        """What an interrupted fit left; None where there is nothing of use."""
+        data = self.directory.read_bytes(self.name)
+        if data is None:
+            return None
+        with contextlib.suppress(ValueError, EOFError, OSError):
+            values = np.load(io.BytesIO(data), allow_pickle=False)
+            if values.shape == shape and values.dtype == np.float64 and np.isfinite(values).all():
+                return np.asarray(values)
+        logger.warning("%s of %s holds no coefficients: from the beginning", self.name, self.directory.shown)
+        return None
 
     @property
     def seconds(self) -> float:
@@ -254,13 +221,26 @@ class _Progress:
             self._trace = self._new_trace()
         self._last = number
         self._trace.add(number, np.array([gap]))
-        if self.checkpoint.is_due():
+        if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
             self.save()
+
+    def _new_trace(self) -> ResidualTrace:
+        return self.workspace.trace(self.plan.solver, self.tol, self.plan.alpha)
 
     def save(self) -> None:
         """Save the coefficients as they are now."""
         if self._coefficients is not None:
-            self.checkpoint.save(self._coefficients())
+            file = io.BytesIO()
+            np.save(file, self._coefficients())
+            self.directory.write_bytes(self.name, file.getvalue())
+            self._saved = time.monotonic()
+            failpoint("loss.checkpoint.after_write")
+
+    def remove(self) -> None:
+        """Remove what was saved, and what fits of other rows left in this run."""
+        for name in children(self.directory.location):
+            if name.startswith("loss-") and name.endswith(".npy"):
+                self.directory.remove(name)
 
     def end(self, found: LossFit) -> None:
         """The gaps of each target, instead of the largest ones, which are known before the end."""
@@ -272,9 +252,3 @@ class _Progress:
             last = [history.get(number, before) for history, before in zip(histories, last, strict=True)]
             trace.add(number, np.array(last))
         trace.is_over = True
-
-
-def _thinned(history: list[tuple[int, float, float]]) -> list[list[float]]:
-    """Iteration, gap and violation of at most some 200 iterations, the last one among them."""
-    step = -(-len(history) // MOST_POINTS)
-    return [list(point) for point in [*history[:-1:step], history[-1]]]

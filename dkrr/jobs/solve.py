@@ -60,9 +60,8 @@ class FitSummary(Solution):
     from there, so `dkrr gc` leaves them. ``given_up`` are the ways that led to no answer before this one.
 
     With another ``loss`` than the square there are ``certificates`` instead of residuals, and ``num_support`` rows are
-    in the model; ``history`` has [iteration, gap, violation] of some iterations of each of ``target_names``. Of several
-    C ``path`` has a dict for each, in increasing order, with its model and its score on the held-out rows, by which one
-    was chosen; the rest is that of the chosen one.
+    in the model. Of several C ``path`` has a dict for each, in increasing order, with its model and its score on the
+    held-out rows, by which one was chosen; the rest is that of the chosen one.
     """
 
     run_directory: str
@@ -84,7 +83,6 @@ class FitSummary(Solution):
     loss: dict[str, Any] | None = None
     num_support: int | None = None
     target_names: list[str] = field(default_factory=list)
-    history: list[list[list[float]]] = field(default_factory=list)
     path: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     loss: dict[str, Any] = {}
     if plan.loss is not None:
         loss = {"loss": {**plan.loss, "C": model.provenance["C"]}, "num_support": model.num_rows, "path": points}
-        loss |= {"target_names": model.target_names, "history": fitted.history}
+        loss["target_names"] = model.target_names
     return FitSummary(
         **vars(solution) | {"reused": _reused(plan, solution)},
         run_directory=directory,
