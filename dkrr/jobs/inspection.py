@@ -240,10 +240,10 @@ def _verify_run(path: str) -> Iterator[str]:
             continue
         if documents[name] is None:
             yield f"{name} is missing"
-    yield from _partial(path)
     yield from verify(join(path, "model.zarr"))
     for kept in (documents.get("result.json") or {}).get("kept", {}):
         yield from (f"{kept}: {problem}" for problem in verify(kept))
+    yield from _partial(path)
 
 
 def _partial(path: str, below: str = "") -> Iterator[str]:
