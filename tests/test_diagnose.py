@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dkrr
-from dkrr.chunks import ChunkArray
 from dkrr.errors import ResidualError
+from dkrr.store.chunks import ChunkArray
 from tests.reference import brute_leave_one_out, reference_kernel
 
 N, M = 90, 20

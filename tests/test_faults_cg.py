@@ -36,7 +36,7 @@ from dkrr.errors import (
     StoreError,
     WorkerLostError,
 )
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.cg import solver as iterative
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.operators import RidgeOperator

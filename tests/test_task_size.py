@@ -16,7 +16,7 @@ from dkrr import KernelRidge, load_model
 from dkrr.dataset import ingest
 from dkrr.engine.bundles import BUNDLE_TASKS, bundles
 from dkrr.engine.tasks import InProcessExecutor, Node, run_tasks
-from dkrr.prediction import predict_dataset, predict_variance, score_dataset
+from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
 
 MAX_BYTES = 10 * 1024
 

@@ -24,8 +24,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dkrr.configuration import timeout_seconds
 from dkrr.engine.checks import WorkerInfo, describe_workers, difference
+from dkrr.engine.configuration import timeout_seconds
 from dkrr.engine.probe import challenge
 from dkrr.errors import ClusterError, DkrrError
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkrr.configuration import timeout_seconds
+from dkrr.engine.configuration import timeout_seconds
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import total_memory_bytes
 from dkrr.engine.roster import roster

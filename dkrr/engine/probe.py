@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dkrr.errors import StoreError
-from dkrr.stores import delete_key, local_root, read_json, write_json
+from dkrr.store.files import delete_key, local_root, read_json, write_json
 
 __all__ = ["Challenge", "answer_challenge", "challenge", "remove_object"]
 

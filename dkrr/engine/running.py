@@ -16,7 +16,7 @@ from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.receipts import Key, Receipt
 from dkrr.engine.stopping import task_of
 from dkrr.errors import DkrrError, MemoryBudgetError, StorageFullError, StoreError
-from dkrr.interruption import check_cancelled
+from dkrr.store.interruption import check_cancelled
 
 __all__ = ["TaskFunction", "run_task", "run_tasks"]
 

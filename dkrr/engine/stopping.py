@@ -2,7 +2,7 @@
 
 Dask forgets a cancelled task, and a thread that is inside it goes on to the end: minutes with large tiles, in which it
 would write into a store that another run may own by then. Every graph therefore has a name, :func:`stop_graph` puts it
-on the list of stopped ones in each worker process, and :func:`dkrr.interruption.check_cancelled` compares.
+on the list of stopped ones in each worker process, and :func:`dkrr.store.interruption.check_cancelled` compares.
 
 The flag costs nothing until it is needed. Measured for a look: 0.3 us, and 5 ms once to raise it on a worker. A file
 of the store costs 4 us a look on a local disk and a request on an object store; a Dask ``Event`` costs 1.7 ms and a
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dkrr.interruption import cancellable, check_cancelled
+from dkrr.store.interruption import cancellable, check_cancelled
 
 __all__ = ["stop_graph", "task_of"]
 

@@ -18,15 +18,15 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dkrr.buffers import release
-from dkrr.configuration import timeout_seconds
 from dkrr.engine.bundles import Bundle, Outbox, window_of
+from dkrr.engine.configuration import timeout_seconds
 from dkrr.engine.failures import check_alive, lost_scheduler, never_ready, raise_if_failed
 from dkrr.engine.receipts import Key, Node, Progress, Receipt, Reporter, RunSummary
 from dkrr.engine.running import TaskFunction, run_task, run_tasks
 from dkrr.engine.stopping import stop_graph
 from dkrr.errors import CancelledError, ClusterError
-from dkrr.interruption import cancellable, check_cancelled
+from dkrr.store.chunks import release
+from dkrr.store.interruption import cancellable, check_cancelled
 
 if TYPE_CHECKING:
     from dkrr.engine.admission import Admission

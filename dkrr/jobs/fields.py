@@ -29,7 +29,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from dkrr.address import is_url, parse_address
+from dkrr.store.files import is_url, parse_address
 
 __all__ = [
     "Alpha",

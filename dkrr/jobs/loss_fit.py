@@ -10,7 +10,7 @@ where KEY stands for rows, targets, weights, kernel and loss. The same fit, star
 coefficients are a right place to begin, so that one which is damaged costs time alone. Without them it begins with
 those of the earlier model in the store that shares the most rows, and with 0 for rows that came later.
 
-Cost: the rows in memory twice, and what :mod:`dkrr.planning.losses` says.
+Cost: the rows in memory twice, and what :mod:`dkrr.fit.prices` says.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from dkrr.dataset import Dataset, Floats, Scaling
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError
-from dkrr.failpoints import failpoint
 from dkrr.jobs.fitted import Fitted, begin_from
 from dkrr.jobs.plan import Plan
 from dkrr.jobs.prepare import Prepared, check_loss_targets
@@ -42,9 +41,10 @@ from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.trace import ResidualTrace
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import quantile_names
-from dkrr.records import label_targets, loss_details, loss_parts
-from dkrr.stores import children
+from dkrr.models.model import quantile_names
+from dkrr.models.tiled import label_targets, loss_details, loss_parts
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import children
 from dkrr.threads import single_blas_thread
 
 __all__ = ["fit_loss", "loss_of"]

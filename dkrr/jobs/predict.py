@@ -18,28 +18,37 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dkrr.address import is_below, is_url, join, name_of, parent_of
 from dkrr.dataset import Dataset, Floats, ingest, open_dataset
 from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
 from dkrr.engine.session import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
+from dkrr.fit.inputs import TemporaryStore, nothing_new
 from dkrr.jobs.export import Predictions, check_output, export_predictions, work_of
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, Version
 from dkrr.jobs.registry.versions import RECORD
-from dkrr.large_predictions import is_worth_a_cluster
 from dkrr.linalg.inference.calibration import IntervalMethod, check_coverage, check_method
 from dkrr.linalg.losses.loss import log_probabilities
-from dkrr.lock import hold_lock
-from dkrr.manifest import manifest_digest
-from dkrr.model import Model, load_model
-from dkrr.prediction import predict_dataset, predict_variance, score_dataset
-from dkrr.resources import nothing_new
-from dkrr.stores import children, place, read_json, remove_array, write_json
-from dkrr.temporary import TemporaryStore
+from dkrr.models.large_predictions import is_worth_a_cluster
+from dkrr.models.model import Model, load_model
+from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
+from dkrr.models.uncertainty import half_widths, interval, standard_deviation
+from dkrr.store.documents import manifest_digest
+from dkrr.store.files import (
+    children,
+    is_below,
+    is_url,
+    join,
+    name_of,
+    parent_of,
+    place,
+    read_json,
+    remove_array,
+    write_json,
+)
+from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
-from dkrr.uncertainty import half_widths, interval, standard_deviation
 
 __all__ = ["Extras", "Predicted", "evaluate_job", "predict_job"]
 

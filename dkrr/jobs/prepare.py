@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import name_of, parent_of
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.columns import (
     column_number,
@@ -36,8 +35,8 @@ from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.linalg.losses.loss import Loss
-from dkrr.objects import find_object, list_objects
-from dkrr.stores import file_state, is_url, place, read_json
+from dkrr.store.files import file_state, is_url, name_of, parent_of, place, read_json
+from dkrr.store.objects import find_object, list_objects
 
 BUILT_IN = ("sklearn:", "generate:")
 

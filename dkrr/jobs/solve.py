@@ -20,31 +20,29 @@ from dkrr._version import __version__
 from dkrr.dataset import Dataset, Floats, RowArray
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError
-from dkrr.fitting import FitResult, fit_rows, with_lineage
-from dkrr.given import store_given_matrix
+from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice
+from dkrr.fit.fitting import FitResult, fit_rows, with_lineage
+from dkrr.fit.inputs import store_given_matrix
+from dkrr.fit.plan import Ways, settings_of
+from dkrr.fit.rates import Machine
 from dkrr.jobs.fitted import Fitted, begin_from, remember
 from dkrr.jobs.loss_fit import fit_loss, loss_of
 from dkrr.jobs.plan import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
-from dkrr.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import BLOCK_ROWS, Model, load_model
-from dkrr.planning.candidates import Candidate, Limits, Problem
-from dkrr.planning.choices import SolverChoice
-from dkrr.planning.costs import Machine
-from dkrr.planning.iterations import Iterations
-from dkrr.planning.planner import Ways, settings_of
-from dkrr.prediction import LOWER_IS_BETTER, Score, score_dataset
-from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
-from dkrr.stores import delete_key, list_entries, place, remove_array, write_json
-from dkrr.uncertainty import loo_quantiles, recorded_factors
-from dkrr.validation import check_target_sizes
+from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows
+from dkrr.models.model import BLOCK_ROWS, Model, load_model
+from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
+from dkrr.models.tiled import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
+from dkrr.models.uncertainty import loo_quantiles, recorded_factors
+from dkrr.models.validation import check_target_sizes
+from dkrr.store.files import delete_key, list_entries, place, remove_array, write_json
 
 __all__ = ["FitSummary", "solve_and_save"]
 
@@ -109,7 +107,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     Raises
     ------
     NumericalError, DataError, StoreError, LockedError
-        See :func:`dkrr.fitting.fit_rows`.
+        See :func:`dkrr.fit.fitting.fit_rows`.
     """
     solve = _tiles if plan.loss is None else fit_loss
     if plan.nystrom is not None or plan.solver == "primal":

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from dkrr import configuration
-from dkrr.address import StorageSettings, is_url, join, name_of, parent_of, with_settings, without_settings
 from dkrr.dataset.destination import check_outside
+from dkrr.engine import configuration
 from dkrr.errors import StoreError, StoreMismatchError
+from dkrr.fit.choices import SolverChoice
 from dkrr.jobs import loss_spec, toml
 from dkrr.jobs.fields import (
     Alpha,
@@ -45,9 +45,17 @@ from dkrr.jobs.fields import (
 from dkrr.jobs.runs.directory import RunDirectory, may_hold
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.losses.loss import Loss, make_loss
-from dkrr.planning.choices import SolverChoice
 from dkrr.selection.choice import FoldLoss, TuneSettings
-from dkrr.stores import read_json
+from dkrr.store.files import (
+    StorageSettings,
+    is_url,
+    join,
+    name_of,
+    parent_of,
+    read_json,
+    with_settings,
+    without_settings,
+)
 
 __all__ = [
     "ClusterSpec",
@@ -266,8 +274,7 @@ class ModelSpec(KernelParameters):
     Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way: one for all targets, or a list of
     which the held-out rows choose one (of the square a list has an alpha for each target). They have a parameter
     ``quantile`` (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with
-    ``standardize``). What is left out is what the estimators of :mod:`dkrr.machines` have: C = 1, alpha = 1 for pinball
-    and huber.
+    ``standardize``). What is left out is what the estimators have: C = 1, alpha = 1 for pinball and huber.
 
     Parameters
     ----------
@@ -450,7 +457,7 @@ class ClusterSpec(Table):
 class StorageSpec(Table):
     """``[storage]``: how the s3:// addresses of the job are reached. Credentials are found by each process itself.
 
-    In memory every address of the job carries these settings (:mod:`dkrr.address`), so that tasks need nothing else.
+    In memory every address of the job carries these settings (:mod:`dkrr.store.files`), so that tasks need no more.
 
     Parameters
     ----------

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dkrr.address import join
 from dkrr.jobs.report.words import kernel_words, loss_words, reasons_of, size
+from dkrr.store.files import join
 
 if TYPE_CHECKING:
     from dkrr.jobs.plan import Plan
     from dkrr.jobs.run import FitSummary
     from dkrr.jobs.tune import TuneSummary
-    from dkrr.prediction import Score
+    from dkrr.models.prediction import Score
 
 __all__ = ["facts_table", "fit_facts", "plan_facts", "reused_rows", "tune_table"]
 

@@ -18,20 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import is_url, join, name_of, parent_of
 from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
+from dkrr.fit.inputs import nothing_new
 from dkrr.jobs import toml
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.run import job_executor
 from dkrr.jobs.spec import LOCATED, JobSpec, TuneSpec
-from dkrr.lock import hold_lock
-from dkrr.resources import nothing_new
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
-from dkrr.stores import read_json, write_file
-from dkrr.swap import create_bytes
+from dkrr.store.documents import create_bytes
+from dkrr.store.files import is_url, join, name_of, parent_of, read_json, write_file
+from dkrr.store.lease import hold_lock
 
 __all__ = ["TuneSummary", "draw_search", "tune_job"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray, FloatArray
+from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.tiles import TileGrid
 
 __all__ = ["MAX_BLOCK_COLUMNS", "BlockColumns"]

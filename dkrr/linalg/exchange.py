@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError
-from dkrr.stores import place, remove_array
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid
 
 __all__ = ["Exchange", "Layout", "MemoryExchange", "StoreExchange"]

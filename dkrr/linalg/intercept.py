@@ -37,9 +37,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import FloatArray
 from dkrr.dataset import Dataset
 from dkrr.errors import DataError
+from dkrr.store.chunks import FloatArray
 
 __all__ = [
     "MAX_REFINEMENTS",

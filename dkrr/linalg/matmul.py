@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from dkrr.engine.tasks import InProcessExecutor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, NumericalError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.exchange import Exchange, Layout, MemoryExchange, StoreExchange
 from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.pairs import BAND_BYTES, BLOCK_ROWS, STRIP_ROWS, Entries, Pair, StoredEntries, is_nonnegative
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place, remove_array
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import is_finite
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import FloatArray
 from dkrr.errors import ParameterError
 from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
+from dkrr.store.chunks import FloatArray
 from dkrr.threads import single_blas_thread
 
 __all__ = [

@@ -25,7 +25,7 @@ from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.targets import Solved, right_hand_sides
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place
+from dkrr.store.files import place
 
 __all__ = ["SolvedTargets", "solve_targets"]
 

@@ -13,7 +13,7 @@ from dkrr.engine import stopping
 from dkrr.engine.stopping import stop_graph, stop_here, task_of
 from dkrr.engine.tasks import DaskExecutor, Node
 from dkrr.errors import CancelledError, DataError
-from dkrr.interruption import check_cancelled
+from dkrr.store.interruption import check_cancelled
 from tests.faults import wait_until
 
 PRODUCT_SECONDS = 0.1

@@ -11,6 +11,7 @@ import pytest
 
 from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last, open_dataset, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
+from dkrr.fit.rates import Machine
 from dkrr.jobs import run as job_run
 from dkrr.jobs.garbage import delete_garbage, find_garbage
 from dkrr.jobs.plan import make_plan
@@ -18,10 +19,9 @@ from dkrr.jobs.prepare import changed_since, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.tables import reused_rows
 from dkrr.linalg.operators import _open_rows
-from dkrr.model import load_model
-from dkrr.planning.costs import Machine
+from dkrr.models.model import load_model
+from tests.fit.test_planner import MACHINE
 from tests.jobs.helpers import Make, job_maker
-from tests.planning.test_planner import MACHINE
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((900, 4)) * [1, 10, 0.1, 3] + [0, 50, 0, -7]

@@ -83,7 +83,7 @@ def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(make: Mak
 
 
 def test_a_model_without_its_factor_says_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.uncertainty.MAX_DENSE_ROWS", 10)
+    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
     summary = fit_job(make(output={"keep": "model"}))
     np.save(tmp_path / "new.npy", X)
     output = str(tmp_path / "out.npy")

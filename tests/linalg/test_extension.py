@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr import failpoints
 from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.fitting import FitResult, FitSettings, fit_rows, with_lineage
+from dkrr.fit.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor import rows as factor_rows
 from dkrr.linalg.factor.schedule import STRIP, TERMS, cholesky_nodes, extension_nodes
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
+from dkrr.store import failpoints
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.linalg.helpers import assembled
 

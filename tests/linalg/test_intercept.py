@@ -11,8 +11,8 @@ from sklearn.linear_model import Ridge
 
 from dkrr.dataset import Dataset, ingest
 from dkrr.errors import DataError, ResidualError
-from dkrr.fitting import FitResult, FitSettings, fit_rows
-from dkrr.given import store_given_matrix
+from dkrr.fit.fitting import FitResult, FitSettings, fit_rows
+from dkrr.fit.inputs import store_given_matrix
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cg.plane import Plane, PlanePreconditioner
 from dkrr.linalg.factor.bordered import bordered_residual, solve_bordered
@@ -347,7 +347,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(tmp_path: Path, phase: str,
 
 
 def test_a_factor_serves_fits_with_and_without_an_intercept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dkrr.fitting as fitting
+    import dkrr.fit.fitting as fitting
 
     keys: list[str] = []
     hold = fitting.hold_lock

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.chunks import ChunkArray
 from dkrr.engine.session import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import MemoryBudgetError, NumericalError
@@ -26,6 +25,7 @@ from dkrr.linalg.inference.inverse_diagonal import (
     panel_task,
     panel_width,
 )
+from dkrr.store.chunks import ChunkArray
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import potrf
 from tests.linalg.helpers import dense, operator, rows, snapshot

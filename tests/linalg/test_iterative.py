@@ -19,8 +19,8 @@ import pytest
 from dkrr.dataset import open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, NotPositiveDefiniteError, ParameterError, StoreError
-from dkrr.fitting import FitSettings, fit_rows
-from dkrr.given import store_given_matrix
+from dkrr.fit.fitting import FitSettings, fit_rows
+from dkrr.fit.inputs import store_given_matrix
 from dkrr.linalg.cg import solver as iterative
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.solver import CGSolver
@@ -225,7 +225,7 @@ def test_progress_is_in_iterations(tmp_path: Path) -> None:
 def test_what_decides_the_answer_decides_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = rows(tmp_path)
     keys: list[str] = []
-    monkeypatch.setattr("dkrr.fitting.hold_lock", lambda place: keys.append(str(place)) or nullcontext())
+    monkeypatch.setattr("dkrr.fit.fitting.hold_lock", lambda place: keys.append(str(place)) or nullcontext())
     variants: list[dict[str, Any]] = [
         {},
         {"iterative": replace(TIGHT, tol=1e-9)},

@@ -25,7 +25,7 @@ from dkrr.linalg.lowrank.woodbury import KeptPanels, ShiftedGram, kept_panels
 from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import local_root
+from dkrr.store.files import local_root
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import Twice, failing_at, flip, truncate
 from tests.linalg.helpers import dense, operator, rows, snapshot

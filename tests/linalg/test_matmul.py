@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DamagedChunkError, DataError, NumericalError, ParameterError, StorageFullError, StoreError
@@ -20,6 +19,7 @@ from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import OperatorProduct, panel_width
 from dkrr.linalg.pairs import super_blocks
 from dkrr.linalg.workspace import Workspace
+from dkrr.store.chunks import ChunkArray
 from dkrr.tiles import TileMatrix
 from tests.faults import DAMAGES, FaultyStore, Spoiling, Twice, chunk_files, failing_at, objects_in_memory
 from tests.linalg.helpers import dense, operator, rows

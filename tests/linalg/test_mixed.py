@@ -13,7 +13,7 @@ from dkrr.dataset import Dataset, ingest
 from dkrr.engine.session import start_local
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, NotPositiveDefiniteError
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.cg import mixed
 from dkrr.linalg.cg.mixed import MixedSolver
 from dkrr.linalg.factor import direct

@@ -33,7 +33,7 @@ from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.row_pass import RowRanges
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
+from dkrr.models.model import Model, load_model
 from tests.faults import Spoiling, chunk_files, failing_at, flip, kill_worker, worker_pids
 from tests.linalg.helpers import rows
 from tests.reference import reference_kernel

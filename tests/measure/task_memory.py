@@ -26,8 +26,8 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.solution import Solution
-from dkrr.model import Model, load_model
-from dkrr.prediction import predict_dataset
+from dkrr.models.model import Model, load_model
+from dkrr.models.prediction import predict_dataset
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.benchmarks.processes import reset_peak, resident_bytes
 

@@ -23,13 +23,13 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
 from dkrr.dataset.rows import default_rows_per_chunk
 from dkrr.engine.tasks import run_task
 from dkrr.errors import StoreError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.cg.state import CGState
-from dkrr.stores import place, read_json, remove_array, write_json
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, read_json, remove_array, write_json
 
 __all__ = ["StoredCheckpoint"]
 

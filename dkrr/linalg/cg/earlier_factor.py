@@ -8,7 +8,7 @@ the store.
 
 Cost
 ----
-The search is that of :mod:`dkrr.linalg.lineage`; an application is one pair of sweeps.
+The search is that of :mod:`dkrr.linalg.catalogue`; an application is one pair of sweeps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import name_of
 from dkrr.errors import StoreError
+from dkrr.linalg.catalogue import Ancestor, ancestors
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
-from dkrr.linalg.lineage import Ancestor, ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace, keep_for_others
+from dkrr.store.files import name_of
 from dkrr.tiles import TileMatrix
 
 __all__ = ["EarlierFactor", "find_earlier_factor"]

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, NumericalError
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns
 from dkrr.linalg.columns import norms
@@ -33,7 +32,8 @@ from dkrr.linalg.factor.triangular import SweepTask, choose_num_steps, sweeps
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place, remove_array
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileMatrix
 
 __all__ = ["FactorPreconditioner", "diagonal_entries"]

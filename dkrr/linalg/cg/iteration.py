@@ -29,12 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import DataError, NumericalError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.cg.errors import indefinite_matrix, indefinite_preconditioner, not_converged
 from dkrr.linalg.cg.state import CGState, Checkpoint
 from dkrr.linalg.columns import add_scaled, dots, largest, norms, ratio, row_blocks, take
 from dkrr.linalg.precondition import Preconditioner
 from dkrr.linalg.settings import IterativeSettings
+from dkrr.store.failpoints import failpoint
 
 __all__ = ["CGResult", "CGState", "Checkpoint", "conjugate_gradients"]
 

@@ -33,19 +33,18 @@ from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceError, LockedError, NotPositiveDefiniteError
 from dkrr.linalg.blocks import BlockColumns
+from dkrr.linalg.catalogue import ancestors, factor_fields, key_of
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_entries
 from dkrr.linalg.cg.iteration import conjugate_gradients
 from dkrr.linalg.cg.solver import CGSolver, ExactProduct, PreparedCG, already_good
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
-from dkrr.linalg.keys import factor_fields, key_of
-from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution, limit_bar
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place, read_json, remove_array, write_json
+from dkrr.store.files import place, read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileMatrix
 
 __all__ = ["MixedFactor", "MixedSolver"]

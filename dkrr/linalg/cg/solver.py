@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.linalg.catalogue import key_of, short_name
 from dkrr.linalg.cg.checkpoint import EVERY_SECONDS, StoredCheckpoint
 from dkrr.linalg.cg.earlier_factor import find_earlier_factor
 from dkrr.linalg.cg.errors import too_slow
@@ -31,7 +32,6 @@ from dkrr.linalg.cg.plane import Plane, PlanePreconditioner, within
 from dkrr.linalg.cg.state import CGState
 from dkrr.linalg.columns import largest, ratio
 from dkrr.linalg.factor.triangular import BlockColumns
-from dkrr.linalg.keys import key_of
 from dkrr.linalg.lowrank.preconditioner import build_low_rank, choose_rank, low_rank_fields, low_rank_location
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
@@ -39,10 +39,9 @@ from dkrr.linalg.precondition import Deferred, Identity, Openable, Preconditione
 from dkrr.linalg.residual import sampled_row_sums
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution, limit_bar
-from dkrr.linalg.takeover import short_name
 from dkrr.linalg.trace import ResidualTrace
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place
+from dkrr.store.files import place
 
 __all__ = ["CGSolver", "ExactProduct", "PreparedCG", "already_good", "backward_errors"]
 

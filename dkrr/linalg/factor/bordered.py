@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import FloatArray
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.direct import CholeskyFactor
 from dkrr.linalg.intercept import (
@@ -36,7 +35,8 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.residual import ResidualNorms, exact_product, panel_rows, product_norms
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place
+from dkrr.store.chunks import FloatArray
+from dkrr.store.files import place
 from dkrr.tiles import TileGrid
 
 __all__ = ["bordered_residual", "solve_bordered", "with_bordered_residual"]

@@ -33,16 +33,16 @@ import numpy as np
 
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreMismatchError
-from dkrr.failpoints import failpoint
+from dkrr.linalg.catalogue import TakenOver
 from dkrr.linalg.factor.rows import Strips, assemble, choose_strips, compute_strip, num_first_terms
 from dkrr.linalg.factor.schedule import PARTIAL, TERMS, Split, cholesky_nodes, extension_nodes, usual_split
 from dkrr.linalg.factor.scratch import remove_scratch, scratch_location
 from dkrr.linalg.gram import repair_gram_tile
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs, check_finite, wrong_tile
-from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import factor_sample_agrees
-from dkrr.stores import remove_array
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
 

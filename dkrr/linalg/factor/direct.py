@@ -11,17 +11,16 @@ from typing import Any, Literal
 
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import DamagedChunkError, ResidualError
+from dkrr.linalg.catalogue import continue_lineage, factor_fields, key_of
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.triangular import BlockColumns, SweepTask, sweep
-from dkrr.linalg.keys import factor_fields, key_of
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.residual import ResidualNorms, residual_norms
 from dkrr.linalg.solution import Solution, backward_error_bar
-from dkrr.linalg.takeover import continue_lineage
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place
+from dkrr.store.files import place
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileMatrix
 
 __all__ = ["CholeskyFactor", "CholeskySolver", "Workspace"]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dkrr.address import join, name_of, parent_of
-from dkrr.stores import remove_array
+from dkrr.store.files import join, name_of, parent_of, remove_array
 from dkrr.tiles import TileMatrix
 
 __all__ = ["factor_of_scratch", "remove_scratch", "scratch_location"]

@@ -32,16 +32,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import get_lapack_funcs
 
-from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.engine.tasks import Node, RunSummary
 from dkrr.errors import DamagedChunkError, MemoryBudgetError, NumericalError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.direct import CholeskyFactor
 from dkrr.linalg.repairs import Repairs, check_finite
 from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.workspace import INVERSE_DIAGONAL
-from dkrr.stores import place, remove_array
+from dkrr.store.chunks import ChunkArray, FloatArray
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, trsm_right
 

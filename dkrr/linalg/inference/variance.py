@@ -34,11 +34,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import FloatArray
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
 from dkrr.kernels import Kernel
 from dkrr.linalg.predict import CHECK_TOLERANCE, RowSource
 from dkrr.linalg.products import kernel_product
+from dkrr.store.chunks import FloatArray
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import gemm_nt, is_finite, potrf, trsm_right
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
+from dkrr.store.chunks import ChunkArray
 from dkrr.tiles import TileGrid
 
 __all__ = ["Panels", "Pivots", "row_chunks"]

@@ -38,7 +38,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import is_below
 from dkrr.engine.session import memory_limit_of
 from dkrr.engine.tasks import InProcessExecutor, Node
 from dkrr.errors import DamagedChunkError, ParameterError
@@ -53,8 +52,8 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import local_root, place, remove_array
+from dkrr.store.files import is_below, local_root, place, remove_array
+from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid
 
@@ -107,7 +106,7 @@ def build_low_rank(
     rank
         Columns wanted; at most n. Fewer are made when the residual becomes zero before: see ``LowRank.rank``.
     weight_digest, source_digest
-        As in :func:`~dkrr.linalg.keys.factor_fields`.
+        As in :func:`~dkrr.linalg.catalogue.factor_fields`.
 
     Raises
     ------

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.buffers import on_release
-from dkrr.chunks import ChunkArray
 from dkrr.errors import NumericalError
 from dkrr.linalg.lowrank.panels import Panels
+from dkrr.store.chunks import ChunkArray, on_release
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import potrf, trsm_left
 

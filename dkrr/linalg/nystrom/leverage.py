@@ -31,11 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Node
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError
-from dkrr.failpoints import failpoint
 from dkrr.kernels import Kernel
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_leverages
@@ -44,7 +42,9 @@ from dkrr.linalg.operators import Rows
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.row_pass import RowRanges, retried, whole_chunk
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place, remove_array
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, remove_array
 from dkrr.tiles.blas import buffer, is_finite, potrf, syrk, trsm_right
 
 __all__ = ["Centres", "nystrom_leave_one_out"]

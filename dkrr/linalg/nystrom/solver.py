@@ -48,12 +48,12 @@ from dkrr.dataset.destination import storage_errors
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, ParameterError
 from dkrr.kernels import Kernel
+from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
 from dkrr.linalg.columns import ratio
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.intercept import centre_dataset, total_weight
-from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.nystrom.centers import choose_rows, read_rows
 from dkrr.linalg.nystrom.precondition import (
     CenterFactor,
@@ -71,7 +71,7 @@ from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.targets import target_alphas
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place
+from dkrr.store.files import place
 
 __all__ = ["DEFAULT_TOL", "MAX_CENTERS", "NystromResult", "fit_nystrom", "nystrom_baseline", "nystrom_bytes"]
 

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DataError
 from dkrr.kernels.features import FeatureMap
+from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.inference.leave_one_out import MIN_SHARE
-from dkrr.linalg.keys import key_of
 from dkrr.linalg.primal.rows import DatasetRows, MemoryRows, Strip
 from dkrr.linalg.row_pass import Operands, RowPass, RowRanges
 from dkrr.linalg.workspace import Workspace

@@ -46,8 +46,8 @@ from dkrr.dataset import Dataset
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError, ResidualError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
+from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.gram import rows_of
-from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.primal.passes import (
     MAX_STRIP_ROWS,
     Affine,

@@ -12,7 +12,7 @@ from dkrr.errors import DkrrError, RefusedError
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import ModelRegistry, Reference
 from dkrr.jobs.retrain.incoming import deliveries
-from dkrr.objects import put_file
+from dkrr.store.objects import put_file
 from tests.faults import failing_at
 from tests.jobs.retrain.project import Project, in_process, rows_of
 from tests.s3 import Bucket, bucket, s3_server
