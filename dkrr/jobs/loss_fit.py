@@ -32,7 +32,6 @@ from dkrr.dataset import Dataset, Floats, Scaling
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError
-from dkrr.jobs.fitted import Fitted, begin_from
 from dkrr.jobs.plan import Plan
 from dkrr.jobs.prepare import Prepared, check_loss_targets
 from dkrr.jobs.runs.directory import RunDirectory
@@ -61,11 +60,13 @@ def loss_of(plan: Plan) -> dict[str, Any] | None:
 
 @contextmanager
 def fit_loss(
-    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
-) -> Iterator[list[Fitted]]:
+    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str, begin: Callable[..., Any]
+) -> Iterator[list[tuple[dict[str, Any], dict[str, Any]]]]:
     """Fit the training rows of a job as ``plan`` says; goes on from the checkpoint in the run's ``directory``.
 
-    One for each C, in increasing order. The checkpoint is removed at the end of the block, when they are saved.
+    Parts of a model, its solution among them, and details of its provenance for each C, in increasing order. The
+    checkpoint is removed at the end of the block, when they are saved. Without one it begins with the coefficients
+    of an earlier fit, which ``begin`` finds.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def fit_loss(
     if start is not None:
         workspace.reused["start"] = {"rows": len(X), "source": goes_on.name}
     elif len(path) == 1:
-        earlier = begin_from(train, kernel, [path[0][1]], loss_of(plan), workspace)
+        earlier = begin(train, kernel, [path[0][1]], loss_of(plan), workspace)
         if earlier is not None:
             start = np.zeros((len(X), num_columns))
             start[: len(earlier)] = earlier[:, -num_columns:]  # of two classes the second one
@@ -133,14 +134,7 @@ def fit_loss(
     for values, each in zip(path, found.split(len(path)), strict=True):
         part = each.mirrored() if train.classes is not None and len(train.classes) == 2 else each
         parts = loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept)
-        fits.append(
-            Fitted(
-                solution=parts.pop("solution"),
-                parts=parts | columns,
-                details=loss_details(losses[0], *values, **model.loss_parameters) | details,
-                train=train,
-            )
-        )
+        fits.append((parts | columns, loss_details(losses[0], *values, **model.loss_parameters) | details))
     yield fits
     goes_on.remove()
 

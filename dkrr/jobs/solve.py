@@ -4,14 +4,20 @@ A run with ``[evaluate] leave_one_out`` gets ``leave_one_out.zarr`` beside its m
 a fit that had not seen it, ``residuals`` (n, t) in the units of y and ``inverse_diagonal``, in the order of the
 training rows, with the figures per target as attributes. With ``[evaluate] intervals`` the saved model gets the
 quantiles that its prediction intervals rest on. Nothing is factorised that the fit factorised.
+
+A model is remembered in the store by the rows and targets that it was fitted to, and found again by what they have in
+common with others: there an iteration begins, with zeros for rows that came later. A direct solve has no use for it. A
+model of another loss than the square has lost its rows with coefficients of 0; the others stand in it in the order of
+the data set. Cost: one reading of the coefficients.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import log
 from typing import Any
 
 import numpy as np
@@ -19,18 +25,19 @@ import numpy as np
 from dkrr._version import __version__
 from dkrr.dataset import Dataset, Floats, RowArray
 from dkrr.engine.tasks import RunSummary
-from dkrr.errors import ConvergenceError
+from dkrr.errors import ConvergenceError, DkrrError
 from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice
-from dkrr.fit.fitting import FitResult, fit_rows, with_lineage
+from dkrr.fit.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.fit.inputs import store_given_matrix
 from dkrr.fit.plan import Ways, settings_of
 from dkrr.fit.rates import Machine
-from dkrr.jobs.fitted import Fitted, begin_from, remember
 from dkrr.jobs.loss_fit import fit_loss, loss_of
 from dkrr.jobs.plan import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
-from dkrr.kernels import kernel_from_dict
+from dkrr.kernels import Kernel, kernel_from_dict
+from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
+from dkrr.linalg.losses.loss import make_loss
 from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.settings import NystromSettings
@@ -43,6 +50,7 @@ from dkrr.models.tiled import nystrom_parts, primal_details, primal_parts, solve
 from dkrr.models.uncertainty import loo_quantiles, recorded_factors
 from dkrr.models.validation import check_target_sizes
 from dkrr.store.files import delete_key, list_entries, place, remove_array, write_json
+from dkrr.tiles import TileMatrix
 
 __all__ = ["FitSummary", "solve_and_save"]
 
@@ -101,6 +109,38 @@ class FitSummary(Solution):
         return facts_html("fit", fit_facts(self))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What a solver found.
+
+    Parameters
+    ----------
+    solution
+        How good it is.
+    parts
+        What a :class:`~dkrr.model.Model` is made of besides.
+    details
+        Of its provenance.
+    train
+        The rows that were solved for; those of a precomputed matrix are their numbers.
+    settings
+        Of the fit; None of another loss than the square.
+    given, source_digest
+        A precomputed matrix in tiles, and its digest.
+    tiles
+        Factors and Gram matrix, where there are any.
+    """
+
+    solution: Solution
+    parts: dict[str, Any]
+    details: dict[str, Any]
+    train: Dataset
+    settings: FitSettings | None = None
+    given: TileMatrix | None = None
+    source_digest: str = ""
+    tiles: FitResult | None = None
+
+
 def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str) -> FitSummary:
     """Solve as ``plan`` says and save ``model.zarr`` in the run's ``directory``; seconds and score are still missing.
 
@@ -109,7 +149,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     NumericalError, DataError, StoreError, LockedError
         See :func:`dkrr.fit.fitting.fit_rows`.
     """
-    solve = _tiles if plan.loss is None else fit_loss
+    solve = _tiles if plan.loss is None else _losses
     if plan.nystrom is not None or plan.solver == "primal":
         solve = _features
     path = place(directory, "model.zarr")
@@ -142,6 +182,17 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
         kept={} if tiles is None else _clean(job, workspace, tiles),
         **loss,
     )
+
+
+@contextmanager
+def _losses(
+    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
+) -> Iterator[list[Fitted]]:
+    """By the solver of another loss than the square; one for each C."""
+    with fit_loss(job, prepared, plan, workspace, directory, begin_from) as found:
+        yield [
+            Fitted(solution=parts.pop("solution"), parts=parts, details=x, train=prepared.train) for parts, x in found
+        ]
 
 
 @contextmanager
@@ -415,3 +466,73 @@ def _write_rows(location: str, name: str, values: Floats) -> None:
     rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=min(BLOCK_ROWS, n))
     for number, (start, stop) in enumerate(rows.blocks()):
         rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))
+
+
+def remember(
+    store: Any,
+    dataset: Dataset,
+    kernel: Kernel,
+    alpha: Sequence[float],
+    model_path: str,
+    loss: dict[str, Any] | None,
+) -> None:
+    """Note which rows the model at ``model_path`` was fitted to, with which ``loss`` where it was not the square."""
+    fields = {
+        "kernel": kernel.to_dict(),
+        "alpha": list(alpha),
+        "num_targets": dataset.num_targets,
+        "n": dataset.num_rows,
+        "rows_digest": dataset.digest,
+        **({} if loss is None else {"loss": loss}),
+    }
+    record_rows(store, "models", fields, dataset, model_path)
+
+
+def begin_from(
+    dataset: Dataset, kernel: Kernel, alpha: Sequence[float], loss: dict[str, Any] | None, workspace: Workspace
+) -> Floats | None:
+    """Coefficients (m, t) of the first m rows, None where there are none.
+
+    What was found is noted in ``workspace.reused["start"]``.
+    """
+    found = ancestors(workspace.store, dataset, kernel.to_dict(), kinds=["models"])
+    for item in sorted(found, key=lambda item: (-item.num_rows, _distance(item, alpha))):
+        if item.fields["num_targets"] != dataset.num_targets or item.fields.get("loss") != loss:
+            continue
+        try:
+            model = load_model(item.location, verify=False)
+            if model.provenance.get("rows_digest") != item.fields["rows_digest"]:
+                continue  # another model is there by now
+            if loss is None:
+                coefficients = model.dual_coef.read(0, item.num_rows)
+            else:
+                coefficients = _of_rows(model, dataset, item.num_rows)
+                if not make_loss(loss["loss"]).is_smooth:  # those at a bound are at the new one
+                    coefficients *= item.fields["alpha"][0] / alpha[0]
+        except (DkrrError, OSError) as exc:
+            logger.info("not begun from %s (%s)", item.location, exc)
+            continue
+        if not np.isfinite(coefficients).all():
+            continue
+        workspace.reused["start"] = {"rows": item.num_rows, "of_rows": dataset.num_rows, "source": item.location}
+        return np.asarray(coefficients, dtype=np.float64)
+    return None
+
+
+def _of_rows(model: Model, dataset: Dataset, num_rows: int) -> Floats:
+    """Coefficients of the first rows of a data set: those of a model whose rows are some of them, in their order."""
+    coefficients = model.dual_coef.read(0, model.num_rows)
+    found = np.zeros((num_rows, model.num_targets))
+    if model.x_fit is None:
+        return found
+    own, place = [row.tobytes() for row in model.x_fit.read(0, model.num_rows)], 0
+    for number, row in enumerate(dataset.X.read(0, num_rows)):
+        if place < len(own) and row.tobytes() == own[place]:
+            found[number], place = coefficients[place], place + 1
+    return found
+
+
+def _distance(item: Ancestor, alpha: Sequence[float]) -> float:
+    """How far the alphas are apart."""
+    mine, theirs = min(alpha), min(item.fields["alpha"])
+    return abs(log(mine / theirs)) if mine > 0 and theirs > 0 else float(mine != theirs)

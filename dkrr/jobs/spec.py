@@ -11,21 +11,18 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from functools import reduce
-from operator import add, mul
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dkrr.dataset.destination import check_outside
 from dkrr.engine import configuration
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.fit.choices import SolverChoice
-from dkrr.jobs import loss_spec, toml
+from dkrr.jobs import toml
 from dkrr.jobs.fields import (
-    Alpha,
     ByteSize,
     Column,
     Columns,
@@ -33,8 +30,6 @@ from dkrr.jobs.fields import (
     Header,
     Location,
     Penalties,
-    Positive,
-    Quantile,
     Table,
     TileSize,
     Whole,
@@ -42,9 +37,8 @@ from dkrr.jobs.fields import (
     is_loopback,
     locate,
 )
+from dkrr.jobs.model_spec import KernelTable, ModelSpec, check_job, with_defaults
 from dkrr.jobs.runs.directory import RunDirectory, may_hold
-from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.losses.loss import Loss, make_loss
 from dkrr.selection.choice import FoldLoss, TuneSettings
 from dkrr.store.files import (
     StorageSettings,
@@ -182,173 +176,6 @@ class EvaluateSpec(Table):
     def mask_is_file(self) -> bool:
         """Whether ``mask`` names a file and not a column of the data."""
         return is_data_file(self.mask)
-
-
-def _kernel_tag(value: Any) -> str:
-    if isinstance(value, dict | KernelTable):
-        return "kernel table"
-    return "kernel number" if isinstance(value, int | float) and not isinstance(value, bool) else "kernel name"
-
-
-class KernelParameters(Table):
-    """Parameters that a kernel named by a string may have.
-
-    Parameters
-    ----------
-    gamma
-        Of rbf, laplacian, poly, sigmoid and chi2; 1 / d unless given (1 for chi2).
-    degree
-        Of poly; 3 unless given.
-    coef0
-        Of poly and sigmoid; 1 unless given.
-    kernel_params
-        Other parameters of a kernel: {nu = 1.5, length_scale = 0.75}; a length_scale for each feature is a list.
-    """
-
-    gamma: Positive | None = None
-    degree: Positive | None = None
-    coef0: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    kernel_params: dict[str, Any] | None = None
-
-    def make(self, name: str) -> Kernel:
-        """The kernel ``name`` with these parameters."""
-        # scikit-learn's defaults, where the file is silent
-        return make_kernel(
-            name,
-            gamma=self.gamma,
-            degree=3 if self.degree is None else self.degree,
-            coef0=1 if self.coef0 is None else self.coef0,
-            kernel_params=self.kernel_params,
-        )
-
-    def given(self) -> list[str]:
-        """Names of the parameters that the file sets."""
-        return [name for name in KernelParameters.model_fields if getattr(self, name) is not None]
-
-
-class KernelTable(KernelParameters):
-    """``{kernel = "rbf", gamma = 0.1}``, ``{sum = [...]}`` or ``{product = [...]}`` of tables, names and numbers."""
-
-    kernel: str | None = None
-    sum: list[KernelItem] | None = None
-    product: list[KernelItem] | None = None
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        forms = [name for name in ("kernel", "sum", "product") if getattr(self, name) is not None]
-        if len(forms) != 1:
-            raise ValueError(f"one of kernel, sum and product expected, {' and '.join(forms) or 'none'} given")
-        if self.kernel is None and self.given():
-            raise ValueError(f"{self.given()[0]} belongs into the tables of the {forms[0]}")
-        if self.kernel is None and all(isinstance(item, int | float) for item in self._items):
-            raise ValueError(f"the {forms[0]} has no kernel in it")
-        return self
-
-    @property
-    def _items(self) -> list[Any]:
-        return self.sum or self.product or []
-
-    def build(self) -> Kernel:
-        """The kernel that the table describes."""
-        if self.kernel is not None:
-            return self.make(self.kernel)
-        parts = [make_kernel(item) if isinstance(item, str) else item for item in self._items]
-        built = [part.build() if isinstance(part, KernelTable) else part for part in parts]
-        built.sort(key=lambda part: isinstance(part, int | float))  # kernels know + and * with numbers, not vice versa
-        return reduce(add if self.sum is not None else mul, built)
-
-
-KernelItem = Annotated[
-    Annotated[str, Tag("kernel name")]
-    | Annotated[KernelTable, Tag("kernel table")]
-    | Annotated[float, Field(gt=0, allow_inf_nan=False), Tag("kernel number")],
-    Discriminator(_kernel_tag),
-]
-KernelTable.model_rebuild()
-
-
-class ModelSpec(KernelParameters):
-    """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults.
-
-    ``fit_intercept`` adds a constant that the ridge does not shrink; other losses than the square have one by default.
-    Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way: one for all targets, or a list of
-    which the held-out rows choose one (of the square a list has an alpha for each target). They have a parameter
-    ``quantile`` (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with
-    ``standardize``). What is left out is what the estimators have: C = 1, alpha = 1 for pinball and huber.
-
-    Parameters
-    ----------
-    kernel
-        A name; or a sum or product of kernels as nested tables: {sum = [{kernel = "rbf", gamma = 0.1}, "linear"]}.
-    alpha
-        The ridge, added to the diagonal as it is; a list has one for each target, or, with another loss than
-        the square, those of which held-out rows choose one.
-    fit_intercept
-        Add a constant that the ridge does not shrink.
-    loss
-        What is minimised; the square is kernel ridge regression.
-    C
-        1 / (2 alpha), for other losses than the square; of a list held-out rows choose one.
-    quantile
-        Of pinball; a list gives a column for each.
-    epsilon
-        Of huber and the insensitive losses: errors up to it are quadratic, or free.
-    """
-
-    kernel: Annotated[
-        Annotated[str, Tag("kernel name")] | Annotated[KernelTable, Tag("kernel table")], Discriminator(_kernel_tag)
-    ] = "linear"
-    alpha: Alpha = 1.0
-    fit_intercept: bool = False
-    loss: Literal[
-        "square",
-        "hinge",
-        "squared_hinge",
-        "logistic",
-        "epsilon_insensitive",
-        "squared_epsilon_insensitive",
-        "pinball",
-        "huber",
-    ] = "square"
-    C: Penalties | None = None
-    quantile: Quantile | None = None
-    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-
-    @model_validator(mode="after")
-    def _check_kernel(self) -> Self:
-        if isinstance(self.kernel, KernelTable) and self.given():
-            raise ValueError(f"{self.given()[0]} belongs into the kernel's own table")
-        self.build_kernel()  # raises what a wrong name or parameter deserves
-        loss_spec.check_model(self)
-        return self
-
-    def build_kernel(self) -> Kernel:
-        """The kernel of the job; gamma may still be None, which ``Kernel.resolve`` makes a number."""
-        return self.kernel.build() if isinstance(self.kernel, KernelTable) else self.make(self.kernel)
-
-    @property
-    def loss_parameters(self) -> dict[str, Any]:
-        """``epsilon`` or ``quantile`` of the loss, where it has one."""
-        return self.model_dump(include={"epsilon", "quantile"}, exclude_none=True)
-
-    @property
-    def path(self) -> list[tuple[float, float]]:
-        """C and alpha = 1 / (2 C), in increasing order of C, each as it was given where it was."""
-        given = self.alpha if self.C is None else self.C
-        values = given if isinstance(given, list) else [given]
-        return sorted((0.5 / value, value) if self.C is None else (value, 0.5 / value) for value in values)
-
-    def losses(self) -> list[Loss]:
-        """The loss, one for each quantile of a list.
-
-        Raises
-        ------
-        ParameterError
-            It has no such parameter, or does not take this value.
-        """
-        quantiles = self.quantile if isinstance(self.quantile, list) else []
-        parameters = [{"quantile": value} for value in quantiles] or [self.loss_parameters]
-        return [make_loss(self.loss, **found) for found in parameters]
 
 
 class SolverSpec(Table):
@@ -584,7 +411,7 @@ class JobSpec(Table):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_loss(cls, values: Any) -> Any:
-        return loss_spec.with_defaults(values) if isinstance(values, dict) else values
+        return with_defaults(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -596,7 +423,7 @@ class JobSpec(Table):
                 raise ValueError(
                     "[data] standardize with a precomputed matrix, whose columns are no features: leave it out"
                 )
-        loss_spec.check_job(self)
+        check_job(self)
         return self
 
     @property

@@ -24,7 +24,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dkrr.errors import JobFileError
 from dkrr.jobs.fields import Column, Location, Table, is_data_file, locate
-from dkrr.jobs.loss_spec import check_metric
+from dkrr.jobs.model_spec import check_metric
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.toml import Source, misplaced
