@@ -19,10 +19,10 @@ from dkrr.dataset import Dataset, Scaling
 from dkrr.dataset.generations import Generation
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import LockedError
-from dkrr.jobs.documents import plain
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.linalg.workspace import Workspace
+from dkrr.store.documents import plain
 
 __all__ = ["NAME", "SAMPLE_ROWS", "Figures", "data_facts", "held_out_facts", "work_facts"]
 

@@ -37,6 +37,7 @@ from dkrr.fit.trial import Trial, sample_trial
 from dkrr.jobs.prepare import Prepared, check_loss_targets, num_loss_columns, prepare
 from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.tables import Shown, plan_facts
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
@@ -48,7 +49,7 @@ __all__ = ["Plan", "make_plan", "plan"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Plan:
+class Plan(Shown):
     """Everything that "auto" became, what it needs, and what is there.
 
     Sizes are in bytes: ``task_bytes`` is the peak of a worker, ``client_bytes`` that of this process. Times are in
@@ -128,30 +129,17 @@ class Plan:
         if self.refusal:
             raise PlanRefusedError(self.refusal, hint=self.hint)
 
-    def __repr__(self) -> str:
-        from io import StringIO
+    def facts(self) -> list[tuple[str, str]]:
+        """What the job needs and what there is."""
+        return plan_facts(self)
 
+    def __repr__(self) -> str:
         from rich.console import Console
 
-        text = StringIO()
-        Console(width=100, file=text).print(self.table())
-        return text.getvalue()
-
-    def table(self) -> Any:
-        """The plan as a rich table."""
-        from dkrr.jobs.tables import facts_table, plan_facts
-
-        return facts_table("plan", plan_facts(self))
-
-    def __rich__(self) -> Any:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from dkrr.jobs.tables import plan_facts
-        from dkrr.markup import facts_html
-
-        return facts_html("plan", plan_facts(self))
+        console = Console(width=100)
+        with console.capture() as text:
+            console.print(self.table())
+        return text.get()
 
 
 def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:

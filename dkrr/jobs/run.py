@@ -17,7 +17,6 @@ from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, executor_facts, require_memory, start_local
 from dkrr.engine.tasks import Executor, Progress
 from dkrr.fit.inputs import nothing_new
-from dkrr.jobs.documents import plain
 from dkrr.jobs.figures import SAMPLE_ROWS, Figures, data_facts, held_out_facts, work_facts
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import prepare
@@ -30,6 +29,7 @@ from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import load_model
 from dkrr.models.prediction import score_dataset
+from dkrr.store.documents import plain
 from dkrr.store.files import note_user
 
 __all__ = ["FitSummary", "drive_job", "fit_job", "job_executor"]

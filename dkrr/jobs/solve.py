@@ -35,6 +35,7 @@ from dkrr.jobs.loss_fit import fit_loss, loss_of
 from dkrr.jobs.plan import Plan
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.tables import Shown, fit_facts
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.losses.loss import make_loss
@@ -58,7 +59,7 @@ logger = logging.getLogger("dkrr.jobs")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class FitSummary(Solution):
+class FitSummary(Shown, Solution):
     """What a fit did: its solution, sizes, seconds per phase, rates, memory, score. Sizes in bytes, times in seconds.
 
     ``reused`` is what earlier fits saved (:class:`~dkrr.linalg.solution.Solution`, and "scaling"), ``data`` names the
@@ -95,18 +96,9 @@ class FitSummary(Solution):
         """Plain data."""
         return super().to_dict() | {"plan": self.plan.to_dict()}
 
-    def table(self) -> Any:
-        """The summary as a rich table."""
-        from dkrr.jobs.tables import facts_table, fit_facts
-
-        return facts_table("fit", fit_facts(self))
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from dkrr.jobs.tables import fit_facts
-        from dkrr.markup import facts_html
-
-        return facts_html("fit", fit_facts(self))
+    def facts(self) -> list[tuple[str, str]]:
+        """What the fit did, in the order in which it did it."""
+        return fit_facts(self)
 
 
 @dataclass(frozen=True, kw_only=True)

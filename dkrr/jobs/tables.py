@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dkrr.jobs.report.words import kernel_words, loss_words, reasons_of, size
+from dkrr.markup import facts_html
 from dkrr.store.files import join
 
 if TYPE_CHECKING:
@@ -14,9 +15,28 @@ if TYPE_CHECKING:
     from dkrr.jobs.tune import TuneSummary
     from dkrr.models.prediction import Score
 
-__all__ = ["facts_table", "fit_facts", "plan_facts", "reused_rows", "tune_table"]
+__all__ = ["Shown", "facts_table", "fit_facts", "plan_facts", "reused_rows", "tune_table"]
 
 Facts = list[tuple[str, str]]
+
+
+class Shown:
+    """What is shown as names and values: as a table in terminals, another in notebooks."""
+
+    def facts(self) -> Facts:
+        """Names and values."""
+        raise NotImplementedError
+
+    def table(self) -> Any:
+        """A rich table."""
+        return facts_table(type(self).__name__.removesuffix("Summary").lower(), self.facts())
+
+    def __rich__(self) -> Any:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return facts_html(type(self).__name__.removesuffix("Summary").lower(), self.facts())
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Any:

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.errors import StoreError
-from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.events import utc_now
-from dkrr.store.documents import MANIFEST, check_manifest, create_json, manifest_digest, refuse_links
+from dkrr.store.documents import MANIFEST, check_manifest, create_json, manifest_digest, plain, refuse_links
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     children,

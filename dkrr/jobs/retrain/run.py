@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from dkrr.dataset.destination import check_outside
 from dkrr.errors import DkrrError, RefusedError, StoreError
-from dkrr.jobs.documents import plain
 from dkrr.jobs.registry import ModelRegistry
 from dkrr.jobs.retrain.batches import current_dataset, judged_by, read_reference
 from dkrr.jobs.retrain.holdout import lost_generations
@@ -25,6 +24,7 @@ from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.summary import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.tick_key import tick_key
 from dkrr.jobs.runs.directory import RunDirectory, may_hold
+from dkrr.store.documents import plain
 from dkrr.store.files import json_bytes, name_of
 
 if TYPE_CHECKING:
