@@ -28,7 +28,7 @@ from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.sources.text import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
-from dkrr.jobs.fields import FILE_SUFFIXES
+from dkrr.jobs.toml import FILE_SUFFIXES
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, name_of
 

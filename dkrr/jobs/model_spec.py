@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from dkrr.errors import JobFileError, ParameterError
-from dkrr.jobs.fields import Alpha, Penalties, Positive, Quantile, Table
-from dkrr.jobs.toml import misplaced
+from dkrr.jobs.toml import Alpha, Penalties, Positive, Quantile, Table, misplaced
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.losses.loss import Loss, make_loss
 

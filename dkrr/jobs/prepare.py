@@ -31,9 +31,9 @@ from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.parquet import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
-from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
+from dkrr.jobs.toml import is_data_file
 from dkrr.linalg.losses.loss import Loss
 from dkrr.store.files import file_state, is_url, name_of, parent_of, place, read_json
 from dkrr.store.objects import find_object, list_objects

@@ -22,7 +22,9 @@ from dkrr.engine import configuration
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.fit.choices import SolverChoice
 from dkrr.jobs import toml
-from dkrr.jobs.fields import (
+from dkrr.jobs.model_spec import KernelTable, ModelSpec, check_job, with_defaults
+from dkrr.jobs.runs.directory import RunDirectory, may_hold
+from dkrr.jobs.toml import (
     ByteSize,
     Column,
     Columns,
@@ -37,8 +39,6 @@ from dkrr.jobs.fields import (
     is_loopback,
     locate,
 )
-from dkrr.jobs.model_spec import KernelTable, ModelSpec, check_job, with_defaults
-from dkrr.jobs.runs.directory import RunDirectory, may_hold
 from dkrr.selection.choice import FoldLoss, TuneSettings
 from dkrr.store.files import (
     StorageSettings,

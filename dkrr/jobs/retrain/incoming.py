@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.errors import InterruptedRunError, StoreError
-from dkrr.jobs.fields import FILE_SUFFIXES
+from dkrr.jobs.toml import FILE_SUFFIXES
 from dkrr.store.files import file_state, is_url, join, name_of, overlaps, parent_of
 from dkrr.store.objects import list_objects
 

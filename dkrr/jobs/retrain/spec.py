@@ -23,11 +23,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dkrr.errors import JobFileError
-from dkrr.jobs.fields import Column, Location, Table, is_data_file, locate
 from dkrr.jobs.model_spec import check_metric
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.toml import Source, misplaced
+from dkrr.jobs.toml import Column, Location, Source, Table, is_data_file, locate, misplaced
 from dkrr.store.files import StorageSettings, is_url, join, name_of, with_settings
 
 __all__ = ["DriftSpec", "GateSpec", "HoldoutSpec", "MlflowSpec", "RetrainSpec", "RetrainTable", "WindowSpec"]
