@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dkrr.dataset import Dataset, Scaling
-from dkrr.dataset.generations import Generation
 from dkrr.engine.activity import WorkerMemory, describe_executor
 from dkrr.engine.memory import peak_rss_bytes
 from dkrr.engine.session import blas_of, connect_executor, executor_facts, require_memory, start_local
@@ -142,8 +142,9 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     if recorded is None or any(recorded.get(name) != planned[name] for name in ROWS_OF_A_PLAN):
         directory.write("plan.json", planned)
     monitor.note(reused=plain(plan.reused))
-    figures = Figures(directory)
-    figures.note(lambda: {"data": data_facts(prepared), "present_bytes": plan.disk_present_bytes})
+    figures: dict[str, Any] = {}
+    note = partial(_note, directory, figures)
+    note(lambda: {"data": _data_facts(prepared), "present_bytes": plan.disk_present_bytes})
     seconds = {"prepare": time.perf_counter() - started}
     monitor.phase("start")
     begin, score, said = time.perf_counter(), None, ""
@@ -151,7 +152,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         seconds["start"] = time.perf_counter() - begin
         executor.cancelled = monitor.is_cancelled
         monitor.working(lambda: executor_facts(executor), WorkerMemory(executor).poll)
-        figures.note(lambda: {"environment": describe_executor(executor)})
+        note(lambda: {"environment": describe_executor(executor)})
         # workers that could not hold a task would be killed again and again
         require_memory(executor, plan.task_bytes // max(1, plan.threads_per_worker))
         split = None if plan.split is None else Split(**plan.split)
@@ -162,7 +163,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         try:
             summary = solve_and_save(job, prepared, plan, workspace, directory.location)
         finally:
-            figures.note(lambda: work_facts(workspace))
+            note(lambda: _work_facts(workspace))
         seconds |= {phase: run.seconds for phase, run in workspace.phases.items()}
         begin = time.perf_counter()
         if job.leaves_out and summary.leave_one_out is None:
@@ -175,7 +176,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
                 model, prepared.test, executor, monitor, intervals=intervals, sample_rows=SAMPLE_ROWS
             )
             workspace.record("evaluate", run)
-            figures.note(lambda: {"held_out": held_out_facts(prepared.train, run)})
+            note(lambda: {"held_out": _held_out_facts(prepared.train, run)})
             seconds["evaluate"] = time.perf_counter() - begin
     peaks: dict[str, int] = {}
     for phase in workspace.phases.values():
@@ -196,31 +197,18 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
     return summary
 
 
-class Figures:
-    """The document of one attempt; each part replaces that of an earlier attempt.
-
-    Parameters
-    ----------
-    directory
-        The run.
-    """
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
-        self._document: dict[str, Any] = {}
-
-    def note(self, make: Callable[[], dict[str, Any]]) -> None:
-        """Add the parts that ``make()`` returns to the document, and write it; only a lost lease ends the run here."""
-        try:
-            self._document |= plain(make())
-            self.directory.write(FIGURES, self._document)
-        except LockedError:
-            raise
-        except Exception as exc:
-            logger.warning("figures for the report of %s are missing (%s)", self.directory.name, exc)
+def _note(directory: RunDirectory, figures: dict[str, Any], make: Callable[[], dict[str, Any]]) -> None:
+    """Add the parts that ``make()`` returns to the figures, and write them; only a lost lease ends the run here."""
+    try:
+        figures |= plain(make())
+        directory.write(FIGURES, figures)
+    except LockedError:
+        raise
+    except Exception as exc:
+        logger.warning("figures for the report of %s are missing (%s)", directory.name, exc)
 
 
-def work_facts(workspace: Workspace) -> dict[str, Any]:
+def _work_facts(workspace: Workspace) -> dict[str, Any]:
     """What every phase did, and how the residuals fell."""
     phases = {
         name: {
@@ -236,7 +224,7 @@ def work_facts(workspace: Workspace) -> dict[str, Any]:
     return {"phases": phases, "convergence": [trace.to_dict() for trace in workspace.traces if trace.iterations]}
 
 
-def data_facts(prepared: Prepared) -> dict[str, Any]:
+def _data_facts(prepared: Prepared) -> dict[str, Any]:
     """Rows, names, statistics, and a histogram of the first four targets, all in the units of the data."""
     train, test, scaling = prepared.train, prepared.test, prepared.scaling
     mean = train.x_mean if scaling is None else scaling.x_mean
@@ -249,7 +237,10 @@ def data_facts(prepared: Prepared) -> dict[str, Any]:
         "num_targets": train.num_targets,
         "standardized": scaling is not None,
         "weight": train.weight_name,
-        "generations": [_generation_words(item) for item in train.generations[-MOST_GENERATIONS:]],
+        "generations": [
+            f"{item.n:,}" + (f" ({str(item.label)[:40]})" if item.label else "")
+            for item in train.generations[-MOST_GENERATIONS:]
+        ],
         "digest": train.digest,
         "features": [{"name": name, "mean": mean[k], "std": std[k]} for k, name in enumerate(names) if k < len(mean)],
         "target_names": [str(name) for name in train.target_names[:MOST_NAMES]],
@@ -258,60 +249,24 @@ def data_facts(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _generation_words(generation: Generation) -> str:
-    label = f" ({str(generation.label)[:40]})" if generation.label else ""
-    return f"{generation.n:,}{label}"
-
-
 def _target_facts(train: Dataset, scaling: Scaling | None) -> dict[str, Any]:
     """Counts of classes, or histograms with 30 equal bins between the smallest and the largest target."""
-    if train.y is None:
-        return {"targets": [], "class_counts": None}
-    names = train.target_names
-
-    def blocks(count: int) -> Any:
-        assert train.y is not None  # noqa: S101  (narrows the type)
-        for start, stop in train.y.blocks():
-            values = train.y.read(start, stop)
-            yield (values if scaling is None else scaling.invert_y(values))[:, :count]
-
+    assert train.y is not None  # noqa: S101  (narrows the type)
+    read = train.y.read if scaling is None else lambda *span: scaling.invert_y(train.y.read(*span))
+    blocks = (read(start, stop) for start, stop in train.y.blocks())
     if train.classes is not None:
-        t = min(train.num_targets, MOST_NAMES)
-        counts = np.zeros(train.num_targets)
-        for values in blocks(train.num_targets):
-            counts += np.bincount(np.argmax(values, axis=1), minlength=train.num_targets)
-        return {"targets": [], "class_counts": counts[:t].astype(int).tolist()}
-    t = min(train.num_targets, MOST_HISTOGRAMS)
-    low, high = np.full(t, np.inf), np.full(t, -np.inf)
-    total, squares = np.zeros(t), np.zeros(t)
-    for values in blocks(t):
-        low, high = np.minimum(low, values.min(axis=0)), np.maximum(high, values.max(axis=0))
-        total += values.sum(axis=0)
-    mean = total / train.num_rows
-    edges = [np.linspace(a, b if b > a else a + 1.0, NUM_BINS + 1) for a, b in zip(low, high, strict=True)]
-    counts = np.zeros((t, NUM_BINS))
-    for values in blocks(t):
-        squares += np.square(values - mean).sum(axis=0)
-        for k in range(t):
-            counts[k] += np.histogram(values[:, k], edges[k])[0]
-    return {
-        "class_counts": None,
-        "targets": [
-            {
-                "name": str(names[k]),
-                "min": low[k],
-                "max": high[k],
-                "mean": mean[k],
-                "std": np.sqrt(squares[k] / train.num_rows),
-                "edges": edges[k].tolist(),
-                "counts": counts[k].astype(int).tolist(),
-            }
-            for k in range(t)
-        ],
-    }
+        counts = sum(np.bincount(np.argmax(block, axis=1), minlength=train.num_targets) for block in blocks)
+        return {"targets": [], "class_counts": np.asarray(counts)[:MOST_NAMES].tolist()}
+    targets = []
+    columns = np.concatenate([block[:, :MOST_HISTOGRAMS] for block in blocks]).T
+    for name, column in zip(train.target_names, columns, strict=False):
+        heights, edges = np.histogram(column, NUM_BINS)
+        bounds = {"min": column.min(), "max": column.max(), "mean": column.mean(), "std": column.std()}
+        targets.append({"name": str(name), **bounds, "edges": edges.tolist(), "counts": heights.tolist()})
+    return {"targets": targets, "class_counts": None}
 
 
-def held_out_facts(train: Dataset, run: RunSummary) -> dict[str, Any]:
+def _held_out_facts(train: Dataset, run: RunSummary) -> dict[str, Any]:
     """Truth and prediction of evenly spaced held-out rows, and counts of classes taken for others."""
     parts = [values for _, values in sorted(run.values.items()) if "sample" in values]
     if not parts:
