@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from sklearn.metrics import accuracy_score, r2_score
 
 import dkrr.models.prediction
 from dkrr import KernelRidge, Model, ingest, load_model
-from dkrr.dataset import Dataset, Scaling
+from dkrr.dataset import Dataset
 from dkrr.engine.session import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, StoreError, StoreMismatchError
@@ -94,19 +93,6 @@ def test_a_deleted_block_alone_is_predicted_again(model: Model, dataset: Dataset
     assert {name: octets for name, (octets, _) in after.items()} == {n: octets for n, (octets, _) in before.items()}
 
 
-def test_a_damaged_block_is_predicted_again(model: Model, dataset: Dataset, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    predict_dataset(model, dataset, str(folder), InProcessExecutor())
-    before = chunks(folder)
-    path = folder / "predictions/c/4/0"
-    octets = bytearray(path.read_bytes())
-    octets[9] ^= 16
-    path.write_bytes(octets)
-    _, summary = predict_dataset(model, dataset, str(folder), InProcessExecutor())
-    assert summary.num_computed == 1
-    assert {name: data for name, (data, _) in chunks(folder).items()} == {name: d for name, (d, _) in before.items()}
-
-
 def test_predictions_of_another_model_are_never_continued(model: Model, dataset: Dataset, tmp_path: Path) -> None:
     predict_dataset(model, dataset, str(tmp_path / "out"), InProcessExecutor())
     other = saved(tmp_path / "other.zarr", alpha=10.0)
@@ -154,15 +140,6 @@ def test_scores_are_those_of_scikit_learn(model: Model, dataset: Dataset) -> Non
         score.value("accuracy")
 
 
-def test_whitened_scores(dataset: Dataset, tmp_path: Path) -> None:
-    scaling = Scaling(x_mean=np.zeros(4), x_std=np.ones(4), y_mean=np.array([1.0, 2.0]), y_std=np.array([4.0, 0.5]))
-    fit = KernelRidge(kernel="rbf").fit(X, (Y - [1.0, 2.0]) / [4.0, 0.5])
-    replace(fit._model, scaling=scaling).save(tmp_path / "model.zarr")
-    score, _ = score_dataset(load_model(tmp_path / "model.zarr"), dataset, InProcessExecutor())
-    assert score.rmse_whitened is not None
-    np.testing.assert_allclose(score.rmse_whitened, np.array(score.rmse) / [4.0, 0.5])
-
-
 def test_accuracy_of_classes(tmp_path: Path) -> None:
     labels = np.where(X[:, 0] > 0.3, 2, np.where(X[:, 0] > -0.3, 1, 0))
     train = ingest(np.column_stack([X, labels]), tmp_path / "train.zarr", target=-1, one_hot=True)
@@ -187,13 +164,6 @@ def test_what_does_not_fit_is_refused(model: Model, dataset: Dataset, tmp_path: 
     for rows, number in ((ingest(Z, tmp_path / "none.zarr"), 0), (ingest(Z, tmp_path / "one.zarr", y=Z[:, 0]), 1)):
         with pytest.raises(DataError, match=f"has {number} targets, the model 2"):
             score_dataset(model, rows, InProcessExecutor())
-
-
-def test_a_constant_target_has_no_r2(model: Model, tmp_path: Path) -> None:
-    constant = ingest(Z, tmp_path / "constant.zarr", y=np.column_stack([np.ones(400), TRUTH[:, 1]]))
-    score, _ = score_dataset(model, constant, InProcessExecutor())
-    assert np.isnan(score.r2[0])
-    assert np.isfinite(score.r2[1])
 
 
 def test_predictions_that_overflow_are_refused(tmp_path: Path) -> None:

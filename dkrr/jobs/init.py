@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
-from dkrr.dataset.columns import column_number
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.sources.text import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
-from dkrr.jobs.toml import FILE_SUFFIXES
+from dkrr.jobs.toml import FILE_SUFFIXES, nearest
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, name_of
 
@@ -159,7 +158,11 @@ def _position(table: Table, name: str | int) -> int:
             f"{table.label} has {count} columns; target {name} is none of them",
             hint=f"columns count from 0 to {count - 1}; -1 is the last",
         )
-    return column_number(table, name, "target")
+    if isinstance(name, str) and name not in table.names:
+        close, shown = nearest(name, table.names), ", ".join(table.names[:8]) + ", ..." * (count > 8)
+        hint = f"nearest right name: {close!r}" if close else f"its columns: {shown}"
+        raise JobFileError(f"{table.label} has no column {name!r}", hint=hint)
+    return name % count if isinstance(name, int) else table.names.index(name)
 
 
 def _read_sample(

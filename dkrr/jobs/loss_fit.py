@@ -51,6 +51,7 @@ __all__ = ["fit_loss", "loss_of"]
 logger = logging.getLogger("dkrr.jobs")
 
 CHECKPOINT_SECONDS = 10.0
+MOST_POINTS = 200
 
 
 def loss_of(plan: Plan) -> dict[str, Any] | None:
@@ -61,12 +62,12 @@ def loss_of(plan: Plan) -> dict[str, Any] | None:
 @contextmanager
 def fit_loss(
     job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str, begin: Callable[..., Any]
-) -> Iterator[list[tuple[dict[str, Any], dict[str, Any]]]]:
+) -> Iterator[list[tuple[dict[str, Any], dict[str, Any], list[Any]]]]:
     """Fit the training rows of a job as ``plan`` says; goes on from the checkpoint in the run's ``directory``.
 
-    Parts of a model, its solution among them, and details of its provenance for each C, in increasing order. The
-    checkpoint is removed at the end of the block, when they are saved. Without one it begins with the coefficients
-    of an earlier fit, which ``begin`` finds.
+    Parts of a model, its solution among them, details of its provenance, and [iteration, gap, violation] of some
+    iterations of each target, for each C in increasing order. The checkpoint is removed at the end of the block, when
+    they are saved. Without one it begins with the coefficients of an earlier fit, which ``begin`` finds.
 
     Raises
     ------
@@ -134,7 +135,8 @@ def fit_loss(
     for values, each in zip(path, found.split(len(path)), strict=True):
         part = each.mirrored() if train.classes is not None and len(train.classes) == 2 else each
         parts = loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept)
-        fits.append((parts | columns, loss_details(losses[0], *values, **model.loss_parameters) | details))
+        history = [_thinned(answer.history) for answer in part.answers]
+        fits.append((parts | columns, loss_details(losses[0], *values, **model.loss_parameters) | details, history))
     yield fits
     goes_on.remove()
 
@@ -246,3 +248,9 @@ class _Progress:
             last = [history.get(number, before) for history, before in zip(histories, last, strict=True)]
             trace.add(number, np.array(last))
         trace.is_over = True
+
+
+def _thinned(history: list[tuple[int, float, float]]) -> list[list[float]]:
+    """Iteration, gap and violation of at most some 200 iterations, the last one among them."""
+    step = -(-len(history) // MOST_POINTS)
+    return [list(point) for point in [*history[:-1:step], history[-1]]]

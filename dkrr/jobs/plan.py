@@ -60,7 +60,7 @@ class Plan(Shown):
     ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
     there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
     "scaling" and "center", and empty where all is computed. ``loss`` is another one than the square: "loss", "C", and
-    "quantile" or "epsilon" where the job has it.
+    "quantile" or "epsilon" where the job has it. ``digests`` are those of the rows, targets and weights.
     """
 
     num_rows: int
@@ -101,6 +101,7 @@ class Plan(Shown):
     notes: list[str] = field(default_factory=list)
     reused: dict[str, Any] = field(default_factory=dict)
     infeasible: str = ""
+    digests: list[str | None] = field(default_factory=list)
 
     @property
     def disk_needed_bytes(self) -> int:
@@ -171,14 +172,17 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     train, cluster, free = prepared.train, job.cluster, free_bytes(store)
     workers = cluster.workers or cpu_count()
     limit = _memory_limit(job, workers)
+    digests = [train.digest, train.digest_y, train.digest_weight]
     here = {
         "workers": workers,
         "threads_per_worker": cluster.threads_per_worker,
         "memory_limit_bytes": limit,
         "disk_free_bytes": free,
+        "choice": job.solver.choice().to_dict(),  # how far an iteration goes may change
+        "digests": digests,
     }
     earlier = recorded if recorded is not None and recorded["num_features"] == train.num_features else None
-    if earlier is not None and earlier["num_rows"] == train.num_rows:
+    if earlier is not None and earlier["digests"] == digests:
         same = {item.name: earlier[item.name] for item in fields(Plan)}
         same["task_bytes"] = same["task_bytes"] // same["threads_per_worker"] * cluster.threads_per_worker
         same["reasons"] = dict.fromkeys(same["reasons"], "as the first attempt of this run decided") | same["reasons"]
@@ -234,7 +238,6 @@ def _facts(
         "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
         "split": None if chosen.split is None else chosen.split.to_dict(),
         "rank": chosen.rank,
-        "choice": job.solver.choice().to_dict(),
         "infeasible": chosen.infeasible,
         "notes": notes,
         "reused": ({} if frozen is None else {"scaling": frozen.to_dict()}) | facts.pop("reused", {}),

@@ -45,8 +45,6 @@ from dkrr.store.files import note_user
 
 __all__ = ["FitSummary", "drive_job", "fit_job", "job_executor"]
 
-# what a plan is made for; sums are cut in another way, and centres chosen anew, for others
-ROWS_OF_A_PLAN = ("num_rows", "num_features", "nystrom")
 FIGURES = "figures.json"
 SAMPLE_ROWS = 2000
 MOST_NAMES = 60
@@ -139,7 +137,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
         directory.write_bytes("job.toml", source)
     planned = plain(plan.to_dict())
     # what "auto" became is fixed by the first attempt, unless rows came or went since
-    if recorded is None or any(recorded.get(name) != planned[name] for name in ROWS_OF_A_PLAN):
+    if recorded is None or recorded["digests"] != planned["digests"]:
         directory.write("plan.json", planned)
     monitor.note(reused=plain(plan.reused))
     figures: dict[str, Any] = {}

@@ -67,8 +67,9 @@ class FitSummary(Shown, Solution):
     from there, so `dkrr gc` leaves them. ``given_up`` are the ways that led to no answer before this one.
 
     With another ``loss`` than the square there are ``certificates`` instead of residuals, and ``num_support`` rows are
-    in the model. Of several C ``path`` has a dict for each, in increasing order, with its model and its score on the
-    held-out rows, by which one was chosen; the rest is that of the chosen one.
+    in the model; ``history`` has [iteration, gap, violation] of some iterations of each of ``target_names``. Of several
+    C ``path`` has a dict for each, in increasing order, with its model and its score on the held-out rows, by which one
+    was chosen; the rest is that of the chosen one.
     """
 
     run_directory: str
@@ -91,6 +92,7 @@ class FitSummary(Shown, Solution):
     num_support: int | None = None
     target_names: list[str] = field(default_factory=list)
     path: list[dict[str, Any]] = field(default_factory=list)
+    history: list[Any] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -121,6 +123,8 @@ class Fitted:
         A precomputed matrix in tiles, and its digest.
     tiles
         Factors and Gram matrix, where there are any.
+    history
+        Of a loss: [iteration, gap, violation] of some iterations of each target.
     """
 
     solution: Solution
@@ -131,6 +135,7 @@ class Fitted:
     given: TileMatrix | None = None
     source_digest: str = ""
     tiles: FitResult | None = None
+    history: list[Any] = field(default_factory=list)
 
 
 def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str) -> FitSummary:
@@ -160,7 +165,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     loss: dict[str, Any] = {}
     if plan.loss is not None:
         loss = {"loss": {**plan.loss, "C": model.provenance["C"]}, "num_support": model.num_rows, "path": points}
-        loss["target_names"] = model.target_names
+        loss |= {"target_names": model.target_names, "history": fitted.history}
     return FitSummary(
         **vars(solution) | {"reused": _reused(plan, solution)},
         run_directory=directory,
@@ -183,7 +188,8 @@ def _losses(
     """By the solver of another loss than the square; one for each C."""
     with fit_loss(job, prepared, plan, workspace, directory, begin_from) as found:
         yield [
-            Fitted(solution=parts.pop("solution"), parts=parts, details=x, train=prepared.train) for parts, x in found
+            Fitted(solution=parts.pop("solution"), parts=parts, details=details, train=prepared.train, history=history)
+            for parts, details, history in found
         ]
 
 

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last, open_dataset, row_hash_fraction
+from dkrr.dataset import Dataset, append, drop_generations, ingest, open_dataset, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.fit.rates import Machine
 from dkrr.jobs import run as job_run
-from dkrr.jobs.garbage import delete_garbage, find_garbage
-from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import changed_since, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.tables import reused_rows
@@ -124,28 +122,6 @@ def test_a_job_on_grown_data_continues(make: Make, tmp_path: Path) -> None:
     assert third.reused["factor"]["share"] == 1.0
 
 
-def test_choices_are_frozen_with_the_lineage(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 600)
-    fit_job(make(solver={"tile_size": 96}))
-    grow(tmp_path, 600, 620)
-    job = make(solver={"name": "auto", "tile_size": "auto", "precision": "auto"}, output={"directory": "other"})
-    prepared = prepare(job, str(tmp_path / "store"))
-    plan = make_plan(job, prepared, str(tmp_path / "store"))
-    assert (plan.solver, plan.precision, plan.tile_size) == ("cholesky", "float64", 96)
-    assert plan.reasons["tile_size"] == "as in the factor that is continued"
-    assert plan.reused["factor"]["share"] > 0.8
-    assert make_plan(job, prepared, str(tmp_path / "elsewhere")).tile_size != 96
-    same_tiles = make(solver={"tile_size": 96})
-    elsewhere = make_plan(same_tiles, prepared, str(tmp_path / "elsewhere"))
-    share = plan.reused["factor"]["share"]
-    assert plan.estimated_seconds["factorise"] == pytest.approx((1 - share) * elsewhere.estimated_seconds["factorise"])
-    assert plan.reused["factor"]["seconds"] == pytest.approx(share * elsewhere.estimated_seconds["factorise"])
-    assert plan.disk_needed_bytes < elsewhere.disk_needed_bytes
-    # other tiles, asked for, are not continued
-    other = make(solver={"tile_size": 128})
-    assert "factor" not in make_plan(other, prepared, str(tmp_path / "store")).reused
-
-
 def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grow(tmp_path, 0, 500)
     before = load_model(fit_job(make()).model_path).scaling
@@ -225,24 +201,6 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(
     assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)
 
 
-def test_rows_that_were_held_out_stay_held_out(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 300)
-    grow(tmp_path, 300, 400)
-    dataset = grow(tmp_path, 400, 500)
-    before = {row.tobytes() for row in dataset.read(0, 500)[held_out(dataset)]}
-    for change in (
-        lambda: drop_generations(tmp_path / "data.zarr", [2]),
-        lambda: keep_last(tmp_path / "data.zarr", rows=250),
-    ):
-        dataset = change()
-        prepared = prepare(make(data={"standardize": False}), str(tmp_path / "store"))
-        assert prepared.test is not None
-        test = {row.tobytes() for row in prepared.test.read(0, prepared.test.num_rows)}
-        train = {row.tobytes() for row in prepared.train.read(0, prepared.train.num_rows)}
-        assert test <= before
-        assert not train & before
-
-
 def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) -> None:
     grow(tmp_path, 0, 600)
     job = make(solver={"name": "cg", "tol": 1e-8, "rank": 50})
@@ -283,21 +241,3 @@ def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, 
     assert not changed_since(job, result)
     assert not changed_since(make(data={"path": "generate:friedman?n=50"}), result)
     assert not changed_since(job, {})
-
-
-def test_what_an_extension_needs_is_no_garbage(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 300)
-    fit_job(make())
-    first = {item.location for item in find_garbage(tmp_path / "store", kept_seconds=-1)}
-    assert not any("train" in location or "factors" in location or "lineage" in location for location in first)
-    grow(tmp_path, 300, 310)
-    fit_job(make())
-    # now nobody names the first factor, whose tiles live on in the second
-    delete_garbage(
-        find_garbage(tmp_path / "store", kept_seconds=-1), lambda: find_garbage(tmp_path / "store", kept_seconds=-1)
-    )
-    assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 1
-    grow(tmp_path, 310, 320)
-    third = fit_job(make())
-    assert third.reused["scaling"]["rows"] == 300
-    assert third.reused["factor"]["rows"] == int((~row_hash_fraction(0, 310, 0.2)).sum())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr.errors import DataError, JobFileError, ParameterError, StoreError
+from dkrr.errors import DataError, JobFileError, StoreError
 from dkrr.jobs.init import init_job, median_gamma
 from dkrr.jobs.spec import JobSpec
 
@@ -75,7 +75,7 @@ def test_the_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     path = csv(tmp_path)
-    with pytest.raises(ParameterError, match="target 'yy' is not a column"):
+    with pytest.raises(JobFileError, match="has no column 'yy'"):
         init_job(path, "yy")
     with pytest.raises(JobFileError, match="3 columns; target 3 is none of them"):
         init_job(path, 3)

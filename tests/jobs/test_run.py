@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
-import zarr
 
-from dkrr import KernelRidge, StoreError, StoreMismatchError, ingest, load_model, make_kernel
+from dkrr import KernelRidge, StoreMismatchError, ingest, load_model, make_kernel
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
 from dkrr.jobs.predict import evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
@@ -203,16 +200,6 @@ def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> No
     fit_job(make(cluster={"workers": 1}))
 
 
-def test_a_directory_of_something_else_is_refused(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "runs/a").mkdir(parents=True)
-    (tmp_path / "runs/a/thesis.txt").write_text("years of work")
-    with pytest.raises(StoreError, match="is not a run of dkrr"):
-        fit_job(make())
-    assert [path.name for path in (tmp_path / "runs/a").iterdir()] == ["thesis.txt"]
-    (tmp_path / "runs/b").mkdir()
-    fit_job(make(output={"directory": str(tmp_path / "runs/b")}))  # an empty one is as good as none
-
-
 def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="target 9 is not a column"):
         fit_job(make(data={"target": [9]}))
@@ -238,37 +225,6 @@ def test_a_matrix_that_is_not_positive_definite(make: Make, tmp_path: Path) -> N
 def model(tmp_path: Path) -> str:
     KernelRidge(kernel="rbf", gamma=0.2, alpha=0.1).fit(X, np.column_stack([Y, -Y])).save(tmp_path / "m.zarr")
     return str(tmp_path / "m.zarr")
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> str:
-    np.save(tmp_path / "rows.npy", X + 0.5)
-    return str(tmp_path / "rows.npy")
-
-
-def read_predictions(path: Path) -> np.ndarray:
-    match path.suffix:
-        case ".npy":
-            return np.load(path)
-        case ".zarr":
-            return np.asarray(zarr.open_array(str(path), mode="r", zarr_format=3)[:])
-        case ".csv":
-            table = pyarrow.csv.read_csv(path)
-        case _:
-            table = pyarrow.parquet.read_table(path)
-    assert table.column_names == ["prediction_0", "prediction_1"]
-    return np.column_stack([column.to_numpy() for column in table.columns])
-
-
-@pytest.mark.usefixtures("cluster_client")
-@pytest.mark.parametrize("ending", [".npy", ".zarr", ".csv", ".parquet"])
-def test_predictions_in_every_format(ending: str, model: str, rows: str, tmp_path: Path) -> None:
-    expected = load_model(model).predict(X + 0.5)
-    output = tmp_path / "new" / f"p{ending}"
-    for _ in range(2):  # an older file is replaced
-        assert predict_job(model, rows, str(output)).num_rows == N
-        assert {path.name for path in output.parent.iterdir()} == {output.name, f"{output.name}.json"}
-        np.testing.assert_allclose(read_predictions(output), expected, rtol=1e-10)
 
 
 @pytest.mark.usefixtures("cluster_client")
