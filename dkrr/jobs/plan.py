@@ -185,7 +185,6 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     if earlier is not None and earlier["digests"] == digests:
         same = {item.name: earlier[item.name] for item in fields(Plan)}
         same["task_bytes"] = same["task_bytes"] // same["threads_per_worker"] * cluster.threads_per_worker
-        same["reasons"] = dict.fromkeys(same["reasons"], "as the first attempt of this run decided") | same["reasons"]
         plan = Plan(**same | here)
         if plan.loss is None:
             kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.dataset import Dataset, append, drop_generations, ingest, open_dataset, row_hash_fraction
+from dkrr.dataset import Dataset, append, ingest, open_dataset, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.fit.rates import Machine
 from dkrr.jobs import run as job_run
@@ -226,18 +226,3 @@ def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) 
         output={"directory": "targets"},
     )
     assert "start" not in fit_job(other).reused
-
-
-def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 300)
-    job = make()
-    fit_job(job)
-    result = json.loads((tmp_path / "run/result.json").read_text())
-    assert (result["data"]["rows"], result["data"]["generation"]) == (300, 1)
-    assert not changed_since(job, result)
-    grow(tmp_path, 300, 301)
-    assert changed_since(job, result)
-    drop_generations(tmp_path / "data.zarr", [2])
-    assert not changed_since(job, result)
-    assert not changed_since(make(data={"path": "generate:friedman?n=50"}), result)
-    assert not changed_since(job, {})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dkrr import KernelRidge, StoreMismatchError, ingest, load_model, make_kernel
-from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
+from dkrr.errors import InterruptedRunError, ParameterError, PlanRefusedError
 from dkrr.jobs.predict import evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
@@ -208,14 +208,6 @@ def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -
         fit_job(make(solver={"tile_size": 16_000, "name": "cholesky"}, cluster=cluster))
     assert not (tmp_path / "runs/a").exists()
     fit_job(make())
-
-
-def test_a_matrix_that_is_not_positive_definite(make: Make, tmp_path: Path) -> None:
-    job = make(model={"kernel": "sigmoid", "gamma": 2.0, "alpha": 1e-3})
-    with pytest.raises(NotPositiveDefiniteError, match="indefinite kernel") as error:
-        fit_job(job)
-    assert error.value.exit_code == 5
-    assert not (tmp_path / "runs/a/model.zarr").exists()
 
 
 # --- predictions and scores ------------------------------------------------------------------------------------------

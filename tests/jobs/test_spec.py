@@ -118,28 +118,6 @@ def test_paths_mean_the_folder_of_the_job_file(tmp_path: Path, monkeypatch: pyte
         assert spec.cluster.scheduler == str(tmp_path / "jobs/s.json")
 
 
-@pytest.mark.parametrize(
-    "path", ["/data/x.npy", "s3://bucket/x.zarr", "sklearn:digits", "generate:friedman?n=20480&d=10&seed=0"]
-)
-def test_other_sources_stay_as_they_are(path: str) -> None:
-    assert JobSpec.from_dict({"data": {"path": path}}, base="/somewhere").data.path == path
-
-
-@pytest.mark.parametrize(("mask", "is_file"), [(3, False), ("split", False), ("mask.csv.gz", True), ("a/b", True)])
-def test_a_mask_is_a_column_or_a_file(mask: Any, is_file: bool) -> None:
-    spec = JobSpec.from_dict(with_section(evaluate={"mask": mask}), base="/base")
-    assert spec.evaluate is not None
-    assert spec.evaluate.mask_is_file is is_file
-    assert spec.evaluate.mask == (f"/base/{mask}" if is_file else mask)
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"), [("2GiB", 2**31), ("1.5 GB", 1_500_000_000), (4096, 4096), ("auto", "auto")]
-)
-def test_sizes_in_bytes(size: Any, expected: Any) -> None:
-    assert JobSpec.from_dict(with_section(cluster={"memory_limit": size})).cluster.memory_limit == expected
-
-
 def test_sums_and_products_of_kernels(tmp_path: Path) -> None:
     text = (
         '[data]\npath = "x.npy"\n[model.kernel]\n'
@@ -271,13 +249,6 @@ def test_line_of_dotted_and_nested_keys() -> None:
     assert Source(text=text).line_of(("model", "kernel", "sum", 0, "gamma")) == 4
     assert Source(text=text).line_of(("solver", "name")) == 7
     assert Source(text=text).line_of(("output",)) is None
-
-
-@pytest.mark.parametrize(
-    "scheduler", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.1:1"]
-)
-def test_schedulers_that_nobody_else_reaches(scheduler: str) -> None:
-    assert JobSpec.from_dict(with_section(cluster={"scheduler": scheduler})).cluster.scheduler == scheduler
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dkrr import JobFileError
-from dkrr.jobs.garbage import find_garbage
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
@@ -131,11 +130,3 @@ def test_an_empty_table_is_the_default() -> None:
     assert job.tune is not None
     assert job.tune.settings().search_rows == (1_000, 2_000)
     assert JobSpec.from_dict(job.to_dict()) == job
-
-
-def test_what_a_search_left_in_the_store_can_be_deleted(summary: TuneSummary, job: JobSpec) -> None:
-    store = Path(job.store)
-    found = [item.path for item in find_garbage(store, kept_seconds=-1.0)]
-    searches = sorted((store / "tune").iterdir())
-    assert searches
-    assert set(searches) <= set(found)
