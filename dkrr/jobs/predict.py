@@ -28,7 +28,7 @@ from dkrr.fit.inputs import TemporaryStore, nothing_new
 from dkrr.jobs.export import Predictions, check_output, export_predictions, work_of
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, Version
 from dkrr.jobs.registry.versions import RECORD
-from dkrr.linalg.inference.calibration import IntervalMethod, check_coverage, check_method
+from dkrr.linalg.inference.calibration import IntervalMethod
 from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.models.large_predictions import is_worth_a_cluster
 from dkrr.models.model import Model, load_model
@@ -71,11 +71,6 @@ class Extras:
         Of the intervals.
     probabilities
         Of the classes, in the place of the decision values of a logistic loss.
-
-    Raises
-    ------
-    ParameterError
-        The coverage is not between 0 and 1, or the method is unknown.
     """
 
     std: bool = False
@@ -83,11 +78,6 @@ class Extras:
     interval: float | None = None
     method: IntervalMethod = "jackknife"
     probabilities: bool = False
-
-    def __post_init__(self) -> None:
-        check_method(self.method)
-        if self.interval is not None:
-            check_coverage(self.interval)
 
     @property
     def needs_variance(self) -> bool:
@@ -99,7 +89,7 @@ class Extras:
         Raises
         ------
         ParameterError, StoreError
-            No factor, no leave-one-out quantiles for this coverage, or no probabilities.
+            No factor, no leave-one-out quantiles for this coverage, which is between 0 and 1, or no probabilities.
         """
         if self.probabilities and (model.provenance.get("loss") != "logistic" or model.classes is None):
             raise ParameterError(
@@ -183,7 +173,6 @@ def predict_job(
     LockedError
         Another process predicts into the same output.
     """
-    check_output(output, overwrite=True)  # its name
     work, named = work_of(output), None
     inputs = [data, str(model)]
     if isinstance(model, Reference):
