@@ -35,12 +35,12 @@ from dkrr.fit.prices import (
 from dkrr.fit.rates import Machine, measure_machine
 from dkrr.fit.trial import Trial, sample_trial
 from dkrr.jobs.prepare import Prepared, check_loss_targets, num_loss_columns, prepare
-from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tables import Shown, plan_facts
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
+from dkrr.markup import size
 from dkrr.models.tiled import loss_solver, usable_rows
 from dkrr.store.files import arrays_below, is_url, read_json
 from dkrr.tiles import TileGrid, TileMatrix

@@ -32,8 +32,7 @@ from dkrr.fit.inputs import nothing_new
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.monitor import Monitor
-from dkrr.jobs.runs.session import driving
+from dkrr.jobs.runs.monitor import Monitor, driving
 from dkrr.jobs.solve import FitSummary, solve_and_save
 from dkrr.jobs.spec import JobSpec
 from dkrr.linalg.factor.schedule import Split

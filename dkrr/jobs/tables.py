@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dkrr.jobs.report.words import kernel_words, loss_words, reasons_of, size
-from dkrr.markup import facts_html
+from dkrr.markup import facts_html, kernel_words, loss_words, reasons_of, size
 from dkrr.store.files import join
 
 if TYPE_CHECKING:

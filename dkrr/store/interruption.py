@@ -25,7 +25,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from dkrr.errors import CancelledError, InterruptedRunError
+from dkrr.errors import CancelledError, told
 
 __all__ = [
     "cancellable",
@@ -34,7 +34,6 @@ __all__ = [
     "fence_holder",
     "fenced",
     "interrupt_main_thread",
-    "interrupted_error",
     "resumable",
 ]
 
@@ -142,15 +141,10 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise interrupted_error() from None
+        raise told(KeyboardInterrupt()) from None
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)
-
-
-def interrupted_error() -> InterruptedRunError:
-    """What a command ends with that was interrupted, wherever that found it."""
-    return InterruptedRunError("interrupted", hint="start the same command again; it continues with what is finished")
 
 
 def interrupt_main_thread() -> bool:

@@ -15,8 +15,7 @@ from typing import Any
 from dkrr.dataset import Dataset
 from dkrr.jobs.retrain.holdout import decisions
 from dkrr.jobs.retrain.incoming import Delivery, content_hash
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 

@@ -79,7 +79,7 @@ def retrain(
     # most ticks find nothing new: what a fit needs is imported here, which takes longer than all of the above
     from dkrr.jobs.retrain import mlflow_log
     from dkrr.jobs.retrain.tick import Tick
-    from dkrr.jobs.runs.session import driving
+    from dkrr.jobs.runs.monitor import driving
 
     if spec.mlflow is not None:
         mlflow_log.load_mlflow()  # what is missing is found before anything is done
