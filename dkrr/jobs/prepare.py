@@ -35,8 +35,8 @@ from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.jobs.toml import is_data_file
 from dkrr.linalg.losses.loss import Loss
-from dkrr.store.files import file_state, is_url, name_of, parent_of, place, read_json
-from dkrr.store.objects import find_object, list_objects
+from dkrr.store.files import file_state, is_url, list_entries, name_of, parent_of, place, read_json
+from dkrr.store.objects import find_object
 
 BUILT_IN = ("sklearn:", "generate:")
 
@@ -86,7 +86,7 @@ def _files(path: str) -> list[Any]:
         return []
     if is_url(path):  # the ETags of what is there: a file, or the files below it
         found = find_object(parent_of(path), name_of(path))
-        objects = [found] if found is not None else [item for item in list_objects(path) if is_visible(item.key)]
+        objects = [found] if found is not None else [item for item in list_entries(path) if is_visible(item.key)]
         return [(item.key, item.num_bytes, item.version) for item in objects]
     try:
         files = sorted(visible_files(Path(path))) if os.path.isdir(path) else [path]

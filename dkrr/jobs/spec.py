@@ -41,7 +41,6 @@ from dkrr.jobs.toml import (
 )
 from dkrr.selection.choice import FoldLoss, TuneSettings
 from dkrr.store.files import (
-    StorageSettings,
     is_url,
     join,
     name_of,
@@ -50,6 +49,7 @@ from dkrr.store.files import (
     with_settings,
     without_settings,
 )
+from dkrr.store.objects import StorageSettings
 
 __all__ = [
     "ClusterSpec",

@@ -39,7 +39,8 @@ from pydantic import (
 )
 
 from dkrr.errors import DkrrError, JobFileError
-from dkrr.store.files import is_url, parse_address
+from dkrr.store.files import is_url
+from dkrr.store.objects import parse_address
 
 __all__ = [
     "Alpha",

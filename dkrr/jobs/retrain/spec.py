@@ -27,7 +27,8 @@ from dkrr.jobs.model_spec import check_metric
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.toml import Column, Location, Source, Table, is_data_file, locate, misplaced
-from dkrr.store.files import StorageSettings, is_url, join, name_of, with_settings
+from dkrr.store.files import is_url, join, name_of, with_settings
+from dkrr.store.objects import StorageSettings
 
 __all__ = ["DriftSpec", "GateSpec", "HoldoutSpec", "MlflowSpec", "RetrainSpec", "RetrainTable", "WindowSpec"]
 

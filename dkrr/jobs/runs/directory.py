@@ -49,7 +49,6 @@ from dkrr.store.files import (
     local_root,
     name_of,
     parent_of,
-    parse_address,
     place,
     read_json,
     read_key,
@@ -57,6 +56,7 @@ from dkrr.store.files import (
     write_json,
     write_key,
 )
+from dkrr.store.objects import parse_address
 
 __all__ = [
     "RUNS_VARIABLE",
