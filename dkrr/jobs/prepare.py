@@ -271,7 +271,7 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
         )
     paths = _paths(job)
     for key, state in _sources(job).items():
-        if state is not None and fitted["sources"].get(key) not in (None, state):
+        if state is not None and fitted.get("sources", {}).get(key) not in (None, state):
             path = paths[key]
             return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
     return ""
