@@ -12,8 +12,7 @@ import yaml
 
 from dkrr.engine.configuration import TIMEOUTS, cluster_defaults, timeout_seconds
 from dkrr.errors import DkrrError, JobFileError, ParameterError
-from dkrr.jobs.cluster_spec import ClusterSpec
-from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.spec import ClusterSpec, JobSpec
 
 SAMPLE = Path(__file__).parent.parent / "cluster/dask/dkrr.yaml"
 DATA = {"data": {"path": "sklearn:digits"}}

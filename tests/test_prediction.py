@@ -93,19 +93,6 @@ def test_a_deleted_block_alone_is_predicted_again(model: Model, dataset: Dataset
     assert {name: octets for name, (octets, _) in after.items()} == {n: octets for n, (octets, _) in before.items()}
 
 
-def test_a_damaged_block_is_predicted_again(model: Model, dataset: Dataset, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    predict_dataset(model, dataset, str(folder), InProcessExecutor())
-    before = chunks(folder)
-    path = folder / "predictions/c/4/0"
-    octets = bytearray(path.read_bytes())
-    octets[9] ^= 16
-    path.write_bytes(octets)
-    _, summary = predict_dataset(model, dataset, str(folder), InProcessExecutor())
-    assert summary.num_computed == 1
-    assert {name: data for name, (data, _) in chunks(folder).items()} == {name: d for name, (d, _) in before.items()}
-
-
 def test_predictions_of_another_model_are_never_continued(model: Model, dataset: Dataset, tmp_path: Path) -> None:
     predict_dataset(model, dataset, str(tmp_path / "out"), InProcessExecutor())
     other = saved(tmp_path / "other.zarr", alpha=10.0)

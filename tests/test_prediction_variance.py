@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +74,6 @@ def test_blocks_that_are_there_are_kept(
     monkeypatch.setattr(prediction, "failpoint", spoil)
     with pytest.raises(DataError, match="are not finite"):
         predict_variance(stored, rows, str(tmp_path / "other.zarr"), InProcessExecutor())
-
-
-def test_a_model_that_is_replaced_meanwhile_is_noticed(
-    fitted: tuple[dkrr.KernelRidge, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, z = fitted
-    stored = saved(model, tmp_path)
-    rows = ingest(z, tmp_path / "z.zarr")
-
-    def replaced(site: str, block: Any = None) -> None:
-        if site == "variance.block.before_read":
-            replace(model._model, sigma2=np.zeros(2)).save(tmp_path / "model.zarr", overwrite=True)
-
-    monkeypatch.setattr(prediction, "failpoint", replaced)
-    with pytest.raises(StoreError, match="was replaced"):
-        predict_variance(stored, rows, str(tmp_path / "work.zarr"), InProcessExecutor())
 
 
 def test_workers_give_the_same_and_share_the_work(

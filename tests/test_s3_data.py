@@ -11,7 +11,7 @@ import pytest
 import dkrr
 from dkrr.dataset import ingest, open_dataset, read_mask
 from dkrr.errors import DamagedChunkError, DataError, StoreError, StoreMismatchError
-from dkrr.jobs.export import export_predictions
+from dkrr.jobs.export import Predictions, export_predictions
 from dkrr.jobs.inspection import describe, verify
 from dkrr.models.model import load_model
 from dkrr.store.files import delete_key, list_keys, read_key, write_json, write_key
@@ -143,10 +143,11 @@ def test_a_model_that_was_not_saved_to_the_end_is_none(bucket: Bucket, fitted: A
 def test_predictions_are_written_to_an_address(
     bucket: Bucket, tmp_path: Path, ending: str, rows: tuple[Any, Any]
 ) -> None:
-    predictions = ingest(rows[0], bucket.url("work/data.zarr"), rows_per_chunk=64).X
-    export_predictions(predictions, str(tmp_path / f"p{ending}"), list("abcd"), y_is_1d=False)
+    X = ingest(rows[0], bucket.url("work/data.zarr"), rows_per_chunk=64).X
+    predictions = Predictions(num_rows=X.num_rows, names=list("abcd"), read=X.read)
+    export_predictions(predictions, str(tmp_path / f"p{ending}"))
     for _ in range(2):  # the second time something is there
-        export_predictions(predictions, bucket.url(f"out/p{ending}"), list("abcd"), y_is_1d=False)
+        export_predictions(predictions, bucket.url(f"out/p{ending}"))
     keys = bucket.listing("out/p.zarr") if ending == ".zarr" else [f"p{ending}"]
     folder = tmp_path / "p.zarr" if ending == ".zarr" else tmp_path
     where = bucket.url("out/p.zarr") if ending == ".zarr" else bucket.url("out")
@@ -158,14 +159,15 @@ def test_predictions_are_written_to_an_address(
 def test_predictions_that_were_interrupted_at_an_address_are_written_again(
     bucket: Bucket, rows: tuple[Any, Any]
 ) -> None:
-    predictions = ingest(rows[0], bucket.url("work/data.zarr"), rows_per_chunk=64).X
+    X = ingest(rows[0], bucket.url("work/data.zarr"), rows_per_chunk=64).X
+    predictions = Predictions(num_rows=X.num_rows, names=list("abcd"), read=X.read)
     output = bucket.url("out/p.zarr")
     for _ in range(2):  # the second time something is there
-        bucket.server.fail({"method": "PUT", "path": "p.zarr/c/1", "times": 1, "status": 403})
+        bucket.server.fail({"method": "PUT", "path": "p.zarr/c/0", "times": 1, "status": 403})
         with pytest.raises(StoreError):
-            export_predictions(predictions, output, list("abcd"), y_is_1d=False)
-        export_predictions(predictions, output, list("abcd"), y_is_1d=False)
+            export_predictions(predictions, output)
+        export_predictions(predictions, output)
     write_key(output, "notes.txt", b"mine")
     with pytest.raises(StoreError, match="--overwrite"):
-        export_predictions(predictions, output, list("abcd"), y_is_1d=False)
+        export_predictions(predictions, output)
     assert read_key(output, "notes.txt") == b"mine"

@@ -16,8 +16,8 @@ from dkrr.dataset import ingest
 from dkrr.engine.cluster import local_cluster
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.plan import plan
+from dkrr.jobs.predict import evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.serve import evaluate_job, predict_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.store.files import delete_key, join, list_keys, read_key, write_key
 from tests.s3 import CANARY_KEY, CANARY_SECRET, Bucket, bucket, s3_server
@@ -98,7 +98,7 @@ def test_an_interrupted_run_ends_with_the_bytes_of_a_local_one(
         return submit(client, function, *args, **options)
 
     monkeypatch.setattr(distributed.Client, "submit", recording)
-    store, run = there.output.store_directory("a"), there.output.run_directory("a")
+    store, run = there.store, there.directory
     interrupted(there, "gram", 4)
     interrupted(there, "factorise", 5)
     valid = set(chunks(store))
@@ -107,11 +107,11 @@ def test_an_interrupted_run_ends_with_the_bytes_of_a_local_one(
     found = fit_job(there)
     again = {key.removeprefix("runs/store/") for key in bucket.puts()[puts:]} & valid
     assert again == set(), "valid tiles were written again"
-    assert chunks(store) == chunks(here.output.store_directory("a"))
+    assert chunks(store) == chunks(here.store)
     assert found.relative_residual == expected.relative_residual
     assert found.score == expected.score
     for job, name in ((here, "here.npy"), (there, "there.npy")):
-        predict_job(join(job.output.run_directory("a"), "model.zarr"), str(tmp_path / "d.zarr"), str(tmp_path / name))
+        predict_job(join(job.directory, "model.zarr"), str(tmp_path / "d.zarr"), str(tmp_path / name))
     assert (tmp_path / "there.npy").read_bytes() == (tmp_path / "here.npy").read_bytes()
     assert verify(run) == []
     again_summary = fit_job(there)
@@ -137,13 +137,13 @@ def test_a_store_that_fails_now_and_then_changes_nothing(make: Callable[[str], J
     fit_job(there)
     failed = [item for item in bucket.server.log() if item["status"] in (500, 503)]
     assert len(failed) >= 45
-    assert chunks(there.output.store_directory("a")) == chunks(here.output.store_directory("a"))
+    assert chunks(there.store) == chunks(here.store)
 
 
 def test_objects_that_were_deleted_or_cut_are_made_again(make: Callable[[str], JobSpec], bucket: Bucket) -> None:
     there = make("there")
     fit_job(there)
-    store = there.output.store_directory("a")
+    store = there.store
     whole = chunks(store)
     factor = [key for key in whole if key.startswith("factors")]
     delete_key(store, factor[3])
@@ -151,9 +151,9 @@ def test_objects_that_were_deleted_or_cut_are_made_again(make: Callable[[str], J
     flipped = bytearray(whole[factor[9]])
     flipped[16] ^= 1
     write_key(store, factor[9], bytes(flipped))
-    problems = verify(there.output.run_directory("a"))
+    problems = verify(there.directory)
     assert len(problems) == 3, problems
-    delete_key(there.output.run_directory("a"), "result.json")
+    delete_key(there.directory, "result.json")
     fit_job(there)
     assert chunks(store) == whole
 
@@ -161,11 +161,11 @@ def test_objects_that_were_deleted_or_cut_are_made_again(make: Callable[[str], J
 def test_predictions_and_scores_from_an_address(make: Callable[[str], JobSpec], bucket: Bucket, address: str) -> None:
     there = make("there")
     fit_job(there)
-    model = join(there.output.run_directory("a"), "model.zarr")
+    model = join(there.directory, "model.zarr")
     with distributed.Client(address):
         scores = evaluate_job(model, bucket.url("data/d.zarr"))
-        assert predict_job(model, bucket.url("data/d.zarr"), bucket.url("out/p.npy")) == 500
-        assert predict_job(model, bucket.url("data/d.zarr"), bucket.url("out/p.zarr")) == 500
+        assert predict_job(model, bucket.url("data/d.zarr"), bucket.url("out/p.npy")).num_rows == 500
+        assert predict_job(model, bucket.url("data/d.zarr"), bucket.url("out/p.zarr")).num_rows == 500
     assert scores["r2"] > 0.9
     left = {key for key in bucket.listing("out") if not key.startswith("p.zarr/")}
     # what was locked on objects says that it is free

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dkrr.jobs.planned import Plan
+    from dkrr.jobs.plan import Plan
     from dkrr.jobs.run import FitSummary
     from dkrr.jobs.spec import JobSpec
 

@@ -171,6 +171,6 @@ def print_facts(facts: Iterable[tuple[str, Any]], title: str | None = None) -> N
 
 def print_json(value: Any) -> None:
     """Print one JSON document; what is not finite is null."""
-    from dkrr.jobs.documents import plain
+    from dkrr.store.documents import plain
 
     click.echo(json.dumps(plain(value), indent=2, sort_keys=True, default=str, allow_nan=False))

@@ -123,12 +123,10 @@ def _store(path: str) -> tuple[str, list[str]]:
     from dkrr.store.files import children, join
 
     if path.endswith(".toml"):
-        from dkrr.jobs.claim import run_id
         from dkrr.jobs.spec import JobSpec
 
         job = JobSpec.load(path)
-        run = job.output.run_directory(run_id(job))
-        return job.output.store_directory(run_id(job)), [run] if children(run) else []
+        return job.store, [job.directory] if children(job.directory) else []
     return (join(path, "store") if "store" in children(path) else path), []
 
 

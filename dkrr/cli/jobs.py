@@ -273,24 +273,17 @@ def predict_command(
     with [evaluate] intervals.
     """
     from dkrr.errors import ParameterError
+    from dkrr.jobs.predict import Extras, predict_job
     from dkrr.jobs.registry import parse_reference
-    from dkrr.jobs.uncertain import Asked
 
     if asked["noise"] and not asked["std"]:
         raise ParameterError("--noise without --std", hint="it says which standard deviation is meant")
-    given: dict[str, Any] = {"asked": Asked(**asked), "reading": reading, "overwrite": overwrite, "keep": keep}
-    reference, version = parse_reference(model), []
+    given: dict[str, Any] = {"extras": Extras(**asked), "reading": reading, "overwrite": overwrite, "keep": keep}
+    wanted = parse_reference(model) or model_location(model)
     with resumable(), ProgressDisplay() as progress:
-        if reference is not None:
-            from dkrr.jobs.scoring import predict_registered
-
-            done = predict_registered(reference, data, output, registry=registry, **given, progress=progress)
-            num_rows, version = done.num_rows, [("version", done.version.id)]
-        else:
-            from dkrr.jobs.serve import predict_job
-
-            num_rows = predict_job(model_location(model), data, output, **given, progress=progress)
-    print_facts([("predictions", output), ("rows", f"{num_rows:,}"), *version])
+        done = predict_job(wanted, data, output, registry=registry, **given, progress=progress)
+    version = [] if done.version is None else [("version", done.version.id)]
+    print_facts([("predictions", output), ("rows", f"{done.num_rows:,}"), *version])
 
 
 @main.command("evaluate")
@@ -316,7 +309,7 @@ def evaluate_command(
     reading: dict[str, Any],
 ) -> None:
     """Score MODEL (a model.zarr, a run, or NAME@ALIAS of a registry) on the rows of DATA, whose targets are known."""
-    from dkrr.jobs.serve import evaluate_job
+    from dkrr.jobs.predict import evaluate_job
 
     location = model_location(model, registry)
     with resumable(), ProgressDisplay() as progress:

@@ -1,4 +1,4 @@
-"""Predictions from their array to a file: .zarr, .npy, .parquet or .csv, a block of rows at a time.
+"""Predictions from blocks of rows to a file: .zarr, .npy, .parquet or .csv, in the memory of one block.
 
 Beside each output stands ``OUTPUT.json``, its stamp: which model made it, of which rows, and the SHA-256 of the file,
 or of all that is in the folder. An output is replaced when this is still what stands there; anything else belongs to
@@ -10,27 +10,26 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dkrr._version import __version__
-from dkrr.dataset import RowArray
+from dkrr.dataset import Floats, RowArray
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources import Table
 from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.jobs.runs.directory import utc_now
+from dkrr.models.model import BLOCK_ROWS
 from dkrr.store.documents import content_digest
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     children,
     is_url,
-    local_root,
     name_of,
     overlaps,
     parent_of,
@@ -44,13 +43,49 @@ from dkrr.store.files import (
 from dkrr.store.interruption import check_fence
 from dkrr.store.objects import put_file
 
-__all__ = ["Beside", "check_output", "export_predictions", "work_of"]
+__all__ = ["Predictions", "check_output", "export_predictions", "work_of"]
 
 ENDINGS = (".zarr", ".npy", ".parquet", ".csv")
 _WORK = re.compile(
     r"(?:data\.zarr|result\.zarr|version\.json)(?:\.lock)?(?:\.[0-9a-f]{32}\.partial)?"
     r"|\.dkrr-probe-[0-9a-f]{32}(?:\.partial)?|export-[a-z0-9_]{8}"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """A table that is made a block of rows at a time.
+
+    Parameters
+    ----------
+    num_rows
+        m.
+    names
+        Of the k columns of numbers.
+    read
+        Numbers (stop - start, k) of rows start to stop.
+    y_is_1d
+        Whether a single column of numbers has no second axis in .npy.
+    source, keep
+        Columns of the rows that were predicted, copied as they stand into .csv and .parquet, in front of the numbers.
+    label, classes
+        Of scores, the first columns: the class of the largest one is a last column of this name in .csv and .parquet.
+        The stamp has the classes in the order of the scores.
+    """
+
+    num_rows: int
+    names: list[str]
+    read: Callable[[int, int], Floats]
+    y_is_1d: bool = False
+    source: Table | None = None
+    keep: tuple[int, ...] = ()
+    label: str = ""
+    classes: tuple[Any, ...] = ()
+
+    def blocks(self) -> Iterator[Floats]:
+        """The numbers, block by block."""
+        for start in range(0, self.num_rows, BLOCK_ROWS):
+            yield np.ascontiguousarray(self.read(start, min(start + BLOCK_ROWS, self.num_rows)))
 
 
 def work_of(output: str) -> str:
@@ -85,13 +120,12 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
         raise ParameterError(f"{output} ends in {ending!r}; one of {', '.join(ENDINGS)} expected", hint="rename it")
     check_outside(output)
     stamp, work = sibling(output, ".json"), work_of(output)
-    for source in inputs:
-        for place in (output, stamp, work):
-            if overlaps(place, source):
-                raise StoreError(
-                    f"{output} would be written over {source}, which the predictions are made from",
-                    hint="give the predictions a name and a folder of their own",
-                )
+    for place, source in itertools.product((output, stamp, work), inputs):
+        if overlaps(place, source):
+            raise StoreError(
+                f"{output} would be written over {source}, which the predictions are made from",
+                hint="give the predictions a name and a folder of their own",
+            )
     is_foreign = not is_url(work) and os.path.lexists(work) and not os.path.isdir(work)
     if is_foreign or any(not _WORK.fullmatch(name) for name in children(work)):
         raise StoreError(
@@ -117,9 +151,8 @@ def _stamp_at(location: str) -> dict[str, Any] | None:
         said = read_json(parent_of(location), name_of(location))
     except (StoreError, OSError):
         return {}
-    if said is None or (isinstance(said, dict) and {"dkrr", "sha256", "replaced"} <= said.keys()):
-        return said
-    return {}
+    is_ours = said is None or (isinstance(said, dict) and {"dkrr", "sha256", "replaced"} <= said.keys())
+    return said if is_ours else {}
 
 
 def _foreign(location: str) -> StoreError:
@@ -129,41 +162,10 @@ def _foreign(location: str) -> StoreError:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    """What stands beside the numbers of predictions.
-
-    Parameters
-    ----------
-    source, keep
-        Columns of the rows that were predicted, copied as they stand into .csv and .parquet, in front of the numbers.
-    label, classes
-        Of scores, the first columns: the class of the largest one is a last column of this name in .csv and .parquet.
-        The stamp has the classes in the order of the scores.
-    """
-
-    source: Table | None = None
-    keep: tuple[int, ...] = ()
-    label: str = ""
-    classes: tuple[Any, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        """Of the columns that are kept."""
-        return [] if self.source is None else [self.source.names[column] for column in self.keep]
-
-
 def export_predictions(
-    predictions: RowArray,
-    output: str,
-    names: list[str],
-    *,
-    y_is_1d: bool,
-    stamp: dict[str, Any] | None = None,
-    overwrite: bool = False,
-    beside: Beside | None = None,
+    predictions: Predictions, output: str, *, stamp: dict[str, Any] | None = None, overwrite: bool = False
 ) -> None:
-    """Write predictions (m, t) to ``output``, which appears whole or not at all, and their stamp beside it.
+    """Write predictions to ``output``, which appears whole or not at all, and their stamp beside it.
 
     Raises
     ------
@@ -172,118 +174,95 @@ def export_predictions(
     DataError
         The source of columns that are kept has another number of rows.
     """
-    beside = beside or Beside()
-    names = names or [f"prediction_{column}" for column in range(predictions.num_columns)]
     replaced = check_output(output, overwrite=overwrite)
-    writers = {".zarr": _zarr, ".npy": _npy, ".parquet": _parquet, ".csv": _csv}
     ending = Path(name_of(output)).suffix
+    write = {".zarr": _zarr, ".npy": _npy, ".parquet": _arrow, ".csv": _arrow}[ending]
     said = {**(stamp or {}), "dkrr": __version__, "predicted_at": utc_now(), "replaced": replaced}
-    if beside.classes:
-        said["classes"] = list(beside.classes)
+    if predictions.classes:
+        said["classes"] = list(predictions.classes)
+    beside = sibling(output, ".json")
     if is_url(output) and ending == ".zarr":
         # objects take the place of others one by one: until all are there the stamp holds for any of them
-        _put_stamp(output, said | {"sha256": None, "unfinished": True})
-        _zarr_objects(predictions, output)
-        _put_stamp(output, said | {"sha256": content_digest(output)})
+        write_json(parent_of(beside), name_of(beside), said | {"sha256": None, "unfinished": True})
+        remove_array(output)
+        _zarr(predictions, output)
+        write_json(parent_of(beside), name_of(beside), said | {"sha256": content_digest(output)})
         return
     work = None if is_url(output) else work_of(output)
     if work is not None:
         Path(work).mkdir(parents=True, exist_ok=True)
     with (
-        storage_errors(output, 8 * predictions.num_rows * predictions.num_columns),
+        storage_errors(output, 8 * predictions.num_rows * len(predictions.names)),
         tempfile.TemporaryDirectory(prefix="export-", dir=work) as folder,
     ):
-        path = os.path.join(folder, "predictions")
-        writers[ending](predictions, path, names, y_is_1d, beside)
+        path = os.path.join(folder, f"predictions{ending}")
+        write(predictions, path)
         failpoint("predict.before_pointer")
         said["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
         # first the stamp, which holds for what is replaced, too
         said["sha256"] = content_digest(path)
         if work is None:
-            _put_stamp(output, said)
+            write_json(parent_of(beside), name_of(beside), said)
             put_file(parent_of(output), name_of(output), Path(path))
         else:
             write_json(folder, "stamp.json", said, durable=True)
             check_fence()
-            os.replace(os.path.join(folder, "stamp.json"), sibling(output, ".json"))
+            os.replace(os.path.join(folder, "stamp.json"), beside)
             put_in_place(Path(path), Path(output))
         failpoint("predict.after_pointer")
 
 
-def _put_stamp(output: str, said: dict[str, Any]) -> None:
-    stamp = sibling(output, ".json")
-    write_json(parent_of(stamp), name_of(stamp), said)
+def _zarr(predictions: Predictions, path: str) -> None:
+    """The metadata comes last: without it there is no array."""
+    m, k = predictions.num_rows, len(predictions.names)
+    array = RowArray.unsaved(path, "", num_rows=m, num_columns=k, rows_per_chunk=min(BLOCK_ROWS, m))
+    for number, block in enumerate(predictions.blocks()):
+        array.write_chunk(number, block)
+    array.save_shape()
 
 
-def _zarr(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
-    root = local_root(predictions.array.store)
-    if root is None:  # predicted beside an address: fetched, chunk by chunk
-        _zarr_objects(predictions, path)
-        return
-    for start, stop in predictions.blocks():
-        predictions.read(start, stop)  # verifies every chunk before it is handed over
-    shutil.copytree(root / predictions.array.path, path)
-
-
-def _zarr_objects(predictions: RowArray, output: str) -> None:
-    """The array at an address: what was there goes first, the metadata comes last."""
-    array, copy = predictions.array, replace(predictions.array, store=output, path="")
-    remove_array(output)
-    for i in range(predictions.num_chunks):
-        copy.write((i, 0), array.read((i, 0)))
-    write_json(output, "zarr.json", read_json(array.store, f"{array.path}/zarr.json" if array.path else "zarr.json"))
-
-
-def _npy(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
-    shape: tuple[int, ...] = (predictions.num_rows, predictions.num_columns)
+def _npy(predictions: Predictions, path: str) -> None:
+    shape: tuple[int, ...] = (predictions.num_rows, len(predictions.names))
     with open(path, "wb") as file:
-        header: dict[str, Any] = {"descr": "<f8", "fortran_order": False, "shape": shape[:1] if y_is_1d else shape}
+        shape = shape[:1] if predictions.y_is_1d else shape
+        header: dict[str, Any] = {"descr": "<f8", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        for start, stop in predictions.blocks():
-            file.write(np.ascontiguousarray(predictions.read(start, stop)).tobytes())
+        for block in predictions.blocks():
+            file.write(block.tobytes())
 
 
-def _parquet(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
-    import pyarrow.parquet as pq
-
-    tables = _tables(predictions, names, beside)
-    first = next(tables)
-    with pq.ParquetWriter(path, first.schema) as writer:
-        for table in itertools.chain([first], tables):
-            writer.write_table(table)
-
-
-def _csv(predictions: RowArray, path: str, names: list[str], y_is_1d: bool, beside: Beside) -> None:
+def _arrow(predictions: Predictions, path: str) -> None:
     import pyarrow as pa
     from pyarrow.csv import CSVWriter
+    from pyarrow.parquet import ParquetWriter
 
-    tables = _tables(predictions, names, beside)
+    tables = _tables(predictions)
     first = next(tables)
     try:
-        with CSVWriter(path, first.schema) as writer:
+        with (CSVWriter if path.endswith(".csv") else ParquetWriter)(path, first.schema) as writer:
             for table in itertools.chain([first], tables):
                 writer.write_table(table)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:  # a list or a structure that is kept
-        raise DataError(f"a column that is kept cannot be written to .csv ({exc})", hint="write .parquet") from exc
+        ending = Path(path).suffix
+        raise DataError(f"a column that is kept cannot be written to {ending} ({exc})", hint="write .parquet") from exc
 
 
-def _tables(predictions: RowArray, names: list[str], beside: Beside) -> Iterator[Any]:
+def _tables(predictions: Predictions) -> Iterator[Any]:
     """Blocks of rows as Arrow tables: what is kept, the numbers, the class of the largest score."""
     import pyarrow as pa
 
-    blocks = list(predictions.blocks())
+    source, m, classes = predictions.source, predictions.num_rows, np.array(predictions.classes)
+    lengths = [min(BLOCK_ROWS, m - start) for start in range(0, m, BLOCK_ROWS)]
     kept = {}
-    if beside.source is not None:
-        lengths = [stop - start for start, stop in blocks]
-        for name, column in zip(beside.names, beside.keep, strict=True):
-            kept[name] = _cut(beside.source.as_written(column), beside.source.label_type(column), lengths, name)
-    classes = np.array(beside.classes)
-    for start, stop in blocks:
-        block = predictions.read(start, stop)
+    if source is not None:
+        for column in predictions.keep:
+            name = source.names[column]
+            kept[name] = _cut(source.as_written(column), source.label_type(column), lengths, name)
+    for block in predictions.blocks():
         table: dict[str, Any] = {name: next(values) for name, values in kept.items()}
-        table |= {name: pa.array(np.ascontiguousarray(block[:, column])) for column, name in enumerate(names)}
-        if beside.classes:
-            table[beside.label] = pa.array(classes[np.argmax(block[:, : len(classes)], axis=1)].tolist())
+        table |= {name: pa.array(np.ascontiguousarray(block[:, k])) for k, name in enumerate(predictions.names)}
+        if predictions.classes:
+            table[predictions.label] = pa.array(classes[np.argmax(block[:, : len(classes)], axis=1)].tolist())
         yield pa.table(table)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
-from dkrr.jobs.mistakes import nearest
+from dkrr.jobs.toml import FILE_SUFFIXES, nearest
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, name_of
 
@@ -37,13 +36,7 @@ __all__ = ["init_job", "is_data", "median_gamma", "write_job"]
 READ_ROWS = 100_000
 READ_BYTES = 256 * 2**20
 SAMPLE_ROWS = 1_000
-
-
-@dataclass(frozen=True)
-class _Sample:
-    rows: NDArray[np.float64]
-    num_features: int
-    is_text: bool  # the target is made of words
+BUILT_IN = ("sklearn:", "generate:")
 
 
 def init_job(
@@ -73,39 +66,38 @@ def init_job(
     JobFileError
         A target that does not exist.
     """
-    path = os.fspath(data_path)
-    reading = reading or {}
+    path, reading = os.fspath(data_path), reading or {}
     named = [target] if isinstance(target, str | int) else list(target or [])
     table = _open(path, reading, named)
     if not named and table.target is None:
         named = [table.names[-1] if table.is_named else -1]
     positions = [_position(table, name) for name in named] or list(table.target or ())
-    sample = _read_sample(table, positions, reading.get("decimal", "."))
-    gamma = median_gamma(sample.rows)
-    written = _written_path(path, Path.cwd() if base is None else Path(base))
+    features = [i for i in range(len(table.names)) if i not in {*positions, table.weight}]
+    rows, is_text = _read_sample(table, features, positions, reading.get("decimal", "."))
+    given = is_url(path) or path.startswith(BUILT_IN) or os.path.isabs(path)
     target_line = (
         f"target = {toml.inline(named)}   # names or column numbers; -1 is the last column"
         if named
         else f"# target = {toml.inline([table.names[i] for i in positions])}   # declared by the data itself"
     )
     return _TEMPLATE.format(
-        path=toml.inline(written),
+        path=toml.inline(path if given else os.path.relpath(path, base)),
         target=target_line,
         reading="".join(f"{key} = {toml.inline(value)}\n" for key, value in reading.items()),
-        num_features=sample.num_features,
-        classes="one_hot = true" if sample.is_text else "# one_hot = true",
-        metric="accuracy" if sample.is_text else "rmse",
-        gamma=f"{gamma:.4g}",
-        num_sampled=len(sample.rows),
+        num_features=len(features),
+        classes="one_hot = true" if is_text else "# one_hot = true",
+        metric="accuracy" if is_text else "rmse",
+        gamma=f"{median_gamma(rows):.4g}",
+        num_sampled=len(rows),
         name=_name(path),
     )
 
 
 def is_data(path: str) -> bool:
     """Whether a path or address is that of data, by its ending, and not that of a job file."""
-    if is_url(path) or path.startswith(("sklearn:", "generate:")) or os.path.isdir(path):
+    if is_url(path) or path.startswith(BUILT_IN) or os.path.isdir(path):
         return True
-    return path.endswith((".csv", ".csv.gz", ".npy", ".parquet", ".zarr"))
+    return path.endswith(FILE_SUFFIXES)
 
 
 def write_job(
@@ -160,25 +152,23 @@ def median_gamma(rows: NDArray[np.float64]) -> float:
 
 
 def _position(table: Table, name: str | int) -> int:
-    names = table.names
-    if isinstance(name, int):
-        if not -len(names) <= name < len(names):
-            raise JobFileError(
-                f"{table.label} has {len(names)} columns; target {name} is none of them",
-                hint=f"columns count from 0 to {len(names) - 1}; -1 is the last",
-            )
-        return name % len(names)
-    if name not in names:
-        close = nearest(name, names)
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    count = len(table.names)
+    if isinstance(name, int) and not -count <= name < count:
+        raise JobFileError(
+            f"{table.label} has {count} columns; target {name} is none of them",
+            hint=f"columns count from 0 to {count - 1}; -1 is the last",
+        )
+    if isinstance(name, str) and name not in table.names:
+        close, shown = nearest(name, table.names), ", ".join(table.names[:8]) + ", ..." * (count > 8)
         hint = f"nearest right name: {close!r}" if close else f"its columns: {shown}"
         raise JobFileError(f"{table.label} has no column {name!r}", hint=hint)
-    return names.index(name)
+    return name % count if isinstance(name, int) else table.names.index(name)
 
 
-def _read_sample(table: Table, targets: list[int], decimal: str) -> _Sample:
+def _read_sample(
+    table: Table, features: list[int], targets: list[int], decimal: str
+) -> tuple[NDArray[np.float64], bool]:
     """Rows spread evenly over the first ``READ_ROWS``, features only, and whether the target is a word."""
-    features = [i for i in range(len(table.names)) if i not in {*targets, table.weight}]
     if not features:
         raise DataError(f"{table.label} has no column besides its targets", hint="name fewer targets")
     parts: list[NDArray[np.float64]] = []
@@ -191,12 +181,12 @@ def _read_sample(table: Table, targets: list[int], decimal: str) -> _Sample:
             break
     rows = np.concatenate(parts)
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE_ROWS)).astype(int)]
-    finite = np.isfinite(rows).all(axis=1)  # a missing value is reported by the fit, with its row and column
-    if not finite.any():
+    rows = rows[np.isfinite(rows).all(axis=1)]  # a missing value is reported by the fit, with its row and column
+    if not len(rows):
         raise DataError(
             f"{table.label} has no row without missing values among those read", hint="fill them, or leave columns out"
         )
-    return _Sample(rows[finite], len(features), is_text)
+    return rows, is_text
 
 
 def _is_word(label: Any, decimal: str) -> bool:
@@ -207,12 +197,6 @@ def _is_word(label: Any, decimal: str) -> bool:
     except (TypeError, ValueError):
         return label is not None and type(label).__name__ != "NAType"
     return False
-
-
-def _written_path(path: str, base: Path) -> str:
-    if is_url(path) or path.startswith(("sklearn:", "generate:")) or os.path.isabs(path):
-        return path
-    return os.path.relpath(path, base)
 
 
 def _name(path: str) -> str:

@@ -6,12 +6,11 @@ chunk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from dkrr.errors import DkrrError, StoreError
 from dkrr.jobs.registry import ALIASES, VERSIONS, NamedModel, check_version
@@ -50,9 +49,15 @@ def verify(path: str) -> list[str]:
     Raises
     ------
     StoreError
-        Nothing of dkrr is there, or its metadata cannot be read.
+        Nothing of dkrr is there.
     """
-    return list(_KINDS[kind_of(path)][1](path))
+    kind, problems = kind_of(path), []
+    try:
+        for problem in _KINDS[kind][1](path):
+            problems.append(problem)
+    except DkrrError as exc:
+        problems.append(exc.message)
+    return problems
 
 
 def kind_of(path: str) -> str:
@@ -89,91 +94,72 @@ def kind_of(path: str) -> str:
 def _describe_dataset(path: str) -> dict[str, Any]:
     from dkrr.dataset import open_dataset
 
+    def named(names: tuple[str, ...]) -> str:
+        return f"{len(names)} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})" if names else "0"
+
     dataset = open_dataset(path)
+    generations = []
+    for found in dataset.generations:
+        name = "" if found.label is None else f" {found.label}"
+        dropped = f", {found.num_dropped:,} dropped for missing values" if found.num_dropped else ""
+        generations.append(f"{found.number}{name}: {found.num_rows:,} rows{dropped}")
     return {
         "rows": dataset.num_rows,
-        "features": _count_and_names(dataset.feature_names),
-        "targets": _count_and_names(dataset.target_names),
+        "features": named(dataset.feature_names),
+        "targets": named(dataset.target_names),
         "weights": dataset.weight_name or "none",
         "classes": "none" if dataset.classes is None else ", ".join(map(str, dataset.classes)),
         "chunks": f"{dataset.X.num_chunks} of {dataset.X.rows_per_chunk} rows",
-        "generations": ", ".join(_generation(found) for found in dataset.generations),
+        "generations": ", ".join(generations),
         "digest": dataset.digest,
     }
-
-
-def _generation(found: Any) -> str:
-    name = "" if found.label is None else f" {found.label}"
-    dropped = f", {found.num_dropped:,} dropped for missing values" if found.num_dropped else ""
-    return f"{found.number}{name}: {found.num_rows:,} rows{dropped}"
-
-
-def _count_and_names(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    return f"{len(names)} ({shown})" if names else "0"
 
 
 def _verify_dataset(path: str) -> Iterator[str]:
     from dkrr.dataset import open_dataset
 
-    try:
-        open_dataset(path).verify()
-    except DkrrError as exc:
-        yield exc.message
+    open_dataset(path).verify()
+    return iter(())
 
 
 def _describe_model(path: str) -> dict[str, Any]:
     from dkrr.models.model import load_model
 
     model = load_model(path, verify=False)
-    solution = model.solution
+    solution, scaling, intercept = model.solution, model.scaling, model.intercept
+    # targets of a loss for labels are classes, and not whitened
+    whitens_y = scaling is not None and bool(scaling.y_mean.any() or (scaling.y_std != 1).any())
+    shown = "none" if intercept is None else ", ".join(f"{value:.6g}" for value in intercept[:8])
+    if intercept is not None:
+        shown += (", ..." if len(intercept) > 8 else "") + (" (of the whitened target)" if whitens_y else "")
+    worst, exact = solution.worst
     facts = {
         "rows": model.num_rows,
         "features": model.num_features,
         "targets": model.num_targets,
         "kernel": "precomputed" if model.kernel is None else model.kernel.to_dict(),
-        "scaling": "none" if model.scaling is None else "X and y whitened" if _whitens_y(model) else "X whitened",
-        "intercept": _intercept(model),
+        "scaling": "none" if scaling is None else "X and y whitened" if whitens_y else "X whitened",
+        "intercept": shown,
         "solver": f"{solution.solver}, {solution.precision}" + ("" if solution.converged else ", NOT CONVERGED"),
         "iterations": solution.num_iterations,
-        solution.worst[0]: _worst(solution.worst[1]),
+        worst: f"{exact:.1e}",
     }
     if solution.backward_error:
-        facts["backward error"] = _worst(solution.backward_error)
+        facts["backward error"] = f"{max(solution.backward_error):.1e}"
     if not solution.converged or model.provenance.get("is_approximation"):
         facts["note"] = solution.message
     details = {str(name).replace("_", " "): value for name, value in model.provenance.items()}
     return facts | {name: value for name, value in details.items() if name not in facts}
 
 
-def _whitens_y(model: Any) -> bool:
-    """Whether targets are; classes of a loss for labels are not."""
-    scaling = model.scaling
-    return scaling is not None and bool(scaling.y_mean.any() or (scaling.y_std != 1).any())
-
-
-def _intercept(model: Any) -> str:
-    if model.intercept is None:
-        return "none"
-    shown = ", ".join(f"{value:.6g}" for value in model.intercept[:8]) + (", ..." if len(model.intercept) > 8 else "")
-    return shown if not _whitens_y(model) else f"{shown} (of the whitened target)"
-
-
-def _worst(values: Any) -> str:
-    return f"{np.max(np.asarray(values)):.1e}"
-
-
 def _verify_model(path: str) -> Iterator[str]:
-    from dkrr.models.model import load_model
+    from dkrr.models.model import BLOCK_ROWS, load_model
 
-    try:
-        model = load_model(path)  # compares every key with the manifest
-        for rows in (model.x_fit, model.dual_coef):
-            for start in range(0, rows.num_rows if rows is not None else 0, 4096):
-                if rows is not None:
-                    rows.read(start, min(start + 4096, rows.num_rows))
-    except DkrrError as exc:
-        yield exc.message
+    model = load_model(path)  # compares every key with the manifest
+    for rows in filter(None, (model.x_fit, model.dual_coef)):
+        for start in range(0, rows.num_rows, BLOCK_ROWS):
+            rows.read(start, min(start + BLOCK_ROWS, rows.num_rows))
+    return iter(())
 
 
 def _describe_tiles(path: str) -> dict[str, Any]:
@@ -197,7 +183,7 @@ def _verify_tiles(path: str) -> Iterator[str]:
     matrix = TileMatrix.open(path)
     attributes = matrix.array.attributes
     verify_matrix = verify_factor if "alpha" in attributes else verify_gram
-    yield from verify_matrix(matrix, _operator_of(path, attributes))
+    return iter(verify_matrix(matrix, _operator_of(path, attributes)))
 
 
 def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
@@ -207,27 +193,19 @@ def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
     from dkrr.linalg.operators import RidgeOperator, Rows
     from dkrr.tiles import TileGrid
 
-    if attributes["kernel"] == {"kernel": "precomputed"}:
-        return None
-    center = attributes["center"]
-    for candidate in arrays_below(parent_of(parent_of(path)), "data", "rows"):
-        try:
-            dataset = open_dataset(candidate)
-            if dataset.digest != attributes["rows_digest"]:
-                continue
-            kernel = kernel_from_dict(attributes["kernel"])
-        except DkrrError:
-            continue
-        weight_digest = attributes.get("weight_digest")
-        if weight_digest not in (None, dataset.digest_weight):
-            continue
-        return RidgeOperator(
-            grid=TileGrid(attributes["n"], attributes["tile_size"]),
-            alpha=attributes.get("alpha", 0.0),
-            kernel=kernel,
-            rows=Rows.of(dataset, None if center is None else tuple(center)),
-            weighted=weight_digest is not None,
-        )
+    center, weight_digest = attributes["center"], attributes.get("weight_digest")
+    is_given = attributes["kernel"] == {"kernel": "precomputed"}
+    for candidate in () if is_given else arrays_below(parent_of(parent_of(path)), "data", "rows"):
+        with contextlib.suppress(DkrrError):
+            dataset, kernel = open_dataset(candidate), kernel_from_dict(attributes["kernel"])
+            if dataset.digest == attributes["rows_digest"] and weight_digest in (None, dataset.digest_weight):
+                return RidgeOperator(
+                    grid=TileGrid(attributes["n"], attributes["tile_size"]),
+                    alpha=attributes.get("alpha", 0.0),
+                    kernel=kernel,
+                    rows=Rows.of(dataset, None if center is None else tuple(center)),
+                    weighted=weight_digest is not None,
+                )
     return None
 
 
@@ -251,22 +229,23 @@ def _describe_run(path: str) -> dict[str, Any]:
 
 def _verify_run(path: str) -> Iterator[str]:
     """The model, what the run keeps in the store, its documents; and nothing left by an interrupted write."""
+    documents = {}
     for name in ("job.json", "plan.json", "result.json"):
         try:
-            if read_json(path, name) is None:
-                yield f"{name} is missing"
+            documents[name] = RunDirectory(path).read(name)
         except DkrrError as exc:
             yield exc.message
-    model = join(path, "model.zarr")
-    try:
-        parts = [model, *(RunDirectory(path).read("result.json") or {}).get("kept", {})]
-        for part in parts:
-            yield from (problem if part == model else f"{part}: {problem}" for problem in verify(part))
-    except DkrrError as exc:
-        yield exc.message
-    for key in list_keys(path):
-        if ".partial" in key:
-            yield f"{key} is left by an interrupted write"
+            continue
+        if documents[name] is None:
+            yield f"{name} is missing"
+    yield from verify(join(path, "model.zarr"))
+    for kept in (documents.get("result.json") or {}).get("kept", {}):
+        yield from (f"{kept}: {problem}" for problem in verify(kept))
+    yield from _partial(path)
+
+
+def _partial(path: str, below: str = "") -> Iterator[str]:
+    yield from (f"{below}{key} is left by an interrupted write" for key in list_keys(path) if ".partial" in key)
 
 
 def _describe_registered(path: str) -> dict[str, Any]:
@@ -288,9 +267,7 @@ def _verify_registered(path: str) -> Iterator[str]:
             check_version(version)
         except DkrrError as exc:
             yield exc.message
-    for key in list_keys(join(path, VERSIONS)):
-        if ".partial" in key:
-            yield f"{VERSIONS}/{key} is left by an interrupted write"
+    yield from _partial(join(path, VERSIONS), f"{VERSIONS}/")
 
 
 _KINDS: dict[str, tuple[Callable[[str], dict[str, Any]], Callable[[str], Iterator[str]]]] = {

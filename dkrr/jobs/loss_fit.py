@@ -15,31 +15,30 @@ Cost: the rows in memory twice, and what :mod:`dkrr.fit.prices` says.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset, Scaling
+from dkrr.dataset import Dataset, Floats, Scaling
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.tasks import RunSummary
-from dkrr.errors import CancelledError, ConvergenceError, DataError, JobFileError
-from dkrr.jobs.loss_spec import losses_of, parameters_of, path_of
-from dkrr.jobs.planned import Plan
-from dkrr.jobs.prepare import Prepared
+from dkrr.errors import CancelledError, ConvergenceError, DataError
+from dkrr.jobs.plan import Plan
+from dkrr.jobs.prepare import Prepared, check_loss_targets
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.start import begin_loss_from
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.losses.fit import LossFit, fit_losses
-from dkrr.linalg.losses.loss import Loss
+from dkrr.linalg.trace import ResidualTrace
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import quantile_names
 from dkrr.models.tiled import label_targets, loss_details, loss_parts
@@ -47,130 +46,28 @@ from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children
 from dkrr.threads import single_blas_thread
 
-__all__ = ["FittedLoss", "LossCheckpoint", "check_loss_targets", "fit_loss", "loss_of", "num_loss_columns"]
+__all__ = ["fit_loss", "loss_of"]
 
 logger = logging.getLogger("dkrr.jobs")
 
-Floats = NDArray[np.float64]
 CHECKPOINT_SECONDS = 10.0
 MOST_POINTS = 200
 
 
-def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
-    """The losses of a job, one for all targets or one for each quantile of the only target.
-
-    Raises
-    ------
-    JobFileError
-        They are for classes and the targets are none, or the other way round; several quantiles of several targets.
-    """
-    losses, loss = losses_of(job.model), job.model.loss
-    if losses[0].is_for_labels != (train.classes is not None):
-        wanted, there = ("classes", "numbers") if losses[0].is_for_labels else ("numbers", "classes")
-        raise JobFileError(
-            f"[model] loss = {loss!r} is for {wanted}; the targets of {job.data.path} are {there}",
-            hint="set [data] one_hot = true" if losses[0].is_for_labels else "take a loss for classes: hinge, logistic",
-        )
-    if len(losses) > 1 and train.num_targets > 1:
-        raise JobFileError(
-            f"[model] quantile is a list, and there are {train.num_targets} targets; one target expected",
-            hint="write a job for each target, or give one quantile",
-        )
-    if train.classes is not None and len(train.classes) < 2:
-        raise DataError(
-            f"all {train.num_rows:,} training rows of {job.data.path} are of class {train.classes[0]!r}; at least two "
-            "classes expected",
-            hint="check [data] target and the rows that [evaluate] takes",
-        )
-    return losses
+def loss_of(plan: Plan) -> dict[str, Any] | None:
+    """The loss and its parameter, as a model is remembered by; None of the square."""
+    return None if plan.loss is None else {name: value for name, value in plan.loss.items() if name != "C"}
 
 
-def loss_of(plan: Plan) -> dict[str, Any]:
-    """The loss and its parameter, as a model is remembered by."""
-    return {name: value for name, value in (plan.loss or {}).items() if name != "C"}
-
-
-def num_loss_columns(losses: Sequence[Loss], train: Dataset) -> int:
-    """How many problems there are for one C: one for two classes, else one for each class, target or quantile."""
-    return 1 if train.classes is not None and len(train.classes) == 2 else max(len(losses), train.num_targets)
-
-
-class LossCheckpoint:
-    """The coefficients of a fit that goes on, in the directory of its run.
-
-    Parameters
-    ----------
-    directory
-        The run.
-    fields
-        What the coefficients belong to, as JSON.
-    shape
-        (n, t).
-    """
-
-    def __init__(self, directory: RunDirectory, fields: dict[str, Any], shape: tuple[int, int]) -> None:
-        key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
-        self.directory, self.shape, self.name = directory, shape, f"loss-{key}.npy"
-        self._last = time.monotonic()
-
-    def load(self) -> Floats | None:
-        """What an interrupted fit left; None where there is nothing of use."""
-        data = self.directory.read_bytes(self.name)
-        if data is None:
-            return None
-        try:
-            values = np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as exc:
-            logger.warning("%s of %s cannot be read (%s): from the beginning", self.name, self.directory.shown, exc)
-            return None
-        if values.shape != self.shape or values.dtype != np.float64 or not np.isfinite(values).all():
-            logger.warning("%s of %s holds no coefficients: from the beginning", self.name, self.directory.shown)
-            return None
-        return np.asarray(values)
-
-    def is_due(self) -> bool:
-        """Whether coefficients shall be saved now."""
-        return time.monotonic() - self._last >= CHECKPOINT_SECONDS
-
-    def save(self, coefficients: Floats) -> None:
-        """Replace what is there."""
-        file = io.BytesIO()
-        np.save(file, coefficients)
-        self.directory.write_bytes(self.name, file.getvalue())
-        self._last = time.monotonic()
-        failpoint("loss.checkpoint.after_write")
-
-    def remove(self) -> None:
-        """Remove it, and what fits of other rows left in this run."""
-        for name in children(self.directory.location):
-            if name.startswith("loss-") and name.endswith(".npy"):
-                self.directory.remove(name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedLoss:
-    """What a model of one C is made of, and what its summary says besides.
-
-    ``parts`` and ``details`` are those of :func:`~dkrr.models.tiled.loss_parts` and
-    :func:`~dkrr.models.tiled.loss_details`,
-    ``columns`` the scaling, names and form of its targets.
-    """
-
-    parts: dict[str, Any]
-    details: dict[str, Any]
-    columns: dict[str, Any]
-    history: list[list[list[float]]]
-
-
+@contextmanager
 def fit_loss(
-    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
-) -> tuple[list[FittedLoss], LossCheckpoint]:
+    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str, begin: Callable[..., Any]
+) -> Iterator[list[tuple[dict[str, Any], dict[str, Any], list[Any]]]]:
     """Fit the training rows of a job as ``plan`` says; goes on from the checkpoint in the run's ``directory``.
 
-    Returns
-    -------
-    list of FittedLoss, LossCheckpoint
-        One for each C, in increasing order; what is to be removed when they are saved.
+    Parts of a model, its solution among them, details of its provenance, and [iteration, gap, violation] of some
+    iterations of each target, for each C in increasing order. The checkpoint is removed at the end of the block, when
+    they are saved. Without one it begins with the coefficients of an earlier fit, which ``begin`` finds.
 
     Raises
     ------
@@ -181,8 +78,8 @@ def fit_loss(
     CancelledError, LockedError
         Between two iterations, by the progress of the ``workspace``.
     """
-    train, model = prepared.train, job.model
-    losses, path = check_loss_targets(job, train), path_of(model)
+    train, model, solver = prepared.train, job.model, job.solver
+    losses, path = check_loss_targets(job, train), model.path
     train.verify()  # chunks of rows that changed places pass their checksums
     kernel = kernel_from_dict(plan.kernel)
     X = train.X.read(0, train.num_rows)
@@ -196,19 +93,18 @@ def fit_loss(
     fields = {
         "rows": [train.digest, train.digest_y, train.digest_weight],
         "kernel": kernel.to_dict(),
-        "loss": [model.loss, parameters_of(model), C if len(C) > 1 else C[0], model.fit_intercept],
+        "loss": [model.loss, model.loss_parameters, C if len(C) > 1 else C[0], model.fit_intercept],
     }
     num_columns = len(C) * max(len(losses), targets.shape[1])
-    checkpoint = LossCheckpoint(RunDirectory(directory), fields, (len(X), num_columns))
-    start = checkpoint.load()
+    goes_on = _Progress(workspace, plan, solver.tol, RunDirectory(directory), fields)
+    start = goes_on.load((len(X), num_columns))
     if start is not None:
-        workspace.reused["start"] = {"rows": len(X), "source": checkpoint.name}
+        workspace.reused["start"] = {"rows": len(X), "source": goes_on.name}
     elif len(path) == 1:
-        earlier = begin_loss_from(train, kernel, path[0][1], loss_of(plan), workspace)
+        earlier = begin(train, kernel, [path[0][1]], loss_of(plan), workspace)
         if earlier is not None:
             start = np.zeros((len(X), num_columns))
             start[: len(earlier)] = earlier[:, -num_columns:]  # of two classes the second one
-    goes_on = _Progress(workspace, plan.solver, job.solver.tol, plan.alpha, checkpoint)
     try:
         with single_blas_thread():
             found = fit_losses(
@@ -219,9 +115,9 @@ def fit_loss(
                 C,
                 weight=weight,
                 fit_intercept=model.fit_intercept,
-                tol=job.solver.tol,
-                max_iter=job.solver.max_iter,
-                allow_unconverged=job.solver.allow_unconverged,
+                tol=solver.tol,
+                max_iter=solver.max_iter,
+                allow_unconverged=solver.allow_unconverged,
                 start=start,
                 num_threads=min(plan.workers * plan.threads_per_worker, cpu_count()),
                 progress=goes_on,
@@ -232,21 +128,17 @@ def fit_loss(
     finally:
         workspace.record(plan.solver, RunSummary(seconds=goes_on.seconds))
     goes_on.end(found)
-    is_mirrored = train.classes is not None and len(train.classes) == 2
-    details = {"fit_intercept": model.fit_intercept, "tol": job.solver.tol}
-    details |= {"allow_unconverged": True} if job.solver.allow_unconverged else {}
+    details = {"fit_intercept": model.fit_intercept, "tol": solver.tol}
+    details |= {"allow_unconverged": True} if solver.allow_unconverged else {}
     columns = _columns(prepared, model.quantile if isinstance(model.quantile, list) else [])
-    fitted = [
-        FittedLoss(
-            parts=loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept),
-            details=loss_details(losses[0], *values, **parameters_of(model)) | details,
-            columns=columns,
-            history=[_thinned(answer.history) for answer in part.answers],
-        )
-        for values, each in zip(path, found.split(len(path)), strict=True)
-        for part in [each.mirrored() if is_mirrored else each]
-    ]
-    return fitted, checkpoint
+    fits = []
+    for values, each in zip(path, found.split(len(path)), strict=True):
+        part = each.mirrored() if train.classes is not None and len(train.classes) == 2 else each
+        parts = loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept)
+        history = [_thinned(answer.history) for answer in part.answers]
+        fits.append((parts | columns, loss_details(losses[0], *values, **model.loss_parameters) | details, history))
+    yield fits
+    goes_on.remove()
 
 
 def _targets(train: Dataset, weight: Floats, scaling: Scaling | None) -> Floats:
@@ -276,18 +168,39 @@ def _columns(prepared: Prepared, quantiles: Sequence[float]) -> dict[str, Any]:
 
 
 class _Progress:
-    """What happens between two iterations: the run says how far it is, stops where it shall, and saves coefficients."""
+    """What happens between two iterations: the run says how far it is, stops where it shall, and keeps coefficients.
+
+    Parameters
+    ----------
+    directory
+        The run, where the coefficients are.
+    fields
+        What they belong to, as JSON.
+    """
 
     def __init__(
-        self, workspace: Workspace, solver: str, tol: float, alpha: Sequence[float], checkpoint: LossCheckpoint
+        self, workspace: Workspace, plan: Plan, tol: float, directory: RunDirectory, fields: dict[str, Any]
     ) -> None:
-        self.workspace, self.solver, self.checkpoint = workspace, solver, checkpoint
-        self.tol, self.alpha = tol, alpha
-        self._began = time.perf_counter()
+        key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+        self.workspace, self.plan, self.tol, self.directory = workspace, plan, tol, directory
+        self.name = f"loss-{key}.npy"
+        self._began, self._saved = time.perf_counter(), time.monotonic()
         self._first_trace = len(workspace.traces)
         self._last = -1
         self._coefficients: Callable[[], Floats] | None = None
         self(0, np.inf, None)
+
+    def load(self, shape: tuple[int, int]) -> Floats | None:
+        """What an interrupted fit left; None where there is nothing of use."""
+        data = self.directory.read_bytes(self.name)
+        if data is None:
+            return None
+        with contextlib.suppress(ValueError, EOFError, OSError):
+            values = np.load(io.BytesIO(data), allow_pickle=False)
+            if values.shape == shape and values.dtype == np.float64 and np.isfinite(values).all():
+                return np.asarray(values)
+        logger.warning("%s of %s holds no coefficients: from the beginning", self.name, self.directory.shown)
+        return None
 
     @property
     def seconds(self) -> float:
@@ -297,25 +210,38 @@ class _Progress:
         self._coefficients = coefficients
         if self.workspace.progress is not None:
             shown = f", gap {gap:.1e}" if np.isfinite(gap) else ""
-            self.workspace.progress(f"{self.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
+            self.workspace.progress(f"{self.plan.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
         if coefficients is None:
             return
         if number <= self._last or self._last < 0:
-            self._trace = self.workspace.trace(self.solver, self.tol, self.alpha)
+            self._trace = self._new_trace()
         self._last = number
         self._trace.add(number, np.array([gap]))
-        if self.checkpoint.is_due():
+        if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
             self.save()
+
+    def _new_trace(self) -> ResidualTrace:
+        return self.workspace.trace(self.plan.solver, self.tol, self.plan.alpha)
 
     def save(self) -> None:
         """Save the coefficients as they are now."""
         if self._coefficients is not None:
-            self.checkpoint.save(self._coefficients())
+            file = io.BytesIO()
+            np.save(file, self._coefficients())
+            self.directory.write_bytes(self.name, file.getvalue())
+            self._saved = time.monotonic()
+            failpoint("loss.checkpoint.after_write")
+
+    def remove(self) -> None:
+        """Remove what was saved, and what fits of other rows left in this run."""
+        for name in children(self.directory.location):
+            if name.startswith("loss-") and name.endswith(".npy"):
+                self.directory.remove(name)
 
     def end(self, found: LossFit) -> None:
         """The gaps of each target, instead of the largest ones, which are known before the end."""
         del self.workspace.traces[self._first_trace :]
-        trace = self.workspace.trace(self.solver, self.tol, self.alpha)
+        trace = self._new_trace()
         histories = [dict((number, gap) for number, gap, _ in answer.history) for answer in found.answers]
         last = [next(iter(history.values())) for history in histories]
         for number in sorted(set().union(*histories)):

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from dkrr.dataset import Dataset
 from dkrr.engine.environment import cpu_count
 from dkrr.engine.memory import free_memory_bytes, peak_rss_bytes, total_memory_bytes
-from dkrr.errors import ParameterError
+from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fit.choices import Candidate, Limits, Problem
 from dkrr.fit.fitting import center_of_lineage
 from dkrr.fit.inputs import free_bytes, measured_place
-from dkrr.fit.plan import ASKED, Decision, decide, find_continued, find_other_alpha, other_alpha_sentence
+from dkrr.fit.plan import ASKED, decide, find_continued, find_other_alpha, other_alpha_sentence
 from dkrr.fit.prices import (
     CLIENT_BYTES,
     DECOMPOSITION_PASSES,
@@ -33,14 +34,10 @@ from dkrr.fit.prices import (
 )
 from dkrr.fit.rates import Machine, measure_machine
 from dkrr.fit.trial import Trial, sample_trial
-from dkrr.jobs.claim import run_id
-from dkrr.jobs.leave_one_out import wants_leave_one_out
-from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
-from dkrr.jobs.loss_spec import parameters_of, path_of
-from dkrr.jobs.planned import Plan
-from dkrr.jobs.prepare import Prepared, prepare
+from dkrr.jobs.prepare import Prepared, check_loss_targets, num_loss_columns, prepare
 from dkrr.jobs.spec import JobSpec
-from dkrr.kernels import Kernel
+from dkrr.jobs.tables import Shown, plan_facts
+from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
 from dkrr.markup import size
@@ -48,7 +45,102 @@ from dkrr.models.tiled import loss_solver, usable_rows
 from dkrr.store.files import arrays_below, is_url, read_json
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = ["make_plan", "plan"]
+__all__ = ["Plan", "make_plan", "plan"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(Shown):
+    """Everything that "auto" became, what it needs, and what is there.
+
+    Sizes are in bytes: ``task_bytes`` is the peak of a worker, ``client_bytes`` that of this process. Times are in
+    seconds: ``estimated_seconds`` at the upper end of ``iterations``,
+    ``estimated_low_seconds`` the total at the lower end. ``choice`` is what was asked for, ``candidates`` what else was
+    possible, ``reasons`` a sentence for each of "solver", "precision", "rank" (of cg) and "tile_size" (of a factor).
+    ``split`` are the sums of the factor that are split, see :class:`~dkrr.linalg.factor.schedule.Split`;
+    ``expected_efficiency`` is the share of the workers' time that a simulation of the factorisation finds busy, 0 where
+    there is no factor. ``reused`` is what earlier fits in the store save: "factor" (rows, tiles, flops, seconds),
+    "scaling" and "center", and empty where all is computed. ``loss`` is another one than the square: "loss", "C", and
+    "quantile" or "epsilon" where the job has it. ``digests`` are those of the rows, targets and weights.
+    """
+
+    num_rows: int
+    num_test_rows: int
+    num_features: int
+    num_targets: int
+    kernel: dict[str, Any]
+    alpha: list[float]
+    solver: str
+    precision: str
+    gram: str
+    tile_size: int
+    num_tiles_per_side: int
+    num_tasks: int
+    flops: float
+    workers: int
+    threads_per_worker: int
+    memory_limit_bytes: int | None
+    task_bytes: int
+    disk_bytes: dict[str, int]
+    disk_present_bytes: int
+    disk_free_bytes: int | None
+    estimated_seconds: dict[str, float]
+    calibration: dict[str, float]
+    client_bytes: int = 0
+    split: dict[str, int] | None = None
+    expected_efficiency: float = 0.0
+    rank: int = 0
+    iterations: list[float] | None = None
+    estimated_low_seconds: float = 0.0
+    choice: dict[str, Any] = field(default_factory=dict)
+    nystrom: dict[str, Any] | None = None
+    loss: dict[str, Any] | None = None
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
+    hint: str = ""
+    notes: list[str] = field(default_factory=list)
+    reused: dict[str, Any] = field(default_factory=dict)
+    infeasible: str = ""
+    digests: list[str | None] = field(default_factory=list)
+
+    @property
+    def disk_needed_bytes(self) -> int:
+        """Bytes still to be written."""
+        return max(0, sum(self.disk_bytes.values()) - self.disk_present_bytes)
+
+    @property
+    def threads(self) -> int:
+        """Tasks at once."""
+        return self.workers * self.threads_per_worker
+
+    @property
+    def total_seconds(self) -> float:
+        """Estimated wall time."""
+        return sum(self.estimated_seconds.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {
+            "disk_needed_bytes": self.disk_needed_bytes,
+            "total_seconds": self.total_seconds,
+        }
+
+    def check(self) -> None:
+        """Raise :class:`~dkrr.errors.PlanRefusedError` when the job cannot fit."""
+        if self.refusal:
+            raise PlanRefusedError(self.refusal, hint=self.hint)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What the job needs and what there is."""
+        return plan_facts(self)
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=100)
+        with console.capture() as text:
+            console.print(self.table())
+        return text.get()
 
 
 def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
@@ -65,8 +157,7 @@ def plan(job: JobSpec | str | Path | dict[str, Any]) -> Plan:
         job = JobSpec.from_dict(job)
     elif not isinstance(job, JobSpec):
         job = JobSpec.load(job)
-    store = job.output.store_directory(run_id(job))
-    return make_plan(job, prepare(job, store), store)
+    return make_plan(job, prepare(job, job.store), job.store)
 
 
 def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None = None) -> Plan:
@@ -75,175 +166,199 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     Parameters
     ----------
     recorded
-        The plan of an earlier attempt of the same run: what "auto" became stays.
+        The plan of an earlier attempt of the same run, which a later one goes by; of more or fewer rows what "auto"
+        became stays, of other features nothing does.
     """
-    if job.model.loss != "square":
-        return _loss_plan(job, prepared, store, recorded)
+    train, cluster, free = prepared.train, job.cluster, free_bytes(store)
+    workers = cluster.workers or cpu_count()
+    limit = _memory_limit(job, workers)
+    digests = [train.digest, train.digest_y, train.digest_weight]
+    here = {
+        "workers": workers,
+        "threads_per_worker": cluster.threads_per_worker,
+        "memory_limit_bytes": limit,
+        "disk_free_bytes": free,
+        "choice": job.solver.choice().to_dict(),  # how far an iteration goes may change
+        "digests": digests,
+    }
+    earlier = recorded if recorded is not None and recorded["num_features"] == train.num_features else None
+    if earlier is not None and earlier["digests"] == digests:
+        same = {item.name: earlier[item.name] for item in fields(Plan)}
+        same["task_bytes"] = same["task_bytes"] // same["threads_per_worker"] * cluster.threads_per_worker
+        plan = Plan(**same | here)
+        if plan.loss is None:
+            kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)
+            present = _present_bytes(store, _tiles_of(train, kernel, plan.tile_size), plan.alpha)
+            plan = replace(plan, disk_present_bytes=present)
+    else:
+        kernel = job.model.build_kernel()
+        resolved = None if kernel.name == "precomputed" else kernel.resolve(train.num_features)
+        limits = Limits(
+            threads=workers * cluster.threads_per_worker,
+            memory_bytes=None if limit is None else limit // cluster.threads_per_worker,
+            driver_bytes=free_memory_bytes(),
+            disk_bytes=free,
+            fetches=is_url(str(store)),
+        )
+        way = _decide if job.model.loss == "square" else _decide_loss
+        plan = Plan(**_facts(job, prepared, *way(job, prepared, store, resolved, earlier, limits)) | here)
+    refusal, hint = _refusal(plan, store)
+    return replace(plan, refusal=refusal, hint=hint)
+
+
+def _facts(
+    job: JobSpec, prepared: Prepared, chosen: Candidate, problem: Problem, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """What a plan says of the way that was ``chosen``, besides what there is."""
+    train, frozen, kernel = prepared.train, prepared.frozen, problem.kernel
+    newer = frozen is not None and (frozen.scaling is None or frozen.drift.num_rows > 0)
+    notes = [frozen.sentence()] if newer and frozen is not None else []
+    notes += facts.pop("notes")
+    if job.cluster.insecure:
+        notes.append("insecure = true: the scheduler is reached without encryption or authentication")
+    return {
+        "num_rows": train.num_rows,
+        "num_test_rows": 0 if prepared.test is None else prepared.test.num_rows,
+        "num_features": train.num_features,
+        "num_targets": train.num_targets,
+        "kernel": {"kernel": "precomputed"} if kernel is None else kernel.to_dict(),
+        "alpha": list(problem.alpha),
+        "solver": chosen.solver,
+        "precision": chosen.precision,
+        "gram": chosen.gram,
+        "tile_size": chosen.tile_size,
+        "task_bytes": chosen.memory_bytes * job.cluster.threads_per_worker,
+        # a trial of large ranks may have taken more than the fit will
+        "client_bytes": max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
+        "disk_bytes": chosen.disk_bytes,
+        "estimated_seconds": chosen.seconds,
+        "estimated_low_seconds": chosen.seconds_low,
+        "expected_efficiency": chosen.efficiency,
+        "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
+        "split": None if chosen.split is None else chosen.split.to_dict(),
+        "rank": chosen.rank,
+        "infeasible": chosen.infeasible,
+        "notes": notes,
+        "reused": ({} if frozen is None else {"scaling": frozen.to_dict()}) | facts.pop("reused", {}),
+        **facts,
+    }
+
+
+def _tiles_of(train: Dataset, kernel: Kernel | None, tile_size: int | None = None) -> dict[str, Any]:
+    """By which tiles of these rows are known."""
+    found = {} if tile_size is None else {"tile_size": tile_size}
+    kernel_fields = None if kernel is None else json.loads(json.dumps(kernel.to_dict()))
+    return {**found, "kernel": kernel_fields, "rows_digest": train.digest, "n": train.num_rows}
+
+
+def _decide(
+    job: JobSpec, prepared: Prepared, store: Any, kernel: Kernel | None, earlier: dict[str, Any] | None, limits: Limits
+) -> tuple[Candidate, Problem, dict[str, Any]]:
+    """The fastest exact way to the answer of the square loss, or that of an ``earlier`` fit of fewer or more rows.
+
+    With what it solves, and what a plan says of it besides its price.
+    """
     train = prepared.train
-    n, d, t = train.num_rows, train.num_features, train.num_targets
-    kernel = job.model.build_kernel()
-    resolved: Kernel | None = None if kernel.name == "precomputed" else kernel.resolve(d)
-    alpha = [float(a) for a in np.atleast_1d(job.model.alpha)]
+    n, t = train.num_rows, train.num_targets
+    alpha = tuple(float(a) for a in np.atleast_1d(job.model.alpha))
     if len(alpha) not in (1, t):
         raise ParameterError(
             f"[model] alpha has {len(alpha)} values for {t} target{'s' * (t > 1)}; one, or one for each, expected"
         )
-    workers = job.cluster.workers or cpu_count()
-    threads = workers * job.cluster.threads_per_worker
-    limit = _memory_limit(job, workers)
-    free = free_bytes(store)
     problem = Problem(
         num_rows=n,
-        num_features=d,
+        num_features=train.num_features,
         num_targets=t,
-        kernel=resolved,
-        alpha=tuple(alpha),
+        kernel=kernel,
+        alpha=alpha,
         fit_intercept=job.model.fit_intercept,
         primal=job.solver.tile_size == "auto",
     )
     choice = job.solver.choice()
     given_tiles = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
-    is_of_these = recorded is not None and "solver" in recorded and recorded.get("num_features", d) == d
-    earlier = recorded if is_of_these else None
     if earlier is not None:
+        is_cg, rank = earlier["solver"] == "cg", earlier["rank"]
         choice = replace(
             choice,
             **{name: earlier[name] for name in ("solver", "precision", "gram")},
-            rank=(earlier.get("rank") or "auto") if earlier["solver"] == "cg" else "auto",
-            preconditioner=_preconditioner(choice.preconditioner, earlier),
+            rank=rank if is_cg and rank else "auto",
+            preconditioner="none" if is_cg and not rank and choice.preconditioner == "auto" else choice.preconditioner,
         )
         given_tiles = int(earlier["tile_size"])
-    has_grown = earlier is not None and earlier.get("num_rows") != n
     continued = find_continued(
         store,
         train,
-        resolved,
-        tuple(alpha),
+        kernel,
+        alpha,
         choice,
         tile_size=given_tiles,
-        memory_bytes=_task_limit(job, limit),
+        memory_bytes=limits.memory_bytes,
         drift_limit=prepared.center_drift_limit,
     )
     asked = choice.to_dict() | {"tile_size": given_tiles or "auto"}
     if continued is not None:
         choice, given_tiles = continued.resolve(choice, given_tiles)
-
-    machine = partial(_machine, job, resolved, d, store, threads, earlier)
+    if limits.disk_bytes is not None:
+        present = _present_bytes(store, _tiles_of(train, kernel), alpha)
+        limits = replace(limits, disk_bytes=limits.disk_bytes + present)
+    machine = partial(_machine, job, kernel, train.num_features, store, limits.threads, earlier)
 
     def trial(seconds: float) -> Trial | None:
-        if resolved is None or earlier is not None:
-            return None
-        return sample_trial(train, resolved, seconds, seed=choice.seed)
+        return sample_trial(train, kernel, seconds, seed=choice.seed) if kernel and earlier is None else None
 
-    wanted = {
-        "kernel": None if resolved is None else json.loads(json.dumps(resolved.to_dict())),
-        "rows_digest": train.digest,
-        "n": n,
-    }
-    limits = Limits(
-        threads=threads,
-        memory_bytes=_task_limit(job, limit),
-        driver_bytes=free_memory_bytes(),
-        disk_bytes=None if free is None else free + _present_bytes(store, wanted, alpha),
-        fetches=is_url(str(store)),
-    )
-    decision = decide(
-        problem,
-        choice,
-        limits,
-        tile_size=given_tiles,
-        machine=machine,
-        trial=trial,
-        always_measure=earlier is None or has_grown,
-    )
-    chosen = decision.chosen
-    if wants_leave_one_out(job):
-        chosen = with_leave_one_out(chosen, problem, limits, machine() if earlier is None or has_grown else None)
-    reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
-    newer = prepared.frozen is not None and (prepared.frozen.scaling is None or prepared.frozen.drift.num_rows > 0)
-    notes = [prepared.frozen.sentence()] if newer and prepared.frozen is not None else []
+    decision = decide(problem, choice, limits, tile_size=given_tiles, machine=machine, trial=trial, always_measure=True)
+    chosen, reused, notes, reasons = decision.chosen, {}, [], dict(decision.reasons)
+    if job.leaves_out:
+        chosen = with_leave_one_out(chosen, problem, limits, machine())
     settings = replace(decision.settings(problem, choice), drift_limit=prepared.center_drift_limit)
     center = center_of_lineage(settings, train, store)
     if center is not None and center.sentence():
         reused["center"] = center.to_dict()
         notes.append(center.sentence())
+    present = _present_bytes(store, _tiles_of(train, kernel, chosen.tile_size), alpha)
     if continued is not None and continued.is_for(chosen):
-        less = continued.saved(chosen, threads)
+        less = continued.saved(chosen, limits.threads)
         saved = chosen.total_seconds - less.total_seconds if chosen.seconds else None
         chosen, reused["factor"] = less, continued.to_dict(saved)
         notes.append(continued.sentence(saved))
+        present = max(present, continued.num_bytes)
     elif chosen.solver == "cholesky":
-        other = find_other_alpha(store, train, resolved, tuple(alpha))
+        other = find_other_alpha(store, train, kernel, alpha)
         if other is not None and other not in alpha:
             notes.append(other_alpha_sentence(other, alpha[0], choice.tol))
-    b, grid = chosen.tile_size, TileGrid(n, chosen.tile_size)
-    present = _present_bytes(store, wanted | {"tile_size": b}, alpha)
-    if "factor" in reused and continued is not None:
-        present = max(present, continued.num_bytes)
-    per_task = chosen.memory_bytes * job.cluster.threads_per_worker
-    needed = max(0, sum(chosen.disk_bytes.values()) - present)
-    refusal, hint = _refusal(chosen, d, store, limit, per_task, needed, free)
-    if job.cluster.insecure:
-        notes.append("insecure = true: the scheduler is reached without encryption or authentication")
-    nystrom = choice.nystrom(usable_rows(train)) if choice.solver == "nystrom" else None
-    if nystrom is not None:
-        notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
-    if earlier is None or has_grown:
-        known = _measured(chosen, decision, machine)
-        split = None if chosen.split is None else chosen.split.to_dict()
-    else:
-        known = {name: earlier[name] for name in _MEASURED if name in earlier}
-        split = earlier.get("split")
-    reasons = dict(decision.reasons)
     if continued is not None:  # what was left open and is not any more
         left = [name for name in reasons if asked.get(name) == "auto" and reasons[name] == ASKED]
         reasons |= dict.fromkeys(left, "as in the factor that is continued")
     if earlier is not None:
-        reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier.get("reasons", {})
-    return Plan(
-        num_rows=n,
-        num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
-        num_features=d,
-        num_targets=t,
-        kernel={"kernel": "precomputed"} if resolved is None else resolved.to_dict(),
-        alpha=alpha,
-        solver=chosen.solver,
-        precision=chosen.precision,
-        gram=chosen.gram,
-        tile_size=b,
-        num_tiles_per_side=grid.num_tiles,
-        num_tasks=_num_tasks(chosen, grid, problem.num_alphas),
-        flops=_flops(chosen, problem),
-        workers=workers,
-        threads_per_worker=job.cluster.threads_per_worker,
-        memory_limit_bytes=limit,
-        task_bytes=per_task,
-        # a trial of large ranks may have taken more than the fit will
-        client_bytes=max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
-        disk_bytes=chosen.disk_bytes,
-        disk_present_bytes=present,
-        disk_free_bytes=free,
-        split=split,
-        rank=chosen.rank,
-        choice=job.solver.choice().to_dict(),
-        nystrom=None if nystrom is None else nystrom.to_dict(),
-        reasons=reasons,
-        refusal=refusal,
-        hint=hint,
-        notes=notes,
-        reused=reused,
-        **known,
-    )
+        reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier["reasons"]
+    grid = TileGrid(n, chosen.tile_size)
+    facts: dict[str, Any] = {
+        "num_tiles_per_side": grid.num_tiles,
+        "num_tasks": _num_tasks(chosen, grid, problem.num_alphas),
+        "flops": _flops(chosen, problem),
+        "disk_present_bytes": present,
+        "candidates": [item.to_dict() for item in decision.candidates],
+        "calibration": machine().to_dict(),
+        "reasons": reasons,
+        "reused": reused,
+        "notes": notes,
+    }
+    if choice.solver == "nystrom":
+        nystrom = choice.nystrom(usable_rows(train))
+        facts["nystrom"] = nystrom.to_dict()
+        notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
+    return chosen, problem, facts
 
 
-def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, Any] | None) -> Plan:
-    """:func:`make_plan` of another loss than the square, which has one solver."""
+def _decide_loss(
+    job: JobSpec, prepared: Prepared, store: Any, kernel: Kernel | None, earlier: dict[str, Any] | None, limits: Limits
+) -> tuple[Candidate, Problem, dict[str, Any]]:
+    """The way to the answer of another loss than the square, which has one."""
     train, model = prepared.train, job.model
     n, d = train.num_rows, train.num_features
     losses = check_loss_targets(job, train)
-    kernel = model.build_kernel().resolve(d)
     solver = loss_solver(losses[0])
-    C, alpha = (list(values) for values in zip(*path_of(model), strict=True))
+    C, alpha = (list(values) for values in zip(*model.path, strict=True))
     num_columns = len(C) * num_loss_columns(losses, train)
     problem = Problem(
         num_rows=n,
@@ -253,54 +368,28 @@ def _loss_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str,
         alpha=tuple(alpha),
         fit_intercept=model.fit_intercept,
     )
-    workers = job.cluster.workers or cpu_count()
-    threads = min(workers * job.cluster.threads_per_worker, cpu_count())
-    machine = _machine(job, kernel, d, store, threads, recorded)
-    chosen = loss_candidate(problem, solver, machine)
-    limit, free, memory = _memory_limit(job, workers), free_bytes(store), free_memory_bytes()
-    per_task = chosen.memory_bytes * job.cluster.threads_per_worker
-    refusal, hint = _refusal(chosen, d, store, limit, per_task, sum(chosen.disk_bytes.values()), free)
-    if chosen.client_bytes > memory:
-        refusal = f"{solver} needs {size(chosen.client_bytes)} in this process, {size(memory)} are free"
-        hint = "give fewer rows, or a machine with more memory"
-    notes = [
+    threads = min(limits.threads, cpu_count())
+    machine = _machine(job, kernel, d, store, threads, earlier)
+    chosen, memory = loss_candidate(problem, solver, machine), limits.driver_bytes
+    if memory is not None and chosen.client_bytes > memory:
+        needed = f"{solver} needs {size(chosen.client_bytes)} in this process, {size(memory)} are free"
+        chosen = replace(chosen, infeasible=needed)
+    passes = NEWTON_PRODUCTS if solver == "newton" else DECOMPOSITION_PASSES
+    facts: dict[str, Any] = {
+        "num_tiles_per_side": 0,
+        "num_tasks": 0,
+        "flops": 2.0 * n * n * (d + num_columns) * passes,
+        "disk_present_bytes": 0,
+        "estimated_low_seconds": chosen.total_seconds,
+        "calibration": machine.to_dict(),
+        "reasons": {"solver": f"the {model.loss} loss {'is smooth' if solver == 'newton' else 'has corners'}"},
+        "loss": {"loss": model.loss, "C": C if len(C) > 1 else C[0], **model.loss_parameters},
+    }
+    facts["notes"] = [
         f"{solver} runs in the driver's process, with {threads} thread{'s' * (threads > 1)}; workers predict",
         f"{chosen.seconds[solver]:.1f} s for it is a rough estimate: it depends on how many rows are support vectors",
     ]
-    reused: dict[str, Any] = {} if prepared.frozen is None else {"scaling": prepared.frozen.to_dict()}
-    return Plan(
-        num_rows=n,
-        num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
-        num_features=d,
-        num_targets=train.num_targets,
-        kernel=kernel.to_dict(),
-        alpha=alpha,
-        solver=solver,
-        precision=chosen.precision,
-        gram=chosen.gram,
-        tile_size=chosen.tile_size,
-        num_tiles_per_side=0,
-        num_tasks=0,
-        flops=2.0 * n * n * (d + num_columns) * (NEWTON_PRODUCTS if solver == "newton" else DECOMPOSITION_PASSES),
-        workers=workers,
-        threads_per_worker=job.cluster.threads_per_worker,
-        memory_limit_bytes=limit,
-        task_bytes=per_task,
-        client_bytes=max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
-        disk_bytes=chosen.disk_bytes,
-        disk_present_bytes=0,
-        disk_free_bytes=free,
-        estimated_seconds=chosen.seconds,
-        estimated_low_seconds=chosen.total_seconds,
-        calibration=machine.to_dict(),
-        choice=job.solver.choice().to_dict(),
-        reasons={"solver": f"the {model.loss} loss {'is smooth' if solver == 'newton' else 'has corners'}"},
-        refusal=refusal,
-        hint=hint,
-        notes=notes,
-        reused=reused,
-        loss={"loss": model.loss, "C": C if len(C) > 1 else C[0], **parameters_of(model)},
-    )
+    return chosen, problem, facts
 
 
 def _machine(
@@ -315,67 +404,31 @@ def _machine(
     return measure_machine(kernel, num_features, measured_place(store), threads=threads, where=where)
 
 
-_MEASURED = (
-    "estimated_seconds",
-    "estimated_low_seconds",
-    "expected_efficiency",
-    "iterations",
-    "candidates",
-    "calibration",
-)
-
-
-def _measured(chosen: Candidate, decision: Decision, machine: Callable[[], Machine]) -> dict[str, Any]:
-    """What a plan says about time; a later attempt of the same run goes by what the first one said."""
-    return {
-        "estimated_seconds": chosen.seconds,
-        "estimated_low_seconds": chosen.seconds_low,
-        "expected_efficiency": chosen.efficiency,
-        "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
-        "candidates": [item.to_dict() for item in decision.candidates],
-        "calibration": machine().to_dict(),
-    }
-
-
-def _preconditioner(asked: str, earlier: dict[str, Any]) -> str:
-    if earlier["solver"] != "cg" or asked != "auto":
-        return asked
-    return "auto" if earlier.get("rank") else "none"
-
-
-def _refusal(
-    chosen: Candidate,
-    num_features: int,
-    store: Any,
-    limit: int | None,
-    per_task: int,
-    needed: int,
-    free: int | None,
-) -> tuple[str, str]:
+def _refusal(plan: Plan, store: Any) -> tuple[str, str]:
     """Why the job cannot run, and what would help; two empty texts when it can."""
-    itemsize = 8 if chosen.precision == "float64" else 4
-    if "cannot hold a task" in chosen.infeasible:
-        return chosen.infeasible, "raise memory_limit"
-    if limit is not None and per_task > limit:
-        if chosen.solver == "nystrom":
-            hint = "lower num_centers, or raise memory_limit"
-        elif chosen.solver == "cg":
-            hint = "lower rank, or raise memory_limit"
-        else:
-            edges = range(128, chosen.tile_size, 128)
-            fitting = [edge for edge in edges if task_bytes(edge, num_features, itemsize) <= 0.8 * limit]
-            hint = f"set tile_size to at most {fitting[-1]}" if fitting else "raise memory_limit"
-        what = f"a task with tiles of {chosen.tile_size}" if chosen.solver == "cholesky" else f"a task of {chosen.name}"
-        return f"{what} needs {size(per_task)}, a worker may use {size(limit)}", hint
-    if free is not None and needed + DISK_RESERVE_BYTES > free:
-        smaller_way = ", or name = 'cg' (no factor)" if chosen.solver == "cholesky" else ""
-        if "float64 factor" in chosen.disk_bytes:
+    limit, free = plan.memory_limit_bytes, plan.disk_free_bytes
+    is_direct, name = plan.solver == "cholesky", "nystrom" if plan.nystrom is not None else plan.solver
+    if "cannot hold a task" in plan.infeasible:
+        return plan.infeasible, "raise memory_limit"
+    if plan.loss is not None and plan.infeasible:
+        return plan.infeasible, "give fewer rows, or a machine with more memory"
+    if limit is not None and plan.task_bytes > limit:
+        itemsize, lower = 8 if plan.precision == "float64" else 4, {"nystrom": "num_centers", "cg": "rank"}
+        edges = range(128, plan.tile_size, 128)
+        fitting = [edge for edge in edges if task_bytes(edge, plan.num_features, itemsize) <= 0.8 * limit]
+        hint = f"set tile_size to at most {fitting[-1]}" if fitting else "raise memory_limit"
+        hint = f"lower {lower[name]}, or raise memory_limit" if name in lower else hint
+        what = f"a task with tiles of {plan.tile_size}" if is_direct else f"a task of {name} {plan.precision}"
+        return f"{what} needs {size(plan.task_bytes)}, a worker may use {size(limit)}", hint
+    needed, reserve = plan.disk_needed_bytes, DISK_RESERVE_BYTES
+    if free is not None and needed + reserve > free:
+        smaller_way = ", or name = 'cg' (no factor)" if is_direct else ""
+        if "float64 factor" in plan.disk_bytes:
             smaller_way = ", or ask for no leave-one-out and no intervals, which need a factor"
-        missing = needed + DISK_RESERVE_BYTES - free
         return (
-            f"the job writes {size(needed)} to {store}, and {size(DISK_RESERVE_BYTES)} are kept free there so that the "
+            f"the job writes {size(needed)} to {store}, and {size(reserve)} are kept free there so that the "
             f"disk is not full before the fit is done; {size(free)} are free",
-            f"free {size(missing)} more there, give an [output] store on another disk{smaller_way}",
+            f"free {size(needed + reserve - free)} more there, give an [output] store on another disk{smaller_way}",
         )
     return "", ""
 
@@ -398,11 +451,6 @@ def _flops(chosen: Candidate, problem: Problem) -> float:
     return 2.0 * n * n * t * iterations + 2.0 * n * chosen.rank**2
 
 
-def _task_limit(job: JobSpec, limit: int | None) -> int | None:
-    """Memory of one task."""
-    return None if limit is None else limit // job.cluster.threads_per_worker
-
-
 def _memory_limit(job: JobSpec, workers: int) -> int | None:
     limit = job.cluster.memory_limit
     if limit == "auto":
@@ -410,7 +458,7 @@ def _memory_limit(job: JobSpec, workers: int) -> int | None:
     return int(limit)
 
 
-def _present_bytes(store: Any, wanted: dict[str, Any], alpha: list[float]) -> int:
+def _present_bytes(store: Any, wanted: dict[str, Any], alpha: Sequence[float]) -> int:
     """Bytes of valid tiles that this job goes on writing: arrays whose key has the same fields, and one of its alphas.
 
     The BLAS kernel is not compared: which one the workers have is known only when they run.

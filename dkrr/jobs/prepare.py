@@ -5,6 +5,7 @@ Both are data sets below the store, named by a key of where they come from, so t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -30,13 +31,24 @@ from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
-from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
+from dkrr.jobs.toml import is_data_file
+from dkrr.linalg.losses.loss import Loss
 from dkrr.store.files import file_state, is_url, list_entries, name_of, parent_of, place, read_json
-from dkrr.store.objects import find_object, parse_address
+from dkrr.store.objects import find_object
 
-__all__ = ["Prepared", "changed_since", "check_columns", "has_changed", "open_data", "prepare"]
+BUILT_IN = ("sklearn:", "generate:")
+
+__all__ = [
+    "Prepared",
+    "changed_since",
+    "check_columns",
+    "check_loss_targets",
+    "num_loss_columns",
+    "open_data",
+    "prepare",
+]
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,6 @@ class Prepared:
     train: Dataset
     test: Dataset | None
     scaling: Scaling | None
-    locations: tuple[str, ...]
     frozen: Frozen | None = None
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -65,28 +76,23 @@ def _key(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-def _source_state(path: str) -> Any:
-    """What tells a changed file from an unchanged one, without reading it.
+def _files(path: str) -> list[Any]:
+    """What tells changed files from unchanged ones, without reading them or saying in which folder they lie.
 
-    One that is another by this is read again; where its rows are the same, so is all that was made of them.
+    None of what is made of itself. A file that is another by this is read again; where its rows are the same, so is all
+    that was made of them.
     """
-    if path.startswith(("sklearn:", "generate:")):
-        return path
-    if is_url(path):
-        return _objects_state(path)
+    if path.startswith(BUILT_IN):
+        return []
+    if is_url(path):  # the ETags of what is there: a file, or the files below it
+        found = find_object(parent_of(path), name_of(path))
+        objects = [found] if found is not None else [item for item in list_entries(path) if is_visible(item.key)]
+        return [(item.key, item.num_bytes, item.version) for item in objects]
     try:
-        if os.path.isdir(path):
-            return [(str(file), *file_state(file)) for file in sorted(visible_files(Path(path)))]
-        return path, *file_state(path)
+        files = sorted(visible_files(Path(path))) if os.path.isdir(path) else [path]
+        return [(os.path.relpath(file, path), *file_state(file)) for file in files]
     except OSError as exc:
         raise DataError(f"{path} cannot be read ({exc.strerror})", hint="check [data] path") from None
-
-
-def _objects_state(url: str) -> Any:
-    """The address without settings, and the ETags of what is there: a file, or the files below it."""
-    address, found = parse_address(url), find_object(parent_of(url), name_of(url))
-    objects = [found] if found is not None else [item for item in list_entries(url) if is_visible(item.key)]
-    return [address.bucket, address.key, [(item.key, item.num_bytes, item.version) for item in objects]]
 
 
 def open_data(
@@ -98,7 +104,7 @@ def open_data(
     ``has_numbers`` says whether numbers of columns are those of a data set, where there is one.
     """
     path = path or data.path
-    if os.path.isdir(path) or (is_url(path) and not path.startswith(("sklearn:", "generate:"))):
+    if os.path.isdir(path) or (is_url(path) and not path.startswith(BUILT_IN)):
         try:
             dataset = open_dataset(path)
         except StoreError:
@@ -110,7 +116,8 @@ def open_data(
             return dataset
     options = {**data.options(), "one_hot": data.one_hot}
     known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes]]
-    destination = place(store, "data", _key(_source_state(path), options, *known) + ".zarr")
+    name = path.partition("?")[0] if "://" in path else path  # how an address is reached does not matter
+    destination = place(store, "data", _key(name, _files(path), options, *known) + ".zarr")
     try:
         return open_dataset(destination)
     except StoreError:
@@ -137,7 +144,6 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
     facts = {**_facts(dataset), "sources": sources}
     mask, test = None, None
-    locations: list[str] = []
     if evaluate is not None and evaluate.path is not None:
         test = open_data(job.data, store, path=evaluate.path, fitted=dataset)
         match_features(dataset, test)  # what does not fit is said before anything is computed
@@ -154,13 +160,12 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
     if mask is not None and test is None:
         location = place(store, "rows", f"{split}-test.zarr")
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
-        locations.append(location)
     if mask is None and not job.data.standardize:
-        return Prepared(dataset, test, None, tuple(locations), None, facts)
+        return Prepared(dataset, test, None, None, facts)
     frozen = find_scaling(store, dataset, mask) if job.data.standardize else None
     if frozen is not None and frozen.location is not None:
         train = replace(open_dataset(frozen.location), **fields_of(dataset))
-        return Prepared(train, test, frozen.scaling, (*locations, frozen.location), frozen, facts)
+        return Prepared(train, test, frozen.scaling, frozen, facts)
     scaling = None if frozen is None else frozen.scaling
     if scaling is not None:
         split = _key(split, scaling.to_dict())
@@ -174,7 +179,7 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         scaling_rows=None if frozen is None or scaling is None else frozen.num_rows,
     )
     train = replace(train, **fields_of(dataset))  # the same rows may have been prepared under other names
-    return Prepared(train, test, scaling, (*locations, location), frozen, facts)
+    return Prepared(train, test, scaling, frozen, facts)
 
 
 def _without_mask(job: JobSpec) -> DataSpec:
@@ -244,11 +249,6 @@ def check_columns(data: DataSpec, dataset: Dataset, *, has_numbers: bool) -> Non
         )
 
 
-def has_changed(job: JobSpec, result: dict[str, Any]) -> bool:
-    """Whether what the job reads is something else than what a result was made of."""
-    return bool(changed_since(job, result))
-
-
 def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
     """What the job reads now and a result was not made of, and what to do; "" where that is nothing.
 
@@ -259,8 +259,8 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
         return ""
     found = _facts_at(path)
     if found is not None and any(found[name] != fitted[name] for name in ("rows", "digests")):
-        before, now = fitted.get("generation"), found["generation"]
-        if before is None or now <= before:  # rows were dropped, or the result is older than its generations' numbers
+        before, now = fitted["generation"], found["generation"]
+        if now <= before:  # rows were dropped
             return (
                 f"complete for {fitted['rows']:,} rows of {path}, which holds {found['rows']:,} rows now, others: "
                 "start `dkrr fit JOB` to fit those"
@@ -269,48 +269,39 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
             f"complete for generation {before} of {path} ({fitted['rows']:,} rows), which is at generation {now} now "
             f"({found['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
         )
-    known = fitted.get("sources", {})
+    paths = _paths(job)
     for key, state in _sources(job).items():
-        if state is not None and key in known and known[key] not in (None, state):
-            place = getattr(job.data if key == "data path" else job.evaluate, key.rpartition(" ")[2])
-            return f"complete for {place} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
+        if state is not None and fitted.get("sources", {}).get(key) not in (None, state):
+            path = paths[key]
+            return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
     return ""
 
 
+def _paths(job: JobSpec) -> dict[str, str]:
+    """What the job reads."""
+    found = {"data path": job.data.path}
+    if job.evaluate is not None and job.evaluate.path is not None:
+        found["evaluate path"] = job.evaluate.path
+    if job.evaluate is not None and job.evaluate.mask_is_file:
+        found["evaluate mask"] = str(job.evaluate.mask)
+    return found
+
+
 def _sources(job: JobSpec) -> dict[str, Any]:
-    """What tells that something which the job reads was written since, as JSON; None where it cannot be read."""
-    evaluate = job.evaluate
-    paths = {"data path": job.data.path}
-    if evaluate is not None and evaluate.path is not None:
-        paths["evaluate path"] = evaluate.path
-    if evaluate is not None and evaluate.mask_is_file:
-        paths["evaluate mask"] = str(evaluate.mask)
-    return {key: json.loads(json.dumps(_state_at(path))) for key, path in paths.items()}
-
-
-def _state_at(path: str) -> Any:
-    """The digests of a data set, the state of files, without the folder that they lie in: it may be moved."""
-    if (found := _facts_at(path)) is not None:
-        return found["digests"]
-    try:
-        state = _source_state(path)
-    except (DkrrError, OSError):
-        return None
-    if isinstance(state, str):
-        return None  # made of itself
-    if is_url(path):
-        return state
-    return [[os.path.relpath(file, path), *rest] for file, *rest in state] if os.path.isdir(path) else state[1:]
+    """What tells that something which the job reads was written since, as JSON; without what cannot be read."""
+    found = {}
+    for key, path in _paths(job).items():
+        facts = _facts_at(path)
+        with contextlib.suppress(DkrrError, OSError):
+            found[key] = facts["digests"] if facts is not None else json.loads(json.dumps(_files(path))) or None
+    return found
 
 
 def _facts_at(path: str) -> dict[str, Any] | None:
     """The facts of a data set; None where there is none, or it cannot be read."""
-    if path.startswith(("sklearn:", "generate:")):
-        return None
-    try:
-        return _facts(open_dataset(path))
-    except StoreError:
-        return None
+    with contextlib.suppress(StoreError):
+        return None if path.startswith(BUILT_IN) else _facts(open_dataset(path))
+    return None
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
@@ -338,3 +329,37 @@ def _mask(job: JobSpec, dataset: Dataset) -> Any:
             f"[evaluate] holds out {held_out:,} of {n:,} rows", hint="hold out some rows, and keep some to train on"
         )
     return mask
+
+
+def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
+    """The losses of a job, one for all targets or one for each quantile of the only target.
+
+    Raises
+    ------
+    JobFileError
+        They are for classes and the targets are none, or the other way round; several quantiles of several targets.
+    """
+    losses, loss = job.model.losses(), job.model.loss
+    if losses[0].is_for_labels != (train.classes is not None):
+        wanted, there = ("classes", "numbers") if losses[0].is_for_labels else ("numbers", "classes")
+        raise JobFileError(
+            f"[model] loss = {loss!r} is for {wanted}; the targets of {job.data.path} are {there}",
+            hint="set [data] one_hot = true" if losses[0].is_for_labels else "take a loss for classes: hinge, logistic",
+        )
+    if len(losses) > 1 and train.num_targets > 1:
+        raise JobFileError(
+            f"[model] quantile is a list, and there are {train.num_targets} targets; one target expected",
+            hint="write a job for each target, or give one quantile",
+        )
+    if train.classes is not None and len(train.classes) < 2:
+        raise DataError(
+            f"all {train.num_rows:,} training rows of {job.data.path} are of class {train.classes[0]!r}; at least two "
+            "classes expected",
+            hint="check [data] target and the rows that [evaluate] takes",
+        )
+    return losses
+
+
+def num_loss_columns(losses: Sequence[Loss], train: Dataset) -> int:
+    """How many problems there are for one C: one for two classes, else one for each class, target or quantile."""
+    return 1 if train.classes is not None and len(train.classes) == 2 else max(len(losses), train.num_targets)

@@ -37,13 +37,13 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dkrr.errors import LockedError, ParameterError, StoreError
-from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.directory import utc_now
 from dkrr.store.documents import (
     MANIFEST,
     check_manifest,
     create_json,
     manifest_digest,
+    plain,
     read_versioned,
     refuse_links,
     swap_json,

@@ -7,44 +7,48 @@ mean the folder of the job file, so a job runs the same from anywhere. Costs a f
 
 from __future__ import annotations
 
-import copy
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from dkrr.dataset.destination import check_outside
+from dkrr.engine import configuration
+from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.fit.choices import SolverChoice
-from dkrr.jobs import loss_spec, mistakes, toml
-from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
-from dkrr.jobs.fields import (
-    Alpha,
+from dkrr.jobs import toml
+from dkrr.jobs.model_spec import KernelTable, ModelSpec, check_job, with_defaults
+from dkrr.jobs.runs.directory import RunDirectory, may_hold
+from dkrr.jobs.toml import (
+    ByteSize,
     Column,
     Columns,
+    Count,
     Header,
     Location,
-    NumCenters,
     Penalties,
-    Quantile,
-    Rank,
+    Table,
     TileSize,
+    Whole,
     is_data_file,
+    is_loopback,
     locate,
 )
-from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_tag
-from dkrr.jobs.mistakes import nearest
-from dkrr.jobs.tune_spec import TuneSpec
-from dkrr.kernels import Kernel
-from dkrr.store.files import is_url, join, parent_of, with_settings, without_settings
+from dkrr.selection.choice import FoldLoss, TuneSettings
+from dkrr.store.files import (
+    is_url,
+    join,
+    name_of,
+    parent_of,
+    read_json,
+    with_settings,
+    without_settings,
+)
 from dkrr.store.objects import StorageSettings
 
 __all__ = [
@@ -58,8 +62,13 @@ __all__ = [
     "SolverSpec",
     "StorageSpec",
     "TuneSpec",
-    "nearest",
 ]
+
+# what a run may have otherwise than its job
+NOT_CLAIMED = ("cluster", "storage", "tune")
+LIMITS = ("max_iter", "allow_unconverged")
+# tables with the keys whose values may be addresses
+LOCATED = {"data": ("path",), "evaluate": ("path", "mask"), "output": ("directory", "store")}
 
 
 class DataSpec(Table):
@@ -155,11 +164,6 @@ class EvaluateSpec(Table):
     def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
         return locate(value, info) if is_data_file(value) else value
 
-    @field_validator("leave_one_out", mode="before")
-    @classmethod
-    def _is_exact(cls, value: Any) -> Any:
-        return True if value == "exact" else value  # the word of jobs that had a choice
-
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]
@@ -172,70 +176,6 @@ class EvaluateSpec(Table):
     def mask_is_file(self) -> bool:
         """Whether ``mask`` names a file and not a column of the data."""
         return is_data_file(self.mask)
-
-
-class ModelSpec(KernelParameters):
-    """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults.
-
-    ``fit_intercept`` adds a constant that the ridge does not shrink; other losses than the square have one by default.
-    Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way: one for all targets, or a list of
-    which the held-out rows choose one (of the square a list has an alpha for each target). They have a parameter
-    ``quantile`` (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with
-    ``standardize``). What is left out is what the estimators have: C = 1, alpha = 1 for pinball and huber.
-
-    Parameters
-    ----------
-    kernel
-        A name; or a sum or product of kernels as nested tables: {sum = [{kernel = "rbf", gamma = 0.1}, "linear"]}.
-    alpha
-        The ridge, added to the diagonal as it is; a list has one for each target, or, with another loss than
-        the square, those of which held-out rows choose one.
-    fit_intercept
-        Add a constant that the ridge does not shrink.
-    loss
-        What is minimised; the square is kernel ridge regression.
-    C
-        1 / (2 alpha), for other losses than the square; of a list held-out rows choose one.
-    quantile
-        Of pinball; a list gives a column for each.
-    epsilon
-        Of huber and the insensitive losses: errors up to it are quadratic, or free.
-    """
-
-    kernel: Annotated[
-        Annotated[str, Tag("kernel name")] | Annotated[KernelTable, Tag("kernel table")], Discriminator(kernel_tag)
-    ] = "linear"
-    alpha: Alpha = 1.0
-    fit_intercept: bool = False
-    loss: Literal[
-        "square",
-        "hinge",
-        "squared_hinge",
-        "logistic",
-        "epsilon_insensitive",
-        "squared_epsilon_insensitive",
-        "pinball",
-        "huber",
-    ] = "square"
-    C: Penalties | None = None
-    quantile: Quantile | None = None
-    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_the_loss(cls, values: Any) -> Any:
-        return loss_spec.with_defaults(values) if isinstance(values, dict) else values
-
-    @model_validator(mode="after")
-    def _check_kernel(self) -> Self:
-        if isinstance(self.kernel, KernelTable) and self.given():
-            raise ValueError(f"{self.given()[0]} belongs into the kernel's own table")
-        self.build_kernel()  # raises what a wrong name or parameter deserves
-        return self
-
-    def build_kernel(self) -> Kernel:
-        """The kernel of the job; gamma may still be None, which ``Kernel.resolve`` makes a number."""
-        return self.kernel.build() if isinstance(self.kernel, KernelTable) else self.make(self.kernel)
 
 
 class SolverSpec(Table):
@@ -278,12 +218,12 @@ class SolverSpec(Table):
     precision: Literal["auto", "float64", "float32", "mixed"] = "auto"
     gram: Literal["auto", "stored", "on_the_fly"] = "auto"
     tol: Annotated[float, Field(gt=0, lt=1)] = 1e-8
-    max_iter: Annotated[int, Field(ge=1)] | None = None
+    max_iter: Whole | None = None
     preconditioner: Literal["auto", "rpcholesky", "nystrom", "factor", "none"] = "auto"
-    rank: Rank = "auto"
+    rank: Count = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     allow_unconverged: bool = False
-    num_centers: NumCenters = "auto"
+    num_centers: Count = "auto"
     centers: Literal["auto", "rpcholesky", "uniform"] = "auto"
 
     @model_validator(mode="after")
@@ -293,19 +233,52 @@ class SolverSpec(Table):
 
     def choice(self) -> SolverChoice:
         """The same for everybody who solves: what is asked for, "auto" included."""
-        return SolverChoice(
-            solver=self.name,
-            precision=self.precision,
-            gram=self.gram,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            preconditioner=self.preconditioner,
-            rank=self.rank,
-            seed=self.seed,
-            allow_unconverged=self.allow_unconverged,
-            num_centers=self.num_centers,
-            centers=self.centers,
-        )
+        return SolverChoice(solver=self.name, **self.model_dump(exclude={"name", "tile_size"}))
+
+
+class ClusterSpec(Table):
+    """``[cluster]``: where the work runs. ``scheduler`` is "local", tcp://..., tls://... or a scheduler file.
+
+    A job that names no scheduler gets what Dask's configuration says under ``dkrr.cluster`` for all keys it leaves out.
+
+    Parameters
+    ----------
+    scheduler
+        "local" starts workers here; or tcp://host:port, tls://host:port, or a scheduler file.
+    workers
+        The number of worker processes; one for each core unless given. Of a scheduler: how many to wait for.
+    threads_per_worker
+        Threads of each; processes are faster than threads.
+    memory_limit
+        Memory of each worker; tiles are chosen to fit into it.
+    insecure
+        Allow a scheduler on tcp:// that is not on this machine: whoever reaches it can run any code there.
+    """
+
+    scheduler: str = "local"
+    workers: Whole | None = None
+    threads_per_worker: Whole = 1
+    memory_limit: ByteSize = "auto"
+    insecure: bool = False
+
+    @field_validator("scheduler")
+    @classmethod
+    def _check_scheduler(cls, value: str, info: ValidationInfo) -> str:
+        if value == "local":
+            return value
+        if is_url(value) and urlsplit(value).scheme not in {"tcp", "tls"}:
+            raise ValueError('"local", tcp://host:port, tls://host:port or a scheduler file expected')
+        return locate(value, info)
+
+    @model_validator(mode="after")
+    def _refuse_open_scheduler(self) -> Self:
+        # whoever reaches an open scheduler can run any code on its workers
+        if self.scheduler.startswith("tcp://") and not self.insecure and not is_loopback(self.scheduler):
+            raise ValueError(
+                f"scheduler {self.scheduler} is reached without encryption and authentication;"
+                " use tls://, or say insecure = true where the network is trusted"
+            )
+        return self
 
 
 class StorageSpec(Table):
@@ -340,6 +313,64 @@ class StorageSpec(Table):
         return StorageSettings(**self.model_dump())
 
 
+_DEFAULT = TuneSettings()
+
+
+class TuneSpec(Table):
+    """``[tune]``: kernels, widths, sizes of the subsets, seed and time of a search; nothing is needed here.
+
+    ``C`` (those of ``[model]`` where that has a list) and the number of ``folds`` are for other losses than the square.
+
+    Parameters
+    ----------
+    kernels
+        The kernels that are searched.
+    widths
+        One width for all features, one for each, or whichever predicts better.
+    search_rows
+        Sizes of the subsets on which widths are searched.
+    rows
+        The most rows on which the best are compared.
+    seed
+        Of the subsets.
+    budget_seconds
+        Time of the search; what would take longer is left out, and noted.
+    C
+        The values that are tried, for other losses than the square; those of [model] where that has a list.
+    folds
+        How many folds decide between them.
+    """
+
+    kernels: list[str] = Field(default_factory=lambda: list(_DEFAULT.kernels))
+    widths: Literal["shared", "per_feature", "both"] = _DEFAULT.widths
+    search_rows: list[int] = Field(default_factory=lambda: list(_DEFAULT.search_rows))
+    rows: int = _DEFAULT.rows
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = _DEFAULT.seed
+    budget_seconds: Annotated[float, Field(gt=0)] = _DEFAULT.budget_seconds
+    C: Penalties | None = None
+    folds: Annotated[int, Field(ge=2)] | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        self.settings()  # raises what a wrong value deserves
+        return self
+
+    def settings(self) -> TuneSettings:
+        """The same for the search."""
+        return TuneSettings(
+            kernels=tuple(self.kernels),
+            widths=self.widths,
+            search_rows=tuple(self.search_rows) if "search_rows" in self.model_fields_set else self._sizes(),
+            rows=self.rows,
+            seed=self.seed,
+            budget_seconds=self.budget_seconds,
+        )
+
+    def _sizes(self) -> tuple[int, ...]:
+        """The usual sizes of the subsets, as far as ``rows`` allows."""
+        return tuple(sorted({min(size, self.rows) for size in self.search_rows}))
+
+
 class OutputSpec(Table):
     """``[output]``: where the run and the store are, and what stays in the store afterwards.
 
@@ -364,18 +395,6 @@ class OutputSpec(Table):
             raise ValueError("{id} is the only thing that braces may hold")
         return value
 
-    def run_directory(self, run_id: str) -> str:
-        """Folder or address of the run ``run_id``."""
-        return self.directory.replace("{id}", run_id)
-
-    def store_directory(self, run_id: str) -> str:
-        """Root of Gram matrices and factors; by default the folder "store" beside the run's directory."""
-        if self.store is not None:
-            return self.store.replace("{id}", run_id)
-        directory = self.run_directory(run_id)
-        parent = parent_of(directory)
-        return "store" if parent == "." and not directory.startswith(".") else join(parent, "store")
-
 
 class JobSpec(Table):
     """The whole job. Read one with :meth:`load`; it is frozen, and its paths are absolute."""
@@ -391,18 +410,89 @@ class JobSpec(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _tol_of_the_loss(cls, values: Any) -> Any:
-        return loss_spec.with_tol(values) if isinstance(values, dict) else values
+    def _defaults_of_the_loss(cls, values: Any) -> Any:
+        return with_defaults(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
-    def _centres_are_rows(self) -> Self:
-        if self.solver.name in ("nystrom", "primal") and self.model.kernel == "precomputed":
-            raise ValueError(f"[solver] name = {self.solver.name!r} with a precomputed matrix: give rows and a kernel")
-        if self.data.standardize and self.model.kernel == "precomputed":
-            raise ValueError(
-                "[data] standardize with a precomputed matrix, whose columns are no features: leave it out"
-            )
+    def _check_together(self) -> Self:
+        if self.model.kernel == "precomputed":
+            if self.solver.name in ("nystrom", "primal"):
+                name = self.solver.name
+                raise ValueError(f"[solver] name = {name!r} with a precomputed matrix: give rows and a kernel")
+            if self.data.standardize:
+                raise ValueError(
+                    "[data] standardize with a precomputed matrix, whose columns are no features: leave it out"
+                )
+        check_job(self)
         return self
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether rows are held out, of the data or in a file of their own."""
+        evaluate = self.evaluate
+        return evaluate is not None and any((evaluate.path, evaluate.mask is not None, evaluate.fraction))
+
+    @property
+    def run_id(self) -> str:
+        """What ``{id}`` in the output becomes: 12 hexadecimal digits that belong to this job and no other."""
+        if "{id}" not in self.output.directory:
+            return name_of(self.output.directory)
+        text = json.dumps(_claimed(self.to_dict(), limits=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def directory(self) -> str:
+        """Folder or address of the run."""
+        return self.output.directory.replace("{id}", self.run_id)
+
+    @property
+    def store(self) -> str:
+        """Root of Gram matrices and factors; by default the folder "store" beside the run's directory."""
+        if self.output.store is not None:
+            return self.output.store.replace("{id}", self.run_id)
+        parent = parent_of(self.directory)
+        return "store" if parent == "." and not self.directory.startswith(".") else join(parent, "store")
+
+    def check_claim(self, directory: str) -> None:
+        """Refuse a directory that is not this job's.
+
+        Where the work is done ([cluster], [storage]) may change from one attempt to the next, and so may how far an
+        iteration goes ([solver] max_iter, allow_unconverged), which then goes on from where it stopped. A directory
+        whose job never came as far as a plan (its data was refused, say) may be taken by another one.
+
+        Raises
+        ------
+        StoreMismatchError
+            The directory belongs to another job; the differing keys are listed.
+        StoreError
+            It holds something else, or lies in a model, a version or a data set.
+        """
+        check_outside(directory)
+        if not may_hold(directory, "fit"):
+            raise StoreError(f"{directory} exists and is not a run of dkrr", hint="give another [output] directory")
+        found = RunDirectory(directory).read("job.json")
+        if found is None or read_json(directory, "plan.json") is None:
+            return
+        there, wanted = (
+            {(table, key): value for table, values in _claimed(job).items() for key, value in values.items()}
+            for job in (found, self.to_dict())
+        )
+        differing = sorted(
+            f"[{table}] {key}: {there.get((table, key))!r} there, {wanted.get((table, key))!r} wanted"
+            for table, key in there.keys() | wanted.keys()
+            if there.get((table, key)) != wanted.get((table, key))
+        )
+        if differing:
+            raise StoreMismatchError(
+                f"{directory} holds another job ({'; '.join(differing)})",
+                hint="give another [output] directory, or remove it",
+                fields=differing,
+            )
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether leave-one-out is asked for, or intervals, which rest on it."""
+        return self.evaluate is not None and bool(self.evaluate.leave_one_out or self.evaluate.intervals)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> JobSpec:
@@ -413,11 +503,9 @@ class JobSpec(Table):
         JobFileError
             The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
         """
-        path = Path(path)
-        text, document = toml.read_toml(
-            path, not_text="a job file is TOML; `dkrr init DATA` writes one", unreadable="`dkrr init DATA` writes one"
-        )
-        return cls._checked(document, base=path.absolute().parent, name=path.stem, text=text, source=str(path))
+        path, hint = Path(path), "`dkrr init DATA` writes one"
+        source, document = toml.Source.read(path, not_text=f"a job file is TOML; {hint}", unreadable=hint)
+        return cls.checked(document, source, base=path.absolute().parent, name=path.stem)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any], base: str | os.PathLike[str] = ".", name: str = "job") -> JobSpec:
@@ -428,54 +516,25 @@ class JobSpec(Table):
         JobFileError
             Something is unknown or not allowed.
         """
-        return cls._checked(document, base=Path(base).absolute(), name=name, text="", source="")
+        return cls.checked(document, toml.Source(), base=Path(base).absolute(), name=name)
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> JobSpec:
-        """The job that the ``job.json`` of a run holds; keys that another version of dkrr had are left out.
-
-        Raises
-        ------
-        JobFileError
-            A value is not allowed.
-        """
-        document = copy.deepcopy(document)
-        for path, _ in _unknown_keys(document):
-            table: Any = document
-            for name in path[:-1]:
-                table = table[name]
-            del table[path[-1]]
-        return cls.from_dict(document)
-
-    @classmethod
-    def _checked(cls, document: dict[str, Any], *, base: Path, name: str, text: str, source: str) -> JobSpec:
-        document = with_cluster_of_this_place(document, base)
-        mistakes.refuse_secrets(document, text=text, source=source)
-        for path, choices in _unknown_keys(document):
-            raise mistakes.unknown_key(path, choices, text=text, source=source)
+    def checked(cls, document: dict[str, Any], source: toml.Source, *, base: Path, name: str) -> JobSpec:
+        """Check a job that comes from ``source``, whose run is called ``name`` where it has no other name."""
+        document = _with_cluster_of_this_place(document, base)
         if isinstance(document.get("output", {}), dict):
             document = {**document, "output": {"directory": f"runs/{name}", **document.get("output", {})}}
-        try:
-            job = cls.model_validate(document, context={"base": base})
-        except ValidationError as exc:
-            raise mistakes.describe(exc, text=text, source=source) from None
-        for mistake in loss_spec.mistakes_of(job, document):
-            raise mistakes.located(mistake.message, mistake.path, text=text, source=source, hint=mistake.hint)
-        return job._with_locations(with_settings)
+        return source.check(cls, document, base)._with_locations(with_settings)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
         document: dict[str, dict[str, Any]] = self.as_written().model_dump(mode="json", exclude_none=True)
-        # runs that began before there were these keys are still the same jobs
         if self.model.loss == "square":
             del document["model"]["loss"]
-            if not self.model.fit_intercept:
-                del document["model"]["fit_intercept"]
         elif self.model.C is not None:
             del document["model"]["alpha"]  # which C makes
-        for key, default in (("decimal", "."), ("missing", "error")):
-            if document["data"][key] == default:
-                del document["data"][key]
+        unset = {"decimal": ".", "missing": "error"}
+        document["data"] = {key: value for key, value in document["data"].items() if unset.get(key) != value}
         return document
 
     def as_written(self) -> Self:
@@ -488,7 +547,7 @@ class JobSpec(Table):
         if settings == StorageSettings():
             return self
         changed: dict[str, Table] = {}
-        for name, keys in (("data", ["path"]), ("evaluate", ["path", "mask"]), ("output", ["directory", "store"])):
+        for name, keys in LOCATED.items():
             table = getattr(self, name)
             found = {key: getattr(table, key) for key in keys if is_url(getattr(table, key, None))}
             if found:
@@ -499,28 +558,47 @@ class JobSpec(Table):
         """The job as the text of a TOML file."""
         return toml.dumps(self.to_dict())
 
+    def fold_loss(self) -> FoldLoss | None:
+        """What a search for C is asked, by the metric of ``[evaluate]`` or the one of the loss; None of the square.
 
-def _unknown_keys(document: dict[str, Any]) -> list[tuple[tuple[Any, ...], list[str]]]:
-    """Path and the right names for every key of ``document`` that does not exist.
+        Of the loss are the share of wrong classes (hinges), the log loss (logistic), and the loss itself (the others).
+        """
+        model, tune = self.model, self.tune
+        if model.loss == "square":
+            return None
+        own = {"hinge": "accuracy", "squared_hinge": "accuracy", "logistic": "log_loss"}.get(model.loss, model.loss)
+        metric = (self.evaluate and self.evaluate.metric) or own
+        given: dict[str, Any] = {}
+        if tune is not None and tune.C is not None:
+            given["C"] = tuple(tune.C) if isinstance(tune.C, list) else (tune.C,)
+        elif isinstance(model.alpha, list):
+            given["C"] = tuple(C for C, _ in model.path)
+        if tune is not None and tune.folds is not None:
+            given["num_folds"] = tune.folds
+        quantiles: list[Any] = model.quantile if isinstance(model.quantile, list) else [model.quantile]
+        return FoldLoss(
+            loss=model.loss,
+            metric="rmse" if metric == "r2" else metric,  # the best one is the same
+            epsilon=model.epsilon,
+            quantile=None if model.quantile is None else tuple(quantiles),
+            **given,
+        )
 
-    pydantic finds them too, but spread over the branches of a union and without the names that would be right.
-    """
-    found: list[tuple[tuple[Any, ...], list[str]]] = []
 
-    def visit(table: Any, path: tuple[Any, ...], names: dict[str, Any]) -> None:
-        if isinstance(table, dict):
-            found.extend(((*path, key), list(names)) for key in table if key not in names)
+def _claimed(document: dict[str, Any], *, limits: bool = False) -> dict[str, Any]:
+    """What a run's directory belongs to; with ``limits`` how far an iteration goes is part of it."""
+    claimed = {table: values for table, values in document.items() if table not in NOT_CLAIMED}
+    solver = {name: value for name, value in claimed.get("solver", {}).items() if limits or name not in LIMITS}
+    return {**claimed, "solver": solver}
 
-    def visit_kernel(item: Any, path: tuple[Any, ...]) -> None:
-        if isinstance(item, dict):
-            visit(item, path, KernelTable.model_fields)
-            for form in ("sum", "product"):
-                for index, part in enumerate(item[form] if isinstance(item.get(form), list) else []):
-                    visit_kernel(part, (*path, form, index))
 
-    visit(document, (), JobSpec.model_fields)
-    for table, model in JobSpec.tables().items():
-        visit(document.get(table), (table,), model.model_fields)
-    if isinstance(document.get("model"), dict):
-        visit_kernel(document["model"].get("kernel"), ("model", "kernel"))
-    return found
+def _with_cluster_of_this_place(document: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The job with what ``dkrr.cluster`` of Dask's configuration says, if it names no scheduler; its own keys win."""
+    own = document.get("cluster", {})
+    if not isinstance(own, dict) or "scheduler" in own:
+        return document
+    table = configuration.cluster_defaults(ClusterSpec.model_fields)
+    if not table:
+        return document
+    toml.Source("Dask's configuration of dkrr").check(ClusterSpec, table, base, ("cluster",))
+    return {**document, "cluster": {**table, **own}}

@@ -1,44 +1,421 @@
-"""Files in TOML: reading one that a person wrote, writing tables of one level with plain and inline values.
+"""Files in TOML: their tables and types of values, reading one that a person wrote, saying in one line what is wrong
+with it, writing plain ones.
 
 You need it for job files, those that a program made included; the standard library reads TOML and does not write it.
+The types of a table are both its help and its errors. One with more than one form is made by :func:`one_of`, whose
+words are; pydantic's own unions would report one mistake once for each form.
+An error names the place, what stands there and what belongs there. Secrets are refused: a job file is copied into
+runs, plans and reports, and no value that looks like a credential may travel with it, nor be repeated in an error.
 Costs nothing.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+import os
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
+from inspect import cleandoc
+from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl, urlsplit
 
-from dkrr.errors import JobFileError
+from dask.utils import parse_bytes
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+)
 
-__all__ = ["dumps", "inline", "read_toml"]
+from dkrr.errors import DkrrError, JobFileError
+from dkrr.store.files import is_url
+from dkrr.store.objects import parse_address
+
+__all__ = [
+    "Alpha",
+    "ByteSize",
+    "Column",
+    "Columns",
+    "Count",
+    "Header",
+    "Location",
+    "Penalties",
+    "Positive",
+    "Quantile",
+    "Source",
+    "Table",
+    "TileSize",
+    "Whole",
+    "dumps",
+    "inline",
+    "is_data_file",
+    "is_loopback",
+    "locate",
+    "misplaced",
+    "nearest",
+]
+
+MAX_TILE_SIZE = 16_384  # LAPACK calls with 32-bit indices overflow at 46,340 rows; a 16,384 tile is 2 GiB already
+FILE_SUFFIXES = (".csv", ".csv.gz", ".npy", ".parquet", ".zarr")
+_WORDS = {str: "text", bool: "true or false", int: "whole number", float: "number", Any: "value"}
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+class Key(NamedTuple):
+    """A key of a table in words, for help: the values it takes, its default ("" where there is none), what it means."""
+
+    name: str
+    values: str
+    default: str
+    help: str
+
+
+class Table(BaseModel):
+    """A table of the file: every key is known, every value has its type, nothing changes afterwards.
+
+    The section Parameters of a subclass's docstring says what each key means: that is what `dkrr help` prints.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def described_keys(cls) -> list[Key]:
+        """All keys in words, from the types, the defaults and the docstrings of the classes."""
+        docs = "\n".join(cleandoc(kind.__doc__ or "") for kind in cls.__mro__ if issubclass(kind, Table))
+        helps = dict(re.findall(r"^(\w+)\n((?:    .*(?:\n|\Z))+)", docs, re.MULTILINE))
+        kinds = get_type_hints(cls, include_extras=True)
+        found = []
+        for name, field in cls.model_fields.items():
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            shown = "required" if field.is_required() else "" if default is None else json.dumps(default)
+            found.append(Key(name, _in_words(kinds[name]), shown, " ".join(helps.get(name, "").split())))
+        return found
+
+    @classmethod
+    def tables(cls) -> dict[str, type[Table]]:
+        """The tables in this one by their keys, none for a table without any."""
+        parts = {name: _tables_in(field.annotation) for name, field in cls.model_fields.items()}
+        return {name: found[0] for name, found in parts.items() if found}
+
+
+def _tables_in(kind: Any) -> list[type[Table]]:
+    if isinstance(kind, type) and issubclass(kind, Table):
+        return [kind]
+    return [table for part in get_args(kind) for table in _tables_in(part)]
+
+
+def _in_words(kind: Any) -> str:
+    """The values that an annotation allows."""
+    parts, origin = [part for part in get_args(kind) if part is not NoneType], get_origin(kind)
+    if origin is Literal:
+        return " | ".join(json.dumps(part) for part in parts)
+    if origin in (Union, UnionType, list):
+        return ("list of " if origin is list else "") + " or ".join(map(_in_words, parts))
+    if origin is not Annotated:
+        return _WORDS.get(kind, "table")
+    if isinstance(parts[-1], str):  # of one_of
+        return parts[-1]
+    rules = [rule for part in parts[1:] for rule in getattr(part, "metadata", ())]
+    ends = [f"{sign} {getattr(rule, name)}" for rule in rules for name, sign in _SIGNS.items() if hasattr(rule, name)]
+    return " ".join([_in_words(parts[0]), *([" and ".join(ends)] if ends else [])])
+
+
+def one_of(kind: Any, words: str) -> Any:
+    """The type ``kind``, of several forms, of which ``words`` says in a help and in an error what they are."""
+
+    def check(value: Any, handler: Any) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(f"{words} expected") from None
+
+    return Annotated[kind, WrapValidator(check), words]
+
+
+def locate(value: str, info: ValidationInfo) -> str:
+    """An absolute path for a relative one; addresses and built-in sources stay as they are."""
+    if not value:
+        raise ValueError("a path is expected")
+    if value.startswith(("sklearn:", "generate:", "tcp://", "tls://")):
+        return value
+    if is_url(value):
+        return str(parse_address(value))
+    base = (info.context or {}).get("base")
+    expanded = os.path.expanduser(value)
+    return os.path.normpath(os.path.join(base, expanded) if base is not None else expanded)
+
+
+def is_data_file(mask: Any) -> bool:
+    """Whether a mask names a file; a column of the data otherwise."""
+    return isinstance(mask, str) and ("/" in mask or mask.lower().endswith(FILE_SUFFIXES))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``tcp://host:port`` is on this machine."""
+    host = urlsplit(address).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _increasing(values: Any) -> Any:
+    if isinstance(values, list) and any(low >= high for low, high in pairwise(values)):
+        raise ValueError
+    return values
+
+
+def _some(kind: Any) -> Any:
+    """One, or a list of at least one."""
+    return kind | Annotated[list[kind], Field(min_length=1)]
+
+
+Whole = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Share = Annotated[float, Field(gt=0, lt=1)]
+_Ridge = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Edge = Annotated[int, Field(ge=1, le=MAX_TILE_SIZE)]
+_Name = Annotated[str, Field(min_length=1)]
+
+Location = Annotated[str, AfterValidator(locate)]
+Column = one_of(_Name | int, "a column name or number")
+Columns = one_of(
+    Annotated[
+        Annotated[list[str | int], Field(min_length=1)],
+        BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    ],
+    "column names or numbers",
+)
+ByteSize = one_of(
+    Literal["auto"]
+    | Annotated[
+        Annotated[int, Field(gt=0)],
+        BeforeValidator(lambda value: value if isinstance(value, bool) else int(parse_bytes(value))),
+    ],
+    'a size such as "2GiB", a number of bytes above 0, or "auto"',
+)
+Alpha = one_of(_some(_Ridge), "a finite number >= 0, or a list with one for each target,")
+TileSize = one_of(Literal["auto"] | _Edge, f'"auto" or a whole number from 1 to {MAX_TILE_SIZE:,}')
+Count = one_of(Literal["auto"] | Whole, '"auto" or a whole number above 0')
+Header = one_of(Literal["auto"] | bool, 'true, false or "auto"')
+Penalties = one_of(
+    Annotated[_some(Positive), AfterValidator(_increasing)],
+    "a number above 0, or a list of some in increasing order,",
+)
+Quantile = one_of(
+    Annotated[_some(_Share), AfterValidator(_increasing)],
+    "a number between 0 and 1, or a list of some in increasing order,",
+)
+
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SECRET = re.compile(
+    r"secret|passw|passphrase|token|credential|access_?key|private_?key|api_?key|authori[sz]ation|sign"
+)
+_HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_.\"'-]+)\s*=")
+# where the work of a key that somebody may look for is done
+_ELSEWHERE = {
+    ("cluster", "driver"): "it runs where `dkrr submit` is typed; with Slurm, `sbatch` the script in cluster/slurm",
+    ("data", "drift_limit"): "[drift] of a retrain job says how far new rows may be from those of the beginning",
+}
+
+Keys = tuple[Any, ...]
+Checked = TypeVar("Checked", bound=Table)
 
 
-def read_toml(path: Path, *, not_text: str, unreadable: str) -> tuple[str, dict[str, Any]]:
-    """The text of a file and what it holds; ``not_text`` and ``unreadable`` are the hints of two of the errors.
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The one of ``choices`` that ``name`` was probably meant to be; None when none is close."""
+    close = difflib.get_close_matches(str(name).lower(), list(choices), n=1, cutoff=0.6)
+    return close[0] if close else None
 
-    Raises
-    ------
-    JobFileError
-        The file cannot be read, is not UTF-8, or is not TOML.
+
+def misplaced(path: Keys, message: str, hint: str = "") -> JobFileError:
+    """The error of a validator about one key among several, ``("model", "alpha")`` say: [model] alpha ``message``."""
+    return JobFileError(f"{_where(path)} {message}", hint=hint, key=list(path))
+
+
+def _where(path: Keys) -> str:
+    """``("model", "kernel", "sum", 0, "gamma")`` as people read it: ``[model.kernel.sum] gamma``."""
+    names = [str(part) for part in path if not isinstance(part, int)]
+    if len(names) < 2:
+        return f"[{names[0]}]" if names else "the job file"
+    return f"[{'.'.join(names[:-1])}] {names[-1]}"
+
+
+class Source:
+    """Where a document comes from: its errors name file and line.
+
+    Parameters
+    ----------
+    name
+        Of the file, "" where there is none.
+    text
+        What it holds.
     """
+
+    def __init__(self, name: str = "", text: str = "") -> None:
+        self.name, self.text = name, text
+
+    @classmethod
+    def read(cls, path: Path, *, not_text: str, unreadable: str) -> tuple[Source, dict[str, Any]]:
+        """A file and what it holds; ``not_text`` and ``unreadable`` are the hints of two of the errors.
+
+        Raises
+        ------
+        JobFileError
+            The file cannot be read, is not UTF-8, or is not TOML.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+            return cls(str(path), text), tomllib.loads(text)
+        except UnicodeDecodeError as exc:
+            raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint=not_text) from None
+        except OSError as exc:
+            raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint=unreadable) from None
+        except tomllib.TOMLDecodeError as exc:
+            hint = "strings stand in quotes" if path.suffix == ".toml" else not_text
+            raise JobFileError(f"{path} is not valid TOML: {exc}", hint=hint) from None
+
+    def error(self, message: str, path: Keys, hint: str = "") -> JobFileError:
+        """The error for a mistake at ``path``."""
+        line = self.line_of(path)
+        place = f"{self.name}:{line}: " if line else f"{self.name}: " if self.name else ""
+        return JobFileError(place + message, hint=hint, line=line, key=[str(part) for part in path])
+
+    def line_of(self, path: Keys) -> int | None:
+        """Number of the line on which the key ``path`` stands; that of its table when the key has no line."""
+        wanted = [str(part) for part in path if not isinstance(part, int)]
+        best, best_length = None, 0
+        header: list[str] = []
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            if match := _HEADER.fullmatch(line):
+                header = found = _split_key(match[1])
+            elif match := _ASSIGNMENT.match(line):
+                found = [*header, *_split_key(match[1])]
+            else:
+                continue
+            if found == wanted[: len(found)] and len(found) > best_length:
+                best, best_length = number, len(found)
+        return best
+
+    def check(self, table: type[Checked], document: Any, base: Path, path: Keys = ()) -> Checked:
+        """A document, or the table of it at ``path``, as a ``table``; relative paths mean the folder ``base``.
+
+        Raises
+        ------
+        JobFileError
+            Something is unknown or not allowed, or looks like a secret.
+        """
+        self._refuse_secrets(document)
+        try:
+            return table.model_validate(document, context={"base": base})
+        except ValidationError as exc:
+            errors = exc.errors(include_url=False)
+        for error in errors:  # of a misspelt key another one may be missing
+            if error["type"] == "extra_forbidden":
+                raise self.unknown_key((*path, *_keys(error)), _known(table, _keys(error)))
+        first = errors[0]
+        raise self._described(first, (*path, *_keys(first)), f" (and {len(errors) - 1} more)" * (len(errors) > 1))
+
+    def unknown_key(self, path: Keys, choices: Iterable[str]) -> JobFileError:
+        """The error for a key, or a table, that does not exist."""
+        known = sorted(choices)
+        *parents, key = [part for part in path if not isinstance(part, int)]
+        what = f"unknown key {key!r} in [{'.'.join(map(str, parents))}]" if parents else f"unknown table [{key}]"
+        hint = _ELSEWHERE.get(path, "")
+        close = None if hint else nearest(key, known)
+        remedy = f"nearest right name: {close!r}" if close else f"known: {', '.join(known)}"
+        return self.error(f"{what}; {remedy}", path, hint)
+
+    def _described(self, error: Any, path: Keys, more: str) -> JobFileError:
+        """A mistake that pydantic found, in our words."""
+        value, cause = error.get("input"), error.get("ctx", {}).get("error")
+        is_table = isinstance(value, dict) or len(path) < 2
+        place = _where(path) if is_table else f"{_where(path)} = {value!r}"
+        hint = cause.hint if isinstance(cause, DkrrError) else ""
+        said = cause.message if isinstance(cause, DkrrError) else cause
+        if isinstance(cause, JobFileError):
+            return self.error(cause.message, tuple(cause.key), hint)
+        if error["type"] == "missing":
+            message = f"{_where(path)} is missing"
+        elif error["type"] == "literal_error":
+            expected = error["ctx"]["expected"]
+            message = f"{place} is not allowed; {expected} expected"
+            close = nearest(str(value), re.findall(r"'([^']+)'", expected))
+            hint = f"nearest right value: {close!r}" if close else ""
+        elif error["type"] == "union_tag_invalid":
+            message = f"{place}: the name of a kernel, or a table with kernel, sum or product, expected"
+        else:
+            message = f"{place}: {said or error['msg'][:1].lower() + error['msg'][1:]}"
+        return self.error(message + more, path, hint)
+
+    def _refuse_secrets(self, document: Any) -> None:
+        """Raise when a key or a value looks like a credential; the value is not repeated."""
+        for path, value in _leaves(document, ()):
+            if any(_looks_secret(part) for part in path if isinstance(part, str)):
+                what = "looks like a secret"
+            elif isinstance(value, str) and (kind := _url_secret(value)):
+                what = f"is an address with a {kind} in it"
+            else:
+                continue
+            hint = "job files hold no credentials; use the environment, a profile or a role"
+            raise self.error(f"{_where(path)} {what}", path, hint)
+
+
+def _split_key(text: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in text.split(".")]
+
+
+def _keys(error: Any) -> Keys:
+    """Where a mistake is, without the tags of unions, which are no keys of the file."""
+    return tuple(part for part in error["loc"] if not str(part).startswith("kernel "))
+
+
+def _known(table: type[Table], path: Keys) -> Iterable[str]:
+    for name in path[:-1]:
+        table = table.tables().get(name, table)
+    return table.model_fields
+
+
+def _looks_secret(name: str) -> bool:
+    return bool(_SECRET.search(name.lower().replace("-", "_")))
+
+
+def _url_secret(value: str) -> str:
+    """What kind of secret the address holds, "" when none (or when it is no address)."""
+    if "://" not in value:
+        return ""
     try:
-        text = path.read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
-    except UnicodeDecodeError as exc:
-        raise JobFileError(f"{path} is not UTF-8 text (byte {exc.start})", hint=not_text) from None
-    except OSError as exc:
-        raise JobFileError(f"{path} cannot be read ({exc.strerror})", hint=unreadable) from None
-    except tomllib.TOMLDecodeError as exc:
-        raise JobFileError(
-            f"{path} is not valid TOML: {exc}", hint="strings stand in quotes" if path.suffix == ".toml" else not_text
-        ) from None
+        parts = urlsplit(value)
+    except ValueError:
+        return ""
+    if parts.password is not None:
+        return "password"
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    if (parts.scheme == "s3" and parts.username is not None) or any(_looks_secret(name) for name, _ in pairs):
+        return "credential"
+    return next(filter(None, (_url_secret(part) for _, part in pairs)), "")
+
+
+def _leaves(value: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None or not value:
+        yield path, value
+        return
+    for key, item in items:
+        yield from _leaves(item, (*path, key))
 
 
 def dumps(document: dict[str, dict[str, Any]]) -> str:
@@ -52,27 +429,17 @@ def dumps(document: dict[str, dict[str, Any]]) -> str:
 
 
 def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _string(name)
-
-
-def _string(text: str) -> str:
-    # JSON's escapes are TOML's, except that TOML wants DEL escaped as well
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return name if _BARE_KEY.fullmatch(name) else inline(name)
 
 
 def inline(value: Any) -> str:
     """One value as it stands behind the equals sign."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _string(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(inline(item) for item in value)}]"
     if isinstance(value, dict):
         pairs = (f"{_key(name)} = {inline(item)}" for name, item in value.items() if item is not None)
         return f"{{{', '.join(pairs)}}}"
-    raise TypeError(f"{type(value).__name__} has no TOML form")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(inline(item) for item in value)}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # JSON's are TOML's, except that TOML wants DEL escaped as well
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

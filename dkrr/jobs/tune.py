@@ -16,29 +16,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
 from dkrr.fit.inputs import nothing_new
 from dkrr.jobs import toml
-from dkrr.jobs.claim import run_id
-from dkrr.jobs.loss_fit import check_loss_targets
-from dkrr.jobs.loss_spec import fold_loss_of, parameters_of
 from dkrr.jobs.plan import make_plan
-from dkrr.jobs.prepare import Prepared, prepare
+from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.run import job_executor
-from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.tune_spec import TuneSpec
+from dkrr.jobs.spec import LOCATED, JobSpec, TuneSpec
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, join, name_of, parent_of, read_json, write_file
 from dkrr.store.lease import hold_lock
 
-__all__ = ["TuneSummary", "tune_job"]
+__all__ = ["TuneSummary", "draw_search", "tune_job"]
 
 WIDTHS = {"shared": "shared", "per_feature": "per feature"}
 # no trial is still running when it took so long and more time than the whole search has
 LEAST_STALL_SECONDS = 600.0
+MOST_FEATURES = 30
+_COLOURS = {
+    "rbf": "tab:blue",
+    "matern12": "tab:orange",
+    "matern32": "tab:green",
+    "matern52": "tab:red",
+    "laplacian": "tab:purple",
+}
+_MARKERS = {"search": "o", "slice": "s", "check": "D", "folds": "s"}
 
 
 @dataclass(kw_only=True)
@@ -58,21 +65,14 @@ class TuneSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "path": self.path,
-            "trials": self.trials_path,
-            "search": self.search_path,
-            "picture": self.picture_path,
-            "num_rows": self.num_rows,
-            "run_directory": self.run_directory,
-            "foreseen_seconds": self.foreseen_seconds,
-            "best": self.result.best.to_dict(),
-            "least_error": self.result.least_error.to_dict(),
-            "candidates": [candidate.to_dict() for candidate in self.result.candidates],
-            "notes": self.result.notes,
-            "num_trials": len(self.result.records),
-            "seconds": self.result.seconds,
-        }
+        found = self.result.to_dict()
+        names = {"trials": self.trials_path, "search": self.search_path, "picture": self.picture_path}
+        return (
+            {name: getattr(self, name) for name in ("path", "num_rows", "run_directory", "foreseen_seconds")}
+            | names
+            | {name: found[name] for name in ("best", "least_error", "candidates", "notes", "seconds")}
+            | {"num_trials": len(self.result.records)}
+        )
 
     @property
     def where(self) -> str:
@@ -123,7 +123,7 @@ def tune_job(
     settings = _settings(job, rows=rows, budget_seconds=budget_seconds, seed=seed)
     _refuse(job, path)
     with hold_lock(str(path)):
-        store = job.output.store_directory(run_id(job))
+        store = job.store
         with nothing_new(store):
             prepared = prepare(job, store)
         if settings.fold_loss is not None:
@@ -140,42 +140,37 @@ def tune_job(
                 progress=progress,
             )
         _refuse(job, path)  # the first time was a while ago
-        names = list(prepared.train.feature_names)
-        num_rows = prepared.train.num_rows
-        lines = [json.dumps(record, sort_keys=True) for record in result.records]
-        trials_path, search_path = path.with_suffix(".trials.jsonl"), path.with_suffix(".search.json")
+        train = prepared.train
         foreseen = _foreseen_seconds(job, path, result, prepared, store)
         document = {
             "format": 1,
-            "num_rows": num_rows,
-            "feature_names": names,
+            "num_rows": train.num_rows,
+            "feature_names": list(train.feature_names),
             "foreseen_seconds": foreseen,
             **result.to_dict(),
         }
-        write_file(search_path, json.dumps(document, indent=1, sort_keys=True).encode())
-        write_file(trials_path, "".join(f"{line}\n" for line in lines).encode())
-        picture_path = None
-        if picture:
-            from dkrr.jobs.picture import draw_search
-
-            picture_path = str(path.with_suffix(".search.png"))
-            draw_search(document, picture_path)
-        text = _job_text(job, path, result, num_rows, settings, prepared.train.names)
+        summary = TuneSummary(
+            path=str(path),
+            trials_path=str(path.with_suffix(".trials.jsonl")),
+            search_path=str(path.with_suffix(".search.json")),
+            picture_path=str(path.with_suffix(".search.png")) if picture else None,
+            num_rows=train.num_rows,
+            settings=settings,
+            result=result,
+            run_directory=_job(job, path, result.best.keys()).output.directory,
+            job_directory=job.output.directory,
+            foreseen_seconds=foreseen,
+        )
+        lines = [json.dumps(record, sort_keys=True) for record in result.records]
+        write_file(Path(summary.search_path), json.dumps(document, indent=1, sort_keys=True).encode())
+        write_file(Path(summary.trials_path), "".join(f"{line}\n" for line in lines).encode())
+        if summary.picture_path is not None:
+            draw_search(document, summary.picture_path)
         # last: when the job file is there, so is all that it came from
+        text = _job_text(job, summary, train.names)
         if create_bytes(path.parent, path.name, text.encode()) is None:
             raise _exists(path)
-    return TuneSummary(
-        path=str(path),
-        trials_path=str(trials_path),
-        search_path=str(search_path),
-        picture_path=picture_path,
-        num_rows=num_rows,
-        settings=settings,
-        result=result,
-        run_directory=JobSpec.load(path).output.directory,
-        job_directory=job.output.directory,
-        foreseen_seconds=foreseen,
-    )
+    return summary
 
 
 def _foreseen_seconds(job: JobSpec, path: Path, result: TuneResult, prepared: Prepared, store: str) -> dict[str, float]:
@@ -184,19 +179,17 @@ def _foreseen_seconds(job: JobSpec, path: Path, result: TuneResult, prepared: Pr
     Nothing decides by it: the samples of a plan take a second or two, and what they say of seconds is rough.
     """
     found = {}
-    for name in ("best", "least_error"):
-        candidate = getattr(result, name)
-        if name != "best" and candidate is result.best:
-            continue
-        tuned = JobSpec.from_dict(_document(job, path, candidate.keys()), base=path.parent, name=path.stem)
+    wanted = {"best": result.best} | ({} if result.best is result.least_error else {"least_error": result.least_error})
+    for name, candidate in wanted.items():
         with contextlib.suppress(DkrrError):  # what a fit says of it is said when it is fitted
-            found[name] = round(make_plan(tuned, prepared, store).total_seconds, 3)
+            planned = make_plan(_job(job, path, candidate.keys()), prepared, store)
+            found[name] = round(planned.total_seconds, 3)
     return found
 
 
 def _settings(job: JobSpec, **given: Any) -> TuneSettings:
     """Those of ``[tune]``, or others where they are given; smaller ``rows`` make the search smaller too."""
-    found = replace((job.tune or TuneSpec()).settings(), fold_loss=fold_loss_of(job))
+    found = replace((job.tune or TuneSpec()).settings(), fold_loss=job.fold_loss())
     changed = {name: value for name, value in given.items() if value is not None}
     if "rows" in changed:
         changed["search_rows"] = tuple(sorted({min(size, changed["rows"]) for size in found.search_rows}))
@@ -206,14 +199,17 @@ def _settings(job: JobSpec, **given: Any) -> TuneSettings:
 def _refuse(job: JobSpec, path: Path) -> None:
     """Find before the search what would be wrong after it."""
     beside = [path.with_suffix(ending) for ending in (".search.json", ".trials.jsonl", ".search.png")]
+    search = None
+    with contextlib.suppress(StoreError):
+        search = read_json(path.parent, beside[0].name)
     # what an earlier search left is known by the document that it wrote first
-    earlier = _search_at(beside[0])
-    for found in [path, *([] if earlier else beside)]:
+    is_ours = isinstance(search, dict) and search.keys() >= {"format", "num_rows", "feature_names"}
+    for found in [path, *([] if is_ours and not beside[0].is_symlink() else beside)]:
         if os.path.lexists(found):
             raise _exists(found)
     if job.model.kernel == "precomputed":
         raise JobFileError("[model] kernel = 'precomputed' has no width", hint="give the rows")
-    _document(job, path, {"kernel": "rbf", "gamma": 1.0, "alpha": 1.0})  # raises what the solver does not allow
+    _job(job, path, {"kernel": "rbf", "gamma": 1.0, "alpha": 1.0})  # raises what the solver does not allow
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -221,31 +217,25 @@ def _exists(path: Path) -> JobFileError:
     return JobFileError(f"{path} exists", hint="choose another name or remove it")
 
 
-def _search_at(path: Path) -> bool:
-    """Whether a search of ours left its document here."""
-    try:
-        found = read_json(path.parent, path.name)
-    except StoreError:
-        return False
-    return isinstance(found, dict) and found.keys() >= {"format", "num_rows", "feature_names"} and not path.is_symlink()
+def _job(job: JobSpec, path: Path, keys: dict[str, Any]) -> JobSpec:
+    return JobSpec.from_dict(_document(job, path, keys), base=path.parent, name=path.stem)
 
 
 def _document(
     job: JobSpec, path: Path, keys: dict[str, Any], features: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """The job with another model, for a file at ``path``; checked.
+    """The job with another model, for a file at ``path``.
 
     ``features`` has the names that its widths belong to, in their order.
     """
-    job = job.as_written()
-    document: dict[str, dict[str, Any]] = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    document.pop("tune", None)
-    if job.model.loss == "square":
-        intercept = {"fit_intercept": True} if job.model.fit_intercept else {}
-    else:
+    document: dict[str, dict[str, Any]] = job.as_written().model_dump(
+        mode="json", exclude_unset=True, exclude_none=True, exclude={"tune"}
+    )
+    by_default = job.model.loss != "square"
+    if by_default:
         keys = {name: value for name, value in keys.items() if name != "alpha"} | {"C": _C_of(keys["alpha"])}
-        intercept = {} if job.model.fit_intercept else {"fit_intercept": False}
-        keys |= {"loss": job.model.loss, **parameters_of(job.model)}
+        keys |= {"loss": job.model.loss, **job.model.loss_parameters}
+    intercept = {} if job.model.fit_intercept == by_default else {"fit_intercept": job.model.fit_intercept}
     document["model"] = {**keys, **intercept}
     if features:
         document["data"]["features"] = list(features)
@@ -254,16 +244,13 @@ def _document(
         own = path.stem if path.stem != name_of(directory) else f"{name_of(directory)}-tuned"
         directory = join(parent_of(directory), own)
     # rows that were ingested and split for the search are found again by the fit
-    store = job.output.store or job.output.store_directory(run_id(job))
-    document["output"] = {**document.get("output", {}), "directory": directory, "store": store}
-    for table, names in (("data", ["path"]), ("evaluate", ["path", "mask"]), ("output", ["directory", "store"])):
+    document["output"] = {**document.get("output", {}), "directory": directory, "store": job.store}
+    for table, names in LOCATED.items():
         for name in names:
             if isinstance(document.get(table, {}).get(name), str):
                 document[table][name] = _relative(document[table][name], path.parent)
     order = ["data", "evaluate", "model", "solver", "cluster", "storage", "output"]
-    document = {table: document[table] for table in order if document.get(table)}
-    JobSpec.from_dict(document, base=path.parent, name=path.stem)
-    return document
+    return {table: document[table] for table in order if document.get(table)}
 
 
 def _C_of(alpha: float) -> float:
@@ -278,16 +265,16 @@ def _relative(location: str, base: Path) -> str:
     return os.path.relpath(location, base)
 
 
-def _job_text(
-    job: JobSpec, path: Path, result: TuneResult, num_rows: int, settings: TuneSettings, names: Sequence[str]
-) -> str:
+def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
     """The job file, with the candidates as a comment above its model."""
+    result, settings = summary.result, summary.settings
     best, loss = result.best, settings.fold_loss
     what, penalty = "the smallest leave-one-out error", "alpha"
     if loss is not None:
         penalty, what = "C", f"the smallest {loss.words} of {loss.num_folds} folds"
     comment = [
-        f"Chosen by dkrr tune (seed {settings.seed}) for {num_rows:,} training rows: of {len(result.records)} trials",
+        f"Chosen by dkrr tune (seed {settings.seed}) for {summary.num_rows:,} training rows: "
+        f"of {len(result.records)} trials",
         f"the best conditioned of those as good as {what} on {best.num_rows:,} rows{', in' if loss is None else ','}",
         ("standard deviations of the target, " if loss is None else "")
         + "by the standard error (s.e.) of the difference:",
@@ -296,10 +283,10 @@ def _job_text(
         *(_candidate_line(candidate, result.mark(candidate)) for candidate in result.candidates),
         *(f"note: {note}" for note in result.notes),
     ]
-    text = toml.dumps(_document(job, path, best.keys(), names if best.widths.size > 1 else ()))
+    document = _document(job, Path(summary.path), best.keys(), names if best.widths.size > 1 else ())
     commented = "".join(f"# {line}".rstrip() + "\n" for line in comment)
     head = "# A job of dkrr: `dkrr plan` says what it needs, `dkrr fit` runs it.\n\n"
-    return head + text.replace("[model]\n", f"{commented}[model]\n", 1)
+    return head + toml.dumps(document).replace("[model]\n", f"{commented}[model]\n", 1)
 
 
 def _candidate_line(candidate: Candidate, mark: str) -> str:
@@ -308,3 +295,98 @@ def _candidate_line(candidate: Candidate, mark: str) -> str:
     error = "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}"
     condition = "" if candidate.condition is None else f"{candidate.condition:.1e}"
     return f"{cells} {error:>8} {condition:>10}  {mark}".rstrip()
+
+
+def draw_search(search: dict[str, Any], path: str) -> None:
+    """Draw the document that `dkrr tune` leaves as BEST.search.json to a .png, .svg or .pdf file.
+
+    The error of each trial, of each alpha, and the planes (width x alpha) that were computed. Nothing is interpolated:
+    every point and every cell is an error that a trial found.
+    """
+    from matplotlib.figure import Figure  # it takes half a second to import
+
+    planes, best = search["slices"], search["best"]
+    num_planes = max(1, len(planes))
+    figure = Figure(figsize=(4.2 * (1 + num_planes), 7.5), layout="constrained")
+    axes = figure.subplots(2, 1 + num_planes, squeeze=False)
+    _draw_trials(axes[0, 0], search["trials"])
+    _draw_widths(axes[1, 0], best, search["feature_names"])
+    for pair in axes[:, 1:].T[len(planes) :]:
+        pair[0].set_axis_off()
+        pair[1].set_axis_off()
+    for plane, pair in zip(planes, axes[:, 1:].T, strict=False):
+        _draw_plane(figure, pair[0], pair[1], plane)
+    figure.suptitle(
+        f"{best['kernel']}, {_widths_in_words(best)}, alpha {best['alpha']:.3g}: "
+        f"{_error_name(best)} {_error(best):.4f} on {best['num_rows']:,} of {search['num_rows']:,} rows"
+    )
+    # no date and no version in the file: the same search is the same picture
+    figure.savefig(path, dpi=110, metadata={"Software": None} if path.endswith(".png") else None)
+
+
+def _error(found: dict[str, Any]) -> float:
+    """Of a candidate or a trial: leave-one-out, or of folds."""
+    return float(found["loo_rmse"] if "loo_rmse" in found else found["error"])
+
+
+def _error_name(found: dict[str, Any]) -> str:
+    """What the errors of a candidate or a plane are."""
+    return f"held-out error ({found['metric'].replace('_', ' ')})" if "metric" in found else "leave-one-out error"
+
+
+def _widths_in_words(candidate: dict[str, Any]) -> str:
+    shared = candidate["widths_kind"] == "shared"
+    return f"width {candidate['widths'][0]:.3g}" if shared else "one width for each feature"
+
+
+def _draw_trials(axes: Any, trials: list[dict[str, Any]]) -> None:
+    """The error that each trial ended with; filled: one width for each feature."""
+    for trial in trials:
+        axes.plot(
+            trial["number"],
+            _error(trial),
+            marker=_MARKERS[trial["kind"]],
+            markersize=5,
+            linestyle="none",
+            color=_COLOURS.get(trial["family"], "black"),
+            fillstyle="full" if len(trial["widths"]) > 1 else "none",
+            label=trial["family"],
+        )
+    axes.set(xlabel="trial (circle: search, square: slice or folds, diamond: check)", ylabel="error", yscale="log")
+    axes.set_title("trials (filled: a width for each feature)", fontsize="medium")
+    handles, labels = axes.get_legend_handles_labels()
+    first = {label: handle for handle, label in zip(handles[::-1], labels[::-1], strict=True)}
+    axes.legend(first.values(), first.keys(), fontsize="small")
+
+
+def _draw_widths(axes: Any, best: dict[str, Any], names: list[str]) -> None:
+    """1 / width for each feature, largest first: how much the function may change along it."""
+    if best["widths_kind"] == "shared":
+        axes.text(0.5, 0.5, "one width for all features", ha="center", va="center")
+        axes.set_axis_off()
+        return
+    inverse = 1.0 / np.array(best["widths"])
+    order = np.argsort(-inverse, kind="stable")[:MOST_FEATURES]
+    axes.barh(np.arange(len(order)), inverse[order], color="tab:gray")
+    axes.set_yticks(np.arange(len(order)), [str(names[k])[:20] for k in order], fontsize="x-small")
+    axes.invert_yaxis()
+    axes.set(xlabel="1 / width", xscale="log")
+    axes.set_title("features by their widths", fontsize="medium")
+
+
+def _draw_plane(figure: Any, above: Any, below: Any, plane: dict[str, Any]) -> None:
+    """The error against alpha for each factor on the widths, and one cell for each pair that was computed."""
+    alphas, factors, errors = plane["alphas"], plane["factors"], np.array(plane["errors"])
+    for factor, row in zip(factors, errors, strict=True):
+        above.plot(alphas, row, marker=".", linewidth=0.8, label=f"widths x {factor:.2g}")
+    above.set(xlabel="alpha", ylabel=_error_name(plane), xscale="log")
+    above.set_title(f"{plane['kernel']}, {_widths_in_words(plane)}, {plane['num_rows']:,} rows", fontsize="medium")
+    above.legend(fontsize="small")
+    drawn = below.imshow(errors, aspect="auto", origin="lower", interpolation="none", cmap="viridis_r")
+    ticks = np.linspace(0, len(alphas) - 1, 5).astype(int)
+    below.set_xticks(ticks, [f"{alphas[k]:.1e}" for k in ticks], fontsize="small")
+    below.set_yticks(np.arange(len(factors)), [f"{factor:.2g}" for factor in factors])
+    i, j = np.unravel_index(int(np.argmin(errors)), errors.shape)
+    below.plot(j, i, marker="x", color="white", markersize=9)
+    below.set(xlabel="alpha", ylabel="factor on the widths")
+    figure.colorbar(drawn, ax=below, label=_error_name(plane))

@@ -10,7 +10,9 @@ for each distinct alpha and m / w passes over the factor; a task holds w rows of
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -27,7 +29,6 @@ from dkrr.linalg.losses.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
 from dkrr.models.uncertainty import half_widths
-from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
 
 __all__ = ["LOWER_IS_BETTER", "Score", "predict_dataset", "predict_variance", "score_dataset"]
@@ -61,26 +62,25 @@ class PredictTask:
     ``half_width``: how far from a prediction the ends of its interval are, per target, to count what is inside.
     ``sample_every``: of every so many rows truth and prediction are handed back as they are; 0 for none.
     ``columns``, ``targets``: those of the model among the columns of X and y (-1 for one of zeros); None for all.
-    ``has_classes``, ``is_logistic``, ``levels`` of quantiles: which errors are summed besides the squares.
     """
 
     model: str
     model_digest: str
     rows: Rows
     block_rows: int
+    columns: tuple[int, ...] | None
     result: RowArray | None = None
     phase: Literal["predict", "variance"] = "predict"
+    targets: tuple[int, ...] | None = None
     half_width: tuple[float, ...] | None = None
     sample_every: int = 0
-    columns: tuple[int, ...] | None = None
-    targets: tuple[int, ...] | None = None
-    has_classes: bool = False
-    is_logistic: bool = False
-    levels: tuple[float, ...] = ()
 
-    def span(self, i: int, num_rows: int) -> tuple[int, int]:
-        """Rows of block i."""
-        return i * self.block_rows, min((i + 1) * self.block_rows, num_rows)
+    def open(self, i: int) -> tuple[Model, Dataset, Floats, slice]:
+        """The model, the data set, features of the rows of block i as the model has them, and which rows those are."""
+        dataset = self.rows.open()
+        span = slice(i * self.block_rows, min((i + 1) * self.block_rows, dataset.num_rows))
+        rows = _taken(dataset.X.read(span.start, span.stop), self.columns)
+        return _saved_model(self.model, self.model_digest), dataset, rows, span
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,23 @@ class Score:
         varying = [value for value in self.r2 if not math.isnan(value)]
         return sum(varying) / len(varying) if varying else math.nan
 
+    def facts(self) -> dict[str, Any]:
+        """What there is, by the names that people read."""
+        facts: dict[str, Any] = {"rows": self.num_rows}
+        if self.rmse:
+            facts |= {"rmse": self.value("rmse"), "r2": self.value("r2")}
+        if self.rmse_whitened is not None:
+            facts["rmse (whitened)"] = float(np.mean(self.rmse_whitened))
+        band = f"inside {self.intervals or 0.0:.1%} {'intervals' if self.pinball is None else 'of the outer quantiles'}"
+        others = {
+            "accuracy": self.accuracy,
+            "balanced accuracy": self.balanced_accuracy,
+            "log loss": self.log_loss,
+            "pinball loss": self.pinball,
+            band: self.coverage,
+        }
+        return facts | {name: float(np.mean(value)) for name, value in others.items() if value is not None}
+
 
 def _taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
     """The ``columns`` of some rows; -1 stands for a column of zeros, None for all as they are."""
@@ -171,64 +188,62 @@ def _saved_model(path: str, digest: str) -> Model:
 def predict_block_task(task: PredictTask, i: int) -> bool:
     """Compute predictions, or variances, of row block i into the result unless they are there."""
     assert task.result is not None  # noqa: S101  (narrows the type)
-    if _is_whole(task.result.array, i):
+    with contextlib.suppress(DamagedChunkError):  # reading costs nothing beside computing
+        task.result.array.read((i, 0))
         return False
     failpoint(f"{task.phase}.block.before_read")
-    dataset = task.rows.open()
-    start, stop = task.span(i, dataset.num_rows)
-    rows = _taken(dataset.X.read(start, stop), task.columns)
-    model = _saved_model(task.model, task.model_digest)
+    model, _, rows, span = task.open(i)
     if task.phase == "predict":
-        values = model.predict_rows(rows, first_row=start)
+        values = model.predict_rows(rows, first_row=span.start)
     else:
-        values = model.spread.variance(model.prepared_rows(rows, start))
+        values = model.spread.variance(model.prepared_rows(rows, span.start))
     failpoint(f"{task.phase}.block.after_compute", values)
     if not np.isfinite(values).all():
         raise DataError(
-            f"{_COMPUTED[task.phase]} of rows {start:,} to {stop:,} are not finite", hint="scale the features"
+            f"{_COMPUTED[task.phase]} of rows {span.start:,} to {span.stop:,} are not finite", hint="scale the features"
         )
     task.result.write_chunk(i, values)
     failpoint(f"{task.phase}.block.after_write")
     return True
 
 
-def _is_whole(array: ChunkArray, i: int) -> bool:
-    """Whether a block is there and its checksum right: reading it costs nothing beside computing it."""
-    if not array.is_valid((i, 0)):
-        return False
-    try:
-        array.read((i, 0))
-    except DamagedChunkError:
-        return False
-    return True
-
-
 def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
-    """Sums of squared errors over row block i."""
-    dataset = task.rows.open()
-    start, stop = task.span(i, dataset.num_rows)
-    rows = _taken(dataset.X.read(start, stop), task.columns)
-    values = _saved_model(task.model, task.model_digest).predict_rows(rows, first_row=start)
+    """Sums of errors over row block i."""
+    model, dataset, rows, span = task.open(i)
+    values = model.predict_rows(rows, first_row=span.start)
     assert dataset.y is not None  # noqa: S101  (narrows the type)
-    truth = _taken(dataset.y.read(start, stop), task.targets)
-    sums: dict[str, Any] = {"squares": np.square(values - truth).sum(axis=0)}
-    if task.has_classes:
+    truth = _taken(dataset.y.read(span.start, span.stop), task.targets)
+    mean = _taken(np.asarray(dataset.y_mean)[None], task.targets)
+    sums: dict[str, Any] = {
+        "squares": np.square(values - truth).sum(axis=0),
+        "spread": np.square(truth - mean).sum(axis=0),
+    }
+    if model.classes is not None:
         sums["of_class"] = _hits(truth, values)
-    if task.is_logistic:
+    if _is_logistic(model):
         sums["log_loss"] = -float(np.take_along_axis(log_probabilities(values), np.argmax(truth, 1)[:, None], 1).sum())
-    if task.levels:
-        residual, level = truth - values, np.array(task.levels)
-        sums["pinball"] = np.maximum(level * residual, (level - 1) * residual).sum(axis=0)
-        low, high = values[:, np.argmin(level)], values[:, np.argmax(level)]
+    if model.levels:
+        sums["pinball"] = _pinball(truth - values, np.array(model.levels)).sum(axis=0)
+        low, high = values[:, np.argmin(model.levels)], values[:, np.argmax(model.levels)]
         sums["between"] = int(np.sum((low <= truth[:, 0]) & (truth[:, 0] <= high)))
     if task.half_width is not None:
         sums["inside"] = (np.abs(values - truth) <= np.array(task.half_width)).sum(axis=0)
     if task.sample_every:
-        some = np.arange(-start % task.sample_every, stop - start, task.sample_every)
+        some = np.arange(-span.start % task.sample_every, len(rows), task.sample_every)
         sums["sample"] = np.stack([truth[some, :SAMPLE_TARGETS], values[some, :SAMPLE_TARGETS]], axis=-1)
-        if 1 < truth.shape[1] <= MOST_CLASSES:
-            sums["confusion"] = _confusion(truth, values)
+        if 1 < (t := truth.shape[1]) <= MOST_CLASSES:
+            # rows whose largest entry of y is in column i, and whose largest prediction is in column j
+            pairs = t * np.argmax(truth, axis=1) + np.argmax(values, axis=1)
+            sums["confusion"] = np.bincount(pairs, minlength=t * t).reshape(t, t)
     return True, sums
+
+
+def _is_logistic(model: Model) -> bool:
+    return model.classes is not None and model.provenance.get("loss") == "logistic"
+
+
+def _pinball(residual: Floats, level: Any) -> Floats:
+    return np.asarray(np.maximum(level * residual, (level - 1) * residual))
 
 
 def _hits(truth: Floats, values: Floats) -> Any:
@@ -236,22 +251,6 @@ def _hits(truth: Floats, values: Floats) -> Any:
     true = np.argmax(truth, axis=1)
     right = true[np.argmax(values, axis=1) == true]
     return np.stack([np.bincount(rows, minlength=truth.shape[1]) for rows in (right, true)])
-
-
-def _confusion(truth: Floats, values: Floats) -> Any:
-    """Rows (t, t) whose largest entry of y is in column i, and whose largest prediction is in column j."""
-    t = truth.shape[1]
-    pairs = t * np.argmax(truth, axis=1) + np.argmax(values, axis=1)
-    return np.bincount(pairs, minlength=t * t).reshape(t, t)
-
-
-def _nodes(task: PredictTask, num_rows: int, flops_per_row: float) -> list[Node]:
-    count = -(-num_rows // task.block_rows)
-    return [Node((i,), (), flops_per_row * task.block_rows) for i in range(count)]
-
-
-def _flops_per_row(model: Model) -> float:
-    return 2.0 * model.num_rows * (model.num_features + model.num_targets)
 
 
 def predict_dataset(
@@ -264,8 +263,7 @@ def predict_dataset(
     model
         A saved model (its ``location`` is what the tasks open).
     """
-    width = min(BLOCK_ROWS, dataset.num_rows)
-    return _in_blocks("predict", "predictions", model, dataset, store, width, _flops_per_row(model), executor, progress)
+    return _in_blocks("predict", "predictions", model, dataset, store, BLOCK_ROWS, executor, progress)
 
 
 def predict_variance(
@@ -283,13 +281,13 @@ def predict_variance(
     ParameterError, StoreError
         See :func:`dkrr.models.uncertainty.variance_spread`.
     """
-    flops = float(model.num_rows) ** 2 * len(model.spread.systems)  # what is wrong with the factors is said here
+    _ = model.spread  # what is wrong with the factors is said here
     limit = memory_limit_of(executor)
     width = variance.block_rows(model.num_rows, None if limit is None else int(SHARE_OF_LIMIT * limit))
     wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
     width = min(width, max(variance.MIN_BLOCK_ROWS, wanted))
     # another number of workers, another width: blocks of the same are found again
-    return _in_blocks("variance", f"variances-{width}", model, dataset, store, width, flops, executor, progress)
+    return _in_blocks("variance", f"variances-{width}", model, dataset, store, width, executor, progress)
 
 
 def _in_blocks(
@@ -299,34 +297,42 @@ def _in_blocks(
     dataset: Dataset,
     store: Any,
     width: int,
-    flops_per_row: float,
     executor: Executor,
     progress: Progress | None,
 ) -> tuple[RowArray, RunSummary]:
-    """Compute every row into an array of ``store``, ``width`` rows a block; damaged blocks again, at most twice."""
+    """Compute every row into an array of ``store``, ``width`` rows a block."""
     columns = match_features(model, dataset)
-    dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
-    assert model.digest is not None  # noqa: S101  (narrows the type)
-    attributes = {"model": model.digest, "rows_digest": dataset.digest}
+    digests: dict[str, Any] = {"model": model.digest, "rows_digest": dataset.digest}
     result = RowArray.create(
         store,
         name,
         num_rows=dataset.num_rows,
         num_columns=model.num_targets,
-        rows_per_chunk=width,
-        attributes=attributes if columns is None else attributes | {"columns": list(columns)},
+        rows_per_chunk=min(width, dataset.num_rows),
+        attributes=digests if columns is None else digests | {"columns": list(columns)},
     )
-    rows = Rows.of(dataset)
-    task = PredictTask(str(model.location), model.digest, rows, width, result, phase, columns=columns)
-    nodes = _nodes(task, dataset.num_rows, flops_per_row)
-    for _ in range(3):
-        try:
-            return result, executor.run(phase, predict_block_task, task, nodes, progress)
-        except DamagedChunkError as damage:
-            if damage.path != result.array.location:
-                raise
-            result.array.delete(damage.index)
-    raise DataError(f"the {_COMPUTED[phase]} in {store} are damaged again and again", hint="use another store")
+    task = PredictTask(
+        str(model.location), str(model.digest), Rows.of(dataset), result.rows_per_chunk, columns, result, phase
+    )
+    return result, _run(phase, predict_block_task, task, model, dataset, executor, progress)
+
+
+def _run(
+    phase: str,
+    function: Callable[..., Any],
+    task: PredictTask,
+    model: Model,
+    dataset: Dataset,
+    executor: Executor,
+    progress: Progress | None,
+) -> RunSummary:
+    dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
+    flops = 2.0 * model.num_rows * (model.num_features + model.num_targets)
+    if phase == "variance":
+        flops = float(model.num_rows) ** 2 * len(model.spread.systems)
+    count = -(-dataset.num_rows // task.block_rows)
+    nodes = [Node((i,), (), flops * task.block_rows) for i in range(count)]
+    return executor.run(phase, function, task, nodes, progress)
 
 
 def score_dataset(
@@ -353,74 +359,56 @@ def score_dataset(
         Features, targets or classes that the model does not have, see :mod:`dkrr.dataset.columns`.
     """
     columns, targets = match_features(model, dataset), match_targets(model.observed, dataset)
-    levels, loss = tuple(model.levels), model.provenance.get("loss", "square")
+    levels, m = tuple(model.levels), dataset.num_rows
     if len(levels) > 1:
         targets = (0 if targets is None else targets[0],) * len(levels)
-    dataset.verify()
-    threads = max(1, executor.num_threads)
-    block_rows = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-dataset.num_rows // (4 * threads))))
-    rows = Rows.of(dataset)
-    assert model.digest is not None  # noqa: S101  (narrows the type)
     if intervals is None and model.quantiles is not None and model.quantiles.knows(DEFAULT_INTERVALS):
         intervals = DEFAULT_INTERVALS
-    width = None if intervals is None else tuple(half_widths(model, intervals, "jackknife", None).tolist())
     task = PredictTask(
         str(model.location),
-        model.digest,
-        rows,
-        block_rows,
-        half_width=width,
-        sample_every=-(-dataset.num_rows // sample_rows) if sample_rows else 0,
-        columns=columns,
+        str(model.digest),
+        Rows.of(dataset),
+        min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-m // (4 * max(1, executor.num_threads))))),
+        columns,
         targets=targets,
-        has_classes=model.classes is not None,
-        is_logistic=model.classes is not None and loss == "logistic",
-        levels=levels * (model.num_targets if len(levels) == 1 else 1),
+        half_width=None if intervals is None else tuple(half_widths(model, intervals, "jackknife", None).tolist()),
+        sample_every=-(-m // sample_rows) if sample_rows else 0,
     )
-    nodes = _nodes(task, dataset.num_rows, _flops_per_row(model))
-    summary = executor.run("evaluate", score_block_task, task, nodes, progress)
-    parts = [summary.values[node.key] for node in nodes]
-    m = dataset.num_rows
-    mean_squares = np.sum([part["squares"] for part in parts], axis=0) / m
-    spread = np.square(_taken(_std(dataset)[None], targets)[0])
-    rmse = np.sqrt(mean_squares)
-    r2 = 1 - np.divide(mean_squares, spread, out=np.full_like(mean_squares, np.nan), where=spread > 0)
-    whitened = None if model.scaling is None else (rmse / model.scaling.y_std).tolist()
-    inside = None if width is None else (np.sum([part["inside"] for part in parts], axis=0) / m).tolist()
-    score = Score(m, rmse.tolist(), r2.tolist(), whitened, intervals=intervals, coverage=inside)
-    if task.has_classes:
-        right, count = np.sum([part["of_class"] for part in parts], axis=0)
-        balanced = float(np.mean(right[count > 0] / count[count > 0]))
-        score = replace(score, accuracy=int(right.sum()) / m, balanced_accuracy=balanced)
-        if make_loss(loss).is_for_labels:
-            share = count[count > 0] / m
+    summary = _run("evaluate", score_block_task, task, model, dataset, executor, progress)
+    parts = [values for _, values in sorted(summary.values.items())]
+    means = {
+        name: np.sum([part[name] for part in parts], axis=0) / m
+        for name in parts[0]
+        if name not in ("sample", "confusion")
+    }
+    rmse = np.sqrt(means["squares"])
+    spread = means["spread"]
+    r2 = 1 - np.divide(means["squares"], spread, out=np.full_like(rmse, np.nan), where=spread > 0)
+    score = Score(
+        m,
+        rmse.tolist(),
+        r2.tolist(),
+        None if model.scaling is None else (rmse / model.scaling.y_std).tolist(),
+        intervals=intervals,
+        coverage=means["inside"].tolist() if "inside" in means else None,
+        log_loss=float(means["log_loss"]) if "log_loss" in means else None,
+    )
+    if "of_class" in means:
+        right, share = (values[means["of_class"][1] > 0] for values in means["of_class"])
+        score = replace(score, accuracy=float(right.sum()), balanced_accuracy=float(np.mean(right / share)))
+        if make_loss(model.provenance.get("loss", "square")).is_for_labels:
             constant = {"accuracy": float(share.max()), "balanced_accuracy": 1.0 / len(share)}
-            constant |= {"log_loss": -float(share @ np.log(share))} if task.is_logistic else {}
+            constant |= {"log_loss": -float(share @ np.log(share))} if _is_logistic(model) else {}
             score = replace(score, rmse=[], r2=[], rmse_whitened=None, of_constant=constant)
-    if task.is_logistic:
-        score = replace(score, log_loss=sum(part["log_loss"] for part in parts) / m)
     if levels:
-        found = (np.sum([part["pinball"] for part in parts], axis=0) / m).tolist()
         assert dataset.y is not None  # noqa: S101  (narrows the type)
         truth = _taken(dataset.y.read(0, m), targets)
-        least = [_least_pinball(y, level) for y, level in zip(truth.T, task.levels, strict=True)]
-        score = replace(score, pinball=found, of_constant={"pinball": float(np.mean(least))})
+        # no other constant has less than the empirical quantile
+        least = [
+            _pinball(y - np.quantile(y, level, method="inverted_cdf"), level).mean()
+            for y, level in zip(truth.T, levels * (model.num_targets if len(levels) == 1 else 1), strict=True)
+        ]
+        score = replace(score, pinball=means["pinball"].tolist(), of_constant={"pinball": float(np.mean(least))})
     if len(levels) > 1:
-        between = sum(part["between"] for part in parts) / m
-        score = replace(score, intervals=round(max(levels) - min(levels), 12), coverage=[between])
+        score = replace(score, intervals=round(max(levels) - min(levels), 12), coverage=[float(means["between"])])
     return score, summary
-
-
-def _least_pinball(y: Any, level: float) -> float:
-    """The mean pinball loss of the empirical quantile, which no other constant has less of."""
-    residual = y - np.quantile(y, level, method="inverted_cdf")
-    return float(np.mean(np.maximum(level * residual, (level - 1) * residual)))
-
-
-def _std(dataset: Dataset) -> Any:
-    """Population standard deviation of the targets, 0 for a constant one."""
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    total = np.zeros(dataset.num_targets)
-    for start, stop in dataset.y.blocks():
-        total += np.square(dataset.y.read(start, stop) - dataset.y_mean).sum(axis=0)
-    return np.sqrt(total / dataset.num_rows)

@@ -22,6 +22,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import uuid
 from collections.abc import Iterator
@@ -336,3 +337,16 @@ def check_manifest(store: Any) -> None:
                 hint="restore it, or fit again",
                 key=key,
             )
+
+
+def plain(value: Any) -> Any:
+    """Nested values as JSON has them: NumPy numbers become Python's, what is not finite becomes None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

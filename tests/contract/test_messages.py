@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
-from dkrr.selection import tune
+from dkrr.selection.tuning import tune
 
 
 def run(*arguments: object) -> Result:

@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last, open_dataset, row_hash_fraction
+from dkrr.dataset import Dataset, append, ingest, open_dataset, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import JobFileError, StoreError
 from dkrr.fit.rates import Machine
 from dkrr.jobs import run as job_run
-from dkrr.jobs.frozen import find_scaling
-from dkrr.jobs.garbage import delete_garbage, find_garbage
-from dkrr.jobs.plan import make_plan, plan
-from dkrr.jobs.prepare import has_changed, prepare
+from dkrr.jobs.prepare import changed_since, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.tables import reused_rows
 from dkrr.linalg.operators import _open_rows
@@ -126,28 +122,6 @@ def test_a_job_on_grown_data_continues(make: Make, tmp_path: Path) -> None:
     assert third.reused["factor"]["share"] == 1.0
 
 
-def test_choices_are_frozen_with_the_lineage(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 600)
-    fit_job(make(solver={"tile_size": 96}))
-    grow(tmp_path, 600, 620)
-    job = make(solver={"name": "auto", "tile_size": "auto", "precision": "auto"}, output={"directory": "other"})
-    prepared = prepare(job, str(tmp_path / "store"))
-    plan = make_plan(job, prepared, str(tmp_path / "store"))
-    assert (plan.solver, plan.precision, plan.tile_size) == ("cholesky", "float64", 96)
-    assert plan.reasons["tile_size"] == "as in the factor that is continued"
-    assert plan.reused["factor"]["share"] > 0.8
-    assert make_plan(job, prepared, str(tmp_path / "elsewhere")).tile_size != 96
-    same_tiles = make(solver={"tile_size": 96})
-    elsewhere = make_plan(same_tiles, prepared, str(tmp_path / "elsewhere"))
-    share = plan.reused["factor"]["share"]
-    assert plan.estimated_seconds["factorise"] == pytest.approx((1 - share) * elsewhere.estimated_seconds["factorise"])
-    assert plan.reused["factor"]["seconds"] == pytest.approx(share * elsewhere.estimated_seconds["factorise"])
-    assert plan.disk_needed_bytes < elsewhere.disk_needed_bytes
-    # other tiles, asked for, are not continued
-    other = make(solver={"tile_size": 128})
-    assert "factor" not in make_plan(other, prepared, str(tmp_path / "store")).reused
-
-
 def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grow(tmp_path, 0, 500)
     before = load_model(fit_job(make()).model_path).scaling
@@ -222,88 +196,9 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(
     alone = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.1).fit(X[:300], Y[:300])
     np.testing.assert_allclose(model.predict(X[:50].copy()), alone.predict(X[:50]), rtol=1e-8, atol=1e-8)
     # the next fit goes on with it
-    assert has_changed(plain(), json.loads((tmp_path / "run/result.json").read_text()))
+    assert changed_since(plain(), json.loads((tmp_path / "run/result.json").read_text()))
     again = fit_job(plain())
     assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)
-
-
-def test_few_rows_have_no_drift_and_new_targets_have_their_own_scaling(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 500)
-    first = fit_job(make())
-    before = load_model(first.model_path).scaling
-    assert before is not None
-    grow(tmp_path, 500, 510, shift=1e6)
-    dataset = open_dataset(tmp_path / "data.zarr")
-    found = find_scaling(str(tmp_path / "store"), dataset, held_out(dataset))
-    assert found is not None
-    assert (found.scaling, found.drift.value) == (before, 0.0)
-    ingest(X[:500], tmp_path / "targets.zarr", y=5 * Y[:500] + 3)
-    other = fit_job(make(data={"path": str(tmp_path / "targets.zarr")}, output={"directory": "targets"}))
-    after = load_model(other.model_path).scaling
-    assert after is not None
-    assert np.array_equal(after.x_mean, before.x_mean)
-    np.testing.assert_allclose(after.y_mean, 5 * before.y_mean + 3)
-    assert other.tiles_computed == 0
-    assert other.reused["factor"]["share"] == 1.0
-
-
-def test_rows_that_were_held_out_stay_held_out(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 300)
-    grow(tmp_path, 300, 400)
-    dataset = grow(tmp_path, 400, 500)
-    before = {row.tobytes() for row in dataset.read(0, 500)[held_out(dataset)]}
-    for change in (
-        lambda: drop_generations(tmp_path / "data.zarr", [2]),
-        lambda: keep_last(tmp_path / "data.zarr", rows=250),
-    ):
-        dataset = change()
-        prepared = prepare(make(data={"standardize": False}), str(tmp_path / "store"))
-        assert prepared.test is not None
-        test = {row.tobytes() for row in prepared.test.read(0, prepared.test.num_rows)}
-        train = {row.tobytes() for row in prepared.train.read(0, prepared.train.num_rows)}
-        assert test <= before
-        assert not train & before
-
-
-def test_crash_and_change(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr.store import failpoints
-
-    grow(tmp_path, 0, 600)
-    scaling = load_model(fit_job(make()).model_path).scaling
-    grow(tmp_path, 600, 700)
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@5:memoryerror"))
-        with pytest.raises(MemoryError):
-            fit_job(make())
-    drop_generations(tmp_path / "data.zarr", [2])
-    grow(tmp_path, 750, 830)
-    again = fit_job(make())
-    model = load_model(again.model_path)
-    assert again.reused["factor"]["rows"] == int((~row_hash_fraction(0, 600, 0.2)).sum())
-    np.testing.assert_allclose(model.predict(X[:200].copy()), refitted(make, tmp_path, scaling), rtol=1e-9, atol=1e-9)
-
-
-def test_the_disk_of_shared_rows_is_in_the_plan_until_they_are_done(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dkrr.store import failpoints
-
-    def strips() -> int:
-        return plan(make(cluster={"workers": 2})).disk_bytes.get("strips", 0)
-
-    grow(tmp_path, 0, 600)
-    fit_job(make())
-    assert strips() == 0
-    grow(tmp_path, 600, 700)
-    wanted = strips()
-    assert wanted > 0
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@5:memoryerror"))
-        with pytest.raises(MemoryError):
-            fit_job(make())
-    assert strips() == wanted, "the next attempt goes on from the older factor, too"
-    fit_job(make())
-    assert strips() == 0
 
 
 def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) -> None:
@@ -331,78 +226,3 @@ def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) 
         output={"directory": "targets"},
     )
     assert "start" not in fit_job(other).reused
-
-
-def test_another_alpha_goes_on_from_the_old_factor(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 600)
-    fit_job(make())
-    options = {"name": "cg", "tol": 1e-10, "tile_size": 64, "preconditioner": "factor"}
-    job = make(model={"alpha": 0.05}, solver=options, output={"directory": "cg"})
-    found = fit_job(job)
-    assert found.num_iterations < 25
-    assert (found.reused["preconditioner"]["alpha"], found.tiles_computed) == (0.1, 0)
-    assert "alpha 0.1 of an earlier fit" in found.message
-    direct = fit_job(make(model={"alpha": 0.05}, output={"directory": "direct"}))
-    assert any("alpha 0.1 is in the store: name = 'cg' with preconditioner" in note for note in direct.plan.notes)
-    one, two = (load_model(item.model_path).predict(X[:100].copy()) for item in (found, direct))
-    np.testing.assert_allclose(one, two, rtol=1e-7)
-    # few new rows are divided by their diagonal entries; without a factor there is an error
-    grow(tmp_path, 600, 610)
-    again = fit_job(make(model={"alpha": 0.2}, solver=options, output={"directory": "more"}))
-    assert again.converged
-    with pytest.raises(StoreError, match="no whole factor of at least the first"):
-        fit_job(make(solver=options, output={"directory": "none", "store": "fresh"}))
-    with pytest.raises(JobFileError, match="rank 5 with preconditioner 'factor'"):
-        make(solver={"name": "cg", "preconditioner": "factor", "rank": 5})
-
-
-def test_a_finished_job_has_something_to_do_when_its_data_has_grown(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 300)
-    job = make()
-    fit_job(job)
-    result = json.loads((tmp_path / "run/result.json").read_text())
-    assert (result["data"]["rows"], result["data"]["generation"]) == (300, 1)
-    assert not has_changed(job, result)
-    grow(tmp_path, 300, 301)
-    assert has_changed(job, result)
-    drop_generations(tmp_path / "data.zarr", [2])
-    assert not has_changed(job, result)
-    assert not has_changed(make(data={"path": "generate:friedman?n=50"}), result)
-    assert not has_changed(job, {})
-
-
-def test_what_an_extension_needs_is_no_garbage(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 300)
-    fit_job(make())
-    first = {item.location for item in find_garbage(tmp_path / "store", kept_seconds=-1)}
-    assert not any("train" in location or "factors" in location or "lineage" in location for location in first)
-    grow(tmp_path, 300, 310)
-    fit_job(make())
-    # now nobody names the first factor, whose tiles live on in the second
-    delete_garbage(
-        find_garbage(tmp_path / "store", kept_seconds=-1), lambda: find_garbage(tmp_path / "store", kept_seconds=-1)
-    )
-    assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 1
-    grow(tmp_path, 310, 320)
-    third = fit_job(make())
-    assert third.reused["scaling"]["rows"] == 300
-    assert third.reused["factor"]["rows"] == int((~row_hash_fraction(0, 310, 0.2)).sum())
-
-
-def test_garbage_is_not_what_a_running_extension_needs(make: Make, tmp_path: Path) -> None:
-    from dkrr.jobs.garbage import delete_garbage, find_garbage
-
-    grow(tmp_path, 0, 300)
-    fit_job(make())
-    grow(tmp_path, 300, 360)
-    deleted: list[int] = []
-
-    def look() -> Any:
-        return find_garbage(tmp_path / "store", kept_seconds=-10)
-
-    def progress(*_: Any) -> None:
-        if not deleted:  # as if the run had been going on for hours
-            deleted.append(delete_garbage(look(), look)[0])
-
-    assert fit_job(make(), progress=progress).reused["factor"]["rows"] > 200
-    assert deleted

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
-import zarr
 
-import dkrr.jobs.serve
-from dkrr import DataError, KernelRidge, StoreError, StoreMismatchError, ingest, load_model, make_kernel
-from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
+from dkrr import KernelRidge, StoreMismatchError, ingest, load_model, make_kernel
+from dkrr.errors import InterruptedRunError, ParameterError, PlanRefusedError
+from dkrr.jobs.predict import evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.serve import evaluate_job, predict_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
 from tests.reference import dense_krr
@@ -136,13 +131,6 @@ def test_a_ridge_per_target_from_one_gram_matrix(make: Make, tmp_path: Path) -> 
     assert len(list(store.glob("grams/*.zarr"))) == 1
 
 
-def test_weights(make: Make, table: Path, tmp_path: Path) -> None:
-    job = make(data={"weight": 4})
-    fit_job(job)
-    weight = (np.arange(N) % 5 == 0).astype(float)
-    np.testing.assert_allclose(dual_coef(job)[:, 0], dense_krr(rbf(X, X), Y, 0.1, weight), rtol=1e-8, atol=1e-14)
-
-
 @pytest.mark.parametrize("alphas", [0.1, [0.1, 1.0]], ids=["one alpha", "two alphas"])
 def test_a_precomputed_matrix(make: Make, alphas: Any, tmp_path: Path) -> None:
     targets = np.column_stack([Y, X[:, 0]])
@@ -199,26 +187,6 @@ def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:
     assert np.array_equal(dual_coef(make()), dual_coef(undisturbed))
 
 
-def test_a_lost_tile_alone_is_computed_again(make: Make, tmp_path: Path) -> None:
-    fit_job(make())
-    expected = dual_coef(make())
-    (factor,) = (tmp_path / "runs/store/factors").glob("*.zarr")
-    contents = (factor / "c/2/1").read_bytes()
-    (factor / "c/2/1").unlink()
-    assert fit_job(make()).tiles_computed == 1
-    assert (factor / "c/2/1").read_bytes() == contents
-    assert np.array_equal(dual_coef(make()), expected)
-
-
-def test_auto_is_resolved_once(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make(solver={"tile_size": "auto"})
-    first = fit_job(job)
-    monkeypatch.setattr("dkrr.fit.prices.choose_tile_size", lambda *arguments: 100)
-    again = fit_job(job)
-    assert again.plan.tile_size == first.plan.tile_size == 256
-    assert again.tiles_computed == 0
-
-
 def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> None:
     fit_job(make())
     model = (tmp_path / "runs/a/model.zarr/manifest.json").read_bytes()
@@ -232,16 +200,6 @@ def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> No
     fit_job(make(cluster={"workers": 1}))
 
 
-def test_a_directory_of_something_else_is_refused(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "runs/a").mkdir(parents=True)
-    (tmp_path / "runs/a/thesis.txt").write_text("years of work")
-    with pytest.raises(StoreError, match="is not a run of dkrr"):
-        fit_job(make())
-    assert [path.name for path in (tmp_path / "runs/a").iterdir()] == ["thesis.txt"]
-    (tmp_path / "runs/b").mkdir()
-    fit_job(make(output={"directory": str(tmp_path / "runs/b")}))  # an empty one is as good as none
-
-
 def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="target 9 is not a column"):
         fit_job(make(data={"target": [9]}))
@@ -252,23 +210,6 @@ def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -
     fit_job(make())
 
 
-def test_rows_that_changed_are_read_again(make: Make, table: Path) -> None:
-    fit_job(make())
-    lines = table.read_text().splitlines(keepends=True)
-    table.write_text("".join(reversed(lines)))
-    summary = fit_job(make())
-    assert summary.tiles_computed == 10
-    np.testing.assert_allclose(dual_coef(make())[:, 0], dense_krr(rbf(X[::-1], X[::-1]), Y[::-1], 0.1), rtol=1e-8)
-
-
-def test_a_matrix_that_is_not_positive_definite(make: Make, tmp_path: Path) -> None:
-    job = make(model={"kernel": "sigmoid", "gamma": 2.0, "alpha": 1e-3})
-    with pytest.raises(NotPositiveDefiniteError, match="indefinite kernel") as error:
-        fit_job(job)
-    assert error.value.exit_code == 5
-    assert not (tmp_path / "runs/a/model.zarr").exists()
-
-
 # --- predictions and scores ------------------------------------------------------------------------------------------
 
 
@@ -276,85 +217,6 @@ def test_a_matrix_that_is_not_positive_definite(make: Make, tmp_path: Path) -> N
 def model(tmp_path: Path) -> str:
     KernelRidge(kernel="rbf", gamma=0.2, alpha=0.1).fit(X, np.column_stack([Y, -Y])).save(tmp_path / "m.zarr")
     return str(tmp_path / "m.zarr")
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> str:
-    np.save(tmp_path / "rows.npy", X + 0.5)
-    return str(tmp_path / "rows.npy")
-
-
-def read_predictions(path: Path) -> np.ndarray:
-    match path.suffix:
-        case ".npy":
-            return np.load(path)
-        case ".zarr":
-            return np.asarray(zarr.open_array(str(path), mode="r", zarr_format=3)[:])
-        case ".csv":
-            table = pyarrow.csv.read_csv(path)
-        case _:
-            table = pyarrow.parquet.read_table(path)
-    assert table.column_names == ["prediction_0", "prediction_1"]
-    return np.column_stack([column.to_numpy() for column in table.columns])
-
-
-@pytest.mark.usefixtures("cluster_client")
-@pytest.mark.parametrize("ending", [".npy", ".zarr", ".csv", ".parquet"])
-def test_predictions_in_every_format(ending: str, model: str, rows: str, tmp_path: Path) -> None:
-    expected = load_model(model).predict(X + 0.5)
-    output = tmp_path / "new" / f"p{ending}"
-    for _ in range(2):  # an older file is replaced
-        assert predict_job(model, rows, str(output)) == N
-        assert {path.name for path in output.parent.iterdir()} == {output.name, f"{output.name}.json"}
-        np.testing.assert_allclose(read_predictions(output), expected, rtol=1e-10)
-
-
-@pytest.mark.usefixtures("cluster_client")
-def test_one_target_is_one_axis(tmp_path: Path, rows: str) -> None:
-    KernelRidge(kernel="rbf").fit(X, Y).save(tmp_path / "one.zarr")
-    predict_job(str(tmp_path / "one.zarr"), rows, str(tmp_path / "p.npy"))
-    assert np.load(tmp_path / "p.npy").shape == (N,)
-
-
-@pytest.mark.usefixtures("cluster_client")
-def test_an_interrupted_prediction_continues_with_the_same_rows_only(
-    model: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*arguments: Any, **options: Any) -> None:
-        raise InterruptedRunError("interrupted")
-
-    output = str(tmp_path / "p.npy")
-    monkeypatch.setattr(dkrr.jobs.serve, "export_predictions", interrupt)
-    with pytest.raises(InterruptedRunError):
-        predict_job(model, rows, output)
-    assert Path(f"{output}.work").is_dir()
-    monkeypatch.undo()
-    # rows, or a model, that were exchanged meanwhile are not continued: what was left is made anew
-    np.save(tmp_path / "other.npy", X - 3)
-    other = str(tmp_path / "other.zarr")
-    KernelRidge(kernel="rbf", gamma=0.2, alpha=5.0).fit(X, np.column_stack([Y, -Y])).save(other)
-    work = tmp_path / "left"
-    shutil.copytree(f"{output}.work", work)
-    for predictor, source, inputs in ((model, str(tmp_path / "other.npy"), X - 3), (other, rows, X + 0.5)):
-        predict_job(predictor, source, output)
-        np.testing.assert_allclose(np.load(output), load_model(predictor).predict(inputs), rtol=1e-10)
-        assert not Path(f"{output}.work").exists()
-        shutil.copytree(work, f"{output}.work")
-    predict_job(model, rows, output)
-    np.testing.assert_allclose(np.load(output), load_model(model).predict(X + 0.5), rtol=1e-10)
-    assert not Path(f"{output}.work").exists()
-
-
-def test_what_cannot_be_predicted_leaves_nothing(model: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "narrow.npy", X[:, :2])
-    np.save(tmp_path / "nan.npy", np.where(X > 20, np.nan, X))
-    (tmp_path / "out").mkdir()
-    for name, message in (("narrow", "has 2 features"), ("nan", "NaN or infinity")):
-        with pytest.raises(DataError, match=message):
-            predict_job(model, str(tmp_path / f"{name}.npy"), str(tmp_path / "out/p.npy"))
-        assert list((tmp_path / "out").iterdir()) == []
-    with pytest.raises(ParameterError, match=r"ends in '\.xls'; one of \.zarr, \.npy, \.parquet, \.csv expected"):
-        predict_job(model, "no/such/file", str(tmp_path / "out/p.xls"))
 
 
 @pytest.mark.usefixtures("cluster_client")
@@ -377,12 +239,3 @@ def test_evaluation_finds_the_targets(form: str, model: str, tmp_path: Path) -> 
     assert facts["rmse"] == pytest.approx(np.sqrt((errors**2).mean(axis=0)).mean(), rel=1e-8)
     assert evaluate_job(model, str(data), metric="r2") == {"r2": facts["r2"], "rows": N}
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-def test_a_model_of_a_run_whose_store_is_gone(make: Make, tmp_path: Path) -> None:
-    fit_job(make())
-    expected = load_model(tmp_path / "runs/a/model.zarr").predict(X)
-    shutil.rmtree(tmp_path / "runs/store")
-    shutil.copytree(tmp_path / "runs/a/model.zarr", tmp_path / "elsewhere.zarr")
-    shutil.rmtree(tmp_path / "runs")
-    assert np.array_equal(load_model(tmp_path / "elsewhere.zarr").predict(X), expected)

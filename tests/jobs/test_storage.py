@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dkrr.errors import JobFileError
-from dkrr.jobs.claim import run_id
 from dkrr.jobs.spec import JobSpec
 from dkrr.store.objects import StorageSettings, parse_address
 
@@ -31,9 +30,9 @@ def test_addresses_in_memory_can_be_opened_by_anybody() -> None:
     assert job.data.path == "s3://bucket/data/d.zarr" + QUERY
     assert job.evaluate is not None
     assert job.evaluate.path == "s3://bucket/data/test.zarr" + QUERY
-    assert job.output.run_directory("x") == "s3://bucket/runs/demo" + QUERY
-    assert job.output.store_directory("x") == "s3://bucket/runs/store" + QUERY
-    assert run_id(job) == "demo"
+    assert job.directory == "s3://bucket/runs/demo" + QUERY
+    assert job.store == "s3://bucket/runs/store" + QUERY
+    assert job.run_id == "demo"
     assert parse_address(job.data.path).settings == StorageSettings(**STORAGE)
 
 
@@ -49,7 +48,7 @@ def test_a_written_job_has_plain_addresses() -> None:
 def test_what_is_at_a_path_stays_there() -> None:
     job = JobSpec.from_dict(document(data={"path": "d.csv"}, output={"directory": "runs/{id}"}), base="/work")
     assert job.data.path == "/work/d.csv"
-    assert job.output.store_directory("abc") == "/work/runs/store"
+    assert job.store == "/work/runs/store"
 
 
 def test_an_address_may_bring_its_own_settings() -> None:

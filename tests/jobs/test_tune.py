@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import JobFileError, StoreError
-from dkrr.jobs import tune as tune_module
-from dkrr.jobs.garbage import find_garbage
-from dkrr.jobs.picture import draw_search
+from dkrr import JobFileError
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.tune import TuneSummary, tune_job
+from dkrr.jobs.tune import TuneSummary, draw_search, tune_job
 
 N = 300
 TUNE = {"kernels": ["rbf"], "search_rows": [60, 120], "rows": 200}
@@ -71,7 +68,7 @@ def test_the_job_that_is_written(summary: TuneSummary, folder: Path, job: JobSpe
     assert best.model.alpha == chosen.alpha
     assert best.model.kernel == "rbf"
     assert best.output.directory == str(folder / "runs/best")
-    assert best.output.store == job.output.store_directory("first")
+    assert best.output.store == job.store
     document = tomllib.loads((folder / "best.toml").read_text())
     assert document["data"]["path"] == "rows.csv"  # seen from its folder
     if chosen.kind == "per_feature":
@@ -111,76 +108,12 @@ def test_what_else_is_written(summary: TuneSummary, folder: Path) -> None:
     assert json.dumps(summary.to_dict())
 
 
-def test_the_picture_shows_what_was_computed(summary: TuneSummary, folder: Path, monkeypatch: Any) -> None:
-    from matplotlib.axes import Axes
-
-    shown: list[np.ndarray] = []
-    drawn = Axes.imshow
-
-    def imshow(self: Any, data: Any, *arguments: Any, **options: Any) -> Any:
-        shown.append(np.array(data))
-        assert options["interpolation"] == "none"
-        return drawn(self, data, *arguments, **options)
-
-    monkeypatch.setattr(Axes, "imshow", imshow)
-    search = json.loads((folder / "best.search.json").read_text())
-    draw_search(search, str(folder / "again.svg"))
-    assert len(shown) == len(search["slices"]) == 2
-    slices = [record for record in search["trials"] if record["kind"] == "slice"]
-    np.testing.assert_array_equal(np.vstack(shown), [record["errors"] for record in slices])
-
-
-def test_the_table_shows_both_kinds_of_widths(summary: TuneSummary) -> None:
-    from io import StringIO
-
-    from rich.console import Console
-
-    text = StringIO()
-    Console(file=text, width=120).print(summary.table())
-    shown = text.getvalue()
-    assert "per feature" in shown
-    assert shown.count("chosen") == 1
-    for candidate in summary.result.candidates:
-        assert f"{candidate.loo_rmse:.4f}" in shown
-    assert "best.trials.jsonl" in shown
-
-
-def test_the_same_again(summary: TuneSummary, job: JobSpec, folder: Path) -> None:
-    again = tune_job(job, folder / "again.toml", picture=False)
-    assert again.picture_path is None
-    # read back, every time included
-    assert (folder / "again.trials.jsonl").read_bytes() == (folder / "best.trials.jsonl").read_bytes()
-    changed = (folder / "again.toml").read_text().replace("runs/again", "runs/best")
-    assert changed == (folder / "best.toml").read_text()
-
-
 def test_options_instead_of_the_table(job: JobSpec, folder: Path) -> None:
     found = tune_job(job, folder / "few.toml", rows=50, seed=9, budget_seconds=100.0, picture=False)
     assert found.settings.search_rows == (50,)
     assert found.settings.seed == 9
     assert found.result.best.num_rows == 50
     assert "seed 9" in (folder / "few.toml").read_text()
-
-
-def test_an_intercept_stays(folder: Path, cluster_client: Any) -> None:
-    tables = {"model": {"fit_intercept": True}, "tune": {**TUNE, "rows": 60, "search_rows": [60]}}
-    job = JobSpec.from_dict(document(folder, cluster_client.scheduler.address, **tables), base=folder)
-    tune_job(job, folder / "with.toml", picture=False)
-    assert JobSpec.load(folder / "with.toml").model.fit_intercept
-
-
-def test_the_run_of_the_job_itself_stays(job: JobSpec, folder: Path) -> None:
-    written = tune_module._document(job, folder / "first.toml", {"kernel": "rbf", "gamma": 1.0, "alpha": 1.0})
-    assert written["output"]["directory"] == "runs/first-tuned"
-    assert written["output"]["store"] == "runs/store"
-
-
-def test_a_fit_does_not_mind_the_table(folder: Path, cluster_client: Any) -> None:
-    tables: dict[str, Any] = {"output": {"directory": str(folder / "runs/plain")}}
-    with_table = document(folder, cluster_client.scheduler.address, **tables)
-    fit_job(JobSpec.from_dict(with_table, base=folder))
-    del with_table["tune"]
-    fit_job(JobSpec.from_dict(with_table, base=folder))
 
 
 def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
@@ -192,39 +125,8 @@ def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
         tune_job(JobSpec.from_dict(given, base=folder), folder / "matrix.toml")
 
 
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ({"kernel": ["rbf"]}, r"unknown key 'kernel' in \[tune\]; nearest right name: 'kernels'"),
-        ({"kernels": ["rbf", "cosine"]}, r"\[tune\].*'cosine'"),
-        ({"widths": "each"}, r"\[tune\] widths = 'each' is not allowed"),
-        ({"rows": 10**6}, r"\[tune\].*rows = 1000000"),
-        ({"budget_seconds": 0}, r"\[tune\] budget_seconds = 0"),
-    ],
-)
-def test_mistakes_in_the_table(folder: Path, table: dict[str, Any], expected: str) -> None:
-    with pytest.raises(JobFileError, match=expected):
-        JobSpec.from_dict({"data": {"path": "x.csv"}, "tune": table}, base=folder)
-
-
 def test_an_empty_table_is_the_default() -> None:
     job = JobSpec.from_dict({"data": {"path": "x.csv"}, "tune": {}})
     assert job.tune is not None
     assert job.tune.settings().search_rows == (1_000, 2_000)
     assert JobSpec.from_dict(job.to_dict()) == job
-
-
-def test_what_a_search_left_in_the_store_can_be_deleted(summary: TuneSummary, job: JobSpec) -> None:
-    store = Path(job.output.store_directory("first"))
-    found = [item.path for item in find_garbage(store, kept_seconds=-1.0)]
-    searches = sorted((store / "tune").iterdir())
-    assert searches
-    assert set(searches) <= set(found)
-
-
-def test_data_that_cannot_be_read(folder: Path, job: JobSpec) -> None:
-    given = job.model_dump(exclude_unset=True)
-    given["data"] = {**given["data"], "path": str(folder / "missing.csv")}
-    with pytest.raises((StoreError, Exception), match=r"missing\.csv"):
-        tune_job(JobSpec.from_dict(given, base=folder), folder / "none.toml")
-    assert not (folder / "none.toml").exists()

@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
-import zarr
 from click.testing import CliRunner
 
 from dkrr import KernelRidge, load_model
 from dkrr.cli import main
-from dkrr.errors import JobFileError, ParameterError, StoreError
+from dkrr.errors import StoreError
+from dkrr.jobs.predict import Extras, evaluate_job, predict_job
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.serve import evaluate_job, predict_job
-from dkrr.jobs.uncertain import Asked
-from dkrr.tiles import TileMatrix
 from tests.jobs.helpers import Make, job_maker
 
 N = 260
@@ -87,73 +82,17 @@ def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(make: Mak
     assert narrow["inside 50.0% intervals"] < facts["inside 90.0% intervals"]
 
 
-@pytest.mark.thorough
-def test_predictions_with_all_columns(make: Make, tmp_path: Path) -> None:
-    summary = fit_job(make())
-    model, mean, std = reference()
-    values, deviation = model.predict(whitened(X), return_std=True, noise=True)
-    lower, upper = model.predict_interval(whitened(X), 0.9, "normalised")
-    expected = np.stack([values * std + mean, deviation * std, lower * std + mean, upper * std + mean], axis=1)
-    np.save(tmp_path / "new.npy", X)
-    asked = Asked(std=True, noise=True, interval=0.9, method="normalised")
-    for ending in (".npy", ".csv", ".parquet", ".zarr"):
-        output = tmp_path / f"out{ending}"
-        assert predict_job(summary.model_path, str(tmp_path / "new.npy"), str(output), asked=asked) == N
-        assert not Path(f"{output}.work").exists()
-        np.testing.assert_allclose(read_columns(output), expected, rtol=1e-7)
-
-
-def read_columns(output: Path) -> Any:
-    """What a file of predictions holds, as (m, columns)."""
-    if output.suffix == ".npy":
-        return np.load(output)
-    if output.suffix == ".zarr":
-        return zarr.open_array(output, mode="r")[:]
-    read = pyarrow.csv.read_csv if output.suffix == ".csv" else pyarrow.parquet.read_table
-    table = read(output)
-    assert table.column_names == ["y", "y_std", "y_lower", "y_upper"]
-    return np.column_stack([column.to_numpy() for column in table.columns])
-
-
-def test_the_workers_read_the_factor_of_the_run(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _, std = reference()
-    deviation = model.predict(whitened(X), return_std=True)[1] * std
-    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
-    summary = fit_job(make(evaluate={"intervals": None}))
-    saved = load_model(summary.model_path)
-    assert all(isinstance(system.factor, TileMatrix) for system in saved.spread.systems)
-    np.save(tmp_path / "new.npy", X)
-    predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "out.npy"), asked=Asked(std=True))
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy")[:, 1], deviation, rtol=1e-7)
-    with pytest.raises(ParameterError, match="no leave-one-out quantiles"):
-        predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "p.npy"), asked=Asked(interval=0.9))
-    # garbage is what no model names: this factor is named
-    from dkrr.jobs.garbage import find_garbage
-
-    assert not [item for item in find_garbage(tmp_path / "store", kept_seconds=-1) if "factors" in str(item.path)]
-
-
 def test_a_model_without_its_factor_says_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
     summary = fit_job(make(output={"keep": "model"}))
     np.save(tmp_path / "new.npy", X)
     output = str(tmp_path / "out.npy")
     with pytest.raises(StoreError, match="needs a float64 Cholesky factor"):
-        predict_job(summary.model_path, str(tmp_path / "new.npy"), output, asked=Asked(std=True))
+        predict_job(summary.model_path, str(tmp_path / "new.npy"), output, extras=Extras(std=True))
     assert not Path(f"{output}.work").exists()
     # intervals of constant width need none
-    predict_job(summary.model_path, str(tmp_path / "new.npy"), output, asked=Asked(interval=0.9))
+    predict_job(summary.model_path, str(tmp_path / "new.npy"), output, extras=Extras(interval=0.9))
     assert np.load(output).shape == (N, 3)
-
-
-def test_intervals_may_stand_alone_and_are_between_0_and_1(make: Make) -> None:
-    summary = fit_job(make(evaluate={"mask": None}))
-    assert summary.score is None
-    assert load_model(summary.model_path).quantiles is not None
-    with pytest.raises(JobFileError, match="intervals"):
-        make(evaluate={"intervals": 90})
-    with pytest.raises(JobFileError, match="one of path, mask and fraction"):
-        make(evaluate={"intervals": None, "mask": None})
 
 
 def test_the_command_line_has_the_columns(make: Make, tmp_path: Path) -> None:

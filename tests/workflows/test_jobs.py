@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dkrr.cli import main
-from dkrr.jobs.plan import plan
-from dkrr.jobs.planned import Plan
+from dkrr.jobs.plan import Plan, plan
 from dkrr.jobs.spec import JobSpec
 
 ROOT = Path(__file__).parent.parent.parent

@@ -33,12 +33,12 @@ from dkrr.dataset import Dataset, Generation, ingest, open_dataset, read_mask, r
 from dkrr.dataset.destination import inspect
 from dkrr.dataset.generations import pack, unpack
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
-from dkrr.jobs.documents import plain
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.deliveries import Delivery, content_hash, deliveries
 from dkrr.jobs.retrain.drift import Reference, compare_rows
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
+from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, json_bytes, place, remove_array
 

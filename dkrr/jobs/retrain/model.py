@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.errors import DkrrError, InterruptedRunError, JobFileError, LockedError, StoreError
-from dkrr.jobs.documents import plain
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.drift import compare_means
@@ -36,6 +35,7 @@ from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
+from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, name_of, note_user
 from dkrr.store.interruption import fence_holder

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from dkrr.dataset import Dataset, drop_generations, keep_last
 from dkrr.dataset.destination import check_outside
 from dkrr.errors import RefusedError, StoreError
-from dkrr.jobs.documents import plain
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.jobs.retrain.history import INITIAL, LAST, History, digests, hash_of, held_out_bytes, open_rows
 from dkrr.jobs.retrain.report import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.runs.directory import RunDirectory, may_hold
+from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import json_bytes, remove_array
 

@@ -20,16 +20,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dkrr.errors import JobFileError
-from dkrr.jobs import mistakes
-from dkrr.jobs.fields import Column, Location, is_data_file, locate
-from dkrr.jobs.kernel_table import Table
-from dkrr.jobs.loss_spec import has_metric, metrics_of
+from dkrr.jobs.model_spec import check_metric
 from dkrr.jobs.registry import check_name
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.toml import read_toml
+from dkrr.jobs.toml import Column, Location, Source, Table, is_data_file, locate, misplaced
 from dkrr.store.files import is_url, join, name_of, with_settings
 from dkrr.store.objects import StorageSettings
 
@@ -260,8 +257,8 @@ class RetrainSpec(_OwnTables):
             The file cannot be read, is not TOML, or holds something that is unknown or not allowed.
         """
         path = Path(path)
-        text, document = read_toml(path, not_text="it should be TOML", unreadable="check the path")
-        return cls._checked(document, base=path.absolute().parent, text=text, source=str(path))
+        source, document = Source.read(path, not_text="it should be TOML", unreadable="check the path")
+        return cls._checked(document, source, base=path.absolute().parent)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any], base: str | os.PathLike[str] = ".") -> RetrainSpec:
@@ -272,36 +269,21 @@ class RetrainSpec(_OwnTables):
         JobFileError
             Something is unknown or not allowed.
         """
-        return cls._checked(document, base=Path(base).absolute(), text="", source="")
+        return cls._checked(document, Source(), base=Path(base).absolute())
 
     @classmethod
-    def _checked(cls, document: dict[str, Any], *, base: Path, text: str, source: str) -> RetrainSpec:
-        mistakes.refuse_secrets(document, text=text, source=source)
+    def _checked(cls, document: dict[str, Any], source: Source, *, base: Path) -> RetrainSpec:
         tables = _OwnTables.tables()
-        own = {name: table for name, table in document.items() if name in tables}
-        for name, table in document.items():
+        for name in document:
             if name not in tables and name not in JOB_TABLES:
-                raise mistakes.unknown_key((name,), [*tables, *JOB_TABLES], text=text, source=source)
-            for key in table if name in own and isinstance(table, dict) else ():
-                if key not in tables[name].model_fields:
-                    raise mistakes.unknown_key((name, key), tables[name].model_fields, text=text, source=source)
+                raise source.unknown_key((name,), [*tables, *JOB_TABLES])
+        own = {name: table for name, table in document.items() if name in tables}
         if "retrain" not in own:
-            raise JobFileError(f"{source or 'the document'} has no [retrain]", hint="give name, data and incoming")
-        try:
-            found = _OwnTables.model_validate(own, context={"base": base})
-        except ValidationError as exc:
-            raise mistakes.describe(exc, text=text, source=source) from None
-        job = _job(document, found.retrain, base=base, text=text, source=source)
-        model, metric = job.model, found.gate.metric
-        if model.loss != "square" and isinstance(model.alpha, list):
-            name = "alpha" if model.C is None else "C"
-            message = f"[model] {name} is a list; a retrain job has one value"
-            hint = "give one; [retrain] search_every chooses it by folds"
-            raise mistakes.located(message, ("model", name), text=text, source=source, hint=hint)
-        if metric is not None and not has_metric(model.loss, metric):
-            message, hint = f"[gate] metric = {metric!r} with loss = {model.loss!r}", metrics_of(model.loss)
-            raise mistakes.located(message, ("gate", "metric"), text=text, source=source, hint=hint)
-        holdout, settings = found.holdout or _holdout_of(job, source), job.storage.settings()
+            raise JobFileError(f"{source.name or 'the document'} has no [retrain]", hint="give name, data and incoming")
+        found = source.check(_OwnTables, own, base)
+        job = _job(document, found.retrain, base=base, source=source)
+        _check_loss(job, found.gate.metric, source)
+        holdout, settings = found.holdout or _holdout_of(job, source.name), job.storage.settings()
         if holdout.mask is not None and not holdout.mask_is_file and job.data.features is None:
             raise JobFileError(
                 "[holdout] mask is a column, and [data] features is missing",
@@ -319,7 +301,7 @@ class RetrainSpec(_OwnTables):
         return {**own, "job": self.job.to_dict()}
 
 
-def _job(document: dict[str, Any], retrain: RetrainTable, *, base: Path, text: str, source: str) -> JobSpec:
+def _job(document: dict[str, Any], retrain: RetrainTable, *, base: Path, source: Source) -> JobSpec:
     """The job of the fits: from its own file, or from its tables here."""
     tables = {name: document[name] for name in JOB_TABLES if name in document}
     if retrain.job is not None:
@@ -331,7 +313,21 @@ def _job(document: dict[str, Any], retrain: RetrainTable, *, base: Path, text: s
         return JobSpec.load(retrain.job)
     data = tables.get("data", {})
     tables["data"] = {"path": retrain.data, **data} if isinstance(data, dict) else data
-    return JobSpec._checked(tables, base=base, name=retrain.name, text=text, source=source)
+    return JobSpec.checked(tables, source, base=base, name=retrain.name)
+
+
+def _check_loss(job: JobSpec, metric: str | None, source: Source) -> None:
+    """Refuse what a loss does not allow here."""
+    loss = job.model.loss
+    try:
+        if loss != "square" and isinstance(job.model.alpha, list):
+            name = "alpha" if job.model.C is None else "C"
+            hint = "give one; [retrain] search_every chooses it by folds"
+            raise misplaced(("model", name), "is a list; a retrain job has one value", hint)
+        if metric is not None:
+            check_metric(("gate", "metric"), loss, metric)
+    except JobFileError as exc:
+        raise source.error(exc.message, tuple(exc.key), exc.hint) from None
 
 
 def _holdout_of(job: JobSpec, source: str) -> HoldoutSpec:

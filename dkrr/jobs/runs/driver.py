@@ -62,18 +62,17 @@ def submit_job(job: JobSpec, source: bytes) -> Submitted:
     StoreMismatchError
         The directory holds another job; the differing fields are listed.
     """
-    from dkrr.jobs.claim import check_claim, run_id
 
-    directory = RunDirectory(job.output.run_directory(run_id(job)))
-    document = check_claim(job, directory.location)
+    directory = RunDirectory(job.directory)
+    job.check_claim(directory.location)
     if directory.exists():
-        from dkrr.jobs.prepare import has_changed
+        from dkrr.jobs.prepare import changed_since
 
         status = look_once(directory)
-        is_finished = status.state == "finished" and not has_changed(job, directory.read("result.json") or {})
+        is_finished = status.state == "finished" and not changed_since(job, directory.read("result.json") or {})
         if is_finished or not status.is_over:
             return Submitted(directory, status)
-    directory.write("job.json", document)  # first: it is what makes the folder a run
+    directory.write("job.json", job.to_dict())  # first: it is what makes the folder a run
     directory.write_bytes("job.toml", source)
     return _start(directory)
 
@@ -111,7 +110,7 @@ def _job_of(directory: RunDirectory) -> JobSpec:
     document = directory.read("job.json")
     if document is None:
         raise StoreError(f"{directory.location} has no job.json", hint="submit its job again, or check the path")
-    return JobSpec.from_run(document)
+    return JobSpec.from_dict(document)
 
 
 def _start(directory: RunDirectory) -> Submitted:

@@ -19,14 +19,14 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(290)]
 
 def predict(folder: str, number: int, ready: object, stop: object) -> None:
     """Predict again and again; what was answered, by which version, and every error, goes to a file."""
-    from dkrr.jobs.scoring import predict_registered
+    from dkrr.jobs.predict import predict_job
 
     found: list[dict[str, object]] = []
     errors: list[str] = []
     output = str(Path(folder) / f"out-{number}.npy")
     while not stop.is_set() or len(found) < 3:  # type: ignore[attr-defined]
         try:
-            done = predict_registered(
+            done = predict_job(
                 Reference("demo", "production"), f"{folder}/rows.npy", output, registry=f"{folder}/models"
             )
             stamp = json.loads(Path(f"{output}.json").read_text())

@@ -13,9 +13,8 @@ import zarr
 
 from dkrr import load_model
 from dkrr.errors import DkrrError, LockedError, ParameterError, StoreError
+from dkrr.jobs.predict import Extras, predict_job
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference
-from dkrr.jobs.scoring import predict_registered
-from dkrr.jobs.uncertain import Asked
 from dkrr.store.documents import content_digest
 from dkrr.store.lease import hold_lock
 from tests.faults import failing_at
@@ -50,7 +49,7 @@ def answers(saved: list[str]) -> list[np.ndarray]:
 def test_the_output_is_stamped(model: NamedModel, saved: list[str]) -> None:
     version = model.resolve()
     for name in ("out.npy", "out.csv", "out.parquet", "out.zarr"):
-        done = predict_registered(PRODUCTION, "rows.npy", name)
+        done = predict_job(PRODUCTION, "rows.npy", name)
         assert (done.num_rows, done.version.id) == (40, version.id)
         beside = json.loads(Path(f"{name}.json").read_text())
         assert {key: beside[key] for key in ("model", "selector", "version", "num_rows")} == {
@@ -73,13 +72,13 @@ def test_the_output_is_stamped(model: NamedModel, saved: list[str]) -> None:
 def test_an_interrupted_prediction_goes_on_with_its_version(site: str, model: NamedModel, saved: list[str]) -> None:
     first = model.resolve().id
     with failing_at(f"{site}:1:eio"), pytest.raises((OSError, DkrrError)):
-        predict_registered(PRODUCTION, "rows.npy", "out.npy")
+        predict_job(PRODUCTION, "rows.npy", "out.npy")
     assert Path("out.npy").exists() == (site == "predict.after_pointer")
     assert Path("out.npy.json").exists() == (site == "predict.after_pointer")
     model.rollback()
-    assert predict_registered(PRODUCTION, "rows.npy", "out.npy").version.id == first
+    assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id == first
     assert np.array_equal(np.load("out.npy"), answers(saved)[0])
-    assert predict_registered(PRODUCTION, "rows.npy", "out.npy").version.id != first
+    assert predict_job(PRODUCTION, "rows.npy", "out.npy").version.id != first
     assert np.array_equal(np.load("out.npy"), answers(saved)[1])
 
 
@@ -88,15 +87,15 @@ def test_a_prediction_that_never_began_holds_no_version(kind: str, model: NamedM
     first = model.resolve().id
     if kind == "no such file":
         with pytest.raises(DkrrError, match=r"nosuch\.npy does not exist"):
-            predict_registered(PRODUCTION, "nosuch.npy", "out.npy")
+            predict_job(PRODUCTION, "nosuch.npy", "out.npy")
     elif kind == "refused":
         with pytest.raises(DkrrError):
-            predict_registered(PRODUCTION, "rows.npy", "out.npy", asked=Asked(interval=0.9))
+            predict_job(PRODUCTION, "rows.npy", "out.npy", extras=Extras(interval=0.9))
     else:
         with failing_at("dataset.before_pointer:1:eio"), pytest.raises((OSError, DkrrError)):
-            predict_registered(PRODUCTION, "rows.npy", "out.npy")
+            predict_job(PRODUCTION, "rows.npy", "out.npy")
     model.rollback()
-    done = predict_registered(PRODUCTION, "rows.npy", "out.npy")
+    done = predict_job(PRODUCTION, "rows.npy", "out.npy")
     assert done.version.id == model.resolve().id != first
     assert np.array_equal(np.load("out.npy"), answers(saved)[1])
     assert not Path("out.npy.work").exists()
@@ -105,21 +104,21 @@ def test_a_prediction_that_never_began_holds_no_version(kind: str, model: NamedM
 def test_a_version_that_was_pruned_since_is_replaced(model: NamedModel, saved: list[str], tmp_path: Path) -> None:
     first = model.resolve()
     with failing_at("predict.block.after_compute:1:eio"), pytest.raises((OSError, DkrrError)):
-        predict_registered(PRODUCTION, "rows.npy", "out.npy")
+        predict_job(PRODUCTION, "rows.npy", "out.npy")
     for alpha in (20.0, 30.0):
         model.add(make_model(tmp_path / f"{alpha}.zarr", alpha))
         model.promote()
     assert first.id in {version.id for version in model.prune(keep=0, grace_seconds=0)}
-    done = predict_registered(PRODUCTION, "rows.npy", "out.npy")
+    done = predict_job(PRODUCTION, "rows.npy", "out.npy")
     assert done.version == model.resolve()
     assert np.array_equal(np.load("out.npy"), load_model(done.version.model_path).predict(ROWS))
 
 
 def test_one_process_an_output_and_mistakes_leave_nothing(model: NamedModel, tmp_path: Path) -> None:
     with hold_lock(str(tmp_path / "out.npy.work")), pytest.raises(LockedError):
-        predict_registered(PRODUCTION, "rows.npy", str(tmp_path / "out.npy"))
+        predict_job(PRODUCTION, "rows.npy", str(tmp_path / "out.npy"))
     with pytest.raises(StoreError, match="has no versions"):
-        predict_registered(Reference("other", "production"), "rows.npy", "out.npy")
+        predict_job(Reference("other", "production"), "rows.npy", "out.npy")
     with pytest.raises(ParameterError, match="ends in"):
-        predict_registered(PRODUCTION, "rows.npy", "out.txt")
+        predict_job(PRODUCTION, "rows.npy", "out.txt")
     assert {path.name for path in tmp_path.iterdir()} == {"models", "rows.npy"}

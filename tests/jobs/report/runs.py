@@ -56,4 +56,4 @@ def fit_here(folder: Path, name: str = "run", progress: Any = None, **tables: An
         patch.setattr(dkrr.jobs.run, "job_executor", _in_process)
         job = JobSpec.from_dict(document, base=folder)
         fit_job(job, progress=progress)
-    return RunDirectory(job.output.run_directory(name))
+    return RunDirectory(job.directory)

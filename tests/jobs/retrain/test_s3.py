@@ -9,9 +9,9 @@ import pytest
 
 from dkrr import load_model
 from dkrr.errors import DkrrError, RefusedError
+from dkrr.jobs.predict import predict_job
 from dkrr.jobs.registry import ModelRegistry, Reference
 from dkrr.jobs.retrain.deliveries import deliveries
-from dkrr.jobs.scoring import predict_registered
 from dkrr.store.objects import put_file
 from tests.faults import failing_at
 from tests.jobs.retrain.project import Project, in_process, rows_of
@@ -56,7 +56,7 @@ def test_two_nights_at_addresses(bucket: Bucket, tmp_path: Path, monkeypatch: py
     assert model.aliases().targets == {"production": second, "previous": first}
     rows = rows_of(50, 20)[:, :3]
     np.save(tmp_path / "x.npy", rows)
-    done = predict_registered(
+    done = predict_job(
         Reference("demo", "production"),
         str(tmp_path / "x.npy"),
         str(tmp_path / "out.npy"),

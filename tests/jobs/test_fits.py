@@ -1,0 +1,185 @@
+"""Jobs with each solver: from a file to a model, its record, what is shown of it, and what a later attempt goes by."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from rich.console import Console
+
+import dkrr.models.leave_one_out
+import dkrr.store.chunks
+from dkrr import load_model
+from dkrr.errors import ConvergenceError, InterruptedRunError
+from dkrr.jobs.inspection import describe, verify
+from dkrr.jobs.plan import plan
+from dkrr.jobs.predict import predict_job
+from dkrr.jobs.run import fit_job
+from tests.faults import chunk_files
+from tests.jobs.helpers import Make, job_maker
+from tests.reference import brute_leave_one_out, dense_bordered, dense_krr, reference_kernel
+
+N, D = 300, 3
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((N, D))
+Y = np.stack([7 + 3 * np.sin(X[:, 0]), X[:, 1] * X[:, 2]], axis=1) + 0.1 * RNG.standard_normal((N, 2))
+WEIGHT = RNG.uniform(0.5, 2, N) * (np.arange(N) % 8 > 0)
+WHITE, TARGETS = (X - X.mean(0)) / X.std(0), (Y - Y.mean(0)) / Y.std(0)
+
+
+@pytest.fixture
+def make(tmp_path: Path, cluster_client: Any) -> Make:
+    """A weighted job of two targets on whitened rows, by the workers that the module shares."""
+    np.savetxt(tmp_path / "rows.csv", np.column_stack([X, WEIGHT, Y]), delimiter=",", fmt="%.17g")
+    document: dict[str, Any] = {
+        "data": {"path": "rows.csv", "target": [4, 5], "weight": 3, "header": False, "standardize": True},
+        "model": {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1},
+        "solver": {"tile_size": 128},
+        "cluster": {"scheduler": cluster_client.scheduler.address},
+        "output": {"directory": str(tmp_path / "runs/a"), "store": str(tmp_path / "store")},
+    }
+    return job_maker(document, tmp_path)
+
+
+def shown(summary: Any) -> str:
+    text = io.StringIO()
+    Console(width=200, file=text).print(summary.table())
+    return text.getvalue()
+
+
+WAYS = {
+    "auto": ({"name": "auto"}, {}, ("cholesky", "float64")),
+    "mixed": ({"name": "cholesky", "precision": "mixed"}, {}, ("cholesky", "mixed")),
+    "cg, mixed": ({"name": "cg", "precision": "mixed", "rank": 60}, {}, ("cg", "mixed")),
+    "cg, stored": ({"name": "cg", "gram": "stored", "preconditioner": "none"}, {}, ("cg", "float64")),
+    "intercept": ({"name": "cholesky"}, {"fit_intercept": True}, ("cholesky", "float64")),
+    "primal": ({"name": "primal", "tile_size": "auto"}, {"kernel": "poly", "gamma": 0.3}, ("primal", "float64")),
+    "nystrom": (
+        {"name": "nystrom", "num_centers": int((WEIGHT > 0).sum())},
+        {"fit_intercept": True},
+        ("nystrom", "float64"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_solver_gives_the_answer_and_its_record(way: str, make: Make, tmp_path: Path) -> None:
+    solver, model_keys, recorded = WAYS[way]
+    job = make(solver=solver, model=model_keys, evaluate={"path": "rows.csv"})
+    planned = plan(job)
+    summary = fit_job(job)
+    model = load_model(summary.model_path)
+    K = model.kernel(WHITE, WHITE)
+    intercept = np.zeros(2)
+    if "fit_intercept" in model_keys:
+        dual_coef, intercept = dense_bordered(K, TARGETS, 0.1, WEIGHT)
+        np.testing.assert_allclose(summary.intercept, intercept, rtol=1e-4)
+        assert f"{intercept[0]:.4g}" in shown(summary)
+        assert "(of the whitened target)" in describe(summary.model_path).facts["intercept"]
+    else:
+        dual_coef = dense_krr(K, TARGETS, 0.1, WEIGHT)
+        assert summary.intercept is None
+    expected = (K @ dual_coef + intercept) * Y.std(0) + Y.mean(0)
+    np.testing.assert_allclose(model.predict(X), expected, rtol=0, atol=1e-4)
+    assert (summary.solver, summary.precision) == recorded == (planned.solver, planned.precision)
+    assert summary.converged
+    assert model.provenance["solver"] == recorded[0]
+    assert describe(summary.model_path).facts["solver"].startswith(recorded[0])
+    assert ("approximation" in shown(summary)) == (way == "nystrom")
+    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    if recorded[0] in ("cholesky", "cg"):  # each phase that took time has its estimate beside it
+        others = {"prepare", "total", "apply", "gram", "evaluate"}
+        assert set(result["seconds"]) - others <= set(result["estimated_seconds"])
+    assert result["score"]["rmse"] == pytest.approx(np.sqrt(((expected - Y) ** 2).mean(0)), rel=1e-3)
+    assert not verify(str(tmp_path / "runs/a"))
+    assert not list((tmp_path / "store").glob("solves/*.zarr"))
+    np.save(tmp_path / "new.npy", X[:20])
+    assert predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "out.npy")).num_rows == 20
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.predict(X[:20]), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [{"precision": "float64"}, {"precision": "mixed", "tol": 1e-12}, {"name": "cg", "tol": 1e-12}],
+    ids=["cholesky", "mixed", "cg"],
+)
+def test_a_job_leaves_out_every_row(
+    make: Make, tmp_path: Path, solver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[Path, set[Path]] = {}
+    sync, inverse = dkrr.store.chunks.sync_folder, dkrr.models.leave_one_out.inverse_diagonal
+    durable: list[int] = []
+
+    def synchronise(folder: Path) -> None:
+        sync(folder)
+        synced[Path(folder)] = set(chunk_files(folder))
+
+    def inverse_diagonal(factor: Any, **options: Any) -> Any:
+        durable.append(sum("factors" in folder.parts for folder in synced))
+        return inverse(factor, **options)
+
+    monkeypatch.setattr(dkrr.store.chunks, "sync_folder", synchronise)
+    monkeypatch.setattr(dkrr.models.leave_one_out, "inverse_diagonal", inverse_diagonal)
+    keys = {"evaluate": {"leave_one_out": True}, "model": {"fit_intercept": True}}
+    job = make(solver={"name": "cholesky"} | solver, **keys)
+    planned = plan(job)
+    assert planned.estimated_seconds["leave_one_out"] > 0
+    summary = fit_job(job)
+    K = reference_kernel({"kernel": "rbf", "gamma": 0.2}, WHITE, WHITE)
+    residuals = Y.std(0) * brute_leave_one_out(K, TARGETS, 0.1, WEIGHT, intercept=True)
+    figures = json.loads((tmp_path / "runs/a/result.json").read_text())["leave_one_out"]
+    np.testing.assert_allclose(figures["rmse"], np.sqrt(WEIGHT @ residuals**2 / WEIGHT.sum()), rtol=1e-6)
+    group: Any = zarr.open_group(tmp_path / "runs/a/leave_one_out.zarr", mode="r")
+    np.testing.assert_allclose(group["residuals"][...], residuals, rtol=1e-6, atol=1e-7)
+    assert group.attrs["gcv"] == figures["gcv"]
+    assert "generalised cross validation" in shown(summary)
+    # the fit's own factor where it has one; all of it was given to fsync before as much work again
+    factors = list((tmp_path / "store/factors").glob("*.zarr"))
+    assert len(factors) == 1 + ("mixed" in solver.values())
+    assert durable == [len(factors)]
+    assert set().union(*synced.values()) >= {chunk for factor in factors for chunk in chunk_files(factor)}
+
+
+def test_an_answer_that_did_not_converge_is_refused_or_named(make: Make, tmp_path: Path) -> None:
+    solver = {"name": "cg", "preconditioner": "none", "max_iter": 3}
+    with pytest.raises(ConvergenceError):
+        fit_job(make(solver=solver))
+    assert not (tmp_path / "runs/a/model.zarr").exists()
+    summary = fit_job(make(solver=solver | {"allow_unconverged": True}))
+    assert not summary.converged
+    facts = describe(summary.model_path).facts
+    assert "NOT CONVERGED" in facts["solver"]
+    assert facts["allow unconverged"] is True
+    assert "not converged" in shown(summary)
+
+
+def test_a_later_attempt_goes_by_the_first_plan(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make(solver={"name": "cg"})
+
+    def interrupt(phase: str, *_: Any) -> None:
+        if phase.startswith("cg"):
+            raise InterruptedRunError("interrupted")
+
+    with pytest.raises(InterruptedRunError):
+        fit_job(job, progress=interrupt)
+    first = json.loads((tmp_path / "runs/a/plan.json").read_text())
+    monkeypatch.setattr("dkrr.jobs.plan.measure_machine", None)  # nothing is measured again
+    summary = fit_job(job)
+    assert summary.plan.rank == first["rank"]
+    assert summary.plan.estimated_seconds == first["estimated_seconds"]
+    assert load_model(summary.model_path).provenance["rank"] == first["rank"]
+
+
+def test_candidates_of_a_larger_plan(make: Make) -> None:
+    data = {"path": "generate:friedman?n=11000&d=5&seed=0", "target": None, "weight": None, "header": "auto"}
+    planned = plan(make(data=data, solver={"tile_size": "auto"}))
+    exact = {(solver, precision) for solver in ("cholesky", "cg") for precision in ("float64", "mixed")}
+    assert {(item["solver"], item["precision"]) for item in planned.candidates} == exact
+    for word in ("candidates", "a worker", "on disk", "iterations", planned.reasons["solver"][:7]):
+        assert word in str(planned)
+    json.dumps(planned.to_dict())
