@@ -23,7 +23,6 @@ from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.errors import ConvergenceError, DamagedChunkError, DataError, DkrrError, NumericalError, ParameterError
-from dkrr.linalg.factor.direct import Workspace
 from dkrr.linalg.frozen_center import FrozenCenter, choose_center
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.keys import gram_fields, key_of
@@ -31,9 +30,9 @@ from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import check_training_rows
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.solving import solve_targets
+from dkrr.linalg.solving import Solved, dual_coef_block, solve_targets, start_from
 from dkrr.linalg.takeover import continue_lineage
-from dkrr.linalg.targets import Solved, dual_coef_block, start_from
+from dkrr.linalg.workspace import Workspace
 from dkrr.lock import hold_lock
 from dkrr.stores import place, read_json, remove_array
 from dkrr.tiles import TileGrid, TileMatrix

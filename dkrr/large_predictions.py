@@ -13,8 +13,7 @@ from dkrr.dataset import Dataset, RowArray, ingest
 from dkrr.dataset.columns import feature_columns
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.table import Table
-from dkrr.engine.cluster import runs_in_process
-from dkrr.engine.session import blas_of, executor_for, memory_limit_of
+from dkrr.engine.cluster import blas_of, executor_for, memory_limit_of, runs_in_process
 from dkrr.engine.tasks import Executor, RunSummary
 from dkrr.errors import ParameterError
 from dkrr.fitting import FitSettings, ridge_operator

@@ -20,7 +20,7 @@ import numpy as np
 from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, Floats, RowArray
 from dkrr.dataset.columns import match_features, match_targets
-from dkrr.engine.session import memory_limit_of
+from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.failpoints import failpoint

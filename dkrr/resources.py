@@ -18,8 +18,7 @@ from dkrr.dataset import Dataset, ingest, lazy_rows, open_dataset
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import Table, open_table
-from dkrr.engine.cluster import find_client
-from dkrr.engine.session import executor_for
+from dkrr.engine.cluster import executor_for, find_client
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError
 from dkrr.linalg.sizes import choose_tile_size, task_bytes

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from dkrr.engine.memory import free_memory_bytes
+from dkrr.engine.machine import free_memory_bytes
 from dkrr.errors import StorageFullError, StoreError
 
 __all__ = ["TemporaryStore", "temporary_folder"]

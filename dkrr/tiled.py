@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dkrr.dataset import Dataset, RowArray
-from dkrr.engine.memory import free_memory_bytes
-from dkrr.engine.session import blas_of, memory_limit_of
+from dkrr.engine.cluster import blas_of, memory_limit_of
+from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DataError, ParameterError
 from dkrr.fitting import FitSettings, fit_rows

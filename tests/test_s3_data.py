@@ -197,7 +197,7 @@ def test_conjugate_gradients_keep_their_state_there(bucket: Bucket, tmp_path: Pa
 
 def test_the_checkpoint_of_an_iteration(bucket: Bucket) -> None:
     from dkrr.linalg.cg.checkpoint import StoredCheckpoint
-    from dkrr.linalg.cg.state import CGState
+    from dkrr.linalg.cg.iteration import CGState
 
     draws = np.random.default_rng(0)
     x, r, p = draws.standard_normal((3, 50, 2))

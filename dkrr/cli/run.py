@@ -16,7 +16,7 @@ from dkrr.cli.output import print_facts, print_json, print_table
 from dkrr.cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
-    from dkrr.linalg.inference.calibration import IntervalMethod
+    from dkrr.linalg.inference.leave_one_out import IntervalMethod
 
 __all__ = [
     "evaluate_command",

@@ -40,7 +40,7 @@ from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.inspection import kind_of
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
 from dkrr.jobs.registry.versions import VERSIONS, list_versions
-from dkrr.linalg.factor.scratch import factor_of_scratch
+from dkrr.linalg.factor.schedule import factor_of_scratch
 from dkrr.linalg.lineage import recorded_models
 from dkrr.lock import hold_lock
 from dkrr.stores import (

@@ -17,8 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dkrr.address import is_url
-from dkrr.engine.environment import cpu_count
-from dkrr.engine.memory import free_memory_bytes, peak_rss_bytes, total_memory_bytes
+from dkrr.engine.machine import cpu_count, free_memory_bytes, peak_rss_bytes, total_memory_bytes
 from dkrr.errors import ParameterError
 from dkrr.fitting import center_of_lineage
 from dkrr.jobs.claim import run_id

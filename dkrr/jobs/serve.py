@@ -15,7 +15,7 @@ from dkrr.address import is_below, is_url, name_of, parent_of
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
-from dkrr.engine.session import executor_for
+from dkrr.engine.cluster import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.export import Beside, check_output, export_predictions, work_of

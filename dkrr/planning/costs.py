@@ -14,11 +14,10 @@ from math import ceil
 from typing import Any
 
 from dkrr.kernels import Kernel
-from dkrr.linalg.lowrank.preconditioner import HELD_BYTES, low_rank_task_bytes
-from dkrr.linalg.lowrank.tasks import panel_bytes
+from dkrr.linalg.lowrank.panels import low_rank_task_bytes, panel_bytes
+from dkrr.linalg.lowrank.preconditioner import HELD_BYTES
 from dkrr.linalg.matmul import product_task_bytes
-from dkrr.linalg.pairs import BLOCK_ROWS, entry_nanoseconds, super_blocks
-from dkrr.linalg.products import is_compiled
+from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, super_blocks
 from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES, task_bytes
 from dkrr.tiles import TileGrid
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dkrr.linalg.losses.decomposition import MAX_FREE
 from dkrr.linalg.losses.newton import MAX_BYTES, MAX_DENSE
 from dkrr.linalg.matmul import product_task_bytes
-from dkrr.linalg.pairs import BLOCK_ROWS
-from dkrr.linalg.products import is_compiled
+from dkrr.linalg.products import BLOCK_ROWS, is_compiled
 from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.planning.candidates import Candidate, Problem
 from dkrr.planning.costs import Machine

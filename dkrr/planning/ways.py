@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dkrr.kernels.features import count_features
-from dkrr.linalg.lowrank.ranks import choose_rank
+from dkrr.linalg.lowrank.rpcholesky import choose_rank
 from dkrr.linalg.primal.solver import MAX_FEATURES
 from dkrr.linalg.sizes import choose_gram
 from dkrr.planning.candidates import Problem

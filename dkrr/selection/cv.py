@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.engine.cluster import find_client
-from dkrr.engine.environment import cpu_count
-from dkrr.engine.memory import free_memory_bytes
+from dkrr.engine.machine import cpu_count, free_memory_bytes
 from dkrr.errors import ParameterError
 from dkrr.estimator import KernelRidge, keeps_its_fit
 from dkrr.kernels import Kernel

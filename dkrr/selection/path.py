@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.factor.dense import DenseFit, judge_dense
+from dkrr.linalg.factor.dense import DenseFit, FactorRidge, judge_dense
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
-from dkrr.linalg.inference.factor_path import FactorRidge
 from dkrr.selection.folds import Fold
 from dkrr.selection.scoring import Scoring
 

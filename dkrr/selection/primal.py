@@ -1,4 +1,4 @@
-"""A grid of alphas in feature space (:mod:`dkrr.linalg.primal.cross_validation`): two passes over the rows for all."""
+"""A grid of alphas in feature space (:mod:`dkrr.linalg.primal.solver`): two passes over the rows for all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.primal.cross_validation import leave_one_out_errors, primal_leave_one_out
 from dkrr.linalg.primal.passes import FeatureRows
+from dkrr.linalg.primal.solver import leave_one_out_errors, primal_leave_one_out
 from dkrr.selection.path import Chosen, choose
 from dkrr.selection.scoring import Scoring, held_out
 

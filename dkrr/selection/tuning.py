@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.engine.session import memory_limit_of
+from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.tasks import Executor, Progress
 from dkrr.errors import DataError
 from dkrr.linalg.sizes import BASELINE_BYTES

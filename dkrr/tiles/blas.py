@@ -29,20 +29,6 @@ from scipy.linalg import cython_blas, cython_lapack
 from dkrr.buffers import on_release
 from dkrr.chunks import FloatArray
 
-__all__ = [
-    "buffer",
-    "gemm_nt",
-    "gemm_tn",
-    "is_finite",
-    "leading_minor_pivot",
-    "potrf",
-    "rounded_pivot",
-    "syrk",
-    "syrk_tn",
-    "trsm_left",
-    "trsm_right",
-]
-
 # below these widths a single call is as fast as its parts
 BASE = 64
 POTRF_BASE = 256

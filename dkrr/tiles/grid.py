@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from dkrr.errors import ParameterError, check_whole
 
-__all__ = ["MAX_TILE_SIZE", "TileGrid"]
-
 # One LAPACK call indexes with 32 bits: 46,340^2 entries overflow; 16,384 leaves room for workspaces.
 MAX_TILE_SIZE = 16_384
 

@@ -15,7 +15,7 @@ from distributed import Client
 
 import dkrr
 from dkrr.engine.cluster import connect
-from dkrr.engine.roster import roster
+from dkrr.engine.workers import roster
 from dkrr.errors import ClusterError
 from tests.cluster.helpers import ByHandJob, byte_for_byte, fit_again_on_new_servers
 from tests.faults import Command, finish, stopped, wait_until

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import Dataset, ingest
-from dkrr.engine.session import blas_of, start_local
+from dkrr.engine.cluster import blas_of, start_local
 from dkrr.engine.tasks import DaskExecutor
 from dkrr.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel

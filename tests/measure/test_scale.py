@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dkrr.dataset import ingest
-from dkrr.engine.session import start_local
+from dkrr.engine.cluster import start_local
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.schedule import usual_split

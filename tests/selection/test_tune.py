@@ -305,7 +305,7 @@ def test_too_little_memory_is_named(dataset: Dataset, tmp_path: Path, monkeypatc
 
 
 def test_workers_find_the_same(result: TuneResult, dataset: Dataset, tmp_path: Path, cluster_client: Any) -> None:
-    from dkrr.engine.session import checked_executor
+    from dkrr.engine.cluster import checked_executor
 
     phases: list[str] = []
     report: Callable[..., None] = lambda phase, *_: phases.append(phase)  # noqa: E731
