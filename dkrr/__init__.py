@@ -37,18 +37,18 @@ if TYPE_CHECKING:
         StoreMismatchError,
         WorkerLostError,
     )
-    from dkrr.estimator import KernelRidge
     from dkrr.jobs.plan import plan
     from dkrr.kernels import make_kernel
     from dkrr.linalg.gram import gram_matrix
-    from dkrr.machines import (
+    from dkrr.models.estimator import KernelRidge
+    from dkrr.models.machines import (
         KernelHuberRegressor,
         KernelLogisticRegression,
         KernelQuantileRegressor,
         KernelSVC,
         KernelSVR,
     )
-    from dkrr.model import Model, load_model
+    from dkrr.models.model import Model, load_model
     from dkrr.selection.cv import KernelRidgeCV
 
 __all__ = [
@@ -94,17 +94,17 @@ __all__ = [
 
 _HOMES = {
     "Dataset": "dkrr.dataset",
-    "KernelHuberRegressor": "dkrr.machines",
-    "KernelLogisticRegression": "dkrr.machines",
-    "KernelQuantileRegressor": "dkrr.machines",
-    "KernelRidge": "dkrr.estimator",
+    "KernelHuberRegressor": "dkrr.models.machines",
+    "KernelLogisticRegression": "dkrr.models.machines",
+    "KernelQuantileRegressor": "dkrr.models.machines",
+    "KernelRidge": "dkrr.models.estimator",
     "KernelRidgeCV": "dkrr.selection.cv",
-    "KernelSVC": "dkrr.machines",
-    "KernelSVR": "dkrr.machines",
-    "Model": "dkrr.model",
+    "KernelSVC": "dkrr.models.machines",
+    "KernelSVR": "dkrr.models.machines",
+    "Model": "dkrr.models.model",
     "gram_matrix": "dkrr.linalg.gram",
     "ingest": "dkrr.dataset",
-    "load_model": "dkrr.model",
+    "load_model": "dkrr.models.model",
     "local_cluster": "dkrr.engine.cluster",
     "make_kernel": "dkrr.kernels",
     "open_dataset": "dkrr.dataset",

@@ -24,9 +24,9 @@ import obstore.store
 import psutil
 import pytest
 
-from dkrr import failpoints, objects
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DkrrError
+from dkrr.store import failpoints, objects
 
 __all__ = [
     "DAMAGES",

@@ -8,16 +8,14 @@ from pathlib import Path
 
 # from the lowest floor to the highest; a module may import from its own floor and from those below
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"_version", "chunks", "errors", "failpoints", "kernels", "lock", "manifest", "stores", "threads"})
-    | frozenset({"address", "buffers", "credentials", "interruption", "objects", "processes"})
-    | frozenset({"configuration", "markup", "swap"}),
+    frozenset({"_version", "errors", "kernels", "markup", "store", "threads"}),
     frozenset({"dataset"}),
     frozenset({"tiles"}),
     frozenset({"engine"}),
     frozenset({"linalg"}),
-    frozenset({"estimator", "fitting", "given", "model", "prediction", "resources", "selection", "temporary"})
-    | frozenset({"attempts", "large_predictions", "leave_one_out", "planning"})
-    | frozenset({"machines", "records", "saved", "tiled", "uncertainty", "validation"}),
+    frozenset({"fit"}),
+    frozenset({"models"}),
+    frozenset({"selection"}),
     frozenset({"jobs"}),
     frozenset({"cli"}),
 )

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dkrr.address import Address, StorageSettings
-from dkrr.objects import list_objects
+from dkrr.store.files import Address, StorageSettings
+from dkrr.store.objects import list_objects
 
 __all__ = ["CANARY_KEY", "CANARY_SECRET", "Bucket", "S3Server", "bucket", "s3_server"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dkrr.address import Address, StorageSettings, join, name_of, parent_of, parse_address, with_settings
 from dkrr.errors import ParameterError
+from dkrr.store.files import Address, StorageSettings, join, name_of, parent_of, parse_address, with_settings
 
 MINIO = StorageSettings(endpoint_url="http://127.0.0.1:9000", region="eu-1", allow_http=True)
 FULL = "s3://bucket/runs/demo?endpoint_url=http://127.0.0.1:9000&region=eu-1&allow_http=true"

@@ -631,7 +631,7 @@ def without_workers(place: Place) -> Result:
 
 
 def other_versions(place: Place) -> None:
-    place.patch.setattr("dkrr.engine.workers.__version__", "99.0")
+    place.patch.setattr("dkrr.engine.machine.__version__", "99.0")
 
 
 WORKERS = [
@@ -685,7 +685,7 @@ WORKERS = [
 ]
 
 DISKS = [
-    Case("job", job(), 3, "100 MiB are free", full_disk(100 << 20, "dkrr.resources"), DATA),
+    Case("job", job(), 3, "100 MiB are free", full_disk(100 << 20, "dkrr.fit.inputs"), DATA),
     Case(
         "ingest",
         run("ingest", "generate:friedman?n=20&d=5", "{out}/rows.zarr"),
@@ -705,7 +705,7 @@ DISKS = [
         fit(lazy(X)),
         StorageFullError,
         "temporary store needs [0-9,]+ bytes: .* has 10 bytes free",
-        full_disk(10, "dkrr.temporary"),
+        full_disk(10, "dkrr.fit.inputs"),
     ),
     Case("no permission", fit(store="/proc/store", tile_size=64), StoreError, "/proc/store/rows cannot be made"),
     Case(

@@ -11,7 +11,7 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor, Node
 from dkrr.errors import CancelledError, InterruptedRunError
-from dkrr.interruption import cancellable, check_cancelled
+from dkrr.store.interruption import cancellable, check_cancelled
 from dkrr.tiles import TileGrid, TileMatrix
 
 

@@ -13,9 +13,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
-from dkrr.stores import read_json, write_json, write_key
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import read_json, write_json, write_key
 from tests.faults import FaultyStore, objects_in_memory
 
 __all__ = ["objects_in_memory"]

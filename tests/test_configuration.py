@@ -10,7 +10,7 @@ import dask
 import pytest
 import yaml
 
-from dkrr.configuration import TIMEOUTS, cluster_defaults, timeout_seconds
+from dkrr.engine.configuration import TIMEOUTS, cluster_defaults, timeout_seconds
 from dkrr.errors import DkrrError, JobFileError, ParameterError
 from dkrr.jobs.cluster_spec import ClusterSpec
 from dkrr.jobs.spec import JobSpec

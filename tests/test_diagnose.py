@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dkrr
-from dkrr.chunks import ChunkArray
 from dkrr.errors import ResidualError
+from dkrr.store.chunks import ChunkArray
 from tests.reference import brute_leave_one_out, reference_kernel
 
 N, M = 90, 20
@@ -122,14 +122,16 @@ def test_a_damaged_leverage_is_computed_again(tmp_path: Path, monkeypatch: pytes
 
     def spoil(array: ChunkArray, index: Any, block: Any) -> None:
         write(array, index, block)
-        if array.path in ("factor", "grams", "triangles", "found") and array.path not in spoiled:
+        name = array.path.rpartition("/")[2]
+        if name in ("factor", "result", "triangles") and array.path not in spoiled:
             spoiled.append(array.path)
             path = Path(array.store) / array.chunk_key(index)
             path.write_bytes(b"\0" * path.stat().st_size)
 
     monkeypatch.setattr(ChunkArray, "write", spoil)
+    monkeypatch.setattr("dkrr.linalg.passes.is_here", lambda workspace: workspace is None)  # as on workers
     np.testing.assert_array_equal(estimator.leave_one_out().residuals, expected.residuals)
-    assert sorted(spoiled) == ["factor", "found", "grams", "triangles"]
+    assert len(spoiled) == 5
 
 
 def test_rows_from_disk_and_targets_of_one_dimension(tmp_path: Path) -> None:

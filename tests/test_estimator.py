@@ -30,11 +30,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dkrr.engine.cluster
-import dkrr.estimator
-import dkrr.large_predictions
+import dkrr.models.estimator
+import dkrr.models.large_predictions
 from dkrr import KernelRidge, ingest, load_model, make_kernel
 from dkrr.errors import ClusterError, StorageFullError, StoreError
-from dkrr.temporary import TemporaryStore, file_system, temporary_folder
+from dkrr.fit.inputs import TemporaryStore, file_system, temporary_folder
 from tests.sampling import one_of
 
 RNG = np.random.default_rng(0)
@@ -167,13 +167,13 @@ def test_grid_search_shares_a_store(num_jobs: int, tmp_path: Path) -> None:
 def test_loky_workers_run_in_process(tmp_path: Path) -> None:
     # 300 rows are above the limit here, so that only being inside a pool keeps a second pool from being started
     code = """
-    import joblib, numpy as np, psutil, dkrr.estimator, dkrr.engine.cluster
+    import joblib, numpy as np, psutil, dkrr.models.estimator, dkrr.engine.cluster
     def fit(seed):
-        dkrr.estimator.MAX_IN_PROCESS_ROWS = 10
+        dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
         def start(*a, **k): raise AssertionError("a cluster was started")
         dkrr.engine.cluster.start_local = start
         X = np.random.default_rng(seed).standard_normal((100, 3))
-        return dkrr.estimator.KernelRidge(kernel="rbf").fit(X, X[:, 0]).solution_.message
+        return dkrr.models.estimator.KernelRidge(kernel="rbf").fit(X, X[:, 0]).solution_.message
     if __name__ == "__main__":
         print(*joblib.Parallel(n_jobs=2)(joblib.delayed(fit)(seed) for seed in range(2)), sep="\\n")
     """
@@ -373,16 +373,16 @@ def test_few_rows_start_no_cluster(monkeypatch: pytest.MonkeyPatch, no_cluster: 
     fitted(tile_size=64)
     fitted(store=tmp_path / "store")
     KernelRidge(kernel="rbf").fit(da.from_array(X, chunks=100), Y)
-    monkeypatch.setattr(dkrr.estimator, "MAX_IN_PROCESS_ROWS", 300)
+    monkeypatch.setattr(dkrr.models.estimator, "MAX_IN_PROCESS_ROWS", 300)
     fitted()
-    monkeypatch.setattr(dkrr.estimator, "MAX_IN_PROCESS_ROWS", 299)
+    monkeypatch.setattr(dkrr.models.estimator, "MAX_IN_PROCESS_ROWS", 299)
     with pytest.raises(AssertionError, match="a cluster was started"):
         fitted()
 
 
 def test_many_rows_run_on_the_client_that_is_found(cluster_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fitted(tile_size=64)
-    monkeypatch.setattr(dkrr.estimator, "MAX_IN_PROCESS_ROWS", 10)
+    monkeypatch.setattr(dkrr.models.estimator, "MAX_IN_PROCESS_ROWS", 10)
     before = len(psutil.Process().children(recursive=True))
     estimator = fitted(tile_size=64)
     np.testing.assert_allclose(estimator.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-11)
@@ -396,14 +396,14 @@ def test_many_rows_run_on_the_client_that_is_found(cluster_client: Any, monkeypa
 def test_inside_a_dask_worker_work_runs_in_process(cluster_client: Any) -> None:
     def fit(rows: Any, y: Any) -> Any:
         import dkrr.engine.cluster
-        import dkrr.estimator
+        import dkrr.models.estimator
 
         def start(*args: Any, **kwargs: Any) -> Any:
             raise AssertionError("a cluster was started")
 
-        dkrr.estimator.MAX_IN_PROCESS_ROWS = 10
+        dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
         dkrr.engine.cluster.start_local = start
-        return dkrr.estimator.KernelRidge(kernel="rbf", alpha=0.1, tile_size=64).fit(rows, y).dual_coef_
+        return dkrr.models.estimator.KernelRidge(kernel="rbf", alpha=0.1, tile_size=64).fit(rows, y).dual_coef_
 
     coefficients = cluster_client.submit(fit, X, Y[:, 0], pure=False).result(timeout=60)
     np.testing.assert_allclose(coefficients, fitted().dual_coef_, rtol=1e-9, atol=1e-11)
@@ -415,10 +415,10 @@ def test_a_daemonic_process_runs_in_process(tmp_path: Path) -> None:
     import multiprocessing
     import numpy as np
     def fit(queue):
-        import dkrr.estimator
-        dkrr.estimator.MAX_IN_PROCESS_ROWS = 10
+        import dkrr.models.estimator
+        dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
         X = np.random.default_rng(0).standard_normal((200, 3))
-        queue.put(dkrr.estimator.KernelRidge(kernel="rbf", tile_size=50).fit(X, X[:, 0]).solution_.message)
+        queue.put(dkrr.models.estimator.KernelRidge(kernel="rbf", tile_size=50).fit(X, X[:, 0]).solution_.message)
     if __name__ == "__main__":
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
@@ -437,8 +437,8 @@ def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
     import os
     import numpy as np
     import psutil
-    import dkrr, dkrr.estimator
-    dkrr.estimator.MAX_IN_PROCESS_ROWS = 10
+    import dkrr, dkrr.models.estimator
+    dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
     X = np.random.default_rng(0).standard_normal((300, 3))
     small = dkrr.KernelRidge(kernel="rbf", tile_size=64, alpha=0.1).fit(X, X[:, 0])
     print(small.solution_.message)
@@ -470,26 +470,26 @@ def test_large_predictions_run_on_workers(
     estimator = KernelRidge(kernel="rbf", alpha=0.1).fit(X, targets)
     rows = RNG.standard_normal((9000, 5))
     expected = estimator.predict(rows)
-    monkeypatch.setattr(dkrr.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
+    monkeypatch.setattr(dkrr.models.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
     phases = []
-    real = dkrr.large_predictions.predict_dataset
+    real = dkrr.models.large_predictions.predict_dataset
 
     def spy(*args: Any) -> Any:
         result = real(*args)
         phases.append(result[1])
         return result
 
-    monkeypatch.setattr(dkrr.large_predictions, "predict_dataset", spy)
+    monkeypatch.setattr(dkrr.models.large_predictions, "predict_dataset", spy)
     np.save(tmp_path / "rows.npy", rows)
     dataset = ingest(rows, tmp_path / "rows.zarr", y=rows[:, 0])
     for form in (rows, str(tmp_path / "rows.npy"), dataset, str(tmp_path / "rows.zarr")):
         np.testing.assert_allclose(estimator.predict(form), expected, rtol=1e-9, atol=1e-11)
     assert [summary.num_computed for summary in phases] == [3, 3, 3, 3]
     assert all(worker.startswith("tcp://") for summary in phases for worker in summary.peak_rss_bytes)
-    monkeypatch.setattr(dkrr.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300)
+    monkeypatch.setattr(dkrr.models.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300)
     estimator.predict(rows)
     local = KernelRidge(kernel=lambda a, b: a @ b.T).fit(X, targets)
-    monkeypatch.setattr(dkrr.large_predictions, "MAX_IN_PROCESS_ENTRIES", 1)
+    monkeypatch.setattr(dkrr.models.large_predictions, "MAX_IN_PROCESS_ENTRIES", 1)
     assert len(local.predict(rows)) == 9000  # a function without a name is known to this process alone
     assert len(phases) == 4
 
@@ -577,7 +577,7 @@ def test_copies_stand_on_their_own(source: str) -> None:
 
 
 def test_a_copy_of_many_rows_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(dkrr.estimator, "IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(dkrr.models.estimator, "IN_MEMORY_BYTES", 1000)
     estimator = KernelRidge(kernel="rbf", tile_size=64).fit(da.from_array(X, chunks=64), Y)
     with pytest.raises(StoreError, match=r"12,000 bytes of training rows .* save\(path\)"):
         pickle.dumps(estimator)
@@ -611,8 +611,8 @@ def test_temporary_folder_is_where_there_is_room(
         monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "memory"))
         (tmp_path / "memory").mkdir()
         kinds = {str(tmp_path / "memory"): "tmpfs"}
-        monkeypatch.setattr("dkrr.temporary.file_system", lambda path: kinds.get(str(path), "ext4"))
-        monkeypatch.setattr("dkrr.temporary.free_memory_bytes", lambda: 1_000_000)
+        monkeypatch.setattr("dkrr.fit.inputs.file_system", lambda path: kinds.get(str(path), "ext4"))
+        monkeypatch.setattr("dkrr.fit.inputs.free_memory_bytes", lambda: 1_000_000)
         small = temporary_folder(400_000)
         assert Path(small).parent == tmp_path / "memory"
         os.rmdir(small)

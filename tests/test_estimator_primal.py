@@ -92,7 +92,7 @@ def test_rows_on_disk_are_not_needed_any_more(tmp_path: Path) -> None:
 def test_auto_takes_it_for_many_rows_of_few_features(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, weight = rows(1500)
     plain = dkrr.KernelRidge(kernel="linear").fit(x, y, sample_weight=weight)
-    monkeypatch.setattr("dkrr.estimator.MAX_IN_PROCESS_ROWS", 1000)
+    monkeypatch.setattr("dkrr.models.estimator.MAX_IN_PROCESS_ROWS", 1000)
     auto = dkrr.KernelRidge(kernel="linear").fit(x, y, sample_weight=weight)
     assert (plain.solution_.solver, auto.solution_.solver) == ("cholesky", "primal")
     np.testing.assert_allclose(auto.dual_coef_, plain.dual_coef_, rtol=0, atol=1e-8 * np.abs(plain.dual_coef_).max())

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr import failpoints
-from dkrr.failpoints import Failpoints, failpoint
+from dkrr.store import failpoints
+from dkrr.store.failpoints import Failpoints, failpoint
 
 
 def visits_that_fail(points: Failpoints, site: str, count: int) -> list[int]:
@@ -136,7 +136,7 @@ def test_once_fires_once_among_all_who_share_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_does_not_die_again(tmp_path: Path) -> None:
-    code = "from dkrr.failpoints import failpoint; failpoint('s'); print('alive')"
+    code = "from dkrr.store.failpoints import failpoint; failpoint('s'); print('alive')"
     environment = {"DKRR_FAILPOINTS": "s:1:sigkill", "DKRR_FAILPOINTS_ONCE": str(tmp_path / "once")}
     first = run_python(code, **environment)
     assert first.returncode == -signal.SIGKILL
@@ -148,7 +148,7 @@ def test_a_killed_process_does_not_die_again(tmp_path: Path) -> None:
 
 def test_a_stopped_process_goes_on_after_sigcont() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from dkrr.failpoints import failpoint; failpoint('s')"],
+        [sys.executable, "-c", "from dkrr.store.failpoints import failpoint; failpoint('s')"],
         env={**os.environ, "DKRR_FAILPOINTS": "s:1:sigstop"},
         stderr=subprocess.DEVNULL,
     )
@@ -162,12 +162,12 @@ def test_a_stopped_process_goes_on_after_sigcont() -> None:
 
 
 def test_a_set_variable_is_announced_on_import() -> None:
-    result = run_python("import dkrr.failpoints", DKRR_FAILPOINTS="seed=7;s:0.5:eio")
+    result = run_python("import dkrr.store.failpoints", DKRR_FAILPOINTS="seed=7;s:0.5:eio")
     assert result.returncode == 0
     assert "faults will happen on purpose" in result.stderr
     assert "seed=7;s:0.5:eio" in result.stderr
 
 
 def test_only_the_standard_library_is_imported() -> None:
-    code = "import sys, dkrr.failpoints; print(sorted({'numpy', 'zarr', 'dask', 'scipy'} & set(sys.modules)))"
+    code = "import sys, dkrr.store.failpoints; print(sorted({'numpy', 'zarr', 'dask', 'scipy'} & set(sys.modules)))"
     assert run_python(code).stdout.strip() == "[]"

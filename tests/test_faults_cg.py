@@ -29,7 +29,7 @@ from dkrr.errors import (
     StorageFullError,
     StoreError,
 )
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.cg import solver as iterative
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.operators import RidgeOperator
@@ -288,7 +288,7 @@ def test_what_is_damaged_on_its_way_between_tasks_is_made_again(number: int, dam
         def spoilt(task: Any, *key: int) -> Any:
             count[0] += 1
             if phase == "multiply" and count[0] >= number and not done:
-                files = [path for path in chunk_files(fit.store) if "product-" in str(path)]
+                files = [path for path in chunk_files(fit.store) if "multiply-" in str(path)]
                 if files:
                     done.append(files[number % len(files)])
                     DAMAGES[damage](done[0])

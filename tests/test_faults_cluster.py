@@ -31,12 +31,12 @@ from dkrr.engine.cluster import blas_of, checked_executor, local_cluster
 from dkrr.engine.machine import worker_environment
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ClusterError, DkrrError, WorkerLostError
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.verify import verify_factor
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
-from dkrr.prediction import predict_dataset
+from dkrr.models.model import Model, load_model
+from dkrr.models.prediction import predict_dataset
 from dkrr.tiles import TileMatrix
 from tests.faults import (
     Command,

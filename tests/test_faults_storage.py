@@ -27,16 +27,16 @@ from dkrr.errors import (
     StorageFullError,
     StoreError,
 )
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
-from dkrr.prediction import predict_dataset, score_dataset
-from dkrr.stores import read_key, remove_array, write_key
+from dkrr.models.model import Model, load_model
+from dkrr.models.prediction import predict_dataset, score_dataset
+from dkrr.store.files import read_key, remove_array, write_key
 from dkrr.tiles import TileMatrix
 from tests.faults import (
     DAMAGES,

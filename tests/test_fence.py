@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.chunks import ChunkArray
 from dkrr.errors import LockedError
-from dkrr.interruption import check_fence, fence_holder, fenced
-from dkrr.stores import delete_key, place, read_json, remove_array, write_file, write_json
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import delete_key, place, read_json, remove_array, write_file, write_json
+from dkrr.store.interruption import check_fence, fence_holder, fenced
 
 
 def refuse() -> None:

@@ -16,7 +16,7 @@ from sklearn.model_selection import cross_val_score
 import dkrr
 from dkrr import KernelRidge, load_model
 from dkrr.errors import ParameterError, StoreError
-from dkrr.stores import read_json, write_json
+from dkrr.store.files import read_json, write_json
 from tests.reference import dense_bordered
 
 RNG = np.random.default_rng(5)

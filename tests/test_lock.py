@@ -15,11 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from dkrr import lock
 from dkrr.errors import LockedError
-from dkrr.interruption import fenced
-from dkrr.lock import hold_lock
-from dkrr.processes import process_record
+from dkrr.store import lease as lock
+from dkrr.store.interruption import fenced
+from dkrr.store.lease import hold_lock, process_record
 from tests.faults import failing_at, stopped, wait_until
 
 
@@ -106,7 +105,7 @@ def test_the_lock_of_a_process_that_is_gone_is_taken_over_at_once(place: tuple[s
 
 def test_a_process_keeps_its_lock_until_it_is_gone(place: tuple[str, Path]) -> None:
     location, path = place
-    process = a_process(f"from dkrr.lock import hold_lock\nholder = hold_lock({location!r})\nholder.__enter__()")
+    process = a_process(f"from dkrr.store.lease import hold_lock\nholder = hold_lock({location!r})\nholder.__enter__()")
     try:
         with pytest.raises(LockedError), hold_lock(location):
             pytest.fail("two owners")
@@ -201,7 +200,7 @@ def test_one_of_many_takes_a_stale_lock_over(place: tuple[str, Path], monkeypatc
     process.communicate()
     leave(path, owner)
     judged = threading.Barrier(8)
-    is_gone = lock._is_gone
+    is_gone = lock.is_gone
     seen = threading.local()
 
     def slowly(found: dict[str, Any]) -> bool:
@@ -212,7 +211,7 @@ def test_one_of_many_takes_a_stale_lock_over(place: tuple[str, Path], monkeypatc
             time.sleep(0.1 * (threading.get_ident() % 3))
         return gone
 
-    monkeypatch.setattr(lock, "_is_gone", slowly)
+    monkeypatch.setattr(lock, "is_gone", slowly)
     monkeypatch.setattr(lock, "_HELD", Elsewhere())
     ends: list[str] = []
     entered = threading.Barrier(8)
@@ -238,7 +237,7 @@ def test_one_of_many_takes_a_stale_lock_over(place: tuple[str, Path], monkeypatc
 def test_processes_that_contend_for_a_lock_never_hold_it_together(tmp_path: Path) -> None:
     """Each that gets it makes a folder, which fails when another one is inside."""
     code = (
-        "import os, sys\nfrom dkrr.errors import LockedError\nfrom dkrr.lock import hold_lock\n"
+        "import os, sys\nfrom dkrr.errors import LockedError\nfrom dkrr.store.lease import hold_lock\n"
         "held = 0\n"
         "for _ in range(300):\n"
         "    try:\n"
@@ -262,7 +261,7 @@ def test_the_lock_of_an_earlier_driver_of_the_same_run_is_void(place: tuple[str,
     """The run was taken over from a process that is stopped: its locks must not hold up the next driver."""
     location, path = place
     code = (
-        "from dkrr.interruption import fenced\nfrom dkrr.lock import hold_lock\n"
+        "from dkrr.store.interruption import fenced\nfrom dkrr.store.lease import hold_lock\n"
         "fence = fenced(lambda: None, holder={'run': 'runs/a', 'epoch': 3}); fence.__enter__()\n"
         f"lock = hold_lock({location!r}); lock.__enter__()"
     )
@@ -288,7 +287,7 @@ def test_the_heartbeat_keeps_the_run_of_the_owner(place: tuple[str, Path], monke
 
 def test_the_lock_of_a_process_that_is_stopped_is_watched(place: tuple[str, Path]) -> None:
     location, path = place
-    process = a_process(f"from dkrr.lock import hold_lock\nlock = hold_lock({location!r}); lock.__enter__()")
+    process = a_process(f"from dkrr.store.lease import hold_lock\nlock = hold_lock({location!r}); lock.__enter__()")
     try:
         with stopped(process.pid):
             wait_until(lambda: psutil.Process(process.pid).status() == "stopped")

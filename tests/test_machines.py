@@ -23,7 +23,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-import dkrr.machines
+import dkrr.models.machines
 from dkrr import (
     ConvergenceError,
     DataError,
@@ -443,9 +443,9 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, int]]:
 
 
 def test_a_worker_uses_one_thread(solved: list[tuple[np.ndarray, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dkrr.machines, "cpu_count", lambda: 7)
+    monkeypatch.setattr(dkrr.models.machines, "cpu_count", lambda: 7)
     KernelSVC().fit(X, TWO)
-    monkeypatch.setattr(dkrr.machines, "runs_in_process", lambda: True)
+    monkeypatch.setattr(dkrr.models.machines, "runs_in_process", lambda: True)
     KernelSVC().fit(X, TWO)
     assert [threads for _, threads in solved] == [7, 1]
 

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 import zarr
 
-import dkrr.model
-import dkrr.saved
+import dkrr.models.model
 from dkrr import KernelRidge, Model, load_model, make_kernel
 from dkrr.dataset import Scaling
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StorageFullError, StoreError
 from dkrr.linalg.predict import ArrayRows
-from dkrr.manifest import manifest_digest, write_manifest
+from dkrr.store.documents import manifest_digest, write_manifest
 from tests.reference import dense_predict, reference_kernel
 
 RNG = np.random.default_rng(5)
@@ -39,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is larger than what is read at load."""
-    monkeypatch.setattr(dkrr.model, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(dkrr.models.model, "IN_MEMORY_BYTES", 0)
 
 
 def whitened() -> tuple[Model, np.ndarray]:
@@ -82,7 +81,7 @@ def test_any_zarr_reader_opens_it(path: Path) -> None:
 def test_predictions_read_rows_from_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(path)
     assert not isinstance(model.x_fit, ArrayRows)
-    monkeypatch.setattr(dkrr.model, "IN_MEMORY_BYTES", 10**6)
+    monkeypatch.setattr(dkrr.models.model, "IN_MEMORY_BYTES", 10**6)
     assert np.array_equal(model.predict(Z), load_model(path).predict(Z))
 
 
@@ -90,7 +89,7 @@ def test_predictions_read_rows_from_disk(path: Path, monkeypatch: pytest.MonkeyP
 def test_blocks_of_predictions_do_not_matter(block_rows: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(path)
     expected = model.predict(Z)
-    monkeypatch.setattr(dkrr.model, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(dkrr.models.model, "BLOCK_ROWS", block_rows)
     np.testing.assert_allclose(model.predict(Z), expected, rtol=1e-12, atol=1e-14)
 
 
@@ -174,7 +173,7 @@ def test_saving_is_all_or_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -
         if site == "model.before_pointer":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dkrr.saved, "failpoint", fail)
+    monkeypatch.setattr(dkrr.models.model, "failpoint", fail)
     other = replace(model, provenance={"another": 1})
     with pytest.raises(StorageFullError, match="is full"):
         other.save(path, overwrite=True)

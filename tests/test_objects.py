@@ -13,24 +13,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import buffers, lock, objects, swap
-from dkrr.address import parse_address
-from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, LockedError, StoreError
-from dkrr.lock import hold_lock
-from dkrr.stores import (
+from dkrr.store import chunks as buffers
+from dkrr.store import documents as swap
+from dkrr.store import lease as lock
+from dkrr.store import objects
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.documents import create_json, read_versioned, swap_json
+from dkrr.store.files import (
     children,
     delete_key,
     key_size,
     list_entries,
     list_keys,
+    parse_address,
     read_json,
     read_key,
     remove_array,
     write_json,
     write_key,
 )
-from dkrr.swap import create_json, read_versioned, swap_json
+from dkrr.store.lease import hold_lock
 from tests.faults import wait_until
 from tests.s3 import CANARY_KEY, CANARY_SECRET, Bucket, S3Server, bucket, s3_server
 
@@ -300,7 +303,7 @@ def test_what_a_server_says_repeats_no_credential(bucket: Bucket, impatient: Non
 
 
 def test_settings_of_a_profile(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr.credentials import Profile
+    from dkrr.store.objects import Profile
 
     credentials, config = tmp_path / "credentials", tmp_path / "config"
     credentials.write_text("[lab]\naws_access_key_id = AKIALAB\naws_secret_access_key = s3cret\n")

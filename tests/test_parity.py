@@ -15,7 +15,7 @@ from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
 from sklearn.linear_model import Ridge
 from sklearn.metrics.pairwise import pairwise_kernels
 
-import dkrr.estimator
+import dkrr.models.estimator
 from dkrr import KernelRidge, ingest, make_kernel
 from dkrr.errors import NotPositiveDefiniteError
 
@@ -269,4 +269,4 @@ def test_measure_parity_real_data(data_folder: Path) -> None:
                 f"{result['scikit-learn']:>14.1f}  {result['dkrr']:>6.1f}  {result['rmse']:.3f}"
             )
     assert worst < RTOL
-    assert len(rows[0]) > dkrr.estimator.MAX_IN_PROCESS_ROWS  # these fits ran on tiles
+    assert len(rows[0]) > dkrr.models.estimator.MAX_IN_PROCESS_ROWS  # these fits ran on tiles

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, r2_score
 
-import dkrr.prediction
+import dkrr.models.prediction
 from dkrr import KernelRidge, Model, ingest, load_model
 from dkrr.dataset import Dataset, Scaling
 from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, StoreError, StoreMismatchError
-from dkrr.prediction import predict_dataset, score_dataset
+from dkrr.models.prediction import predict_dataset, score_dataset
 
 RNG = np.random.default_rng(2)
 X = RNG.standard_normal((150, 4))
@@ -28,7 +28,7 @@ BLOCK = 90  # five blocks, the last one ragged
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dkrr.prediction, "BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr(dkrr.models.prediction, "BLOCK_ROWS", BLOCK)
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import dkrr
-from dkrr import ingest, large_predictions, load_model, prediction
+from dkrr import ingest, load_model
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor
 from dkrr.errors import DataError, StoreError
-from dkrr.prediction import predict_variance
+from dkrr.models import large_predictions, prediction
+from dkrr.models.prediction import predict_variance
 
 N, M = 180, 90
 
@@ -117,7 +118,7 @@ def test_workers_give_the_same_and_share_the_work(
 def test_a_lost_tile_is_named_and_a_new_fit_repairs_it(
     fitted: tuple[dkrr.KernelRidge, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkrr.uncertainty.MAX_DENSE_ROWS", 10)
+    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
     model, z = fitted
     expected = model.predict(z, return_std=True)[1]
     tile = sorted((tmp_path / "store" / "factors").glob("*.zarr/c/2/1"))[0]

@@ -119,7 +119,7 @@ def test_the_example_runs_exactly_as_printed(tmp_path: Path) -> None:
 
 
 def test_the_limit_of_problems_in_memory() -> None:
-    from dkrr.estimator import MAX_IN_PROCESS_ROWS
+    from dkrr.models.estimator import MAX_IN_PROCESS_ROWS
 
     assert f"up to {MAX_IN_PROCESS_ROWS:,} rows are solved in this process" in " ".join(README.split())
 
@@ -321,7 +321,7 @@ def test_the_bar_of_the_backward_error() -> None:
 
 
 def test_the_table_of_sizes_is_what_the_formulas_give() -> None:
-    table = rows(sections(TEXTS["dkrr/planning/README.md"])["How large a problem fits"])
+    table = rows(sections(TEXTS["dkrr/fit/README.md"])["How large a problem fits"])
     assert len(table) == 6
     for n_text, gram, tile, disk, flops, seconds, memory in table:
         n = int(number(n_text))

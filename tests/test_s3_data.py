@@ -15,9 +15,9 @@ from dkrr.errors import DamagedChunkError, DataError, StoreError, StoreMismatchE
 from dkrr.jobs.export import export_predictions
 from dkrr.jobs.garbage import delete_garbage, find_garbage
 from dkrr.jobs.inspection import describe, verify
-from dkrr.lock import hold_lock
-from dkrr.model import load_model
-from dkrr.stores import delete_key, list_keys, read_key, write_json, write_key
+from dkrr.models.model import load_model
+from dkrr.store.files import delete_key, list_keys, read_key, write_json, write_key
+from dkrr.store.lease import hold_lock
 from tests.s3 import Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]

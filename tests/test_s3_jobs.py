@@ -19,7 +19,7 @@ from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.serve import evaluate_job, predict_job
 from dkrr.jobs.spec import JobSpec
-from dkrr.stores import delete_key, join, list_keys, read_key, write_key
+from dkrr.store.files import delete_key, join, list_keys, read_key, write_key
 from tests.s3 import CANARY_KEY, CANARY_SECRET, Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]

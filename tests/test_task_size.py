@@ -15,7 +15,7 @@ import pytest
 from dkrr import KernelRidge, load_model
 from dkrr.dataset import ingest
 from dkrr.engine.tasks import BUNDLE_TASKS, InProcessExecutor, Node, Queue, run_tasks
-from dkrr.prediction import predict_dataset, predict_variance, score_dataset
+from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
 
 MAX_BYTES = 10 * 1024
 

@@ -13,9 +13,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 import dkrr
-from dkrr import uncertainty
 from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
 from dkrr.linalg.inference.leave_one_out import conformal_rank
+from dkrr.models import uncertainty
 from tests.reference import reference_kernel
 
 N, D = 150, 3
@@ -225,7 +225,7 @@ class TestStoredFactors:
     def test_a_factor_of_something_else_is_refused(self, tmp_path: Path, name: str, value: Any) -> None:
         import json
 
-        from dkrr.linalg.keys import key_of
+        from dkrr.linalg.catalogue import key_of
 
         model, z = self.fitted(tmp_path)
         factor = next((tmp_path / "store" / "factors").glob("*.zarr"))
@@ -255,7 +255,7 @@ class TestStoredFactors:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         model, z = self.fitted(tmp_path, precision="mixed")
-        with caplog.at_level("INFO", logger="dkrr.uncertainty"):
+        with caplog.at_level("INFO", logger="dkrr.models.uncertainty"):
             found = model.predict(z, return_std=True, sigma2=1.0)[1]
             np.testing.assert_array_equal(model.predict(z, return_std=True, sigma2=1.0)[1], found)
         np.testing.assert_allclose(found, self.expected(), atol=1e-10)
@@ -331,7 +331,7 @@ def test_intervals_of_few_rows_and_of_a_nystrom_regression() -> None:
 def test_models_written_before_there_was_an_uncertainty_are_read(tmp_path: Path) -> None:
     import json
 
-    from dkrr.manifest import write_manifest
+    from dkrr.store.documents import write_manifest
 
     x, y, z = data()
     model = dkrr.KernelRidge(alpha=ALPHA, kernel="rbf").fit(x, y)

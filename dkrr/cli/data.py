@@ -57,7 +57,7 @@ def init_command(data: str, target: tuple[str, ...], output: Path | None, **read
     """Print a commented job file for DATA, with whitening and a gamma from the median distance of its rows."""
     from dkrr.errors import JobFileError
     from dkrr.jobs.init import init_job
-    from dkrr.swap import create_bytes
+    from dkrr.store.documents import create_bytes
 
     exists = JobFileError(f"{output} exists", hint="choose another name or remove it")
     if output is not None and os.path.lexists(output):

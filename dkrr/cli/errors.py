@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from dkrr.errors import DkrrError, StoreError
-from dkrr.interruption import interrupted_error, resumable
+from dkrr.store.interruption import interrupted_error, resumable
 
 __all__ = ["Command", "CommandGroup", "resumable"]
 
@@ -67,7 +67,7 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            from dkrr.stores import full_disk
+            from dkrr.store.files import full_disk
 
             with full_disk("."):
                 return super().invoke(ctx)

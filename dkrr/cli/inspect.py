@@ -126,8 +126,7 @@ def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -
 
 def _store(path: str) -> tuple[str, list[str]]:
     """The store that a path or address means, and the run of a job file, if it is there."""
-    from dkrr.address import join
-    from dkrr.stores import children
+    from dkrr.store.files import children, join
 
     if path.endswith(".toml"):
         from dkrr.jobs.claim import run_id

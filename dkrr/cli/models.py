@@ -172,12 +172,11 @@ def model_location(text: str, registry: str | None = None, *, finished: bool = F
     StoreError
         Nothing is there, or something else.
     """
-    from dkrr.address import is_url, join, name_of
     from dkrr.errors import StoreError
     from dkrr.jobs.registry import ModelRegistry, parse_reference
     from dkrr.jobs.runs.facts import Run, find_run
     from dkrr.jobs.runs.status import look_once
-    from dkrr.stores import read_json
+    from dkrr.store.files import is_url, join, name_of, read_json
 
     reference = parse_reference(text)
     if reference is not None:

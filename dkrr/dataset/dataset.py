@@ -27,7 +27,7 @@ from dkrr.dataset.rows import Floats, RowArray
 from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.markup import lines_text, named
-from dkrr.stores import check_place, children, local_root, read_json
+from dkrr.store.files import check_place, children, local_root, read_json
 
 __all__ = ["Dataset", "Part", "fields_of_parts", "open_dataset"]
 

@@ -17,23 +17,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from dkrr.address import join, parent_of
 from dkrr.errors import DkrrError, StorageFullError, StoreError
-from dkrr.interruption import check_fence
-from dkrr.lock import hold_lock
-from dkrr.stores import (
+from dkrr.store.files import (
     children,
     delete_key,
     free_bytes,
     full_disk,
     is_url,
+    join,
     list_entries,
     list_keys,
     local_root,
+    parent_of,
     read_json,
     remove_array,
     write_json,
 )
+from dkrr.store.interruption import check_fence
+from dkrr.store.lease import hold_lock
 
 __all__ = [
     "FORMAT_VERSION",
@@ -149,7 +150,7 @@ def _state(location: Any) -> State:
 
 @contextlib.contextmanager
 def writing(location: Any, *, wait: bool = False) -> Iterator[None]:
-    """Be the one who writes a data set while the block runs, see :func:`dkrr.lock.hold_lock`.
+    """Be the one who writes a data set while the block runs, see :func:`dkrr.store.lease.hold_lock`.
 
     Raises
     ------

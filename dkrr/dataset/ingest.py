@@ -28,7 +28,7 @@ from dkrr.dataset.sources.text import Header
 from dkrr.dataset.summary import RowSummary
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
-from dkrr.stores import check_place, overlaps
+from dkrr.store.files import check_place, overlaps
 
 __all__ = ["append", "fields_of", "ingest"]
 

@@ -17,7 +17,7 @@ from dkrr.dataset.sources import open_table
 from dkrr.dataset.sources.remote import local_copy
 from dkrr.dataset.sources.text import CsvTable, Header, read_records
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.stores import is_url
+from dkrr.store.files import is_url
 
 __all__ = ["read_mask", "row_hash_fraction"]
 

@@ -1,7 +1,7 @@
 """Rows of float64 on disk: an (n, k) array in chunks of whole rows.
 
 X, y and weights of a data set, coefficients and right-hand sides are all :class:`RowArray`: one Zarr array of raw
-checksummed chunks (:class:`~dkrr.chunks.ChunkArray`), cut between rows only. The last chunk is stored full size with
+checksummed chunks (``dkrr.store.chunks.ChunkArray``), cut between rows only. The last chunk is stored full size with
 NaN in the rows that do not exist yet, so a row that was never written is seen when it is read and never counts as zero.
 
 Cost: a read verifies and copies every chunk it touches, so read whole chunks (:meth:`RowArray.blocks`).
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, StoreError
-from dkrr.stores import read_json, write_json
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import read_json, write_json
 
 __all__ = ["CheckedRows", "Floats", "RowArray", "default_rows_per_chunk", "lazy_rows"]
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import join
 from dkrr.dataset import destination
 from dkrr.dataset.dataset import Dataset, open_dataset
 from dkrr.dataset.digests import DIGEST_ROWS
@@ -31,9 +30,9 @@ from dkrr.dataset.generations import Counters, Generation, pack
 from dkrr.dataset.rows import Floats, RowArray, default_rows_per_chunk
 from dkrr.dataset.summary import RowSummary
 from dkrr.errors import DataError, LockedError, StoreError
-from dkrr.failpoints import failpoint
-from dkrr.interruption import check_fence
-from dkrr.stores import remove_array
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import join, remove_array
+from dkrr.store.interruption import check_fence
 
 __all__ = ["DatasetWriter"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dkrr.configuration import timeout_seconds
+from dkrr.engine.configuration import timeout_seconds
 from dkrr.engine.machine import blas_kernel, blas_libraries, cpu_count, total_memory_bytes
 from dkrr.engine.tasks import DaskExecutor, Executor, InProcessExecutor
 from dkrr.engine.workers import Admission, check_workers, roster

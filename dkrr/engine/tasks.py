@@ -14,8 +14,8 @@ travels beside it.
 
 Dask forgets a cancelled task, and a thread that is inside it goes on to the end: minutes with large tiles, in which it
 would write into a store that another run may own by then. Every graph therefore has a name, :func:`stop_graph` puts it
-on the list of stopped ones in each worker process, and :func:`dkrr.interruption.check_cancelled` compares, before every
-tile that is read: 0.3 us. (A file of the store costs 4 us a look on a local disk and a request on an object store.)
+on the list of stopped ones in each worker process, and :func:`dkrr.store.interruption.check_cancelled` compares, before
+every tile that is read: 0.3 us. (A file of the store costs 4 us a look on a local disk and a request elsewhere.)
 
 References
 ----------
@@ -40,8 +40,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dkrr.buffers import release
-from dkrr.configuration import timeout_seconds
+from dkrr.engine.configuration import timeout_seconds
 from dkrr.engine.machine import peak_rss_bytes
 from dkrr.errors import (
     CancelledError,
@@ -52,7 +51,8 @@ from dkrr.errors import (
     StoreError,
     WorkerLostError,
 )
-from dkrr.interruption import cancellable, check_cancelled
+from dkrr.store.chunks import release
+from dkrr.store.interruption import cancellable, check_cancelled
 
 if TYPE_CHECKING:
     from dkrr.engine.workers import Admission, WorkerInfo

@@ -39,7 +39,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dkrr._version import __version__
-from dkrr.configuration import timeout_seconds
+from dkrr.engine.configuration import timeout_seconds
 from dkrr.engine.machine import (
     MISSING,
     blas_kernel,
@@ -52,7 +52,7 @@ from dkrr.engine.machine import (
 )
 from dkrr.engine.tasks import DaskExecutor, Executor
 from dkrr.errors import ClusterError, DkrrError, StoreError
-from dkrr.stores import delete_key, local_root, read_json, write_json
+from dkrr.store.files import delete_key, local_root, read_json, write_json
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -12,13 +12,12 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from dkrr.address import name_of
 from dkrr.dataset.destination import check_outside
 from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.directory import RunDirectory, may_hold
 from dkrr.jobs.spec import JobSpec
-from dkrr.stores import read_json, write_json
+from dkrr.store.files import name_of, read_json, write_json
 
 if TYPE_CHECKING:
     from dkrr.jobs.planned import Plan

@@ -1,7 +1,7 @@
 """``[cluster]`` of a job, and what a place says about it.
 
 One job file is to run on a laptop, under Slurm and on Kubernetes: it leaves ``scheduler`` out, and Dask's configuration
-of the place has the table ``dkrr.cluster`` (:mod:`dkrr.configuration`).
+of the place has the table ``dkrr.cluster`` (:mod:`dkrr.engine.configuration`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from dkrr import configuration
-from dkrr.address import is_url
+from dkrr.engine import configuration
 from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes
 from dkrr.jobs.fields import ByteSize, is_loopback, locate
 from dkrr.jobs.kernel_table import Table
+from dkrr.store.files import is_url
 
 __all__ = ["ClusterSpec", "with_cluster_of_this_place"]
 

@@ -20,27 +20,29 @@ from typing import Any
 import numpy as np
 
 from dkrr._version import __version__
-from dkrr.address import name_of, parent_of, sibling
 from dkrr.dataset import RowArray
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources import Table
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.failpoints import failpoint
-from dkrr.interruption import check_fence
 from dkrr.jobs.runs.events import utc_now
-from dkrr.manifest import content_digest
-from dkrr.objects import put_file
-from dkrr.stores import (
+from dkrr.store.documents import content_digest
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import (
     children,
     is_url,
     local_root,
+    name_of,
     overlaps,
+    parent_of,
     put_back,
     put_in_place,
     read_json,
     remove_array,
+    sibling,
     write_json,
 )
+from dkrr.store.interruption import check_fence
+from dkrr.store.objects import put_file
 
 __all__ = ["Beside", "check_output", "export_predictions", "work_of"]
 
@@ -69,7 +71,7 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
     Returns
     -------
     digest
-        Of dkrr's predictions that stand there, see :func:`dkrr.manifest.content_digest`; None where there are none.
+        Of dkrr's predictions there, see :func:`~dkrr.store.documents.content_digest`; None where there are none.
 
     Raises
     ------

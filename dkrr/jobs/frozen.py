@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import name_of
 from dkrr.dataset import Dataset, Scaling, open_dataset
 from dkrr.dataset.drift import DRIFT_LIMIT, Drift, measure_drift
 from dkrr.dataset.split import mask_digest
 from dkrr.dataset.summary import row_moments
 from dkrr.errors import StoreError
-from dkrr.stores import arrays_below
+from dkrr.store.files import arrays_below, name_of
 
 __all__ = ["Frozen", "find_scaling"]
 

@@ -3,8 +3,8 @@
 A Gram matrix, a factor or a copy of rows is needed when a JSON document of a run or a model names its key, or when a
 run that has a plan and no result may go on writing it; so are preconditioners and the state of an iteration ("solves").
 Runs and models are looked for in the folder that holds the store and below it, and wherever the store was told of some
-(:func:`~dkrr.stores.note_user`: each run, saved model and registry that uses a store elsewhere does so), or remembers
-a model of.
+(:func:`~dkrr.store.files.note_user`: each run, saved model and registry that uses a store elsewhere does so), or
+remembers a model of.
 You need this when a store has grown: factors are kept so that a fit can be extended, and nothing else removes them.
 Scratch, that of a factor too unless such a run may go on with it, and what interrupted writes left are garbage. What
 changed lately is left alone: it may belong to a fit that is running.
@@ -35,24 +35,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_below, is_url, join, name_of, parent_of, relative_to, sibling
 from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.inspection import kind_of
 from dkrr.jobs.registry import ALIASES, GRACE_SECONDS, read_aliases, versions_kept
 from dkrr.jobs.registry.versions import VERSIONS, list_versions
+from dkrr.linalg.catalogue import recorded_models
 from dkrr.linalg.factor.schedule import factor_of_scratch
-from dkrr.linalg.lineage import recorded_models
-from dkrr.lock import hold_lock
-from dkrr.stores import (
+from dkrr.store.files import (
     USERS,
     Entry,
     children,
     delete_key,
+    is_below,
+    is_url,
+    join,
     list_entries,
+    name_of,
+    parent_of,
     read_key,
+    relative_to,
     remove_array,
+    sibling,
     users_of,
 )
+from dkrr.store.lease import hold_lock
 
 __all__ = ["Garbage", "delete_garbage", "find_garbage"]
 

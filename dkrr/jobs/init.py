@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
-from dkrr.address import is_url, name_of
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.sources.text import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
 from dkrr.jobs.mistakes import nearest
-from dkrr.swap import create_bytes
+from dkrr.store.documents import create_bytes
+from dkrr.store.files import is_url, name_of
 
 __all__ = ["init_job", "is_data", "median_gamma", "write_job"]
 

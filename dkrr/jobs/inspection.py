@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import is_url, join, parent_of
 from dkrr.errors import DkrrError, StoreError
 from dkrr.jobs.registry import ALIASES, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
 from dkrr.jobs.runs.directory import RunDirectory, run_kind
 from dkrr.jobs.runs.facts import result_facts
 from dkrr.jobs.runs.status import look_once
-from dkrr.stores import arrays_below, list_keys, read_json
+from dkrr.store.files import arrays_below, is_url, join, list_keys, parent_of, read_json
 
 __all__ = ["Description", "describe", "kind_of", "verify"]
 
@@ -125,7 +124,7 @@ def _verify_dataset(path: str) -> Iterator[str]:
 
 
 def _describe_model(path: str) -> dict[str, Any]:
-    from dkrr.model import load_model
+    from dkrr.models.model import load_model
 
     model = load_model(path, verify=False)
     solution = model.solution
@@ -166,7 +165,7 @@ def _worst(values: Any) -> str:
 
 
 def _verify_model(path: str) -> Iterator[str]:
-    from dkrr.model import load_model
+    from dkrr.models.model import load_model
 
     try:
         model = load_model(path)  # compares every key with the manifest

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError
-from dkrr.fitting import FitSettings
+from dkrr.fit.fitting import FitSettings
 from dkrr.jobs.spec import JobSpec
-from dkrr.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import BLOCK_ROWS, load_model
-from dkrr.stores import place, remove_array, write_json
+from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows
+from dkrr.models.model import BLOCK_ROWS, load_model
+from dkrr.models.uncertainty import loo_quantiles
+from dkrr.store.files import place, remove_array, write_json
 from dkrr.tiles import TileMatrix
-from dkrr.uncertainty import loo_quantiles
 
 __all__ = ["leave_out", "wants_leave_one_out"]
 
@@ -64,7 +64,7 @@ def leave_out(
 
     Cost
     ----
-    That of :func:`dkrr.leave_one_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
+    That of :func:`dkrr.models.leave_one_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
     """
     if not wants_leave_one_out(job):
         return None

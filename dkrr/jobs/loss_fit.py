@@ -10,7 +10,7 @@ where KEY stands for rows, targets, weights, kernel and loss. The same fit, star
 coefficients are a right place to begin, so that one which is damaged costs time alone. Without them it begins with
 those of the earlier model in the store that shares the most rows, and with 0 for rows that came later.
 
-Cost: the rows in memory twice, and what :mod:`dkrr.planning.losses` says.
+Cost: the rows in memory twice, and what :mod:`dkrr.fit.prices` says.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from dkrr.dataset import Dataset, Scaling
 from dkrr.engine.machine import cpu_count
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError, JobFileError
-from dkrr.failpoints import failpoint
 from dkrr.jobs.loss_spec import losses_of, parameters_of, path_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared
@@ -42,9 +41,10 @@ from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.losses.loss import Loss
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import quantile_names
-from dkrr.records import label_targets, loss_details, loss_parts
-from dkrr.stores import children
+from dkrr.models.model import quantile_names
+from dkrr.models.tiled import label_targets, loss_details, loss_parts
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import children
 from dkrr.threads import single_blas_thread
 
 __all__ = ["FittedLoss", "LossCheckpoint", "check_loss_targets", "fit_loss", "loss_of", "num_loss_columns"]
@@ -151,7 +151,8 @@ class LossCheckpoint:
 class FittedLoss:
     """What a model of one C is made of, and what its summary says besides.
 
-    ``parts`` and ``details`` are those of :func:`dkrr.records.loss_parts` and :func:`dkrr.records.loss_details`,
+    ``parts`` and ``details`` are those of :func:`~dkrr.models.tiled.loss_parts` and
+    :func:`~dkrr.models.tiled.loss_details`,
     ``columns`` the scaling, names and form of its targets.
     """
 

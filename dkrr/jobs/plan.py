@@ -1,7 +1,7 @@
 """Make a plan: what a job needs and how long it may take, computed before anything is started; refuse what cannot fit.
 
-What was left to "auto" is decided here, by :mod:`dkrr.planning.planner`, unless an earlier attempt of the same run
-decided it. Memory, disk and seconds are those of :mod:`dkrr.planning.costs`.
+What was left to "auto" is decided here, by :mod:`dkrr.fit.plan`, unless an earlier attempt of the same run
+decided it. Memory, disk and seconds are those of :mod:`dkrr.fit.prices`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.address import is_url
 from dkrr.engine.machine import cpu_count, free_memory_bytes, peak_rss_bytes, total_memory_bytes
 from dkrr.errors import ParameterError
-from dkrr.fitting import center_of_lineage
+from dkrr.fit.choices import Candidate, Limits, Problem
+from dkrr.fit.fitting import center_of_lineage
+from dkrr.fit.inputs import free_bytes, measured_place
+from dkrr.fit.plan import ASKED, Decision, decide, find_continued, find_other_alpha, other_alpha_sentence
+from dkrr.fit.prices import (
+    CLIENT_BYTES,
+    DECOMPOSITION_PASSES,
+    DISK_RESERVE_BYTES,
+    NEWTON_PRODUCTS,
+    loss_candidate,
+    with_leave_one_out,
+)
+from dkrr.fit.rates import Machine, measure_machine
+from dkrr.fit.trial import Trial, sample_trial
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.leave_one_out import wants_leave_one_out
 from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
@@ -31,17 +43,8 @@ from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
-from dkrr.planning.candidates import Candidate, Limits, Problem
-from dkrr.planning.continuing import find_continued, find_other_alpha, other_alpha_sentence
-from dkrr.planning.costs import CLIENT_BYTES, Machine
-from dkrr.planning.losses import DECOMPOSITION_PASSES, NEWTON_PRODUCTS, loss_candidate
-from dkrr.planning.planner import ASKED, Decision, decide
-from dkrr.planning.pricing import DISK_RESERVE_BYTES, with_leave_one_out
-from dkrr.planning.rates import measure_machine
-from dkrr.planning.trial import Trial, sample_trial
-from dkrr.records import loss_solver, usable_rows
-from dkrr.resources import free_bytes, measured_place
-from dkrr.stores import arrays_below, read_json
+from dkrr.models.tiled import loss_solver, usable_rows
+from dkrr.store.files import arrays_below, is_url, read_json
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = ["make_plan", "plan"]

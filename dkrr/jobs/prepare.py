@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import name_of, parent_of, parse_address
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.columns import (
     column_number,
@@ -34,8 +33,8 @@ from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
-from dkrr.objects import find_object, list_objects
-from dkrr.stores import file_state, is_url, place, read_json
+from dkrr.store.files import file_state, is_url, name_of, parent_of, parse_address, place, read_json
+from dkrr.store.objects import find_object, list_objects
 
 __all__ = ["Prepared", "changed_since", "check_columns", "has_changed", "open_data", "prepare"]
 

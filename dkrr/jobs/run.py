@@ -15,6 +15,7 @@ from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, requi
 from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress
 from dkrr.engine.workers import WorkerMemory, describe_executor
+from dkrr.fit.inputs import nothing_new
 from dkrr.jobs.claim import check_claim, resolve_once, run_id
 from dkrr.jobs.documents import plain
 from dkrr.jobs.figures import SAMPLE_ROWS, Figures, data_facts, held_out_facts
@@ -29,10 +30,9 @@ from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.summary import FitSummary, peaks
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import load_model
-from dkrr.prediction import score_dataset
-from dkrr.resources import nothing_new
-from dkrr.stores import note_user
+from dkrr.models.model import load_model
+from dkrr.models.prediction import score_dataset
+from dkrr.store.files import note_user
 
 __all__ = ["FitSummary", "drive_job", "fit_job", "job_executor"]
 

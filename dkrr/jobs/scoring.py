@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dkrr.address import join, parent_of
 from dkrr.engine.tasks import Progress
 from dkrr.errors import StoreError
 from dkrr.jobs.export import check_output, work_of
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, Version
 from dkrr.jobs.serve import RESULT, holding, predict_held
 from dkrr.jobs.uncertain import Asked
-from dkrr.stores import children, read_json, remove_array, write_json
+from dkrr.store.files import children, join, parent_of, read_json, remove_array, write_json
 
 __all__ = ["Scored", "predict_registered"]
 

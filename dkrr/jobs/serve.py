@@ -11,24 +11,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dkrr.address import is_below, is_url, name_of, parent_of
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
 from dkrr.engine.cluster import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
+from dkrr.fit.inputs import TemporaryStore, nothing_new
 from dkrr.jobs.export import Beside, check_output, export_predictions, work_of
 from dkrr.jobs.registry.versions import RECORD
 from dkrr.jobs.uncertain import Asked, probability_table, uncertain_columns, uncertain_table
-from dkrr.large_predictions import is_worth_a_cluster
-from dkrr.lock import hold_lock
-from dkrr.manifest import manifest_digest
-from dkrr.model import Model, load_model
-from dkrr.prediction import predict_dataset, score_dataset
-from dkrr.resources import nothing_new
-from dkrr.stores import place, read_json, remove_array
-from dkrr.temporary import TemporaryStore
+from dkrr.models.large_predictions import is_worth_a_cluster
+from dkrr.models.model import Model, load_model
+from dkrr.models.prediction import predict_dataset, score_dataset
+from dkrr.store.documents import manifest_digest
+from dkrr.store.files import is_below, is_url, name_of, parent_of, place, read_json, remove_array
+from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
 
 __all__ = ["evaluate_job", "holding", "predict_held", "predict_job"]

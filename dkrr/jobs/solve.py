@@ -9,8 +9,11 @@ import numpy as np
 
 from dkrr._version import __version__
 from dkrr.dataset import Dataset
-from dkrr.fitting import FitResult, fit_rows, with_lineage
-from dkrr.given import store_given_matrix
+from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice
+from dkrr.fit.fitting import FitResult, fit_rows, with_lineage
+from dkrr.fit.inputs import store_given_matrix
+from dkrr.fit.plan import Ways, settings_of
+from dkrr.fit.rates import Machine
 from dkrr.jobs.leave_one_out import leave_out
 from dkrr.jobs.loss_fit import FittedLoss, fit_loss, loss_of
 from dkrr.jobs.planned import Plan
@@ -24,17 +27,12 @@ from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
-from dkrr.planning.candidates import Candidate, Limits, Problem
-from dkrr.planning.choices import SolverChoice
-from dkrr.planning.costs import Machine
-from dkrr.planning.iterations import Iterations
-from dkrr.planning.planner import Ways, settings_of
-from dkrr.prediction import LOWER_IS_BETTER, score_dataset
-from dkrr.records import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
-from dkrr.stores import delete_key, list_entries, place, remove_array
-from dkrr.uncertainty import recorded_factors
-from dkrr.validation import check_target_sizes
+from dkrr.models.model import Model, load_model
+from dkrr.models.prediction import LOWER_IS_BETTER, score_dataset
+from dkrr.models.tiled import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
+from dkrr.models.uncertainty import recorded_factors
+from dkrr.models.validation import check_target_sizes
+from dkrr.store.files import delete_key, list_entries, place, remove_array
 
 __all__ = ["solve_and_save"]
 
@@ -45,7 +43,7 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     Raises
     ------
     NumericalError, DataError, StoreError, LockedError
-        See :func:`dkrr.fitting.fit_rows`.
+        See :func:`dkrr.fit.fitting.fit_rows`.
     """
     if job.model.loss != "square":
         fits, checkpoint = fit_loss(job, prepared, plan, workspace, directory)

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from dkrr.address import StorageSettings, is_url, join, parent_of, with_settings, without_settings
+from dkrr.fit.choices import SolverChoice
 from dkrr.jobs import loss_spec, mistakes, toml
 from dkrr.jobs.cluster_spec import ClusterSpec, with_cluster_of_this_place
 from dkrr.jobs.fields import (
@@ -44,7 +44,7 @@ from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_
 from dkrr.jobs.mistakes import nearest
 from dkrr.jobs.tune_spec import TuneSpec
 from dkrr.kernels import Kernel
-from dkrr.planning.choices import SolverChoice
+from dkrr.store.files import StorageSettings, is_url, join, parent_of, with_settings, without_settings
 
 __all__ = [
     "ClusterSpec",
@@ -180,8 +180,7 @@ class ModelSpec(KernelParameters):
     Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way: one for all targets, or a list of
     which the held-out rows choose one (of the square a list has an alpha for each target). They have a parameter
     ``quantile`` (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with
-    ``standardize``). What is left out is what the estimators of :mod:`dkrr.machines` have: C = 1, alpha = 1 for pinball
-    and huber.
+    ``standardize``). What is left out is what the estimators have: C = 1, alpha = 1 for pinball and huber.
 
     Parameters
     ----------
@@ -311,7 +310,7 @@ class SolverSpec(Table):
 class StorageSpec(Table):
     """``[storage]``: how the s3:// addresses of the job are reached. Credentials are found by each process itself.
 
-    In memory every address of the job carries these settings (:mod:`dkrr.address`), so that tasks need nothing else.
+    In memory every address of the job carries these settings (:mod:`dkrr.store.files`), so that tasks need no more.
 
     Parameters
     ----------

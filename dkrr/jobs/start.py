@@ -3,7 +3,7 @@
 A model is remembered in the store by the rows and targets that it was fitted to, and found again by what they have in
 common with others: zeros stand for rows that came later. A direct solve has no use for it. A model of another loss than
 the square has lost its rows with coefficients of 0; the others stand in it in the order of the data set. Cost: see
-:mod:`dkrr.linalg.lineage`; one reading of the coefficients.
+:mod:`dkrr.linalg.catalogue`; one reading of the coefficients.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.errors import DkrrError
-from dkrr.fitting import FitSettings
+from dkrr.fit.fitting import FitSettings
 from dkrr.kernels import Kernel
-from dkrr.linalg.lineage import Ancestor, ancestors, record_rows
+from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.losses.loss import make_loss
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
+from dkrr.models.model import Model, load_model
 
 __all__ = ["begin_from", "begin_loss_from", "remember"]
 

@@ -9,7 +9,7 @@ from dkrr.engine.tasks import RunSummary
 from dkrr.jobs.planned import Plan
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.prediction import Score
+from dkrr.models.prediction import Score
 
 __all__ = ["FitSummary", "peaks", "summary_of"]
 

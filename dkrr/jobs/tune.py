@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
+from dkrr.fit.inputs import nothing_new
 from dkrr.jobs import toml
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.loss_fit import check_loss_targets
@@ -28,12 +28,11 @@ from dkrr.jobs.prepare import Prepared, prepare
 from dkrr.jobs.run import job_executor
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune_spec import TuneSpec
-from dkrr.lock import hold_lock
-from dkrr.resources import nothing_new
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
-from dkrr.stores import is_url, read_json, write_file
-from dkrr.swap import create_bytes
+from dkrr.store.documents import create_bytes
+from dkrr.store.files import is_url, join, name_of, parent_of, read_json, write_file
+from dkrr.store.lease import hold_lock
 
 __all__ = ["TuneSummary", "tune_job"]
 

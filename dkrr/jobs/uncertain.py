@@ -12,9 +12,9 @@ from dkrr.engine.tasks import Executor, Progress
 from dkrr.errors import ParameterError
 from dkrr.linalg.inference.leave_one_out import IntervalMethod, check_coverage, check_method
 from dkrr.linalg.losses.loss import log_probabilities
-from dkrr.model import BLOCK_ROWS, Model
-from dkrr.prediction import predict_variance
-from dkrr.uncertainty import half_widths, interval, standard_deviation
+from dkrr.models.model import BLOCK_ROWS, Model
+from dkrr.models.prediction import predict_variance
+from dkrr.models.uncertainty import half_widths, interval, standard_deviation
 
 __all__ = ["Asked", "probability_table", "uncertain_columns", "uncertain_table"]
 
@@ -107,7 +107,7 @@ def uncertain_table(
 
     Cost
     ----
-    That of :func:`~dkrr.prediction.predict_variance` where a standard deviation is needed.
+    That of :func:`~dkrr.models.prediction.predict_variance` where a standard deviation is needed.
     """
     variances = None
     if asked.needs_variance:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray, FloatArray
+from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.tiles import TileGrid
 
 BLOCK_ROWS = 4096

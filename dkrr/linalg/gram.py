@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dkrr.chunks import FloatArray
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.keys import gram_fields, key_of
+from dkrr.linalg.catalogue import TakenOver, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.linalg.passes import Owners, made, run_tasks
-from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import gram_samples_agree
 from dkrr.linalg.workspace import keep_for_others
-from dkrr.stores import check_place, full_disk, place
+from dkrr.store.chunks import FloatArray
+from dkrr.store.files import check_place, full_disk, place
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer
 

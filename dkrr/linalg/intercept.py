@@ -36,10 +36,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import FloatArray
 from dkrr.dataset import Dataset
 from dkrr.errors import DataError
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.store.chunks import FloatArray
 
 Blocks = Callable[[], Iterable[tuple[FloatMatrix, FloatVector | None]]]
 

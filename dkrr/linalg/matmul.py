@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.chunks import FloatArray
 from dkrr.errors import DkrrError, NumericalError
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.gram import gram_owner
@@ -32,6 +31,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Operands, Pass
 from dkrr.linalg.products import BAND_BYTES, BLOCK_ROWS, STRIP_ROWS, Entries, Pair, StoredEntries, is_nonnegative
 from dkrr.linalg.workspace import Workspace
+from dkrr.store.chunks import FloatArray
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import is_finite

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import FloatArray
 from dkrr.dataset import Dataset, open_dataset
 from dkrr.dataset.prefix import before_appends
 from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix
 from dkrr.linalg.products import Entries, KernelEntries, StoredEntries, entry_nanoseconds, super_blocks
+from dkrr.store.chunks import FloatArray
 from dkrr.tiles import TileGrid, TileMatrix
 
 

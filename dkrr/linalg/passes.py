@@ -28,17 +28,17 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, run_task
 from dkrr.errors import DamagedChunkError, DataError, DkrrError, PlanRefusedError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.blocks import FloatMatrix
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place, remove_array
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, remove_array
+from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import is_finite
 

@@ -26,7 +26,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place
+from dkrr.store.files import place
 
 Solved = tuple[list[int], Solution, BlockColumns]
 

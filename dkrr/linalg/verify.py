@@ -23,11 +23,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import INVERSE_DIAGONAL, MAKER
-from dkrr.stores import list_keys, local_root, read_json
+from dkrr.store.chunks import ChunkArray, FloatArray
+from dkrr.store.files import list_keys, local_root, read_json
 from dkrr.tiles import TileMatrix
 
 NUM_GRAM_SAMPLES = 4
@@ -183,7 +183,7 @@ def _file_part(path: str, length: int, offset: int) -> bytes | None:
 
 def _object_parts(array: ChunkArray, wanted: list[tuple[tuple[int, int], int]], length: int) -> list[bytes | None]:
     """Byte ranges of chunks at an address."""
-    from dkrr.objects import read_range
+    from dkrr.store.objects import read_range
 
     return [read_range(array.store, array.chunk_key(index), start, length) for index, start in wanted]
 

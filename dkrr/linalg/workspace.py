@@ -17,8 +17,8 @@ from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import LockedError, StoreError
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.settings import Foreseen
-from dkrr.lock import hold_lock
-from dkrr.stores import delete_key, read_json, remove_array, write_json
+from dkrr.store.files import delete_key, read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 
 MOST_POINTS = 500
@@ -120,7 +120,7 @@ class Workspace:
     there already, see :meth:`record_reuse`; ``traces`` are the residuals of what iterated. ``maker`` names who removes
     matrices at the end, see :meth:`discard`; "" is nobody. ``foreseen`` is what a plan says of the way that is taken,
     ``other_seconds`` asks what the next one would take, and ``given_up`` says which ones were, see
-    :mod:`dkrr.attempts`.
+    :mod:`dkrr.fit.fitting`.
     """
 
     store: Any

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import ParameterError
 from dkrr.linalg.losses.loss import Loss, make_loss
-from dkrr.selection.families import FAMILIES, kernel_keys
-from dkrr.selection.likelihood import standard_error
+from dkrr.selection.likelihood import FAMILIES, kernel_keys, standard_error
 
 __all__ = [
     "AS_GOOD",
@@ -117,7 +116,7 @@ class TuneSettings:
     Parameters
     ----------
     kernels
-        Families, of :data:`~dkrr.selection.families.FAMILIES`.
+        Families, of :data:`~dkrr.selection.likelihood.FAMILIES`.
     widths
         "shared": one width for all features; "per_feature": one for each; "both": whichever predicts better.
     search_rows

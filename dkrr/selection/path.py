@@ -1,4 +1,19 @@
-"""Held-out predictions for a grid of alphas in memory, and the alpha that they choose.
+"""A grid of alphas in feature space (:mod:`dkrr.linalg.primal.solver`): two passes over the rows for all.
+
+Folds: which rows are predicted by a fit of which others.
+
+A fold whose training rows are all the others is answered from the fit of all rows; any other split (time-ordered ones
+train on the past alone) needs a fit of its own.
+
+With another loss than the square every fold needs a fit of its own, which has all values of C as columns.
+
+Scores of held-out predictions, by scikit-learn's conventions for RidgeCV.
+
+Leave-one-out predictions are scored all together: without ``scoring`` by -mean(w_i e_i^2) over all rows, else by the
+scorer. Folds are scored one by one, by R^2 unless told otherwise, and their scores averaged, as GridSearchCV does. A
+scorer that takes sample weights is given them.
+
+Held-out predictions for a grid of alphas in memory, and the alpha that they choose.
 
     gram  ->  eigendecomposition  ->  for every alpha: predictions of held-out rows  ->  scores  ->  alpha
 
@@ -12,27 +27,314 @@ and fold of f rows, and an eigendecomposition more for each split whose training
 from __future__ import annotations
 
 import logging
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.metrics import check_scoring
+from sklearn.model_selection import check_cv
 
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit, FactorRidge, judge_dense
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
-from dkrr.selection.folds import Fold
-from dkrr.selection.scoring import Scoring
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut
+from dkrr.linalg.losses.fit import fit_losses
+from dkrr.linalg.losses.loss import log_probabilities
+from dkrr.linalg.primal.passes import FeatureRows
+from dkrr.linalg.primal.solver import leave_one_out_errors, primal_leave_one_out
+from dkrr.models.tiled import label_targets
+from dkrr.selection.choice import FoldLoss
 
-__all__ = ["AlphaPath", "Chosen", "choose"]
-
-logger = logging.getLogger("dkrr.selection")
+__all__ = ["AlphaPath", "Chosen", "Fold", "Scoring", "choose", "fold_losses", "held_out", "make_folds", "primal_search"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
+logger = logging.getLogger("dkrr.selection")
+
+# on the gaps of the fits of folds, which only have to tell one C from another
+FOLD_TOL = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Rows ``test`` (f,), predicted by a fit of ``train``; None means all the others."""
+
+    test: Rows
+    train: Rows | None = None
+
+
+def make_folds(cv: Any, X: Any, y: Any) -> list[Fold]:
+    """The folds that ``cv`` means for n rows.
+
+    Parameters
+    ----------
+    cv
+        A number of folds of consecutive rows; a scikit-learn splitter; an iterable of (train, test) row numbers; or an
+        array (n,) of labels: the rows of one label are one fold.
+
+    Raises
+    ------
+    ParameterError
+        It is none of these.
+    DataError
+        A fold is empty, or names rows that do not exist.
+    """
+    n = len(X)
+    labels = _labels(cv, n)
+    if labels is not None:
+        numbers_of, inverse = np.unique(labels, return_inverse=True)
+        if len(numbers_of) < 2:
+            raise DataError(f"cv has one label for all {n:,} rows", hint="give at least two groups of rows")
+        return [Fold(np.flatnonzero(inverse == number)) for number in range(len(numbers_of))]
+    if isinstance(cv, bool | str) or (isinstance(cv, numbers.Number) and not isinstance(cv, numbers.Integral)):
+        raise ParameterError(
+            f"cv is {cv!r}", hint="give a number of folds, a splitter, (train, test) pairs, or a label for each row"
+        )
+    try:
+        splits = list(check_cv(cv).split(X, y))
+    except (ValueError, TypeError) as error:
+        raise ParameterError(
+            f"cv is {cv!r}: {str(error).partition(chr(10))[0]}",
+            hint="give a number of folds, a splitter, (train, test) pairs, or a label for each row; "
+            "a splitter by groups is given as list(splitter.split(X, y, groups))",
+        ) from error
+    if not splits:
+        raise DataError("cv has no folds", hint="give at least one pair (train, test)")
+    return [_fold(number, train, test, n) for number, (train, test) in enumerate(splits)]
+
+
+def _labels(cv: Any, n: int) -> NDArray[Any] | None:
+    """Labels (n,) if ``cv`` is an array or a column of them."""
+    if not (hasattr(cv, "shape") and hasattr(cv, "dtype")) or np.ndim(cv) != 1:
+        return None
+    labels = np.asarray(cv)
+    if len(labels) != n:
+        raise DataError(f"cv has {len(labels):,} labels for {n:,} rows", hint="give the fold of every row")
+    try:
+        is_whole = not np.ma.is_masked(cv) and bool((labels == labels).all())  # NaN is not itself
+        np.sort(labels)
+    except TypeError:
+        is_whole = False
+    if not is_whole:
+        raise DataError("cv has labels that are missing, or of several kinds", hint="give the fold of every row")
+    return labels
+
+
+def _fold(number: int, train: Any, test: Any, n: int) -> Fold:
+    train_rows, test_rows = _rows(train, number, n), _rows(test, number, n)
+    for name, rows in (("training", train_rows), ("test", test_rows)):
+        if not len(rows):
+            raise DataError(f"fold {number} has no {name} rows", hint="every fold needs rows on both sides")
+    seen = np.zeros(n, dtype=np.intp)
+    np.add.at(seen, train_rows, 1)
+    np.add.at(seen, test_rows, 1)
+    return Fold(test_rows, None if (seen == 1).all() else train_rows)
+
+
+def _rows(values: Any, number: int, n: int) -> Rows:
+    """Row numbers, from a mask too."""
+    if np.ma.is_masked(values):
+        raise DataError(f"fold {number} of cv has masked values", hint="give row numbers alone")
+    rows = np.asarray(values)
+    if rows.dtype == bool and rows.shape == (n,):
+        return np.flatnonzero(rows)
+    if rows.size == 0:
+        return np.zeros(0, dtype=np.intp)
+    if rows.dtype.kind not in "iu" or rows.ndim != 1 or rows.min() < 0 or rows.max() >= n:
+        raise DataError(
+            f"fold {number} of cv is {rows.dtype} of shape {rows.shape}, from {rows.min()} to {rows.max()}",
+            hint=f"give row numbers from 0 to {n - 1:,}",
+        )
+    return rows.astype(np.intp)
+
+
+def fold_losses(
+    asked: FoldLoss, kernel: Kernel, x: Floats, y: Floats, weight: Floats | None, *, fit_intercept: bool
+) -> Floats:
+    """What each row loses when the other folds are fitted, for each C of ``asked`` (n, k), by its metric.
+
+    Row i is of fold i mod ``num_folds``, counted within each class.
+
+    Parameters
+    ----------
+    kernel
+        Resolved.
+    x : (n, d), y : (n, t)
+        Of a loss for labels a column for each class, largest where a row has it.
+    weight : (n,), optional
+        Above 0; they count in the fits, and the losses are multiplied by them over their mean.
+
+    Raises
+    ------
+    DataError
+        A class has one row alone.
+
+    Cost
+    ----
+    ``num_folds`` fits with k values of C, and a product of each.
+    """
+    n, k, weight = len(x), len(asked.C), np.ones(len(x)) if weight is None else weight
+    share = weight / weight.mean()
+    codes = np.zeros(n, dtype=np.intp)
+    if asked.losses[0].is_for_labels:
+        varying = y[:, np.ptp(y, axis=0) > 0]  # a class that no row has cannot be told from the others
+        codes = np.argmax(varying > 0.5 * (varying.min(axis=0) + varying.max(axis=0)), axis=1)
+        count = np.bincount(codes)
+        if count.min() < 2:
+            raise DataError(
+                f"a class has one of the {n:,} rows of a fold search; at least two expected",
+                hint="give the search more rows ([tune] rows, search_rows), or leave that class out",
+            )
+        if asked.metric == "balanced_accuracy":
+            share = weight * n / (len(count) * np.bincount(codes, weights=weight)[codes])
+        y = label_targets(codes, weight, range(len(count)))
+    fold = np.empty(n, dtype=np.intp)
+    for code in range(codes.max() + 1):
+        own = np.flatnonzero(codes == code)
+        fold[own] = (np.arange(len(own)) + code) % asked.num_folds
+    found = np.empty((n, k))
+    for number in np.unique(fold):
+        test = fold == number
+        train = ~test
+        fit = fit_losses(
+            kernel, x[train], y[train], asked.losses, asked.C, weight=weight[train], fit_intercept=fit_intercept,
+            tol=FOLD_TOL, allow_unconverged=True,
+        )  # fmt: skip
+        values = kernel.block(x[test], x[train]) @ fit.dual_coef + fit.intercept
+        found[test] = _lost(asked, values.reshape(len(values), k, -1), y[test], codes[test])
+    return np.asarray(found * share[:, None])
+
+
+def _lost(asked: FoldLoss, values: Floats, y: Floats, codes: Rows) -> Floats:
+    """Of rows with decision values or predictions (f, k, m): (f, k)."""
+    if asked.losses[0].is_for_labels:
+        whole = np.concatenate((-values, values), axis=2) if values.shape[2] == 1 else values
+        if asked.metric == "log_loss":
+            logarithms = log_probabilities(whole.reshape(-1, whole.shape[2])).reshape(whole.shape)
+            return np.asarray(-logarithms[np.arange(len(y)), :, codes])
+        return np.asarray(whole.argmax(axis=2) != codes[:, None], dtype=np.float64)
+    truth = np.broadcast_to(y[:, None, :], values.shape)
+    if asked.metric == "rmse":
+        return np.asarray(np.square(truth - values).mean(axis=2))
+    losses = asked.losses * (values.shape[2] // len(asked.losses))
+    lost = [loss.value(truth[..., j], values[..., j]) for j, loss in enumerate(losses)]
+    return np.asarray(np.mean(lost, axis=0))
+
+
+class _Given(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """A regressor whose rows are their own predictions: what a scorer is called with."""
+
+    def fit(self, X: Any, y: Any = None) -> _Given:
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return X
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+def held_out(loo: LeaveOneOut, y: Floats, weight: Floats | None, stored: str | None) -> Floats:
+    """Predictions (n, t), or squared errors times the weight."""
+    if stored == "predictions":
+        return np.asarray(y - loo.residuals)
+    squares = np.square(loo.residuals)
+    return np.asarray(squares if weight is None else squares * weight[:, None])
+
+
+def _takes_weights(scorer: Any) -> bool:
+    """Whether a scorer, or the metric that it was made of, has a parameter for weights."""
+    parameters = signature(getattr(scorer, "_score_func", scorer)).parameters.values()
+    return any(item.name == "sample_weight" or item.kind is item.VAR_KEYWORD for item in parameters)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How predictions become a number for each alpha.
+
+    Parameters
+    ----------
+    scorer
+        A name or a function (estimator, X, y) of scikit-learn; None means the negative mean squared error.
+    per_target
+        A number for each target as well.
+    is_1d
+        The target is one column, and scorers see it as such.
+    """
+
+    scorer: Any = None
+    per_target: bool = False
+    is_1d: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scorer is not None:
+            self._checked()
+
+    def _checked(self) -> Any:
+        try:
+            return check_scoring(_Given(), scoring=self.scorer)
+        except (ValueError, TypeError) as exc:
+            raise ParameterError(
+                f"scoring is {self.scorer!r}; the name of a scorer, a function (estimator, X, y) or None expected",
+                hint="sklearn.metrics.get_scorer_names() lists the names",
+            ) from exc
+
+    def of(self, y: Floats, predictions: Floats, weight: Floats | None, where: str) -> Floats:
+        """Scores (k,), or (t, k) per target, of predictions (m, t, k) for y (m, t).
+
+        Raises
+        ------
+        DataError
+            A score is not a finite number.
+        """
+        if self.scorer is None:
+            squares = np.square(y[:, :, None] - predictions)
+            if weight is not None:
+                squares *= weight[:, None, None]
+            scores = -squares.mean(axis=0)
+            scores = scores if self.per_target else scores.mean(axis=0)
+        elif self.per_target:
+            scores = np.stack(
+                [self._called(y[:, j], predictions[:, j], weight) for j in range(y.shape[1])]
+            )  # fmt: skip
+        else:
+            scores = self._called(
+                y[:, 0] if self.is_1d else y, predictions[:, 0] if self.is_1d else predictions, weight
+            )
+        if not np.isfinite(scores).all():
+            value = float(scores[~np.isfinite(scores)].ravel()[0])
+            raise DataError(
+                f"the score of {where} is {value}",
+                hint="R^2 needs at least two rows in a fold; another scoring, or larger folds, may do",
+            )
+        return np.asarray(scores, dtype=np.float64)
+
+    def of_errors(self, errors: Floats, weight: Floats | None) -> Floats:
+        """Scores (k,), or (t, k), of weighted mean squared errors (t, k), which are not divided by the weights here."""
+        scores = -errors * (1.0 if weight is None else float(weight.mean()))
+        return np.asarray(scores if self.per_target else scores.mean(axis=0))
+
+    def of_left_out(self, loo: LeaveOneOut, y: Floats, weight: Floats | None) -> Floats:
+        """The score of one alpha, or (t,)."""
+        if self.scorer is None:
+            return self.of_errors(loo.mean_squared_error[:, None], weight)[..., 0]
+        predictions = (y - loo.residuals)[:, :, None]
+        return np.asarray(self.of(y, predictions, weight, "the leave-one-out predictions")[..., 0])
+
+    def _called(self, y: Floats, predictions: Floats, weight: Floats | None) -> Floats:
+        """The scorer for predictions (m, k) or (m, t, k)."""
+        given, scorer = _Given(), self._checked()
+        options = {"sample_weight": weight} if weight is not None and _takes_weights(scorer) else {}
+        columns = range(predictions.shape[-1])
+        return np.array([float(scorer(given, predictions[..., number], y, **options)) for number in columns])
+
 
 # numbers of one batch of alphas: predictions of all rows and targets
 BATCH_NUMBERS = 4_000_000
@@ -271,3 +573,40 @@ class AlphaPath:
             self.kernel, self.x, root, alphas, rhs, u, offset, solver=self.method, precision="float64", started=started,
             message=f"{what} of {len(self.inside):,} rows in memory",
         )  # fmt: skip
+
+
+def primal_search(
+    source: FeatureRows,
+    y: Floats,
+    grid: Floats,
+    scoring: Scoring,
+    *,
+    fit_intercept: bool,
+    stored: Literal["errors", "predictions"] | None = None,
+) -> Chosen:
+    """The alpha with the best leave-one-out score.
+
+    Parameters
+    ----------
+    source
+        Rows, targets and weights as a primal fit reads them.
+    y : (n, t)
+        The targets.
+    grid : (k,)
+    scoring, stored
+        See :meth:`dkrr.selection.path.AlphaPath.search`.
+
+    Cost
+    ----
+    Two passes for mean squared errors; a scorer, or what is stored, needs every residual: three passes for each alpha.
+    """
+    t, weight = y.shape[1], source.rows.weights()
+    if scoring.scorer is None and stored is None:
+        errors = leave_one_out_errors(source, grid.tolist(), fit_intercept=fit_intercept).T  # (t, k)
+        return choose(scoring.of_errors(errors, weight), t)
+    scores, values = [], []
+    for alpha in grid.tolist():
+        loo = primal_leave_one_out(source, alpha, fit_intercept=fit_intercept)
+        scores.append(scoring.of_left_out(loo, y, weight))
+        values.append(held_out(loo, y, weight, stored))
+    return choose(np.stack(scores, axis=-1), t, None if stored is None else np.stack(values, axis=-1))

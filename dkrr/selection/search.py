@@ -1,4 +1,22 @@
-"""Minimising the loss of a family of kernels over its widths and alpha, and the path of alphas of one kernel.
+"""One trial of a search: frozen parameters, a task that runs it on any worker, and a JSON document with what it found.
+
+    search   widths and alpha that minimise the negative log marginal likelihood, from a start
+    slice    widths times a factor: the leave-one-out error for a grid of alphas, from one eigendecomposition
+    check    the leave-one-out error on more rows, alpha refined by its slope; the squared errors of the rows for every
+             alpha, in an array beside the document
+    folds    what a fit with another loss than the square loses on held-out rows, for every alpha, of each row as above
+
+A trial is named by the digest of its parameters and of the rows, and its document is its checkpoint: a task that finds
+it returns what it says. So an interrupted search continues, and one that is repeated is read.
+
+A random subset of the rows of a data set, in random order, as one small array on disk.
+
+The first m of its rows are a random subset themselves, so that a search on few rows and a check on more of them use
+nested samples. Workers read it by its path. Rows of weight 0 are left out: they take no part in a fit.
+
+Cost: one pass over the chunks that hold a chosen row; 8 m (d + t + 1) bytes.
+
+Minimising the loss of a family of kernels over its widths and alpha, and the path of alphas of one kernel.
 
 L-BFGS-B in log l_1, ..., log l_p, log alpha (p = 1 or d) with the exact gradient of :mod:`dkrr.selection.likelihood`;
 the best point that was evaluated is the answer. It is a local minimum, so start it from more than one place.
@@ -12,7 +30,11 @@ Byrd, Lu, Nocedal, Zhu (1995), A limited memory algorithm for bound constrained 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +42,152 @@ from scipy.optimize import minimize
 from scipy.sparse.linalg import eigsh
 from scipy.spatial.distance import pdist
 
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.dataset import Dataset, RowArray
+from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
-from dkrr.selection.choice import is_as_good
-from dkrr.selection.likelihood import Evaluation, Explained
+from dkrr.selection.choice import FoldLoss, is_as_good
+from dkrr.selection.likelihood import FAMILIES, Evaluation, Explained, family_kernel
+from dkrr.selection.path import fold_losses
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
+from dkrr.threads import single_blas_thread
 
-__all__ = ["ALPHA_BOUNDS", "Found", "alpha_path", "largest_eigenvalue", "minimise", "refine_alpha", "start_width"]
+__all__ = [
+    "ALPHA_BOUNDS",
+    "Found",
+    "Subset",
+    "Trial",
+    "TrialBatch",
+    "alpha_path",
+    "draw_subset",
+    "largest_eigenvalue",
+    "minimise",
+    "read_squares",
+    "refine_alpha",
+    "run_trial",
+    "start_width",
+    "trial_bytes",
+    "trial_flops",
+]
 
 FloatArray = NDArray[np.float64]
 
+ROWS_PER_CHUNK = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """Where a subset is, and what its columns are: d features, t targets, and the weights if there are any."""
+
+    location: str
+    num_rows: int
+    num_features: int
+    num_targets: int
+    weighted: bool
+
+    def read(self, num_rows: int, *, intercept: bool) -> Explained:
+        """The first ``num_rows`` rows."""
+        d, t = self.num_features, self.num_targets
+        rows = RowArray.open(self.location).read(0, num_rows)
+        weight = rows[:, d + t].copy() if self.weighted else None
+        return Explained(x=rows[:, :d], y=rows[:, d : d + t].copy(), weight=weight, intercept=intercept)
+
+
+def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Subset:
+    """Draw ``num_rows`` rows (all, if there are not so many) and write them to ``location``.
+
+    What an earlier call with the same arguments wrote there is used as it is; one that writes it is waited for.
+
+    Raises
+    ------
+    DataError
+        The data has no targets, or fewer than two rows of positive weight.
+    """
+    if dataset.y is None:
+        raise DataError(f"{dataset.path} has no target", hint="name one: [data] target = [-1]")
+    usable = _usable(dataset)
+    if len(usable) < 2:
+        raise DataError(f"{dataset.path} has {len(usable)} rows of positive weight", hint="two at least are needed")
+    num_rows = min(num_rows, len(usable))
+    subset = Subset(
+        location=location,
+        num_rows=num_rows,
+        num_features=dataset.num_features,
+        num_targets=dataset.num_targets,
+        weighted=dataset.weight is not None,
+    )
+    if _is_whole(subset):
+        return subset
+    with hold_lock(location, wait=True):
+        if not _is_whole(subset):
+            _write(dataset, usable, seed, subset)
+    return subset
+
+
+def _write(dataset: Dataset, usable: NDArray[np.int64], seed: int, subset: Subset) -> None:
+    location, num_rows = subset.location, subset.num_rows
+    chosen = usable[np.random.default_rng(seed).permutation(len(usable))[:num_rows]]
+    rows = _gather(dataset, chosen)
+    remove_array(location)
+    array = RowArray.create(location, "", num_rows=num_rows, num_columns=rows.shape[1], rows_per_chunk=ROWS_PER_CHUNK)
+    for number, start in enumerate(range(0, num_rows, ROWS_PER_CHUNK)):
+        array.write_chunk(number, rows[start : start + ROWS_PER_CHUNK])
+
+
+def _usable(dataset: Dataset) -> NDArray[np.int64]:
+    """Numbers of the rows of positive weight."""
+    if dataset.weight is None:
+        return np.arange(dataset.num_rows)
+    found = [
+        start + np.flatnonzero(dataset.weight.read(start, stop)[:, 0] > 0) for start, stop in dataset.weight.blocks()
+    ]
+    return np.concatenate(found)
+
+
+def _gather(dataset: Dataset, chosen: NDArray[np.int64]) -> FloatArray:
+    """Rows ``chosen`` of features, targets and weights side by side, in that order."""
+    parts = dataset.parts()
+    rows = np.empty((len(chosen), sum(part.num_columns for part in parts.values())))
+    column = 0
+    for name in ("X", "y", "weight"):
+        part = parts.get(name)
+        if part is None:
+            continue
+        columns = slice(column, column + part.num_columns)
+        column = columns.stop
+        for start, stop in part.blocks():
+            inside = np.flatnonzero((chosen >= start) & (chosen < stop))
+            if len(inside):
+                rows[inside, columns] = part.read(start, stop)[chosen[inside] - start]
+    return rows
+
+
+def _is_whole(subset: Subset) -> bool:
+    columns = subset.num_features + subset.num_targets + subset.weighted
+    try:
+        array = RowArray.open(subset.location)
+        return (array.num_rows, array.num_columns) == (subset.num_rows, columns) and bool(
+            array.read(0, array.num_rows).size
+        )
+    except (StoreError, DamagedChunkError, FileNotFoundError):
+        return False
+
+
+def standard_deviations(rows: Explained) -> FloatArray:
+    """Of the features (d,); 1 for one that is constant."""
+    deviations: Any = rows.x.std(axis=0)
+    deviations[~(deviations > 1e-12)] = 1.0
+    return np.asarray(deviations)
+
+
 ALPHA_BOUNDS = (1e-6, 1e3)
+
 # widths, in standard deviations of their feature: a feature that is wider than the upper bound has no influence
 WIDTH_BOUNDS = (1e-2, 1e4)
+
 MEDIAN_ROWS = 1_000
+
 # relative change of the loss, and largest component of its gradient, at which a search ends
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 
@@ -217,3 +372,207 @@ def largest_eigenvalue(matrix: FloatArray) -> float:
     start = np.ones(len(matrix))
     (found,) = eigsh(matrix, k=1, v0=start, tol=1e-2, return_eigenvectors=False)
     return float(found)
+
+
+FORMAT = 2  # of the documents, and of what is computed
+
+# a gradient evaluation makes a factor and an inverse (n^3 flops); entries and strips count as much again for few rows
+EIGEN_FLOPS = 9.0
+
+# of a fold and an alpha, for each entry of K
+FOLD_FLOPS = 2000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is tried.
+
+    Parameters
+    ----------
+    stage
+        Name of the part of the search that it belongs to.
+    kind
+        "search", "slice", "check" or "folds".
+    family
+        One of :data:`~dkrr.selection.likelihood.FAMILIES`.
+    widths
+        One, or one for each feature: where a search begins, or what is evaluated.
+    alphas
+        One to begin with, or the grid of a slice or of folds.
+    num_rows
+        Rows of the subset that are used.
+    num_evaluations
+        At most; of a slice, one.
+    factor
+        By which the widths of a slice were multiplied.
+    fold_loss
+        Of folds.
+    """
+
+    stage: str
+    kind: Literal["search", "slice", "check", "folds"]
+    family: str
+    widths: tuple[float, ...]
+    alphas: tuple[float, ...]
+    num_rows: int
+    num_evaluations: int = 1
+    factor: float = 1.0
+    fold_loss: FoldLoss | None = None
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES or not self.widths or not self.alphas:
+            raise ValueError(f"trial of {self.family!r} with {len(self.widths)} widths and {len(self.alphas)} alphas")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, the same that JSON gives back."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {name: value for name, value in found.items() if name != "fold_loss" or value is not None}
+
+    def key(self, digest: str) -> str:
+        """The name of its document, for rows of this digest."""
+        # the name of the stage is for people: the same work in another stage is the same trial
+        fields = {name: value for name, value in self.to_dict().items() if name != "stage"}
+        text = json.dumps([FORMAT, digest, fields], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialBatch:
+    """Trials that run beside each other: the payload of their tasks. ``digest`` names the rows and the intercept."""
+
+    folder: str
+    subset: Subset
+    digest: str
+    intercept: bool
+    trials: tuple[Trial, ...]
+
+
+def run_trial(batch: TrialBatch, number: int) -> tuple[bool, dict[str, Any]]:
+    """Run one trial of a batch, or read what it found before. A task of :mod:`dkrr.engine.tasks`.
+
+    Raises
+    ------
+    MemoryBudgetError
+        A matrix of so many rows does not fit.
+    """
+    trial = batch.trials[number]
+    document = f"{trial.key(batch.digest)}.json"
+    known = read_json(batch.folder, document)
+    if known is not None and _has_squares(batch, number, known):
+        return False, known
+    started = time.perf_counter()
+    try:
+        rows = batch.subset.read(trial.num_rows, intercept=batch.intercept)
+        with single_blas_thread():
+            found = _RUN[trial.kind](rows, trial)
+    except MemoryError as exc:
+        raise MemoryBudgetError(
+            f"a trial on {trial.num_rows:,} rows ran out of memory ({trial_bytes(trial):,} bytes and more)",
+            hint="set [tune] rows lower, or raise memory_limit",
+        ) from exc
+    squares = found.pop("squares", None)
+    if squares is not None:
+        array = _squares_array(batch, trial, squares.shape[1])
+        array.save_shape()
+        array.write_chunk(0, squares)
+    found["seconds"] = round(time.perf_counter() - started, 3)
+    failpoint("tune.before_write")
+    write_json(batch.folder, document, found)
+    return True, found
+
+
+def _squares_array(batch: TrialBatch, trial: Trial, num_columns: int) -> RowArray:
+    return RowArray.unsaved(
+        batch.folder,
+        f"{trial.key(batch.digest)}.zarr",
+        num_rows=trial.num_rows,
+        num_columns=num_columns,
+        rows_per_chunk=trial.num_rows,
+    )
+
+
+def read_squares(batch: TrialBatch, number: int, num_columns: int) -> FloatArray:
+    """What the rows of a check add to its squared errors (n, evaluations)."""
+    trial = batch.trials[number]
+    found: FloatArray = _squares_array(batch, trial, num_columns).read(0, trial.num_rows)
+    return found
+
+
+def _has_squares(batch: TrialBatch, number: int, known: dict[str, Any]) -> bool:
+    try:
+        has_none = batch.trials[number].kind not in ("check", "folds")
+        return has_none or bool(read_squares(batch, number, len(known["evaluations"])).size)
+    except (StoreError, DamagedChunkError):
+        return False
+
+
+def _search(rows: Explained, trial: Trial) -> dict[str, Any]:
+    scale = standard_deviations(rows)
+    found = minimise(rows, trial.family, np.array(trial.widths), trial.alphas[0], scale, trial.num_evaluations)
+    return _document(found)
+
+
+def _check(rows: Explained, trial: Trial) -> dict[str, Any]:
+    widths = np.array(trial.widths)
+    found = refine_alpha(rows, trial.family, widths, trial.alphas[0], trial.num_evaluations)
+    norm = largest_eigenvalue(rows.matrix(trial.family, widths))
+    return _document(found) | {"squares": found.squares, "norm": norm}
+
+
+def _slice(rows: Explained, trial: Trial) -> dict[str, Any]:
+    errors = alpha_path(rows, trial.family, np.array(trial.widths), np.array(trial.alphas))
+    best = int(np.argmin(errors))
+    return {
+        "widths": list(trial.widths),
+        "alpha": trial.alphas[best],
+        "loo_rmse": float(errors[best]),
+        "num_evaluations": 1,
+        "errors": errors.tolist(),
+    }
+
+
+def _folds(rows: Explained, trial: Trial) -> dict[str, Any]:
+    assert trial.fold_loss is not None  # noqa: S101  (narrows the type)
+    widths = np.array(trial.widths)
+    kernel = family_kernel(trial.family, widths).resolve(rows.x.shape[1])
+    squares = fold_losses(trial.fold_loss, kernel, rows.x, rows.y, rows.weight, fit_intercept=rows.intercept)[:, ::-1]
+    errors = trial.fold_loss.error(squares)
+    best = int(np.argmin(errors))
+    return {
+        "widths": list(trial.widths),
+        "alpha": trial.alphas[best],
+        "error": float(errors[best]),
+        "num_evaluations": 1,
+        "errors": errors.tolist(),
+        "evaluations": [[alpha, None, float(error)] for alpha, error in zip(trial.alphas, errors, strict=True)],
+        "norm": largest_eigenvalue(rows.matrix(trial.family, widths)),
+        "squares": np.ascontiguousarray(squares),
+    }
+
+
+def _document(found: Found) -> dict[str, Any]:
+    return {
+        "widths": found.widths.tolist(),
+        "alpha": found.alpha,
+        "loss": found.loss,
+        "loo_rmse": found.loo_rmse,
+        "degrees_of_freedom": found.degrees_of_freedom,
+        "num_evaluations": len(found.evaluations),
+        "evaluations": [list(point) for point in found.evaluations],
+    }
+
+
+_RUN = {"search": _search, "slice": _slice, "check": _check, "folds": _folds}
+
+
+def trial_flops(trial: Trial) -> float:
+    """About what a trial costs, at its most evaluations."""
+    if trial.fold_loss is not None:
+        return FOLD_FLOPS * trial.fold_loss.num_folds * len(trial.alphas) * float(trial.num_rows) ** 2
+    each = EIGEN_FLOPS if trial.kind == "slice" else 1.0
+    return each * float(trial.num_rows) ** 3 * trial.num_evaluations
+
+
+def trial_bytes(trial: Trial) -> int:
+    """Its matrices: one for a factor and its inverse, three for an eigendecomposition or the fit of a fold."""
+    return (24 if trial.kind in ("slice", "folds") else 8) * trial.num_rows**2

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cython_blas, cython_lapack
 
-from dkrr.buffers import on_release
-from dkrr.chunks import FloatArray
+from dkrr.store.chunks import FloatArray, on_release
 
 # below these widths a single call is as fast as its parts
 BASE = 64

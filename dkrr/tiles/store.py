@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.errors import StoreError
+from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.tiles.blas import buffer
 from dkrr.tiles.grid import TileGrid
 

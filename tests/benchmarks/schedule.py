@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import click
 
+from dkrr.fit.schedule import TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.sizes import choose_tile_size
-from dkrr.planning.simulate import TileSeconds, simulate
-from dkrr.planning.tiling import choose_split, choose_tiles, nominal_machine
 from dkrr.tiles import TileGrid
 
 __all__ = ["row", "table"]

@@ -188,7 +188,7 @@ def test_dask_krr_has_the_same_commands() -> None:
     assert failed.stderr.startswith("error: none.toml cannot be read (No such file or directory)\nhint: ")
 
 
-@pytest.mark.parametrize("name", ["click", "dkrr.cli.models", "dkrr.stores", "dkrr.dataset.ingest", "numpy", "zarr"])
+@pytest.mark.parametrize("name", ["click", "dkrr.cli.models", "dkrr.store.files", "dkrr.dataset.ingest", "numpy"])
 def test_ctrl_c_while_a_command_is_loaded_ends_as_any_interruption_does(name: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n")
     code = "\n".join([

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from dkrr.chunks import ChunkArray
 from dkrr.cli import main
 from dkrr.dataset import open_dataset
 from dkrr.jobs.spec import JobSpec
-from dkrr.linalg.keys import factor_fields, gram_fields
+from dkrr.linalg.catalogue import factor_fields, gram_fields
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.store.chunks import ChunkArray
 from dkrr.tiles import TileGrid, TileMatrix
 
 

@@ -23,7 +23,7 @@ from dkrr.jobs.runs.events import EventLog
 from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.status import Status, write_status
 from dkrr.jobs.spec import JobSpec
-from dkrr.processes import process_record
+from dkrr.store.lease import process_record
 
 JOB = """# as a person wrote it
 [data]

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dkrr.cli import main
-from dkrr.stores import delete_key, write_key
+from dkrr.store.files import delete_key, write_key
 from tests.s3 import CANARY_KEY, CANARY_SECRET, Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]
@@ -60,7 +60,7 @@ def test_a_credential_on_the_command_line_is_not_repeated(command: list[str]) ->
 
 
 def test_nobody_there(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr import objects
+    from dkrr.store import objects
 
     monkeypatch.setattr(objects, "MAX_RETRIES", 1)
     objects._client.cache_clear()

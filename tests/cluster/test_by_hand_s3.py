@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dkrr.address import join
 from dkrr.cli import main
 from dkrr.dataset import ingest
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.model import load_model
-from dkrr.stores import list_keys, read_json, read_key
+from dkrr.models.model import load_model
+from dkrr.store.files import join, list_keys, read_json, read_key
 from tests.cluster.helpers import ByHandJob
 from tests.faults import Command, Run, contents, wait_until
 from tests.s3 import CANARY_KEY, CANARY_SECRET, Bucket, bucket, s3_server

@@ -20,10 +20,10 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import main
 from dkrr.engine.tasks import InProcessExecutor
+from dkrr.fit import plan as planner
+from dkrr.fit.choices import Iterations
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.run import fit_job
-from dkrr.planning import planner
-from dkrr.planning.iterations import Iterations
 from tests.faults import failing_at
 from tests.jobs.helpers import Make, job_maker
 

@@ -19,7 +19,7 @@ import dkrr
 from dkrr.cli import main
 from dkrr.dataset.sources import open_table
 from dkrr.errors import DataError, DkrrError
-from dkrr.processes import process_record
+from dkrr.store.lease import process_record
 from tests.jobs.retrain.project import Project, in_process
 
 N = 40

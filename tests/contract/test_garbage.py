@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 import dkrr
 from dkrr.cli import main
-from dkrr.lock import hold_lock
+from dkrr.store.lease import hold_lock
 from tests.jobs.retrain.project import in_process, rows_of
 
 

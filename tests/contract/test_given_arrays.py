@@ -184,7 +184,7 @@ def test_arrays_that_change_after_a_fit_do_not_change_it(
 def test_many_rows_of_a_primal_fit_are_not_copied_and_not_taken_for_others(
     rows: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkrr.estimator.IN_MEMORY_BYTES", 8 * N)
+    monkeypatch.setattr("dkrr.models.estimator.IN_MEMORY_BYTES", 8 * N)
     X, y, _ = rows
     estimator = dkrr.KernelRidge(kernel="linear", solver="primal").fit(X, y)
     assert np.shares_memory(estimator.X_fit_, X)

@@ -21,11 +21,10 @@ from click.testing import CliRunner, Result
 from sklearn.base import clone
 
 import dkrr
-import dkrr.model
-import dkrr.saved
+import dkrr.models.model
 from dkrr.cli.app import main
 from dkrr.errors import LockedError
-from dkrr.processes import process_record
+from dkrr.store.lease import process_record
 
 ROWS = np.random.default_rng(5).standard_normal((40, 4))
 OTHERS = ROWS[::-1] * 2
@@ -376,7 +375,7 @@ def meanwhile_at(monkeypatch: pytest.MonkeyPatch, site: str, act: Callable[[], o
         if name == site and todo:
             todo.pop()()
 
-    monkeypatch.setattr(dkrr.saved, "failpoint", reached)
+    monkeypatch.setattr(dkrr.models.model, "failpoint", reached)
 
 
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])
@@ -404,7 +403,7 @@ def test_the_second_of_two_saves_is_told_who_writes(
 @pytest.fixture
 def from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is larger than what is read at once."""
-    monkeypatch.setattr(dkrr.model, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(dkrr.models.model, "IN_MEMORY_BYTES", 0)
 
 
 @pytest.mark.usefixtures("from_disk")

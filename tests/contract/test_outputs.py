@@ -18,12 +18,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import dkrr
-from dkrr import stores
 from dkrr.cli import main
 from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.registry import ModelRegistry
-from dkrr.lock import hold_lock
-from dkrr.processes import process_record
+from dkrr.store import files as stores
+from dkrr.store.lease import hold_lock, process_record
 from tests.faults import failing_at, flip
 from tests.jobs.retrain.project import Project, in_process
 
@@ -361,7 +360,7 @@ def test_a_model_replaces_a_model_and_nothing_else(place: Path) -> None:
 
 
 def test_a_model_whose_rows_are_on_disk_is_saved_over_itself(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.model.IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr("dkrr.models.model.IN_MEMORY_BYTES", 0)
     model = dkrr.load_model("model.zarr")
     expected = model.predict(ROWS)
     model.save("model.zarr", overwrite=True)
@@ -400,7 +399,7 @@ class CrashError(BaseException):
 def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
     place: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dkrr import stores
+    from dkrr.store import files as stores
 
     (place / "store" / "factors").mkdir(parents=True)
     old, new = dkrr.load_model("model.zarr"), dkrr.load_model(make_model(place / "other.zarr", alpha=10.0))
@@ -424,7 +423,7 @@ def test_a_crash_while_a_model_is_replaced_leaves_one_that_gc_keeps(
             return stepped
 
         with monkeypatch.context() as patch:
-            patch.setattr("dkrr.stores._exchange", step(exchange))
+            patch.setattr("dkrr.store.files._exchange", step(exchange))
             for name in ("os.replace", "os.rename", "os.unlink", "shutil.rmtree"):
                 patch.setattr(name, step(getattr(os if name.startswith("os") else shutil, name.partition(".")[2])))
             try:

@@ -17,8 +17,8 @@ import dkrr
 from dkrr.cli import main
 from dkrr.errors import InterruptedRunError, JobFileError, RefusedError, StoreError
 from dkrr.jobs import toml
-from dkrr.objects import put_file
-from dkrr.stores import children
+from dkrr.store.files import children
+from dkrr.store.objects import put_file
 from tests.faults import contents, failing_at
 from tests.jobs.retrain.project import Project, in_process, rows_of
 from tests.s3 import Bucket, bucket, s3_server

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dkrr
-import dkrr.uncertainty
+import dkrr.models.uncertainty
 
 RNG = np.random.default_rng(0)
 X, Z = RNG.standard_normal((50, 3)), RNG.standard_normal((7, 3))
@@ -72,9 +72,9 @@ def test_a_factor_of_an_earlier_version_is_taken_if_it_is_that_of_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr("dkrr.linalg.keys.KERNEL_VERSION", 3)
+        earlier.setattr("dkrr.linalg.catalogue.KERNEL_VERSION", 3)
         est = dkrr.KernelRidge(0.1, kernel="rbf", gamma=0.5, store=str(tmp_path / "store"), **FACTORISED).fit(X, Y)
         est.save(tmp_path / "model.zarr")
     std = est.predict(Z, return_std=True)[1]
-    monkeypatch.setattr("dkrr.uncertainty.MAX_DENSE_ROWS", 10)  # none is made in memory
+    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)  # none is made in memory
     np.testing.assert_allclose(dkrr.load_model(tmp_path / "model.zarr").predict_std(Z), std, rtol=1e-9)

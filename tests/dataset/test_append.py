@@ -17,9 +17,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr import failpoints
 from dkrr.dataset import Dataset, append, ingest, open_dataset
 from dkrr.errors import DamagedChunkError, DataError, DkrrError, ParameterError, StoreError
+from dkrr.store import failpoints
 
 RANDOM = np.random.default_rng(11)
 X = RANDOM.standard_normal((3000, 2))

@@ -100,7 +100,7 @@ def test_open_refuses_what_is_not_rows(tmp_path: Path) -> None:
         RowArray.open(tmp_path, "X", num_rows=6)
     with pytest.raises(StoreMismatchError, match="chunks"):
         RowArray.create(tmp_path, "X", num_rows=5, num_columns=2, rows_per_chunk=3)
-    from dkrr.chunks import ChunkArray
+    from dkrr.store.chunks import ChunkArray
 
     ChunkArray.create(tmp_path, "tiles", shape=(4, 4), chunks=(2, 2))
     with pytest.raises(StoreError, match="chunks of whole rows"):

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 import dkrr
-from dkrr import failpoints
 from dkrr.cli.app import main
 from dkrr.dataset import Dataset, append, destination, drop_generations, ingest, keep_last, open_dataset
 from dkrr.errors import (
@@ -25,7 +24,8 @@ from dkrr.errors import (
     StoreError,
     StoreMismatchError,
 )
-from dkrr.lock import hold_lock
+from dkrr.store import failpoints
+from dkrr.store.lease import hold_lock
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((2000, 3))

@@ -25,8 +25,8 @@ from dkrr.engine.tasks import (
     task_of,
 )
 from dkrr.errors import CancelledError, ClusterError, DataError, MemoryBudgetError, StorageFullError, StoreError
-from dkrr.interruption import check_cancelled
 from dkrr.linalg.factor.schedule import Split, cholesky_nodes
+from dkrr.store.interruption import check_cancelled
 from dkrr.tiles import TileGrid
 from tests.faults import wait_until
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import dkrr.chunks
-import dkrr.leave_one_out
+import dkrr.models.leave_one_out
+import dkrr.store.chunks
 from dkrr.jobs.run import fit_job
 from tests.faults import chunk_files
 from tests.jobs.helpers import Make, job_maker
@@ -44,16 +44,16 @@ def test_a_factor_is_durable(
         real(folder)
         synced[Path(folder)] = set(chunk_files(folder))
 
-    real = dkrr.chunks.sync_folder
-    monkeypatch.setattr(dkrr.chunks, "sync_folder", sync)
+    real = dkrr.store.chunks.sync_folder
+    monkeypatch.setattr(dkrr.store.chunks, "sync_folder", sync)
     before: list[int] = []
 
     def inverse_diagonal(factor: Any, **options: Any) -> Any:
         before.append(sum("factors" in folder.parts for folder in synced))
         return inverse(factor, **options)
 
-    inverse = dkrr.leave_one_out.inverse_diagonal
-    monkeypatch.setattr(dkrr.leave_one_out, "inverse_diagonal", inverse_diagonal)
+    inverse = dkrr.models.leave_one_out.inverse_diagonal
+    monkeypatch.setattr(dkrr.models.leave_one_out, "inverse_diagonal", inverse_diagonal)
     fit_job(make(solver=solver, **tables))
     # as much work as the factor's follows: it is durable before
     assert before == ([2] if "evaluate" in tables else [])

@@ -12,6 +12,7 @@ import pytest
 from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last, open_dataset, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import JobFileError, StoreError
+from dkrr.fit.rates import Machine
 from dkrr.jobs import run as job_run
 from dkrr.jobs.frozen import find_scaling
 from dkrr.jobs.garbage import delete_garbage, find_garbage
@@ -20,10 +21,9 @@ from dkrr.jobs.prepare import has_changed, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.tables import reused_rows
 from dkrr.linalg.operators import _open_rows
-from dkrr.model import load_model
-from dkrr.planning.costs import Machine
+from dkrr.models.model import load_model
+from tests.fit.test_planner import MACHINE
 from tests.jobs.helpers import Make, job_maker
-from tests.planning.test_planner import MACHINE
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((900, 4)) * [1, 10, 0.1, 3] + [0, 50, 0, -7]
@@ -266,7 +266,7 @@ def test_rows_that_were_held_out_stay_held_out(make: Make, tmp_path: Path) -> No
 
 
 def test_crash_and_change(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr import failpoints
+    from dkrr.store import failpoints
 
     grow(tmp_path, 0, 600)
     scaling = load_model(fit_job(make()).model_path).scaling
@@ -286,7 +286,7 @@ def test_crash_and_change(make: Make, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_disk_of_shared_rows_is_in_the_plan_until_they_are_done(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dkrr import failpoints
+    from dkrr.store import failpoints
 
     def strips() -> int:
         return plan(make(cluster={"workers": 2})).disk_bytes.get("strips", 0)

@@ -15,11 +15,11 @@ import pytest
 
 from dkrr.dataset import append, drop_generations, ingest
 from dkrr.engine.tasks import DaskExecutor
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.jobs.inspection import verify
 from dkrr.kernels import make_kernel
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import load_model
+from dkrr.models.model import load_model
 from tests.faults import Command, end_commands, kill_worker, wait_until, worker_pids
 from tests.measure.jobs import tile_files
 

@@ -11,7 +11,7 @@ import pytest
 
 from dkrr.errors import StoreError
 from dkrr.jobs.garbage import Garbage, delete_garbage, find_garbage
-from dkrr.stores import note_user
+from dkrr.store.files import note_user
 
 KEYS = [character * 40 for character in "abcdef"]
 DRAWN = "0f" * 16

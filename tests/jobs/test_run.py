@@ -213,7 +213,7 @@ def test_a_lost_tile_alone_is_computed_again(make: Make, tmp_path: Path) -> None
 def test_auto_is_resolved_once(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make(solver={"tile_size": "auto"})
     first = fit_job(job)
-    monkeypatch.setattr("dkrr.planning.pricing.choose_tile_size", lambda *arguments: 100)
+    monkeypatch.setattr("dkrr.fit.prices.choose_tile_size", lambda *arguments: 100)
     again = fit_job(job)
     assert again.plan.tile_size == first.plan.tile_size == 256
     assert again.tiles_computed == 0

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dkrr.errors import LockedError, StoreError
-from dkrr.interruption import fenced
 from dkrr.jobs.runs.directory import RunDirectory, runs_folder
 from dkrr.jobs.runs.facts import find_run, list_runs
+from dkrr.store.interruption import fenced
 
 
 @pytest.fixture

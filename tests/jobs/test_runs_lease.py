@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from dkrr.errors import LockedError, ParameterError
-from dkrr.interruption import fenced
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.lease import DriverLease, current_driver, epoch_name
-from dkrr.processes import process_record, stale_seconds
+from dkrr.store.interruption import fenced
+from dkrr.store.lease import process_record, stale_seconds
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from dkrr.jobs.runs.lease import DriverLease, current_driver
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.runs.session import driving
 from dkrr.jobs.runs.status import look_once, read_status
-from dkrr.stores import list_keys, read_key
+from dkrr.store.files import list_keys, read_key
 from tests.faults import wait_until
 from tests.s3 import CANARY_SECRET, Bucket, bucket, s3_server
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError
-from dkrr.interruption import resumable
 from dkrr.jobs.runs import monitor as monitor_module
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import read_events
@@ -23,7 +22,8 @@ from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.runs.session import driving
 from dkrr.jobs.runs.status import read_status
-from dkrr.stores import write_json
+from dkrr.store.files import write_json
+from dkrr.store.interruption import resumable
 from tests.faults import wait_until
 
 

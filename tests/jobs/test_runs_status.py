@@ -18,7 +18,7 @@ import pytest
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.status import Status, Watch, look_once, read_status, write_status
-from dkrr.processes import process_record
+from dkrr.store.lease import process_record
 
 FAR = {"host": "far-away", "pid": 1, "started": 0.0}
 

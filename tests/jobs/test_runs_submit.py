@@ -14,7 +14,7 @@ import pytest
 import dkrr
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.submit import start_driver
-from dkrr.processes import is_gone
+from dkrr.store.lease import is_gone
 from tests.faults import wait_until
 
 

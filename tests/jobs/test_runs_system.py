@@ -20,7 +20,7 @@ import pytest
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import Status, read_status
-from dkrr.processes import is_gone
+from dkrr.store.lease import is_gone
 from tests.faults import Command, Run, contents, end_commands, finish, times, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]

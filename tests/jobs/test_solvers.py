@@ -116,7 +116,7 @@ def test_a_later_attempt_goes_by_the_first_plan(make: Make, tmp_path: Path, monk
     with pytest.raises(InterruptedRunError):
         fit_job(job, progress=interrupt)
     first = json.loads((tmp_path / "runs/a/plan.json").read_text())
-    monkeypatch.setattr("dkrr.planning.ways.choose_rank", lambda *arguments, **options: 7)
+    monkeypatch.setattr("dkrr.fit.choices.choose_rank", lambda *arguments, **options: 7)
     monkeypatch.setattr("dkrr.jobs.plan.measure_machine", None)  # nothing is measured again
     summary = fit_job(job)
     assert summary.plan.rank == first["rank"] != 7

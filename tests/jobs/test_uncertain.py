@@ -118,7 +118,7 @@ def read_columns(output: Path) -> Any:
 def test_the_workers_read_the_factor_of_the_run(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, std = reference()
     deviation = model.predict(whitened(X), return_std=True)[1] * std
-    monkeypatch.setattr("dkrr.uncertainty.MAX_DENSE_ROWS", 10)
+    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
     summary = fit_job(make(evaluate={"intervals": None}))
     saved = load_model(summary.model_path)
     assert all(isinstance(system.factor, TileMatrix) for system in saved.spread.systems)
@@ -134,7 +134,7 @@ def test_the_workers_read_the_factor_of_the_run(make: Make, tmp_path: Path, monk
 
 
 def test_a_model_without_its_factor_says_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.uncertainty.MAX_DENSE_ROWS", 10)
+    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
     summary = fit_job(make(output={"keep": "model"}))
     np.save(tmp_path / "new.npy", X)
     output = str(tmp_path / "out.npy")

@@ -18,7 +18,7 @@ from dkrr import failpoints
 from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.fitting import FitResult, FitSettings, fit_rows, with_lineage
+from dkrr.fit.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor import rows as factor_rows
 from dkrr.linalg.settings import IterativeSettings

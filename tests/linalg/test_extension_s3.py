@@ -8,10 +8,10 @@ import numpy as np
 
 from dkrr.dataset import append, drop_generations, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import read_key
+from dkrr.store.files import read_key
 from tests.s3 import Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]

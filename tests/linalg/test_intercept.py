@@ -11,8 +11,8 @@ from sklearn.linear_model import Ridge
 
 from dkrr.dataset import Dataset, ingest
 from dkrr.errors import DataError, ResidualError
-from dkrr.fitting import FitResult, FitSettings, fit_rows
-from dkrr.given import store_given_matrix
+from dkrr.fit.fitting import FitResult, FitSettings, fit_rows
+from dkrr.fit.inputs import store_given_matrix
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.dense import fit_dense
 from dkrr.linalg.factor.direct import CholeskySolver

@@ -23,7 +23,7 @@ from dkrr.linalg.lowrank.preconditioner import LowRank, build_low_rank
 from dkrr.linalg.lowrank.rpcholesky import accept, draw_weighted, pivot_rows
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import local_root
+from dkrr.store.files import local_root
 from dkrr.tiles import TileMatrix
 from tests.faults import failing_at, flip, truncate
 from tests.linalg.helpers import dense, operator, rows, snapshot

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.chunks import ChunkArray
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DamagedChunkError, DataError, NumericalError, StoreError
@@ -19,6 +18,7 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.workspace import Workspace
+from dkrr.store.chunks import ChunkArray
 from dkrr.tiles import TileMatrix
 from tests.faults import DAMAGES, FaultyStore, Twice, chunk_files, failing_at, objects_in_memory
 from tests.linalg.helpers import dense, operator, rows

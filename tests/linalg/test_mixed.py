@@ -12,7 +12,7 @@ import pytest
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, NotPositiveDefiniteError
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import mixed
 from dkrr.linalg.cg.mixed import MixedSolver

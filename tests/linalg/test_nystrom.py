@@ -30,7 +30,7 @@ from dkrr.linalg.nystrom import solver as nystrom
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
+from dkrr.models.model import Model, load_model
 from tests.faults import Spoiling, chunk_files, flip
 from tests.linalg.helpers import rows
 from tests.reference import reference_kernel

@@ -9,7 +9,7 @@ import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ResidualError
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.dense import fit_dense
 from dkrr.linalg.factor.direct import CholeskySolver

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.chunks import write_json
 from dkrr.dataset import RowArray
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.inspection import describe, verify
 from dkrr.kernels import RBF
+from dkrr.linalg.catalogue import factor_fields, gram_fields, key_of
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.gram import build_gram
-from dkrr.linalg.keys import factor_fields, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.solution import Solution
@@ -27,8 +26,9 @@ from dkrr.linalg.verify import (
     verify_factor,
     verify_gram,
 )
-from dkrr.model import Model
-from dkrr.stores import write_key
+from dkrr.models.model import Model
+from dkrr.store.chunks import write_json
+from dkrr.store.files import write_key
 from dkrr.tiles import TileMatrix
 from tests.faults import DAMAGES, FaultyStore, objects_in_memory, swap
 from tests.linalg.helpers import operator, rows

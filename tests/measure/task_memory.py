@@ -29,8 +29,8 @@ from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.model import Model, load_model
-from dkrr.prediction import predict_dataset
+from dkrr.models.model import Model, load_model
+from dkrr.models.prediction import predict_dataset
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.benchmarks.processes import reset_peak, resident_bytes
 

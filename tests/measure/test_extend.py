@@ -15,7 +15,7 @@ from dkrr.dataset import append, drop_generations, open_dataset
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.summary import FitSummary
-from dkrr.model import load_model
+from dkrr.models.model import load_model
 from tests.measure.figures import SCALE, Judge, scaled
 from tests.measure.jobs import tile_files
 

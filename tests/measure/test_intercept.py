@@ -10,7 +10,7 @@ import pytest
 
 from dkrr import KernelRidge, ingest
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace

@@ -14,7 +14,7 @@ from distributed import Client
 import dkrr
 from dkrr.dataset import ingest
 from dkrr.engine.cluster import blas_of, checked_executor, local_cluster, memory_limit_of
-from dkrr.fitting import FitSettings, ridge_operator
+from dkrr.fit.fitting import FitSettings, ridge_operator
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal, inverse_room

@@ -14,7 +14,7 @@ import pytest
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.cluster import blas_of, start_local
 from dkrr.engine.tasks import DaskExecutor
-from dkrr.fitting import FitSettings, fit_rows
+from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
 from dkrr.linalg.settings import IterativeSettings

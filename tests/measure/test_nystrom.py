@@ -11,7 +11,7 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from dkrr.dataset import ingest
 from dkrr.kernels import make_kernel
-from dkrr.model import load_model
+from dkrr.models.model import load_model
 from tests.measure.figures import Judge, scaled
 from tests.measure.jobs import read_result, run_fit, write_job
 

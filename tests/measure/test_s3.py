@@ -27,7 +27,7 @@ MIB = 2**20
 ONE_TILE = """
 import sys
 import numpy as np
-from dkrr.chunks import ChunkArray
+from dkrr.store.chunks import ChunkArray
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -14,15 +14,15 @@ import pytest
 
 from dkrr.dataset import ingest
 from dkrr.engine.cluster import start_local
+from dkrr.fit.rates import measure_machine
+from dkrr.fit.schedule import TileSeconds, simulate
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.schedule import usual_split
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.sizes import choose_tile_size
-from dkrr.planning.rates import measure_machine
-from dkrr.planning.simulate import TileSeconds, simulate
-from dkrr.stores import remove_array
+from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.benchmarks.harness import Contender, Problem, run_once
 from tests.measure.figures import SCALE, Judge, scaled

@@ -12,8 +12,7 @@ from scipy.stats import multivariate_normal
 
 from dkrr.errors import NotPositiveDefiniteError, ParameterError
 from dkrr.selection import likelihood
-from dkrr.selection.families import FAMILIES, family_kernel, kernel_keys
-from dkrr.selection.likelihood import Explained
+from dkrr.selection.likelihood import FAMILIES, Explained, family_kernel, kernel_keys
 from dkrr.selection.search import alpha_path, minimise, refine_alpha
 
 N, D, T = 90, 4, 2

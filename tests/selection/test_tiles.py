@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dkrr.selection.tiles
+import dkrr.selection.cv
 from dkrr import KernelRidge, KernelRidgeCV, ingest
 from dkrr.errors import ParameterError
-from dkrr.planning.candidates import Candidate, Problem
-from dkrr.planning.costs import Machine
-from dkrr.selection.scoring import Scoring
-from dkrr.selection.tiles import PathFit
+from dkrr.fit.choices import Candidate, Problem
+from dkrr.fit.rates import Machine
+from dkrr.selection.cv import PathFit
+from dkrr.selection.path import Scoring
 
 RNG = np.random.default_rng(8)
 N = 150
@@ -100,8 +100,8 @@ def test_what_tiles_cannot_do_is_refused(parameters: dict[str, Any], words: str)
 
 
 def path_fit(per_target: bool = False) -> PathFit:
+    from dkrr.fit.choices import SolverChoice
     from dkrr.kernels import make_kernel
-    from dkrr.planning.choices import SolverChoice
 
     return PathFit(
         kernel=make_kernel("rbf"),
@@ -120,7 +120,7 @@ def test_a_candidate_pays_for_its_diagonals(monkeypatch: pytest.MonkeyPatch) -> 
     rates = {item.name: 1.0 for item in fields(Machine)} | {"threads": 2, "gemm_float64": 1e11, "gemm_float32": 2e11}
     machine = Machine(**rates)  # type: ignore[arg-type]
     monkeypatch.setattr(PathFit, "_machine", lambda *args: machine)
-    monkeypatch.setattr(dkrr.selection.tiles, "factorise_seconds", lambda *args: 7.0)
+    monkeypatch.setattr(dkrr.selection.cv, "factorise_seconds", lambda *args: 7.0)
     problem = Problem(num_rows=20_000, num_features=5, num_targets=3, kernel=None, alpha=(1.0,))
     item = Candidate(
         solver="cholesky", precision="float64", gram="stored", tile_size=2048,

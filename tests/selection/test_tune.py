@@ -14,14 +14,11 @@ import pytest
 from dkrr import DataError, Dataset, ParameterError, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import InterruptedRunError, MemoryBudgetError
-from dkrr.selection import trials as trials_module
-from dkrr.selection.budget import Budget
+from dkrr.selection import search as trials_module
 from dkrr.selection.choice import TuneResult, TuneSettings
 from dkrr.selection.likelihood import Explained
-from dkrr.selection.search import alpha_path
-from dkrr.selection.subset import draw_subset
-from dkrr.selection.trials import Trial, TrialBatch, run_trial, trial_bytes
-from dkrr.selection.tuning import tune
+from dkrr.selection.search import Trial, TrialBatch, alpha_path, draw_subset, run_trial, trial_bytes
+from dkrr.selection.tuning import Budget, tune
 
 N, D = 400, 4
 SMALL = TuneSettings(kernels=("rbf", "matern32"), search_rows=(60, 120), rows=240, seed=3)

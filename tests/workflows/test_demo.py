@@ -23,7 +23,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import FitSummary
 from dkrr.jobs.spec import JobSpec
-from dkrr.prediction import Score
+from dkrr.models.prediction import Score
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "workflows" / "demo.py"

@@ -17,7 +17,7 @@ from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.sources.table import Join, Table
 from dkrr.dataset.sources.text import Header
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.stores import is_url
+from dkrr.store.files import is_url
 
 __all__ = ["open_table"]
 

@@ -13,10 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dkrr.address import join, name_of, parent_of
 from dkrr.dataset.sources.parquet import check_names, is_visible
 from dkrr.errors import StorageFullError, StoreError
-from dkrr.stores import children, key_size
+from dkrr.store.files import children, join, key_size, name_of, parent_of
 
 __all__ = ["fetch_copy", "local_copy"]
 
@@ -37,7 +36,7 @@ def fetch_copy(url: str) -> Path | None:
     StorageFullError
         The temporary directory is too small.
     """
-    from dkrr.objects import list_objects
+    from dkrr.store.objects import list_objects
 
     name, parent = name_of(url), parent_of(url)
     if name.endswith(".zarr"):
@@ -77,7 +76,7 @@ def local_copy(url: str) -> Iterator[Path | None]:
 
 
 def _copy(location: str, key: str, path: Path) -> None:
-    from dkrr.objects import parts_of
+    from dkrr.store.objects import parts_of
 
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

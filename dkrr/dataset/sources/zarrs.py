@@ -18,7 +18,7 @@ from dkrr.dataset.destination import FORMAT
 from dkrr.dataset.rows import RowArray
 from dkrr.dataset.sources.table import BLOCK_BYTES, Join, MatrixTable, Table
 from dkrr.errors import DataError, StoreError
-from dkrr.stores import is_url, local_root, read_json, zarr_store
+from dkrr.store.files import is_url, local_root, read_json, zarr_store
 
 __all__ = ["dataset_table", "open_zarr", "open_zarr_object"]
 

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dkrr.address import join
 from dkrr.errors import LockedError, StoreError
-from dkrr.failpoints import failpoint
-from dkrr.processes import process_record
-from dkrr.swap import create_json, read_versioned, swap_json
+from dkrr.store.documents import create_json, read_versioned, swap_json
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import join
+from dkrr.store.lease import process_record
 
 __all__ = ["ALIASES", "Aliases", "change_aliases", "read_aliases"]
 

@@ -9,8 +9,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from dkrr.address import is_url, parse_address
 from dkrr.errors import ParameterError
+from dkrr.store.files import is_url, parse_address
 
 __all__ = ["MODELS_VARIABLE", "NAMES", "Reference", "check_name", "models_folder", "parse_reference"]
 

@@ -12,11 +12,11 @@ import time
 from dataclasses import replace
 from datetime import datetime
 
-from dkrr.address import join
 from dkrr.errors import ParameterError
-from dkrr.failpoints import failpoint
 from dkrr.jobs.registry.aliases import Aliases, change_aliases, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, Version, list_versions, remove_version
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import join
 
 __all__ = ["GRACE_SECONDS", "prunable_versions", "prune_versions", "versions_kept"]
 

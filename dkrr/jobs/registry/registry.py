@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dkrr.address import join
 from dkrr.errors import LockedError, StoreError
 from dkrr.jobs.registry.aliases import ALIASES, Aliases, change_aliases, read_aliases
 from dkrr.jobs.registry.names import NAMES, check_name, models_folder
 from dkrr.jobs.registry.versions import VERSIONS, Version, check_version, list_versions, open_version, publish_version
-from dkrr.manifest import manifest_digest
-from dkrr.stores import children, key_size, note_user, read_json
+from dkrr.store.documents import manifest_digest
+from dkrr.store.files import children, join, key_size, note_user, read_json
 
 __all__ = ["ModelRegistry", "NamedModel"]
 

@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import join
 from dkrr.errors import StoreError
-from dkrr.failpoints import failpoint
-from dkrr.interruption import check_fence
 from dkrr.jobs.documents import plain
 from dkrr.jobs.runs.events import utc_now
-from dkrr.manifest import MANIFEST, check_manifest, manifest_digest, refuse_links
-from dkrr.stores import (
+from dkrr.store.documents import MANIFEST, check_manifest, create_json, manifest_digest, refuse_links
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import (
     children,
     is_url,
+    join,
     list_keys,
     local_root,
     read_json,
@@ -39,7 +38,7 @@ from dkrr.stores import (
     write_json,
     write_key,
 )
-from dkrr.swap import create_json
+from dkrr.store.interruption import check_fence
 
 __all__ = ["VERSIONS", "Version", "check_version", "list_versions", "open_version", "publish_version", "remove_version"]
 

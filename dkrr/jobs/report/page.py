@@ -30,7 +30,7 @@ from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.facts import progress_words, result_facts
 from dkrr.jobs.runs.status import View, look_once
-from dkrr.stores import write_file
+from dkrr.store.files import write_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment

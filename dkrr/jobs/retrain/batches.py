@@ -24,7 +24,6 @@ from dkrr.errors import (
     StoreError,
     StoreMismatchError,
 )
-from dkrr.failpoints import failpoint
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.drift import Reference, compare_rows
 from dkrr.jobs.retrain.holdout import Mask, decided_mask, document_of, lost_generations, pack
@@ -36,7 +35,8 @@ from dkrr.jobs.retrain.summary import RetrainSummary
 from dkrr.jobs.retrain.tick_key import held_out_files, held_out_rows
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
-from dkrr.stores import remove_array
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import remove_array
 
 __all__ = [
     "append_batch",

@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import join
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.errors import InterruptedRunError
@@ -24,7 +23,7 @@ from dkrr.jobs.run import drive_job
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
-from dkrr.stores import children, note_user, read_json
+from dkrr.store.files import children, join, note_user, read_json
 
 __all__ = ["fit_job_of", "fit_key", "fit_version", "forget_runs", "given_model", "search_model"]
 

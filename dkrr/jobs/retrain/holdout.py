@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.address import join
 from dkrr.dataset import Dataset, Generation, read_mask, row_hash_fraction
 from dkrr.dataset.generations import pack, unpack
 from dkrr.errors import DataError, StoreError
 from dkrr.jobs.retrain.spec import HoldoutSpec
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.stores import children, json_bytes
+from dkrr.store.files import children, join, json_bytes
 
 __all__ = ["decided_mask", "decisions", "document_of", "lost_generations", "pack", "save_mask", "unpack"]
 

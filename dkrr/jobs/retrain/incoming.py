@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_url, join, name_of, parent_of
 from dkrr.errors import InterruptedRunError, StoreError
 from dkrr.jobs.fields import FILE_SUFFIXES
-from dkrr.objects import list_objects
-from dkrr.stores import file_state, overlaps
+from dkrr.store.files import file_state, is_url, join, name_of, overlaps, parent_of
+from dkrr.store.objects import list_objects
 
 __all__ = ["Delivery", "content_hash", "deliveries"]
 

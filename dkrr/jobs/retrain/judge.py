@@ -21,9 +21,9 @@ from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.drift import Finding
 from dkrr.jobs.retrain.spec import GateSpec
 from dkrr.jobs.spec import JobSpec
-from dkrr.large_predictions import MAX_IN_PROCESS_ENTRIES
-from dkrr.model import Model, load_model
-from dkrr.prediction import LOWER_IS_BETTER, Score, score_dataset
+from dkrr.models.large_predictions import MAX_IN_PROCESS_ENTRIES
+from dkrr.models.model import Model, load_model
+from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.threads import single_blas_thread
 
 __all__ = ["Check", "evaluate", "judge", "score_of"]

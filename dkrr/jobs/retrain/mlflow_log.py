@@ -15,7 +15,7 @@ from dkrr.errors import ParameterError
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.spec import MlflowSpec
 from dkrr.jobs.retrain.summary import RetrainSummary
-from dkrr.stores import is_url
+from dkrr.store.files import is_url
 
 __all__ = ["LOADER", "log_tick"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.model import Model, load_model
+from dkrr.models.model import Model, load_model
 
 __all__ = ["Predictor"]
 

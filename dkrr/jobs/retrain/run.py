@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkrr.address import name_of
 from dkrr.dataset.destination import check_outside
 from dkrr.errors import DkrrError, RefusedError, StoreError
 from dkrr.jobs.documents import plain
@@ -26,7 +25,7 @@ from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.summary import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.tick_key import tick_key
 from dkrr.jobs.runs.directory import RunDirectory, may_hold
-from dkrr.stores import json_bytes
+from dkrr.store.files import json_bytes, name_of
 
 if TYPE_CHECKING:
     from dkrr.engine.tasks import Progress

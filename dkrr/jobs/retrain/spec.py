@@ -23,7 +23,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from dkrr.address import StorageSettings, is_url, join, name_of, with_settings
 from dkrr.errors import JobFileError
 from dkrr.jobs import mistakes
 from dkrr.jobs.fields import Column, Location, is_data_file, locate
@@ -32,6 +31,7 @@ from dkrr.jobs.loss_spec import Mistake, has_metric, metrics_of
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.toml import read_toml
+from dkrr.store.files import StorageSettings, is_url, join, name_of, with_settings
 
 __all__ = ["DriftSpec", "GateSpec", "HoldoutSpec", "MlflowSpec", "RetrainSpec", "RetrainTable", "WindowSpec"]
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from dkrr.dataset import Dataset
 from dkrr.errors import JobFileError, LockedError, StoreError
-from dkrr.failpoints import failpoint
-from dkrr.interruption import fence_holder
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.batches import (
     append_batch,
@@ -45,6 +43,8 @@ from dkrr.jobs.run import job_executor
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.spec import JobSpec
+from dkrr.store.failpoints import failpoint
+from dkrr.store.interruption import fence_holder
 
 __all__ = ["Tick"]
 

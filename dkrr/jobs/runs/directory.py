@@ -30,13 +30,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dkrr.address import is_below, is_url, join, name_of, parent_of, parse_address
 from dkrr.errors import StoreError
-from dkrr.stores import (
+from dkrr.store.documents import create_bytes
+from dkrr.store.files import (
     children,
     delete_key,
+    is_below,
+    is_url,
+    join,
     key_size,
     local_root,
+    name_of,
+    parent_of,
+    parse_address,
     place,
     read_json,
     read_key,
@@ -44,7 +50,6 @@ from dkrr.stores import (
     write_json,
     write_key,
 )
-from dkrr.swap import create_bytes
 
 __all__ = ["RUNS_VARIABLE", "RunDirectory", "may_hold", "run_kind", "runs_folder"]
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dkrr.errors import DkrrError, LockedError, StoreError
-from dkrr.interruption import resumable
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.monitor import report_at_end
 from dkrr.jobs.runs.status import read_status, write_status
+from dkrr.store.interruption import resumable
 
 __all__ = ["drive", "main"]
 

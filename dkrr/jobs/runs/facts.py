@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dkrr.address import is_url, join, parent_of
 from dkrr.errors import StoreError
 from dkrr.jobs.report.axes import number
 from dkrr.jobs.report.words import listed, seconds, size
@@ -19,7 +18,7 @@ from dkrr.jobs.runs.directory import RUNS_VARIABLE, RunDirectory, runs_folder
 from dkrr.jobs.runs.lease import described
 from dkrr.jobs.runs.status import Status, View, look_once
 from dkrr.markup import facts_html
-from dkrr.stores import children
+from dkrr.store.files import children, is_url, join, parent_of
 
 __all__ = [
     "Run",

@@ -6,8 +6,8 @@ on an object store). Whoever takes over creates the next one; so "am I still the
 document of the next epoch exists, and no answer can be overwritten by a driver that wakes up.
 
 ``driver.json`` says the same for readers, with a counter that the owner raises every few seconds. An owner is stale
-when its process is known to be gone (:mod:`dkrr.processes`), or when an observer saw the counter unchanged for 60 s of
-its own clock; clocks of different machines are never compared.
+when its process is known to be gone (:mod:`dkrr.store.lease`), or when an observer saw the counter unchanged for 60 s
+of its own clock; clocks of different machines are never compared.
 
 Cost: one small write a heartbeat; a check reads one small file, 50 us (one request on an object store).
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 from dkrr.errors import LockedError
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.processes import is_gone, process_record, stale_seconds
+from dkrr.store.lease import is_gone, process_record, stale_seconds
 
 __all__ = ["DRIVER", "DriverLease", "current_driver", "described"]
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from dkrr.errors import CancelledError, DkrrError, LockedError, StoreError
-from dkrr.interruption import fenced, interrupt_main_thread
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import EventLog, utc_now
 from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.samples import Recorder
 from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, View, write_status
+from dkrr.store.interruption import fenced, interrupt_main_thread
 
 __all__ = ["CANCEL", "Monitor", "Progress", "cancelled_error", "report_at_end"]
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dkrr.errors import CancelledError, DkrrError, InterruptedRunError, LockedError, StoreError
-from dkrr.interruption import fenced
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.monitor import CANCEL, Monitor, Progress, cancelled_error
-from dkrr.processes import ABANDONED
-from dkrr.stores import full_disk
+from dkrr.store.files import full_disk
+from dkrr.store.interruption import fenced
+from dkrr.store.lease import ABANDONED
 
 __all__ = ["driving"]
 

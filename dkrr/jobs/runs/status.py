@@ -18,7 +18,7 @@ from typing import Any
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.lease import current_driver, described
-from dkrr.processes import is_gone, is_here, is_stopped, stale_seconds
+from dkrr.store.lease import is_gone, is_here, is_stopped, stale_seconds
 
 __all__ = ["ENDED", "LOST", "Meter", "Status", "View", "Watch", "look_once", "read_status", "write_status"]
 

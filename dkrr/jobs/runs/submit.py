@@ -15,7 +15,7 @@ from dkrr.jobs.runs.events import utc_now
 from dkrr.jobs.runs.lease import current_driver, described
 from dkrr.jobs.runs.monitor import CANCEL
 from dkrr.jobs.runs.status import Status, View, look_once, read_status, write_status
-from dkrr.processes import process_record
+from dkrr.store.lease import process_record
 
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
@@ -132,7 +132,7 @@ def start_driver(directory: RunDirectory) -> dict[str, Any]:
     Returns
     -------
     record : dict
-        ``kind`` ("here"), ``log``, and what :func:`dkrr.processes.process_record` says; plain values.
+        ``kind`` ("here"), ``log``, and what :func:`dkrr.store.lease.process_record` says; plain values.
     """
     from dkrr.engine.machine import subprocess_environment
 

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset.rows import RowArray, default_rows_per_chunk
+from dkrr.engine.tasks import run_task
 from dkrr.errors import StoreError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.cg.iteration import CGState
 from dkrr.linalg.passes import retried
-from dkrr.stores import delete_key, place, read_json, remove_array, write_json
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import delete_key, place, read_json, remove_array, write_json
 
 logger = logging.getLogger("dkrr.linalg.cg.checkpoint")
 EVERY_SECONDS = 60.0
@@ -77,7 +78,7 @@ class StoredCheckpoint:
         StorageFullError, StoreError
             Three attempts failed; the other generation is whole.
         """
-        retried(partial(self._write, self.folder(1 - self._generation), state))
+        run_task(partial(self._write, self.folder(1 - self._generation)), state, ())
         self._generation, self._last = 1 - self._generation, time.monotonic()
         self.num_saved += 1
 
@@ -109,7 +110,7 @@ class StoredCheckpoint:
         """Where a generation is."""
         return place(self.location, str(generation))
 
-    def _write(self, folder: str, state: CGState) -> None:
+    def _write(self, folder: str, state: CGState) -> bool:
         """Write a generation; the same whenever it is tried again."""
         delete_key(folder, "state.json")
         remove_array(folder)
@@ -130,6 +131,7 @@ class StoredCheckpoint:
         failpoint("cg.checkpoint.before_state")
         write_json(folder, "state.json", {"fingerprint": self.fingerprint, "iteration": state.iteration, "rest": rest})
         failpoint("cg.checkpoint.after_state")
+        return True
 
     def _read(self, folder: str, document: dict[str, Any]) -> CGState:
         with np.load(io.BytesIO(base64.b64decode(document["rest"])), allow_pickle=False) as file:

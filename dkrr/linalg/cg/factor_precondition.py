@@ -25,7 +25,7 @@ the store.
 
 Cost
 ----
-The search is that of :mod:`dkrr.linalg.lineage`; an application is one pair of sweeps.
+The search is that of :mod:`dkrr.linalg.catalogue`; an application is one pair of sweeps.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.address import name_of
-from dkrr.chunks import ChunkArray
 from dkrr.errors import NumericalError, StoreError
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns, FloatMatrix, FloatVector, norms
+from dkrr.linalg.catalogue import Ancestor, ancestors
 from dkrr.linalg.factor.direct import factor_owner
 from dkrr.linalg.factor.triangular import SweepTask, choose_num_steps, sweeps
-from dkrr.linalg.lineage import Ancestor, ancestors
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace, keep_for_others
-from dkrr.stores import place, remove_array
+from dkrr.store.address import name_of
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileMatrix
 
 

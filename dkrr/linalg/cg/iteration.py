@@ -34,10 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, NumericalError, PreconditionerError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, add_scaled, dots, largest, norms, ratio, row_blocks, take
 from dkrr.linalg.cg.precondition import Preconditioner
 from dkrr.linalg.settings import IterativeSettings
+from dkrr.store.failpoints import failpoint
 
 
 @dataclass
@@ -77,6 +77,10 @@ class CGState:
     converged: NDArray[np.bool_]
     iteration: int = 0
     history: list[FloatVector] = field(default_factory=list)
+
+    def remaining_bytes(self) -> int:
+        """For the message of a full disk."""
+        return self.x.nbytes + self.r.nbytes + self.p.nbytes
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Only the masked live columns stay live."""

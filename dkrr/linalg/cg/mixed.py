@@ -32,19 +32,18 @@ import numpy as np
 
 from dkrr.errors import ConvergenceError, LockedError, NotPositiveDefiniteError
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix
+from dkrr.linalg.catalogue import ancestors, factor_fields, key_of
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
 from dkrr.linalg.cg.iteration import conjugate_gradients
 from dkrr.linalg.cg.solver import CGSolver, PreparedCG
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
-from dkrr.linalg.keys import factor_fields, key_of
-from dkrr.linalg.lineage import ancestors
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place, read_json, remove_array, write_json
+from dkrr.store.files import place, read_json, remove_array, write_json
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileMatrix
 
 logger = logging.getLogger("dkrr.linalg")

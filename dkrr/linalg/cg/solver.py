@@ -38,11 +38,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, largest, ratio
+from dkrr.linalg.catalogue import key_of, short_name
 from dkrr.linalg.cg.checkpoint import EVERY_SECONDS, StoredCheckpoint
 from dkrr.linalg.cg.factor_precondition import find_earlier_factor
 from dkrr.linalg.cg.iteration import CGResult, CGState, conjugate_gradients, too_slow
 from dkrr.linalg.cg.precondition import Deferred, Identity, Openable, Plane, PlanePreconditioner, Preconditioner, within
-from dkrr.linalg.keys import key_of
 from dkrr.linalg.lowrank.keys import low_rank_fields, low_rank_location
 from dkrr.linalg.lowrank.preconditioner import build_low_rank
 from dkrr.linalg.lowrank.rpcholesky import choose_rank
@@ -50,9 +50,8 @@ from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import Foreseen, IterativeSettings
 from dkrr.linalg.solution import Solution, is_limit
-from dkrr.linalg.takeover import short_name
 from dkrr.linalg.workspace import ResidualTrace, Workspace
-from dkrr.stores import place
+from dkrr.store.files import place
 
 # fewer points tell nothing, more are of an earlier stage of the iteration
 LEAST_POINTS, MOST_POINTS = 5, 40

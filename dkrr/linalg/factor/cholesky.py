@@ -34,7 +34,7 @@ import numpy as np
 
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreMismatchError
-from dkrr.failpoints import failpoint
+from dkrr.linalg.catalogue import TakenOver
 from dkrr.linalg.factor.rows import Strips, assemble, choose_strips, compute_strip, num_first_terms
 from dkrr.linalg.factor.schedule import (
     PARTIAL,
@@ -51,9 +51,9 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import made, run_tasks
 from dkrr.linalg.repairs import check_finite, wrong_tile
 from dkrr.linalg.solution import no_factor
-from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import factor_sample_agrees
-from dkrr.stores import remove_array
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
 

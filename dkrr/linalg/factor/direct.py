@@ -20,18 +20,17 @@ import numpy as np
 
 from dkrr.errors import ResidualError
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
+from dkrr.linalg.catalogue import continue_lineage, factor_fields, key_of
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.triangular import SweepTask, sweeps
 from dkrr.linalg.intercept import solve_bordered, weighted_sums
-from dkrr.linalg.keys import factor_fields, key_of
 from dkrr.linalg.matmul import OperatorProduct, ResidualNorms, residual_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Owners
 from dkrr.linalg.solution import Solution, backward_error_bar
-from dkrr.linalg.takeover import continue_lineage
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import place
+from dkrr.store.files import place
+from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileMatrix
 
 

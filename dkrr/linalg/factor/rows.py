@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dkrr.chunks import CRC_BYTES, ChunkArray, FloatArray
 from dkrr.errors import DamagedChunkError, StoreMismatchError
+from dkrr.linalg.catalogue import TakenOver
 from dkrr.linalg.factor.schedule import scratch_location
-from dkrr.linalg.takeover import TakenOver
 from dkrr.linalg.verify import factor_sample_agrees
-from dkrr.stores import remove_array
+from dkrr.store.chunks import CRC_BYTES, ChunkArray, FloatArray
+from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, potrf, syrk, trsm_right
 

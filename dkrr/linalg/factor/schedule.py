@@ -10,7 +10,7 @@ for each other: every column costs the time of its longest sum. A *partial* task
 and waits for column j - w - 1 only; the task of the tile goes on from there. The terms are the same in the same order
 and P is stored as it is, in the factor's precision, so the factor has the same bytes with whatever split. Simulated, 20
 tiles a side on 32 workers are busy 15 % of the time without and 51 % with w = 2; 122 tiles on 100 workers 27 % and 95 %
-with w = 6 (:mod:`dkrr.planning.simulate`).
+with w = 6 (:mod:`dkrr.fit.schedule`).
 
 Partial sums are kept in a scratch matrix beside the factor, not in the memory of workers: one that is lost with its
 worker would have to be computed again together with everything that waits for it, and reading a tile back costs a
@@ -33,10 +33,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dkrr.address import join, name_of, parent_of
 from dkrr.engine.tasks import Key, Node
 from dkrr.errors import ParameterError
-from dkrr.stores import remove_array
+from dkrr.store.address import join, name_of, parent_of
+from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 # the third number of a task's key: a partial sum, a strip, or the first terms of one; the strip's number comes fourth

@@ -31,13 +31,13 @@ from typing import Literal
 
 import numpy as np
 
-from dkrr.chunks import FloatArray
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns
 from dkrr.linalg.passes import Owners, run_tasks
 from dkrr.linalg.repairs import check_finite
+from dkrr.store.chunks import FloatArray
+from dkrr.store.failpoints import failpoint
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import is_finite, trsm_left
 

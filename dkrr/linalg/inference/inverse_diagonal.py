@@ -32,7 +32,6 @@ from functools import partial
 import numpy as np
 from scipy.linalg import get_lapack_funcs
 
-from dkrr.chunks import ChunkArray, FloatArray
 from dkrr.engine.tasks import Node
 from dkrr.errors import DamagedChunkError, MemoryBudgetError, NumericalError
 from dkrr.linalg.blocks import FloatVector
@@ -41,7 +40,8 @@ from dkrr.linalg.passes import made, run_tasks
 from dkrr.linalg.repairs import Repairs, check_finite
 from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.workspace import INVERSE_DIAGONAL
-from dkrr.stores import place, remove_array
+from dkrr.store.chunks import ChunkArray, FloatArray
+from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, trsm_right
 

@@ -34,13 +34,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import FloatArray
 from dkrr.errors import DataError, NumericalError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatVector
 from dkrr.linalg.factor.dense import dense_factor
 from dkrr.linalg.predict import CHECK_TOLERANCE, RowSource
 from dkrr.linalg.products import kernel_product
+from dkrr.store.chunks import FloatArray
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import gemm_nt, trsm_right
 

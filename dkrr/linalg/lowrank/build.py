@@ -17,10 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.chunks import ChunkArray
 from dkrr.engine.tasks import Node
 from dkrr.errors import DamagedChunkError, NumericalError, StoreError
-from dkrr.failpoints import failpoint
 from dkrr.linalg.blocks import Floats
 from dkrr.linalg.lowrank.panels import Panels, PanelTask, Pivots, given_block, gram_group, panel_chunk, start_diagonal
 from dkrr.linalg.lowrank.rpcholesky import FLOOR, accept, block_size, draw_uniform, draw_weighted
@@ -28,7 +26,9 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Owners, Pass, run_tasks
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place, read_json, remove_array
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, read_json, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import gemm_nt, trsm_right
 

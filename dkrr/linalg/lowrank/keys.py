@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dkrr.errors import StoreMismatchError
-from dkrr.linalg.keys import gram_fields, key_of
+from dkrr.linalg.catalogue import gram_fields, key_of
 from dkrr.linalg.lowrank.panels import row_chunks
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
-from dkrr.stores import place, read_json, write_json
+from dkrr.store.files import place, read_json, write_json
 
 __all__ = ["claim", "low_rank_fields", "low_rank_location"]
 

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.chunks import ChunkArray
 from dkrr.errors import DamagedChunkError, DataError
-from dkrr.failpoints import failpoint
 from dkrr.kernels.base import mirror
 from dkrr.linalg.blocks import Floats, Indices
 from dkrr.linalg.lowrank.rpcholesky import block_size
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Operands, made
+from dkrr.store.chunks import ChunkArray
+from dkrr.store.failpoints import failpoint
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, is_finite, syrk_tn, trsm_right
 

@@ -49,7 +49,6 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.buffers import on_release
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.errors import NumericalError, ParameterError
 from dkrr.linalg.blocks import Floats
@@ -60,8 +59,9 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Operand, Operands, Pass, is_here
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
-from dkrr.lock import hold_lock
-from dkrr.stores import local_root, place, remove_array
+from dkrr.store.chunks import on_release
+from dkrr.store.files import local_root, place, remove_array
+from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import potrf, trsm_left
@@ -229,7 +229,7 @@ def build_low_rank(
     rank
         Columns wanted; at most n. Fewer are made when the residual becomes zero before: see ``LowRank.rank``.
     weight_digest, source_digest
-        As in :func:`~dkrr.linalg.keys.factor_fields`.
+        As in :func:`~dkrr.linalg.catalogue.factor_fields`.
 
     Raises
     ------

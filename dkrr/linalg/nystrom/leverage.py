@@ -40,7 +40,7 @@ from dkrr.linalg.nystrom.precondition import CenterFactor, independent_centers
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.passes import Operands, Pass, RowRanges
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place, remove_array
+from dkrr.store.files import place, remove_array
 from dkrr.tiles.blas import buffer, potrf, syrk, trsm_right
 
 MAX_PARTS, MIN_PART_ROWS = 8, 2048

@@ -63,12 +63,12 @@ from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DataError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, Indices, ratio
+from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
 from dkrr.linalg.cg.precondition import Identity
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.intercept import centre_dataset, total_weight
-from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.nystrom.precondition import (
     CenterFactor,
@@ -85,7 +85,7 @@ from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.solving import target_alphas
 from dkrr.linalg.workspace import Workspace
-from dkrr.stores import place
+from dkrr.store.files import place
 
 CANDIDATE_BYTES = 1 << 30
 

@@ -44,8 +44,8 @@ from dkrr.dataset.summary import decode_floats
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.kernels.features import FeatureMap
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.inference.leave_one_out import MIN_SHARE
-from dkrr.linalg.keys import key_of
 from dkrr.linalg.operators import Rows
 from dkrr.linalg.passes import Operands, Pass, RowRanges
 from dkrr.linalg.workspace import Workspace

@@ -67,9 +67,9 @@ from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError, Res
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
-from dkrr.linalg.keys import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.primal.passes import (
     MAX_STRIP_ROWS,

@@ -16,8 +16,8 @@ from dkrr.errors import DkrrError, LockedError, ParameterError, StoreError
 from dkrr.jobs.registry import ModelRegistry, NamedModel, Reference, prune_versions
 from dkrr.jobs.scoring import predict_registered
 from dkrr.jobs.uncertain import Asked
-from dkrr.lock import hold_lock
-from dkrr.manifest import content_digest
+from dkrr.store.documents import content_digest
+from dkrr.store.lease import hold_lock
 from tests.faults import failing_at
 from tests.jobs.registry.helpers import ROWS, make_model
 

@@ -16,7 +16,7 @@ from dkrr.jobs.report import page as page_module
 from dkrr.jobs.report.page import MOST_BYTES, render_report, write_report
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import Status, View, read_status
-from dkrr.model import load_model
+from dkrr.models.model import load_model
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
 from tests.pages import SECTIONS, Page, outside_references, parse_page
 

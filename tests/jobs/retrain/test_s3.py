@@ -12,7 +12,7 @@ from dkrr.errors import DkrrError, RefusedError
 from dkrr.jobs.registry import ModelRegistry, Reference
 from dkrr.jobs.retrain.incoming import deliveries
 from dkrr.jobs.scoring import predict_registered
-from dkrr.objects import put_file
+from dkrr.store.objects import put_file
 from tests.faults import failing_at
 from tests.jobs.retrain.project import Project, in_process, rows_of
 from tests.s3 import Bucket, bucket, s3_server

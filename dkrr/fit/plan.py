@@ -1,0 +1,511 @@
+"""What a fit can continue: factors of its first rows that earlier fits left in the store, and what they save.
+
+    saved flops = m^3 / 3 of n^3 / 3        for m of n rows, each distinct alpha
+
+You need it before "auto" is resolved: only tiles of the same size, precision and source can be continued, so where they
+save at least half of the work, or nothing else was asked for, their choices are taken over.
+
+Cost
+----
+See :mod:`dkrr.linalg.catalogue`; one listing more for each factor that is found.
+
+Planner: what "auto" becomes. Every way that gives the exact answer is priced, and the cheapest that fits is taken.
+
+    choice = argmin over feasible candidates of estimated seconds
+
+Candidates are the Cholesky factor in float64, in mixed precision, and conjugate gradients of several ranks, each with
+a Gram matrix that is stored or evaluated on the fly. The number of iterations is a range, from a sample of the rows
+(:mod:`dkrr.fit.trial`); candidates are compared at the upper end of it, for an iteration that takes longer than
+expected costs more than one that is not tried. An approximation is never a candidate, nor is an answer in float32.
+
+Cost: arithmetic, less than 0.1 s, besides the rates (:mod:`dkrr.fit.rates`) and the sample, which are only taken
+where the choice may matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, log
+from typing import Any
+
+from dkrr.dataset import Dataset
+from dkrr.dataset.drift import DRIFT_LIMIT
+from dkrr.errors import StoreError
+from dkrr.fit.choices import (
+    PRIMAL,
+    Candidate,
+    Limits,
+    Problem,
+    SolverChoice,
+    Way,
+    is_plainly_primal,
+    small_choice,
+    ways_of,
+)
+from dkrr.fit.fitting import FitSettings
+from dkrr.fit.prices import priced_way
+from dkrr.fit.rates import Machine, itemsize
+from dkrr.fit.schedule import FEW_WORKERS
+from dkrr.fit.trial import Trial
+from dkrr.kernels import Kernel
+from dkrr.kernels.features import count_features
+from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
+from dkrr.linalg.factor.rows import strips_bytes
+from dkrr.linalg.settings import Foreseen
+from dkrr.linalg.sizes import choose_tile_size, task_bytes
+from dkrr.store.files import is_url
+from dkrr.tiles import TileGrid, TileMatrix
+
+__all__ = [
+    "Continued",
+    "Decision",
+    "Ways",
+    "decide",
+    "find_continued",
+    "find_other_alpha",
+    "other_alpha_sentence",
+    "settings_of",
+]
+
+
+# below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
+SMALL_FLOPS = 2.5e11
+
+# a trial may take this share of the time of a float64 factor, within bounds
+TRIAL_SHARE, LEAST_TRIAL_SECONDS, MOST_TRIAL_SECONDS = 0.06, 0.1, 8.0
+
+ASKED = "asked for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The way that is taken, the others, and why: ``reasons`` has a sentence for "solver", "precision", "rank" (of cg)
+    and "tile_size" (of a factor).
+    """
+
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    reasons: dict[str, str]
+
+    def settings(self, problem: Problem, choice: SolverChoice) -> FitSettings:
+        """The fit with nothing left to choose; of nystrom and primal the parts that they share with the others."""
+        return settings_of(self.chosen, problem, choice)
+
+
+def settings_of(way: Candidate, problem: Problem, choice: SolverChoice) -> FitSettings:
+    """The fit by one way, with nothing left to choose."""
+    iterative = choice.iterative(rank=way.rank or None)
+    if way.solver == "cg" and not way.rank and choice.rank == "auto" and choice.preconditioner != "factor":
+        iterative = replace(iterative, preconditioner="none")
+    low, high = (0.0, 0.0) if way.iterations is None else (way.iterations.low, way.iterations.high)
+    return FitSettings(
+        kernel=problem.kernel,
+        alpha=problem.alpha,
+        tile_size=way.tile_size,
+        precision=way.precision,  # type: ignore[arg-type]
+        gram=way.gram,  # type: ignore[arg-type]
+        solver=way.solver if way.solver in ("cholesky", "cg") else "cg",  # type: ignore[arg-type]
+        iterative=iterative,
+        fit_intercept=problem.fit_intercept,
+        foreseen=Foreseen(low=low, high=high, seconds=dict(way.seconds)),
+    )
+
+
+def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those with tiles and an exact answer that are feasible, the cheapest first."""
+    usable = [item for item in candidates if item.solver in ("cholesky", "cg") and not item.infeasible]
+    return sorted(usable, key=lambda item: item.total_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """What else may be done where the way that was chosen leads to no answer: priced when it is asked for.
+
+    Parameters
+    ----------
+    problem, choice, limits, tile_size, machine
+        As in :func:`decide`; ``choice`` has the words as they were asked.
+    candidates
+        Those of the decision, where they were priced; else all ways are, without a sample.
+    """
+
+    problem: Problem
+    choice: SolverChoice
+    limits: Limits
+    tile_size: int | None
+    machine: Callable[[], Machine]
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The words, without how far an iteration may go, which may change from one attempt to the next."""
+        words = self.choice.to_dict() | {"tile_size": self.tile_size}
+        return {name: value for name, value in words.items() if name not in ("max_iter", "allow_unconverged")}
+
+    @property
+    def priced(self) -> bool:
+        """Whether the decision compared prices."""
+        return len(self.candidates) > 1
+
+    def others(self) -> tuple[FitSettings, ...]:
+        """The ways that the words allow, the cheapest first."""
+        known = self.candidates if self.priced else self._priced(self.choice)
+        return tuple(settings_of(item, self.problem, self.choice) for item in in_order(known))
+
+    def beyond(self) -> tuple[FitSettings, ...]:
+        """The ways that the words exclude."""
+        asked = self.choice
+        free = SolverChoice(tol=asked.tol, max_iter=asked.max_iter, seed=asked.seed)
+        allowed = set(ways_of(self.problem, asked))
+        priced = self._priced(free, without=allowed)
+        return tuple(settings_of(item, self.problem, free) for item in in_order(priced))
+
+    def _priced(self, choice: SolverChoice, without: Container[Way] = ()) -> tuple[Candidate, ...]:
+        ways = [way for way in ways_of(self.problem, choice) if way not in without]
+        if len(ways) < 2 and not without:  # the one that was taken
+            return ()
+        rates = self.machine() if ways else None
+        return tuple(priced_way(self.problem, way, choice, self.limits, self.tile_size, rates, None) for way in ways)
+
+
+def decide(
+    problem: Problem,
+    choice: SolverChoice,
+    limits: Limits,
+    *,
+    tile_size: int | None = None,
+    machine: Callable[[], Machine],
+    trial: Callable[[float], Trial | None] = lambda seconds: None,
+    always_measure: bool = False,
+) -> Decision:
+    """Resolve everything that was left to "auto".
+
+    Parameters
+    ----------
+    machine, trial
+        Called only where the choice may depend on them, ``machine`` first; ``trial`` with the seconds it may take, 6 %
+        of what a float64 factor would.
+    tile_size
+        The edge that was asked for; None means "auto".
+    always_measure
+        Price the candidates of a small problem too, for a plan that is looked at.
+
+    Raises
+    ------
+    ParameterError
+        A worker cannot hold a task.
+    """
+
+    def decision(chosen: Candidate, candidates: tuple[Candidate, ...], reason: str) -> Decision:
+        reasons = {"solver": reason if choice.solver == "auto" else ASKED}
+        reasons["precision"] = _why_precision(chosen, candidates, choice)
+        if chosen.solver == "cg":
+            reasons["rank"] = _why_rank(chosen, choice)
+        if chosen.solver == "cholesky":
+            reasons["tile_size"] = _why_tiles(chosen, problem, limits) if tile_size is None else ASKED
+        return Decision(chosen=chosen, candidates=candidates, reasons=reasons)
+
+    if is_plainly_primal(problem, choice):
+        only = priced_way(problem, PRIMAL, choice, limits, tile_size, machine() if always_measure else None, None)
+        if not only.infeasible:
+            return decision(only, (only,), _why_primal(problem))
+    flops = problem.num_rows**3 / 3 * problem.num_alphas
+    if flops <= SMALL_FLOPS:
+        ways = ways_of(problem, replace(choice, **small_choice(problem, choice)))
+        rates = machine() if always_measure else None
+        # the caller compares with the disk, and what a small problem writes is small whatever the solver
+        only = priced_way(problem, ways[0], choice, replace(limits, disk_bytes=None), tile_size, rates, None)
+        if not only.infeasible or choice.solver != "auto":
+            few = (
+                f"the rows are few: the matrix of all {problem.num_rows:,} is factored in seconds, by the plainest way"
+            )
+            return decision(only, (only,), _why_primal(problem) if only.solver == "primal" else few)
+    ways = ways_of(problem, choice)
+    rates = machine() if always_measure or len(ways) > 1 else None
+    found = None
+    if rates is not None and any(way[0] == "cg" or way[1] == "mixed" for way in ways):
+        plain = priced_way(problem, ("cholesky", "float64", "on_the_fly", 0), choice, limits, tile_size, rates, None)
+        found = trial(max(LEAST_TRIAL_SECONDS, min(MOST_TRIAL_SECONDS, TRIAL_SHARE * plain.total_seconds)))
+    priced = tuple(priced_way(problem, way, choice, limits, tile_size, rates, found) for way in ways)
+    best = _cheapest(priced)
+    return decision(best, priced, _why_solver(best, priced))
+
+
+def _cheapest(priced: Sequence[Candidate]) -> Candidate:
+    """The feasible candidate with the least seconds; the first one when none is feasible."""
+    feasible = [item for item in priced if not item.infeasible]
+    return min(feasible, key=lambda item: item.total_seconds) if feasible else priced[0]
+
+
+def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
+    if best.infeasible:
+        return "nothing fits; this one is shown"
+    others = [item for item in priced if not item.infeasible and item.solver != best.solver]
+    if not others:
+        return "the only exact way that fits into memory and on the disk" if len(priced) > 1 else "the only exact way"
+    second = min(others, key=lambda item: item.total_seconds)
+    other = f"{second.name} would take {second.total_seconds:,.0f} s"
+    return f"the fastest exact way: about {best.total_seconds:,.0f} s, {other}"
+
+
+def _why_primal(problem: Problem) -> str:
+    size = count_features(problem.kernel, problem.num_features) or 0
+    return (
+        f"less arithmetic than with the matrix of all {problem.num_rows:,} rows: this kernel is linear in {size:,} "
+        "features, and one coefficient for each of them is the same answer"
+    )
+
+
+def _why_precision(best: Candidate, priced: Sequence[Candidate], choice: SolverChoice) -> str:
+    if choice.precision != "auto":
+        return ASKED
+    if best.infeasible:
+        return "nothing fits"
+    if best.precision == "mixed":
+        less = "faster and half the disk" if best.solver == "cholesky" else "faster"
+        return f"most arithmetic with 7 digits, which is {less}; the answer is corrected to 16"
+    mixed = [item for item in priced if item.precision == "mixed" and item.solver == best.solver]
+    if not mixed:
+        return "all arithmetic with 16 digits: there is little to gain from fewer"
+    other = min(mixed, key=lambda item: (bool(item.infeasible), item.total_seconds))
+    why = other.infeasible or f"it would take about {other.total_seconds:,.0f} s"
+    return f"all arithmetic with 16 digits; 7 and a correction to 16 gain nothing here ({why})"
+
+
+def _why_rank(best: Candidate, choice: SolverChoice) -> str:
+    if choice.rank != "auto" or choice.preconditioner in ("none", "factor"):
+        return ASKED
+    if not best.rank:
+        return "few iterations are expected without a preconditioner, too"
+    return "a larger preconditioner takes longer to make than it saves in iterations, a smaller one costs more of them"
+
+
+def _why_tiles(best: Candidate, problem: Problem, limits: Limits) -> str:
+    """Which of its bounds the edge is at, see :func:`~dkrr.linalg.sizes.choose_tile_size`."""
+    b, n, d = best.tile_size, problem.num_rows, problem.num_features
+    if limits.threads > FEW_WORKERS:
+        return f"the fastest of those that were simulated for {limits.threads:,} workers and fit into their memory"
+    if b < choose_tile_size(n, d, None, itemsize(best.precision), limits.threads):
+        return "the largest whose tasks take no more than 80 % of a worker's memory"
+    sides = TileGrid(n, b).num_tiles
+    if b <= 256:
+        return "the smallest that are worth a task"
+    return f"{sides} a side: enough to keep every worker busy to the end, and few, for large tiles are read less often"
+
+
+# of the flops; below, whatever is fastest without them is chosen
+WORTHWHILE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """Factors of the first rows.
+
+    Parameters
+    ----------
+    tile_size, precision, gram
+        As they were chosen then; "mixed" has a float32 factor.
+    num_rows, of_rows
+        m of n.
+    num_tiles, num_bytes
+        Whole tiles that need not be computed, of all factors together.
+    flops, share
+        What is saved, of all factors together; as a share of n^3 / 3 for each.
+    older
+        m < n of the earlier factor that each one goes on from, an interrupted one, too; of those that are not finished.
+    """
+
+    tile_size: int
+    precision: str
+    gram: str
+    num_rows: int
+    of_rows: int
+    num_tiles: int
+    num_bytes: int
+    flops: float
+    share: float
+    older: tuple[int, ...] = ()
+
+    def resolve(self, choice: SolverChoice, tile_size: int | None) -> tuple[SolverChoice, int | None]:
+        """What "auto" becomes where it pays to go on."""
+        if self.share < WORTHWHILE and choice.solver == "auto":
+            return choice, self.tile_size if tile_size is None else tile_size
+        frozen = {"solver": "cholesky", "precision": self.precision, "gram": self.gram}
+        named: dict[str, Any] = {name: value for name, value in frozen.items() if getattr(choice, name) == "auto"}
+        return replace(choice, **named), self.tile_size if tile_size is None else tile_size
+
+    def is_for(self, chosen: Candidate) -> bool:
+        """Whether a candidate goes on with these factors."""
+        wanted = (chosen.solver, chosen.tile_size, chosen.precision, chosen.gram)
+        return wanted == ("cholesky", self.tile_size, self.precision, self.gram)
+
+    def saved(self, chosen: Candidate, num_threads: int) -> Candidate:
+        """The candidate with the seconds that are left, and the disk that sharing new rows takes for a while."""
+        seconds = dict(chosen.seconds)
+        for phase, power in (("factorise", 1.0), ("gram", 2 / 3)):
+            if phase in seconds:
+                seconds[phase] *= 1 - self.share**power
+        less = sum(chosen.seconds.values()) - sum(seconds.values())
+        grid, itemsize = TileGrid(self.of_rows, self.tile_size), 8 if self.precision == "float64" else 4
+        # one factor after the other
+        strips = max((strips_bytes(grid, m, num_threads, itemsize) for m in self.older), default=0)
+        disk = chosen.disk_bytes | {"strips": strips}
+        low = max(0.0, chosen.seconds_low - less)
+        return replace(chosen, seconds=seconds, seconds_low=low, disk_bytes=disk)
+
+    def to_dict(self, seconds: float | None) -> dict[str, Any]:
+        """Plain data: what is reused and what that saves."""
+        return {
+            "rows": self.num_rows,
+            "of_rows": self.of_rows,
+            "tiles": self.num_tiles,
+            "flops": self.flops,
+            "share": self.share,
+            "seconds": seconds,
+        }
+
+    def sentence(self, seconds: float | None) -> str:
+        """The same in words."""
+        text = f"continues a factor of the first {self.num_rows:,} of {self.of_rows:,} rows"
+        text += f": {self.share:.0%} of the flops are saved"
+        return text + (f", about {seconds:,.0f} s" if seconds else "")
+
+
+def find_continued(
+    store: Any,
+    dataset: Dataset,
+    kernel: Kernel | None,
+    alphas: tuple[float, ...],
+    choice: SolverChoice,
+    *,
+    tile_size: int | None,
+    memory_bytes: int | None = None,
+    drift_limit: float | None = DRIFT_LIMIT,
+) -> Continued | None:
+    """The longest finished prefix of a fit in a store, among the factors that the words of the choice allow.
+
+    Parameters
+    ----------
+    tile_size
+        The edge that was asked for; None means "auto".
+    memory_bytes
+        Of a task; larger tiles are not gone on with.
+    drift_limit
+        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.catalogue`.
+    """
+    if kernel is None or choice.solver not in ("auto", "cholesky"):
+        return None
+    distinct = dict.fromkeys(alphas)
+    best: dict[float, _Found] = {}
+    older: dict[float, int] = {}
+    judge = CenterJudge(dataset, kernel, drift_limit)
+    for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
+        fields = ancestor.fields
+        alpha = fields.get("alpha")
+        if alpha not in distinct or alpha in older or not _is_allowed(fields, dataset, choice, tile_size):
+            continue
+        first = next(iter(best.values()), None)
+        if first is not None and any(first.ancestor.fields[k] != fields[k] for k in ("tile_size", "dtype", "gram")):
+            continue
+        itemsize = 8 if fields["dtype"] == "float64" else 4
+        if memory_bytes is not None and task_bytes(fields["tile_size"], dataset.num_features, itemsize) > memory_bytes:
+            continue
+        if not judge.allows(ancestor):
+            continue
+        try:
+            tiles = TileMatrix.open(ancestor.location)
+        except StoreError:
+            continue
+        found = _Found.of(ancestor, tiles)
+        if found.num_tiles:
+            best.setdefault(alpha, found)
+            if ancestor.num_rows < dataset.num_rows or found.is_finished:
+                older[alpha] = ancestor.num_rows
+    if not best:
+        return None
+    one = next(iter(best.values()))
+    ancestor, tiles = one.ancestor, one.tiles
+    n, num_tiles = dataset.num_rows, sum(found.num_tiles for found in best.values())
+    flops = sum(found.flops for found in best.values())
+    linked = 0 if is_url(store) else tiles.array.chunk_bytes + 4
+    return Continued(
+        tile_size=tiles.grid.tile_size,
+        precision=_precision(ancestor.fields["dtype"], choice),
+        gram=ancestor.fields["gram"],
+        num_rows=min(found.ancestor.num_rows for found in best.values()),
+        of_rows=n,
+        num_tiles=num_tiles,
+        num_bytes=num_tiles * linked,
+        flops=flops,
+        share=flops / (n**3 / 3 * len(distinct)),
+        older=tuple(m for m in older.values() if m < n),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A factor, its whole tiles in the common prefix, the flops of all finished rows there, and whether it is whole."""
+
+    ancestor: Ancestor
+    tiles: TileMatrix
+    num_tiles: int
+    flops: float
+    is_finished: bool
+
+    @classmethod
+    def of(cls, ancestor: Ancestor, tiles: TileMatrix) -> _Found:
+        m, b = ancestor.num_rows, tiles.grid.tile_size
+        missing = set(tiles.missing())
+        last = m == tiles.grid.n  # then the ragged row block is whole, too
+        blocks = -(-m // b)
+        finished, total, whole = 0.0, 0.0, 0
+        for i in range(blocks):
+            rows = min(b, m - i * b)
+            for j in range(i + 1):
+                work = rows * (j + 1 / 3 if i == j else 2 * j + 1)
+                total += work
+                if (i, j) not in missing:
+                    finished += work
+                    whole += rows == b or last
+        return cls(ancestor, tiles, whole, float(m) ** 3 / 3 * finished / total, not missing)
+
+
+def find_other_alpha(store: Any, dataset: Dataset, kernel: Kernel | None, alphas: tuple[float, ...]) -> float | None:
+    """The alpha, nearest to the wanted one, of a factor of exactly these rows; None where there is none."""
+    if kernel is None or len(set(alphas)) != 1 or not alphas[0] > 0:
+        return None
+    near: dict[float, float] = {}
+    for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
+        fields = ancestor.fields
+        is_same = (fields["n"], fields["weight_digest"]) == (ancestor.num_rows, dataset.digest_weight)
+        if is_same and ancestor.num_rows == dataset.num_rows and fields["alpha"] > 0:
+            near[abs(log(fields["alpha"] / alphas[0]))] = float(fields["alpha"])
+    return near[min(near)] if near else None
+
+
+def other_alpha_sentence(other: float, alpha: float, tol: float) -> str:
+    """What a factor of another alpha is good for, in words."""
+    condition = max(other / alpha, alpha / other)
+    count = ceil(0.5 * condition**0.5 * log(2 / tol))
+    return (
+        f"a factor of these rows and alpha {other:g} is in the store: name = 'cg' with preconditioner = 'factor' would "
+        f"take about {count:,} iterations and no new factor"
+    )
+
+
+def _is_allowed(fields: dict[str, Any], dataset: Dataset, choice: SolverChoice, tile_size: int | None) -> bool:
+    """Whether the words of a choice leave it open to go on with a factor."""
+    precisions = {"float64": ("auto", "float64"), "float32": ("auto", "float32", "mixed")}[fields["dtype"]]
+    return (
+        choice.precision in precisions
+        and choice.gram in ("auto", fields["gram"])
+        and tile_size in (None, fields["tile_size"])
+        and (fields["weight_digest"] is None) == (dataset.weight is None)
+    )
+
+
+def _precision(dtype: str, choice: SolverChoice) -> str:
+    if choice.precision != "auto":
+        return choice.precision
+    return "float64" if dtype == "float64" else "mixed"

@@ -1,0 +1,432 @@
+"""How many iterations a solver will need, and what its arithmetic can hold: the solver itself, on a sample of the rows.
+
+Conjugate gradients with a preconditioner F F^T + alpha I of rank r see the part of K that F leaves, against alpha. So F
+is made of r rows of a pool, its true rank, and the solver runs on s other rows. Twice, and both are extrapolated:
+
+    alpha as it is          right where rows are far from each other: what is left is nearly diagonal, whatever n is
+    alpha s / n             right where rows are close: the eigenvalues of K grow like n, those of the sample like s
+
+The counts on s / 2 and s rows say how they go on growing. Without a preconditioner the smaller of the two
+extrapolations is taken: from samples of 1,000 it was compared with solves of 4,000 rows of real data (matern 3/2 and
+rbf, widths 0.5 to 80, alpha 1e-7 to 1e-2) that ended within 200 iterations, and was within a factor of 1.5 in two of
+three cases. With one they are the ends of a range (:mod:`dkrr.fit.choices`), far too many where K is close to
+the identity, for which there is no use.
+
+A float32 product is off by E with |E| about eps32 |K|: where |E| is not below alpha, K + E + alpha I may be indefinite
+and refinement does not contract. |E| is measured on the sample, by the product itself, and grows with n as it does from
+s / 2 to s rows, between the root of n (random errors) and n (systematic ones). On the same data float32 products led to
+the answer wherever |E| <= 0.4 alpha, and nowhere from 2 alpha on.
+
+The factor of mixed precision is tried with alpha s / n and the shifts that the solver would take.
+
+You need this before anything is known of a matrix but its rows. It is an estimate, given as a range.
+
+Cost: r^2 flops a row of pool and sample, s^2 / 2 entries, and for each iteration 4 s^2 flops a rank and target.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, log
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+
+from dkrr.dataset import Dataset
+from dkrr.fit.choices import Iterations, extrapolate, growth
+from dkrr.kernels import Kernel
+from dkrr.kernels.pairwise import MIN_COLUMNS
+from dkrr.linalg.cg.mixed import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
+from dkrr.linalg.gram import rows_of
+from dkrr.linalg.products import kernel_product
+
+__all__ = ["Trial", "sample_trial"]
+
+FloatArray = NDArray[np.float64]
+
+SAMPLE_ROWS = 2000
+
+NUM_TARGETS = 2
+
+PANEL = 128
+
+MOST_ITERATIONS = 300
+
+# a sample is read from at most so many pieces of the data
+NUM_PIECES = 64
+
+# rows of the pool for each column of the largest preconditioner that is tried, and flops a second to make it
+POOL_ROWS, POOL_RATE = 3, 2e10
+
+# rows from which |E| is measured, at most
+ROUNDING_ROWS = 4096
+
+# how much more iterations may be without a preconditioner: 0.56 of the true number were expected in one of ten cases
+PLAIN_MARGIN = 1.4
+
+# steps of the power iteration for |E|, and its columns
+POWER_STEPS, POWER_COLUMNS = 4, 4
+
+# float32 products are supported where their error is at most this share of alpha
+SUPPORTED = 0.5
+
+
+@dataclass
+class Trial:
+    """A sample of the rows of a problem, on which solvers are tried.
+
+    Parameters
+    ----------
+    kernel
+        Resolved.
+    rows : (s + p, d), targets : (s, t)
+        A random sample in random order, as the kernel sees it, and targets of the first s rows times the roots of the
+        weights. Preconditioners are made of the other p rows; of the same ones where there are no others.
+    num_rows
+        n.
+    root_weight : (s + p,) or None
+        Of the sampled rows.
+    seconds
+        About what one question may take; iterations that are not done by then are counted at the rate so far.
+    """
+
+    kernel: Kernel
+    rows: FloatArray
+    targets: FloatArray
+    num_rows: int
+    root_weight: FloatArray | None = None
+    seed: int = 0
+    seconds: float = 1.5
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def cg(
+        self,
+        alpha: Sequence[float],
+        ranks: Sequence[int],
+        tol: float,
+        precision: Literal["float64", "mixed"] = "float64",
+    ) -> dict[int, Iterations]:
+        """Iterations of the slowest target for each rank (0: no preconditioner), for the smallest alpha.
+
+        Ranks beyond the largest that is tried are given its iterations.
+        """
+        key = ("cg", min(alpha), tuple(ranks), tol)
+        found: dict[int, Iterations] = self._once(key, lambda: self._cg(min(alpha), ranks, tol))
+        if precision == "float64":
+            return found
+        more = self.refinements(min(alpha), tol) - 1
+        # each of them begins anew: without a preconditioner that costs what conjugate gradients had learnt
+        again = {rank: count.high if rank else 2 * count.high for rank, count in found.items()}
+        return {rank: Iterations(count.low + more / 2, again[rank] + more) for rank, count in found.items()}
+
+    def mixed(self, alpha: Sequence[float], tol: float) -> Iterations:
+        """Iterations around a float32 factor, for the smallest alpha."""
+        found: Iterations = self._once(("mixed", min(alpha), tol), lambda: self._mixed(min(alpha), tol))
+        return found
+
+    def rounding(self) -> float:
+        """|E| for products with all n rows in float32, E = fl32(S K S) - S K S: what v^T A v / v^T v may lose."""
+        return float(self._once(("rounding",), self._rounding))
+
+    def supports_single(self, alpha: Sequence[float]) -> bool:
+        """Whether iterations with float32 products reach the answer for the smallest alpha."""
+        return self.rounding() <= SUPPORTED * min(alpha)
+
+    def refinements(self, alpha: float, tol: float) -> int:
+        """True residuals until float32 products lead to ``tol``: each one reduces it by |E| / alpha at best."""
+        factor = min(max(self.rounding() / alpha if alpha else 1.0, 1e-3), SUPPORTED)
+        return ceil(log(tol) / log(factor))
+
+    def _once(self, key: Any, answer: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = answer()
+        return self._known[key]
+
+    # --- the sample ------------------------------------------------------------------------------------------------
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        s = len(self.targets)
+        return max(1, s // 2), s
+
+    def _weighted(self, matrix: FloatArray, left: slice, right: slice) -> FloatArray:
+        if self.root_weight is not None:
+            matrix *= self.root_weight[left, None]
+            matrix *= self.root_weight[None, right]
+        return matrix
+
+    def _system(self, part: slice) -> FloatArray:
+        """S K S of some rows."""
+
+        def make() -> FloatArray:
+            every = slice(0, len(self.targets))
+            return self._weighted(self.kernel.block(self.rows[every], self.rows[every], same=True), every, every)
+
+        return np.ascontiguousarray(self._once(("system",), make)[part, part])
+
+    def _right_hand_sides(self, part: slice) -> FloatArray:
+        return np.ascontiguousarray(self.targets[part, :NUM_TARGETS])
+
+    # --- conjugate gradients ---------------------------------------------------------------------------------------
+
+    def _cg(self, alpha: float, ranks: Sequence[int], tol: float) -> dict[int, Iterations]:
+        n, (half, s) = self.num_rows, self._sizes
+        affordable = affordable_rank(self.seconds)
+        pool = len(self.rows) - s or s
+        largest = min(pool, max((rank for rank in ranks if rank <= affordable), default=min(ranks)))
+        tried = sorted({min(rank, largest) for rank in ranks})
+        factor = self._columns(largest)
+        whole = self._counts(slice(0, s), alpha, alpha * s / n, tried, factor, tol)
+        # both halves: the counts are small numbers, and one of them alone says little of how they grow
+        parts = [slice(0, half), slice(s - half, s)] if half < s else [slice(0, s)]
+        halves = [self._counts(part, alpha, alpha * half / n, tried, factor, tol) for part in parts]
+        found = {
+            rank: extrapolate(_mean([each[rank] for each in halves]), whole[rank], s, n, preconditioned=rank > 0)
+            for rank in tried
+        }
+        if 0 in found and n > s:
+            # what a preconditioner does not take away is the smallest eigenvalues, which a sample sees least of
+            found[0] = replace(found[0], high=ceil(PLAIN_MARGIN * found[0].high))
+        return {rank: found[min(rank, largest)] for rank in ranks}
+
+    def _counts(
+        self, part: slice, alpha: float, scaled: float, ranks: Sequence[int], factor: FloatArray, tol: float
+    ) -> dict[int, tuple[float, float]]:
+        """Iterations with alpha and with alpha s / n for each rank, all of them in one block."""
+        matrix, rhs = self._system(part), self._right_hand_sides(part)
+        columns, t = np.ascontiguousarray(factor[:, part]), rhs.shape[1]
+        cases = [(rank, value) for rank in ranks for value in (alpha, scaled)]
+        gram = columns @ columns.T
+        inner = [_shifted(gram[:rank, :rank], value) if rank else None for rank, value in cases]
+        alphas = np.repeat([value for _, value in cases], t)
+
+        def apply(r: FloatArray, active: NDArray[np.int64]) -> FloatArray:
+            if not len(columns):
+                return r.copy()
+            inside = columns @ r
+            for k, column in enumerate(active):
+                rank, solver = cases[column // t][0], inner[column // t]
+                if solver is not None:
+                    inside[:rank, k] = cho_solve(solver, inside[:rank, k], check_finite=False)
+                inside[rank:, k] = 0.0
+            return np.asarray(r - columns.T @ inside)
+
+        counts = _iterate(matrix, alphas, np.tile(rhs, len(cases)), apply, tol, self.seconds / 2)
+        slowest = counts.reshape(len(cases), t).max(axis=1)
+        return {rank: (float(slowest[2 * k]), float(slowest[2 * k + 1])) for k, rank in enumerate(ranks)}
+
+    def _columns(self, rank: int) -> FloatArray:
+        """F^T (r, s) at the rows of the sample, F F^T close to S K S; fewer columns where nothing is left.
+
+        Randomly pivoted Cholesky of the pool in panels; one keeps the pivots that block rejection accepts (arXiv
+        2410.03969).
+        """
+        s, rng = len(self.targets), np.random.default_rng(self.seed)
+        test = slice(0, s)
+        pool = slice(s, len(self.rows)) if len(self.rows) > s else test
+        size = len(self.rows[pool])
+        rows, root = self.rows[pool], None if self.root_weight is None else self.root_weight[pool]
+        residual = np.asarray(self.kernel.diag(rows), dtype=np.float64) * (1.0 if root is None else np.square(root))
+        own, others, done, first = np.zeros((rank, size)), np.zeros((rank, s)), 0, float(residual.sum())
+        while done < rank and residual.sum() > 1e-12 * first:
+            drawn = np.unique(rng.choice(size, size=PANEL, p=residual / residual.sum()))
+            columns = self._block(rows, root, drawn, pool) - own[:done, drawn].T @ own[:done]
+            kept = _accepted(columns[:, drawn].copy(), rng, 1e-13 * first / size)[: rank - done]
+            square = columns[kept][:, drawn[kept]]
+            square[np.diag_indices_from(square)] *= 1 + 1e-12
+            try:
+                lower = cholesky(square, lower=True, check_finite=False)
+            except np.linalg.LinAlgError:
+                break
+            new, end = drawn[kept], done + len(kept)
+            there = self._block(rows, root, new, test) - own[:done, new].T @ others[:done]
+            others[done:end] = solve_triangular(lower, there, lower=True, check_finite=False)
+            own[done:end] = solve_triangular(lower, columns[kept], lower=True, check_finite=False)
+            residual = np.maximum(residual - np.square(own[done:end]).sum(axis=0), 0.0)
+            residual[new] = 0.0
+            done = end
+        return others[:done]
+
+    def _block(self, rows: FloatArray, root: FloatArray | None, drawn: NDArray[np.int64], right: slice) -> FloatArray:
+        block = self.kernel.block(np.ascontiguousarray(rows[drawn]), np.ascontiguousarray(self.rows[right]))
+        if root is not None and self.root_weight is not None:
+            block *= root[drawn, None]
+            block *= self.root_weight[None, right]
+        return block
+
+    # --- float32 ---------------------------------------------------------------------------------------------------
+
+    def _rounding(self) -> float:
+        m = min(len(self.rows), ROUNDING_ROWS)
+        large = self._rounding_of(m)
+        # products of few rows are made another way, whose errors say nothing of the products with all of them
+        power = growth(self._rounding_of(m // 2), large, 0.5, 1.0) if m // 2 >= MIN_COLUMNS else 1.0
+        return float(large * max(1.0, self.num_rows / m) ** power)
+
+    def _rounding_of(self, size: int) -> float:
+        """|E| of the first rows, by the power method: a lower bound that four columns bring close."""
+        rows = np.ascontiguousarray(self.rows[:size])
+        rows -= rows.mean(axis=0) if self.kernel.stationary else 0.0
+        root = 1.0 if self.root_weight is None else self.root_weight[:size, None]
+        v = np.random.default_rng(self.seed).standard_normal((size, POWER_COLUMNS))
+        found = 0.0
+        for _ in range(POWER_STEPS):
+            v = np.ascontiguousarray(root * (v / np.linalg.norm(v, axis=0)))
+            single, double = np.zeros_like(v), np.zeros_like(v)
+            kernel_product(self.kernel, rows, rows, v, single, same=True, precision="float32")
+            kernel_product(self.kernel, rows, rows, v, double, same=True)
+            v = root * (single - double)
+            found = float(np.linalg.norm(v, axis=0).max())
+            if not found:
+                break
+        return found
+
+    def _mixed(self, alpha: float, tol: float) -> Iterations:
+        n, (half, s) = self.num_rows, self._sizes
+        small, large = (self._mixed_count(size, alpha * size / n, tol) for size in (half, s))
+        # the ridge is small for all n rows already: half of what is left of growth
+        return (
+            Iterations(large, large)
+            if n <= s
+            else Iterations.around(large * (n / s) ** (growth(small, large, 0.0, 1.0) / 2))
+        )
+
+    def _mixed_count(self, size: int, alpha: float, tol: float) -> float:
+        """Iterations around the float32 factor, of a shifted matrix where it breaks down."""
+        matrix = self._system(slice(0, size))
+        single = matrix.astype(np.float32)
+        diagonal = np.arange(size)
+        shift, trace = 0.0, float(np.abs(matrix[diagonal, diagonal]).sum()) + size * alpha
+        for attempt in range(MAX_SHIFTS + 1):
+            shifted = single.copy()
+            shifted[diagonal, diagonal] += np.float32(alpha + shift)
+            try:
+                lower = cholesky(shifted, lower=True, overwrite_a=True, check_finite=False)
+                break
+            except np.linalg.LinAlgError:
+                shift = FIRST_SHIFT * EPS32 * trace * SHIFT_GROWTH**attempt
+        else:
+            return MOST_ITERATIONS
+
+        def apply(r: FloatArray, active: NDArray[np.int64]) -> FloatArray:
+            scale = np.abs(r).max(axis=0)
+            scale[scale == 0] = 1.0
+            z = cho_solve((lower, True), (r / scale).astype(np.float32), check_finite=False)
+            return np.asarray(z.astype(np.float64) * scale)
+
+        rhs = self._right_hand_sides(slice(0, size))
+        return float(_iterate(matrix, np.full(rhs.shape[1], alpha), rhs, apply, tol, self.seconds / 3).max())
+
+
+def _mean(counts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Geometric means, of the iterations with alpha and with alpha s / n."""
+    own, scaled = np.exp(np.log(np.maximum(counts, 1.0)).mean(axis=0))
+    return float(own), float(scaled)
+
+
+def _shifted(gram: FloatArray, alpha: float) -> Any:
+    """Cholesky factor of F^T F + alpha I, or with the shift below which there is none."""
+    rank = len(gram)
+    floor = rank * float(np.finfo(np.float64).eps) * float(np.linalg.norm(gram, 1))
+    return cho_factor(gram + max(alpha, floor, 1e-300) * np.eye(rank), check_finite=False)
+
+
+def _accepted(block: FloatArray, rng: Any, floor: float) -> list[int]:
+    """Pivots of a panel that block rejection keeps; the block is overwritten."""
+    bar, kept = rng.random(len(block)) * np.diag(block), []
+    for j in range(len(block)):
+        if block[j, j] > max(bar[j], floor):
+            column = block[:, j] / np.sqrt(block[j, j])
+            block -= np.outer(column, column)
+            kept.append(j)
+    return kept
+
+
+def _iterate(
+    matrix: FloatArray,
+    alpha: FloatArray,
+    rhs: FloatArray,
+    apply: Callable[[FloatArray, NDArray[np.int64]], FloatArray],
+    tol: float,
+    seconds: float,
+) -> NDArray[np.float64]:
+    """Iterations of each column; where they are too many or take too long, from the rate.
+
+    ``apply`` is given residuals and the numbers of their columns.
+    """
+    started = time.perf_counter()
+    norms = np.linalg.norm(rhs, axis=0)
+    counts = np.where(norms > 0, 0.0, 1.0)
+    active = np.flatnonzero(norms > 0)
+    r = rhs[:, active]
+    z = apply(r, active)
+    p, rz = z.copy(), (r * z).sum(axis=0)
+    for iteration in range(1, MOST_ITERATIONS + 1):
+        if not len(active):
+            return counts
+        q = matrix @ p + alpha[active] * p
+        curvature = (p * q).sum(axis=0)
+        r -= np.divide(rz, curvature, out=np.zeros_like(rz), where=curvature > 0) * q
+        relative = np.linalg.norm(r, axis=0) / norms[active]
+        counts[active[relative <= tol]] = iteration
+        going = relative > tol
+        if iteration >= 4 and time.perf_counter() - started > seconds:
+            break
+        if not going.all():
+            active, r, p, rz, relative = active[going], r[:, going], p[:, going], rz[going], relative[going]
+            going = going[going]
+        z = apply(r, active)
+        new = (r * z).sum(axis=0)
+        p = z + np.divide(new, rz, out=np.zeros_like(rz), where=rz > 0) * p
+        rz = new
+    for column, residual in zip(active[going], relative[going], strict=True):
+        counts[column] = ceil(log(tol) / (log(min(float(residual), 0.9)) / iteration))
+    return counts
+
+
+def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int = 0) -> Trial:
+    """A trial on rows of a data set, from pieces spread evenly over it: as many as can be tried in the time.
+
+    Cost: reads at most 64 chunks.
+    """
+    size = SAMPLE_ROWS if seconds > 2 else SAMPLE_ROWS // 2 if seconds > 0.2 else SAMPLE_ROWS // 4
+    n = dataset.num_rows
+    pool = POOL_ROWS * int(affordable_rank(seconds))
+    rng = np.random.default_rng(seed)
+    rows, y = rows_of(dataset, kernel), dataset.y
+    assert y is not None  # noqa: S101  (narrows the type)
+    step = dataset.X.rows_per_chunk
+    starts = list(range(0, n, step))
+    if len(starts) > NUM_PIECES:
+        starts = [starts[round(k)] for k in np.linspace(0, len(starts) - 1, NUM_PIECES)]
+    sizes = [min(step, n - start) for start in starts]
+    share = min(1.0, (size + pool) / sum(sizes))
+    parts: list[tuple[FloatArray, FloatArray, FloatArray | None]] = []
+    for start, length in zip(starts, sizes, strict=True):
+        taken = np.sort(rng.choice(length, size=min(length, ceil(share * length)), replace=False))
+        root = rows.root_weight(start, start + length)
+        parts.append(
+            (
+                rows.read(start, start + length)[taken],
+                y.read(start, start + length)[taken],
+                None if root is None else root[taken],
+            )
+        )
+    order = rng.permutation(sum(len(part[0]) for part in parts))[: size + pool]
+    size = min(size, max(1, len(order) // 2)) if len(order) < n or n > size else len(order)
+    x = np.concatenate([part[0] for part in parts])[order]
+    targets = np.concatenate([part[1] for part in parts])[order[:size]]
+    weights = [part[2] for part in parts if part[2] is not None]
+    root_weight = np.concatenate(weights)[order] if weights else None
+    if root_weight is not None:
+        targets = targets * root_weight[:size, None]
+    return Trial(kernel, np.ascontiguousarray(x), targets, n, root_weight, seed, seconds)
+
+
+def affordable_rank(seconds: float) -> float:
+    """The largest preconditioner that can be tried in half of the time: POOL_ROWS r^3 flops."""
+    return float(max(1.0, seconds * POOL_RATE / (2 * POOL_ROWS)) ** (1 / 3))

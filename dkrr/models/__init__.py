@@ -1,0 +1,1 @@
+"""Models, and the estimators with the faces of scikit-learn."""

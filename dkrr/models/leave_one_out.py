@@ -1,0 +1,408 @@
+"""Leave-one-out of a fit, whatever solved it: finds the factor in the store, or makes it.
+
+    cholesky    D from the tile factor; a finished factor in the store is used as it is
+    mixed, cg   D from a float64 factor, which is made: n^3 / 3 flops more
+    nystrom     leverages by two passes over the rows, the centres fixed
+
+Jobs and searches over alpha have rows in a data set (:func:`leave_one_out_rows`). An estimator reads the rows that it
+was fitted on once more (:func:`leave_one_out`): a fit in memory, n <= 6,000, is factorised again; one through tiles
+finds its factor in its store, or makes one for the time being where it has no store of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from dkrr.dataset import Dataset
+from dkrr.engine.cluster import blas_of, memory_limit_of
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.errors import ConvergenceError, ResidualError
+from dkrr.fit.fitting import FitSettings, residual_norm, ridge_operator, stored_gram
+from dkrr.fit.inputs import (
+    TemporaryStore,
+    check_disk,
+    find_executor,
+    given_rows,
+    nothing_new,
+    resolve_tile_size,
+    rows_on_disk,
+    store_given_matrix,
+)
+from dkrr.fit.prices import cholesky_disk
+from dkrr.linalg.blocks import BlockColumns
+from dkrr.linalg.factor.dense import dense_diagonals
+from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
+from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal, inverse_room
+from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
+from dkrr.linalg.matmul import OperatorProduct
+from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
+from dkrr.linalg.nystrom.solver import read_rows
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.predict import ArrayRows, predict_block
+from dkrr.linalg.primal.solver import array_source, primal_leave_one_out, stored_source
+from dkrr.linalg.sizes import choose_gram
+from dkrr.linalg.workspace import Workspace
+from dkrr.models.model import Model
+from dkrr.models.tiled import Training, changed, check_unchanged
+from dkrr.store.files import full_disk, place, remove_array
+from dkrr.threads import single_blas_thread
+from dkrr.tiles import TileGrid, TileMatrix
+
+__all__ = ["factor_settings", "leave_one_out", "leave_one_out_rows"]
+
+logger = logging.getLogger("dkrr.models.leave_one_out")
+FloatMatrix = NDArray[np.float64]
+FloatVector = NDArray[np.float64]
+
+PREDICT_ROWS = 4096
+
+# Entries of an inverse diagonal that are compared with a solve, and how far they may be off: sums that belong to
+# another factor are off by whole digits, rounding only where alpha is lost beside the kernel.
+NUM_CHECKED = 3
+
+# |R| of a fit, as a share of its leave-one-out residuals
+MAX_RESIDUAL_SHARE = 0.01
+
+CHECK_BAR = {"float64": 1e-3, "float32": 3e-2}
+
+
+def _solver_of(model: Model) -> str:
+    """Which solver a model came from."""
+    return str(model.provenance.get("solver", "cholesky"))
+
+
+def leave_one_out(model: Model, training: Training, store: Any) -> LeaveOneOut:
+    """Leave-one-out of an estimator's model, in the units of y.
+
+    Parameters
+    ----------
+    model, training
+        Of the fit.
+    store
+        Where the fit left its factors; None for a temporary store.
+
+    Raises
+    ------
+    DataError
+        The rows, targets or weights are not those of the fit any more.
+    """
+    if training.checksum is not None and crc32c(training.X) != training.checksum:
+        raise changed("X")
+    if not training.tiled:
+        return _in_feature_space(model, training) if _solver_of(model) == "primal" else _in_memory(model, training)
+    holder = TemporaryStore(_store_bytes(model)) if store is None else None
+    try:
+        root = store if holder is None else holder.path
+        with (
+            full_disk(root),
+            single_blas_thread(),
+            _fitted_rows(model, training, root) as (dataset, given, digest, workspace),
+        ):
+            settings = factor_settings(_settings(model), dataset, workspace, model, training.tile_size)
+            return leave_one_out_rows(dataset, settings, workspace, model, given=given, source_digest=digest)
+    finally:
+        if holder is not None:
+            holder.close()
+
+
+def _in_feature_space(model: Model, training: Training) -> LeaveOneOut:
+    """From the rows, in one pass more than the fit."""
+    y = np.asarray(training.y, dtype=np.float64).reshape(len(training.X), -1)
+    source = array_source(np.asarray(training.X, dtype=np.float64), y, model.kernel, training.weight)
+    return primal_leave_one_out(source, model.provenance["alpha"], fit_intercept=model.intercept is not None)
+
+
+def _in_memory(model: Model, training: Training) -> LeaveOneOut:
+    """From a factor that is made again in this process."""
+    x = np.asarray(training.X, dtype=np.float64)
+    y = np.asarray(training.y, dtype=np.float64).reshape(len(x), -1)
+    n, t = y.shape
+    alphas = np.broadcast_to(np.asarray(model.provenance["alpha"], dtype=np.float64), (t,))
+    root = None if training.weight is None else np.sqrt(np.asarray(training.weight, dtype=np.float64))
+    rows = x if model.center is None else x - model.center
+    coefficients = model.dual_coef.read(0, n)
+    with single_blas_thread():
+        diagonal, ones = dense_diagonals(
+            model.kernel, rows, alphas, root, model.solution.precision, fit_intercept=model.intercept is not None
+        )
+        unseen = np.zeros(n, np.bool_) if root is None else root == 0
+        return loo_from_diagonal(
+            y=y,
+            u=unscaled(coefficients, root),
+            inverse_diagonal=diagonal,
+            alpha=alphas,
+            root=root,
+            ones=ones,
+            predictions=model.predict_rows(x[unseen]) if unseen.any() else None,
+        )
+
+
+def _store_bytes(model: Model) -> int:
+    """What a temporary store will hold."""
+    n, d = model.num_rows, model.num_features
+    if _solver_of(model) in ("nystrom", "primal"):
+        return 8 * n * 64
+    return 8 * n * n // 2 * len(set(model.provenance["alpha"])) + 8 * n * (d if model.kernel is not None else n // 2)
+
+
+@contextmanager
+def _fitted_rows(
+    model: Model, training: Training, root: Any
+) -> Iterator[tuple[Dataset, TileMatrix | None, str, Workspace]]:
+    """The rows on disk as the fit had them, a given matrix in tiles, and somebody to run tasks."""
+    if model.kernel is not None:
+        with (
+            rows_on_disk(training.X, training.y, training.weight, root) as dataset,
+            find_executor(dataset.num_rows, training.max_in_process_rows) as executor,
+        ):
+            check_unchanged(model, dataset)
+            yield dataset, None, "", Workspace(store=root, executor=executor, blas=blas_of(executor))
+        return
+    n = given_rows(training.X)
+    with find_executor(n, training.max_in_process_rows) as executor:
+        tile_size = model.provenance.get("tile_size", "auto")
+        with nothing_new(root):
+            dataset, given, digest = store_given_matrix(training.X, training.y, training.weight, root, tile_size)
+        try:
+            check_unchanged(model, dataset, digest)
+            yield dataset, given, digest, Workspace(store=root, executor=executor, blas=blas_of(executor))
+        finally:
+            remove_array(dataset.path)
+            remove_array(given.location)
+
+
+def _settings(model: Model) -> FitSettings:
+    """Of the fit through tiles, as far as leave-one-out needs them."""
+    facts = model.provenance
+    return FitSettings(
+        kernel=model.kernel,
+        alpha=tuple(facts["alpha"]),
+        tile_size=facts["tile_size"],
+        precision=facts["precision"],
+        gram=facts["gram"],
+        solver="cg" if _solver_of(model) == "cg" else "cholesky",
+        fit_intercept=model.intercept is not None,
+    )
+
+
+def factor_settings(
+    settings: FitSettings, dataset: Dataset, workspace: Workspace, model: Model, tile_size: int | None
+) -> FitSettings:
+    """Settings of a fit by the factor that leave-one-out rests on: its own, or those of a float64 factor.
+
+    Parameters
+    ----------
+    settings
+        Of the fit.
+    tile_size
+        As it was asked for; None for "auto".
+
+    Raises
+    ------
+    ClusterError, StorageFullError
+        A float64 factor fits no worker, or not the disk.
+    """
+    if _solver_of(model) in ("nystrom", "primal") or (settings.solver == "cholesky" and settings.precision != "mixed"):
+        return settings
+    n, d, num_alphas = dataset.num_rows, dataset.num_features, len(set(settings.alpha))
+    if model.kernel is None:
+        tile_size = settings.tile_size  # the matrix is in such tiles
+    b = resolve_tile_size(tile_size, n, d, "float64", memory_limit_of(workspace.executor))
+    gram = choose_gram(model.kernel, num_alphas)
+    logger.info("leave-one-out needs a float64 factor of %s rows, which this fit has not", f"{n:,}")
+    needed = cholesky_disk(n, b, d, 1, precision="float64", gram=gram, num_alphas=num_alphas)
+    known: dict[str, list[Any]] = {"rows_digest": [dataset.digest], "alpha": [*settings.alpha, None]}
+    check_disk(workspace.store, needed["factor"] + needed["gram"], TileGrid(n, b), known)
+    return replace(settings, tile_size=b, gram=gram, solver="cholesky", precision="float64")
+
+
+def leave_one_out_rows(
+    dataset: Dataset,
+    settings: FitSettings,
+    workspace: Workspace,
+    model: Model,
+    *,
+    given: TileMatrix | None = None,
+    source_digest: str = "",
+) -> LeaveOneOut:
+    """Leave-one-out of a model of the rows of a data set, in the units of the targets there.
+
+    Parameters
+    ----------
+    dataset, workspace, given, source_digest
+        As :func:`dkrr.fit.fitting.fit_rows` had them.
+    settings
+        Of :func:`factor_settings`.
+    model
+        Its coefficients and intercept, with centres and alpha for a Nystrom regression.
+
+    Raises
+    ------
+    ConvergenceError
+        The fit's own residual is not small beside those of the rows that are left out.
+    """
+    if _solver_of(model) == "nystrom":
+        relative = max(model.solution.relative_residual)
+        if relative > MAX_RESIDUAL_SHARE:  # leverages are those of a solution
+            raise ConvergenceError(
+                f"leave-one-out: the relative residual of the fit, {relative:.2g}, exceeds {MAX_RESIDUAL_SHARE}",
+                hint="fit again with a smaller tol, without allow_unconverged",
+                relative_residual=np.asarray(model.solution.relative_residual),
+                stagnated=False,
+            )
+        return nystrom_leave_one_out(dataset, _centres(model), settings.alpha, workspace)
+    if _solver_of(model) == "primal":
+        fit_intercept = model.intercept is not None
+        with stored_source(dataset, model.kernel, workspace, fit_intercept=fit_intercept) as rows:
+            return primal_leave_one_out(rows, model.provenance["alpha"], fit_intercept=fit_intercept)
+    found = _from_factors(dataset, settings, workspace, model, given=given, source_digest=source_digest)
+    _check_solved(found, dataset, model)
+    return found
+
+
+def _check_solved(found: LeaveOneOut, dataset: Dataset, model: Model) -> None:
+    """u_i / (A^-1)_ii is a row's residual without it only where A u = S y: |R| may be 1 % of them, in the 2-norm."""
+    weight = 1.0 if dataset.weight is None else dataset.weight.read(0, dataset.num_rows)
+    relative = np.asarray(model.solution.relative_residual)
+    residual = residual_norm(dataset, model.solution, model.intercept)
+    left_out = np.sqrt((weight * found.residuals**2).sum(axis=0))
+    if (residual > MAX_RESIDUAL_SHARE * left_out).any():
+        target = int(np.argmax(residual - MAX_RESIDUAL_SHARE * left_out))
+        raise ConvergenceError(
+            f"leave-one-out of target {target}: the relative residual of the fit, {relative[target]:.2g}, is not small "
+            f"beside the residuals of rows that are left out, {left_out[target]:.2g} in the 2-norm",
+            hint="fit again with a smaller tol, without allow_unconverged, or by cholesky",
+            relative_residual=relative,
+            stagnated=False,
+        )
+
+
+def _from_factors(
+    dataset: Dataset,
+    settings: FitSettings,
+    workspace: Workspace,
+    model: Model,
+    *,
+    given: TileMatrix | None = None,
+    source_digest: str = "",
+) -> LeaveOneOut:
+    """The same from the tile factors, one for each distinct alpha, with settings of :func:`factor_settings`.
+
+    Cost
+    ----
+    n^3 / 3 flops for each distinct alpha and one solve to check them; as many flops again where there is no factor of
+    the right precision yet: a float64 fit has one, "mixed" and cg do not. In this process 8 n numbers a target.
+    """
+    n, t = dataset.num_rows, dataset.num_targets
+    alphas, operator = _system(dataset, settings, workspace, given, model)
+    solver = CholeskySolver(precision="float32" if settings.precision == "float32" else "float64")
+    limit = memory_limit_of(workspace.executor)
+    room = inverse_room(limit)
+    diagonal, ones = np.empty((n, t)), np.empty((n, t)) if model.intercept is not None else None
+    for alpha in dict.fromkeys(alphas.tolist()):
+        targets = alphas == alpha
+        factor = solver.prepare(
+            operator.with_alpha(alpha), workspace, weight_digest=dataset.digest_weight, source_digest=source_digest
+        )
+        factor.make_durable()  # before as much work again
+        own = inverse_diagonal(factor, memory_bytes=room)
+        found = _checked_ones(factor, own)
+        diagonal[:, targets] = own[:, None]
+        if ones is not None:
+            ones[:, targets] = found[:, None]
+    return loo_from_diagonal(inverse_diagonal=diagonal, alpha=alphas, ones=ones, **_answer(dataset, operator, model))
+
+
+def _system(
+    dataset: Dataset, settings: FitSettings, workspace: Workspace, given: TileMatrix | None, model: Model
+) -> tuple[FloatVector, RidgeOperator]:
+    """An alpha for each target, and the operator of the first of them, over a stored Gram matrix where there is one."""
+    alphas = np.broadcast_to(np.asarray(settings.alpha, dtype=np.float64), (dataset.num_targets,))
+    if model.center is not None:  # it may be that of an earlier fit, whose tiles were continued
+        settings = replace(settings, center=tuple(model.center.tolist()))
+    operator = ridge_operator(dataset, settings, float(alphas[0]), given)
+    if settings.gram == "stored" and given is None:
+        operator = replace(operator, gram=stored_gram(operator, workspace))
+    return alphas, operator
+
+
+def _answer(dataset: Dataset, operator: RidgeOperator, model: Model) -> dict[str, Any]:
+    """Targets, the solution u, s, and predictions of rows that were not seen."""
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    n, root = dataset.num_rows, operator.root_weights()
+    coefficients = model.dual_coef.read(0, n)
+    seen = np.ones(n, np.bool_) if root is None else root > 0
+    return {
+        "y": dataset.y.read(0, n),
+        "u": unscaled(coefficients, root),
+        "root": root,
+        "predictions": None if seen.all() else _predictions(dataset, operator, model, np.flatnonzero(~seen)),
+    }
+
+
+def _centres(model: Model) -> Centres:
+    assert model.kernel is not None  # noqa: S101  (narrows the type)
+    assert model.x_fit is not None  # noqa: S101  (narrows the type)
+    m = model.num_rows
+    return Centres(
+        kernel=model.kernel,
+        points=model.x_fit.read(0, m),
+        coefficients=model.dual_coef.read(0, m),
+        center=model.center,
+        intercept=model.intercept,
+    )
+
+
+def _checked_ones(factor: CholeskyFactor, diagonal: FloatVector) -> FloatVector:
+    """v = A^-1 s (n,), by a solve that also gives some columns of A^-1: their residuals are true, the diagonal theirs.
+
+    Raises
+    ------
+    ResidualError
+        The factor is not that of A, or the diagonal not that of A^-1. The latter is forgotten.
+    """
+    operator, work = factor.operator, factor.workspace
+    grid = operator.grid
+    rows = np.unique(np.linspace(0, grid.n - 1, NUM_CHECKED).astype(np.int64))
+    scratch = place(work.store, "scratch", uuid.uuid4().hex + ".zarr")
+    try:
+        rhs = BlockColumns.create(scratch, "rhs", grid, 1 + len(rows), "float64")
+        rhs.fill(np.hstack([operator.normal()[:, None], np.arange(grid.n)[:, None] == rows]))
+        u = factor.solve(rhs)[0]
+        solved = u.whole()
+    finally:
+        remove_array(scratch)
+    error = np.abs(solved[rows, 1 + np.arange(len(rows))] / diagonal[rows] - 1)
+    if not error.max() <= CHECK_BAR[factor.solver.precision]:
+        forget_inverse_diagonal(factor)
+        worst = int(np.argmax(error))
+        raise ResidualError(
+            f"entry {rows[worst]:,} of the diagonal of the inverse is {diagonal[rows[worst]]:.6g}, a solve gives "
+            f"{solved[rows[worst], 1 + worst]:.6g}",
+            hint="start again: it is computed anew; if that does not help, raise alpha",
+        )
+    return solved[:, 0]
+
+
+def _predictions(dataset: Dataset, operator: RidgeOperator, model: Model, rows: NDArray[np.int64]) -> FloatMatrix:
+    """f at some training rows (k, t), in the scale of the targets that were fitted."""
+    coefficients = model.dual_coef.read(0, dataset.num_rows)
+    if operator.kernel is None:
+        here = Workspace(store="", executor=InProcessExecutor())
+        values = OperatorProduct(replace(operator, weighted=False), here, "")(coefficients)[rows]
+    else:
+        values = np.empty((len(rows), dataset.num_targets))
+        for start in range(0, len(rows), PREDICT_ROWS):
+            part = slice(start, start + PREDICT_ROWS)
+            block = read_rows(dataset.X, rows[part])
+            values[part] = predict_block(operator.kernel, block, dataset.X, ArrayRows(coefficients), model.center)
+    return values if model.intercept is None else values + model.intercept

@@ -1,0 +1,677 @@
+"""Model: kernel, training rows, dual coefficients and scaling, saved without pickle and checked at load.
+
+    predict(Z) = y_mean + y_std * (k((Z - x_mean) / x_std, X_fit) @ dual_coef + intercept)
+
+How it lies on disk, and how it gets there whole, is in :mod:`dkrr.models.model`.
+
+Where a model is kept: a Zarr group of one to three arrays and attributes, with a manifest of SHA-256 over every key.
+
+You need it to change what a model's folder holds, or how it gets there whole; what the arrays mean is known to
+:mod:`dkrr.models.model`. Nothing is pickled, and metadata is checked before any array is read.
+
+Cost: every byte of the arrays is written once, and read once where it is verified.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.dataset import CheckedRows, RowArray, Scaling
+from dkrr.dataset.columns import Fitted, find_names, frame_labels, made_up_names, target_columns, unique_names
+from dkrr.dataset.destination import check_outside, storage_errors
+from dkrr.dataset.sources.table import to_floats
+from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
+from dkrr.kernels import Kernel, kernel_from_dict
+from dkrr.kernels.features import FeatureMap, feature_map
+from dkrr.linalg.inference.leave_one_out import Quantiles
+from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
+from dkrr.linalg.solution import Solution
+from dkrr.markup import facts_html, lines_text, named
+from dkrr.models.uncertainty import WithUncertainty
+from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import (
+    check_place,
+    children,
+    is_below,
+    is_url,
+    list_keys,
+    local_root,
+    note_user,
+    put_back,
+    put_in_place,
+    read_json,
+    read_key,
+    remove_array,
+    write_json,
+)
+from dkrr.store.lease import hold_lock
+
+__all__ = ["ARRAYS", "Model", "load_model", "quantile_names", "save_arrays", "saved_attributes", "saved_rows"]
+
+
+FORMAT = "dkrr-model"
+
+FORMAT_VERSION = 1
+
+ROWS_PER_CHUNK = 4096
+
+ARRAYS = ("X_fit", "dual_coef", "sample_weight")
+
+_KNOWN = {"zarr.json", MANIFEST, *ARRAYS}
+
+
+def saved_rows(path: Any, name: str, digest: str) -> CheckedRows:
+    """Rows of the model at ``path`` whose manifest had this digest; they are read from disk, and never from another's.
+
+    A model is replaced whole: while its manifest is there, so are its rows.
+    """
+    return CheckedRows(RowArray.open(path, name), partial(_check_digest, path, digest), every_read=True)
+
+
+def _check_digest(path: Any, digest: str) -> None:
+    if read_key(path, MANIFEST) is None or manifest_digest(path) != digest:
+        raise StoreError(f"{path} was replaced by another model, or removed", hint="load it again")
+
+
+def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource], *, overwrite: bool) -> None:
+    """Write a model's arrays and attributes to a folder, where they appear whole or not at all, or to an address.
+
+    Raises
+    ------
+    StoreError
+        Something is there already, or, with ``overwrite``, something that is no model; or the path lies inside of
+        something that dkrr wrote.
+    LockedError
+        Another process writes there.
+    """
+    check_place("path", path)
+    root = local_root(path)
+    check_outside(path)
+    attributes = {"format": FORMAT, "format_version": FORMAT_VERSION} | attributes
+    _refuse_what_is_there(path, overwrite=overwrite)
+    num_bytes = sum(8 * rows.num_rows * rows.num_columns for rows in arrays.values())
+    with storage_errors(path, num_bytes), hold_lock(path):
+        _refuse_what_is_there(path, overwrite=overwrite)  # by now
+        if root is None:
+            _save_objects(path, attributes, arrays)
+            return
+        partial = root.with_name(f"{root.name}.{uuid.uuid4().hex}.partial")
+        try:
+            _write(str(partial), attributes, arrays)
+            failpoint("model.before_pointer")
+            put_in_place(partial, root)
+            failpoint("model.after_pointer")
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_what_is_there(path: Any, *, overwrite: bool) -> None:
+    """Refuse to write where something is, unless it is a model that may be replaced."""
+    root = local_root(path)
+    if root is not None:
+        put_back(root)
+    if read_json(path, "zarr.json") is not None or (root is not None and os.path.lexists(root)):
+        if not overwrite:
+            raise StoreError(f"{path} exists", hint="choose another path, or overwrite=True to replace a model")
+        _require_nothing_else(path)
+
+
+def saved_attributes(path: Any, *, verify: bool) -> dict[str, Any]:
+    """The attributes of the model at a path, after every check that needs no array's meaning.
+
+    Raises
+    ------
+    StoreError
+        Not a model, another format version, a link, or, with ``verify``, a key that is missing, extra, or not what the
+        manifest says.
+    """
+    root = local_root(path)
+    if root is not None:
+        put_back(root)
+    refuse_links(path)
+    attributes = _require_model(path)
+    if verify:
+        check_manifest(path)
+    return attributes
+
+
+def _require_nothing_else(path: Any) -> None:
+    """Refuse to replace what is no model, or a model with files of somebody else in it."""
+    root = local_root(path)
+    if root is not None and root.is_symlink():
+        raise StoreError(f"{path} is a symbolic link", hint="give the path that it points to")
+    refuse_links(path)
+    _require_model(path)
+    written = read_json(path, MANIFEST) or {}  # a save to an address that was interrupted has none
+    foreign = [
+        key
+        for key in list_keys(path)
+        if key not in written and (written or key.partition("/")[0] not in _KNOWN) and key != MANIFEST
+    ]
+    if foreign:
+        raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another path")
+
+
+def _save_objects(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
+    if any(isinstance(rows, CheckedRows) and is_below(rows.rows.array.store, path) for rows in arrays.values()):
+        raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
+    foreign = [name for name in children(path) if name not in _KNOWN]
+    if foreign:
+        raise StoreError(f"{path} holds something else ({foreign[0]})", hint="choose another address")
+    remove_array(path)  # the metadata first; also what a save that was interrupted left
+    _write(path, attributes, arrays)
+    failpoint("model.after_pointer")
+
+
+def _write(store: Any, attributes: dict[str, Any], arrays: Mapping[str, RowSource]) -> None:
+    for name, rows in arrays.items():
+        copy = RowArray.create(
+            store, name, num_rows=rows.num_rows, num_columns=rows.num_columns, rows_per_chunk=ROWS_PER_CHUNK
+        )
+        for number, start in enumerate(range(0, rows.num_rows, ROWS_PER_CHUNK)):
+            copy.write_chunk(number, rows.read(start, min(start + ROWS_PER_CHUNK, rows.num_rows)))
+    if local_root(store) is None:
+        failpoint("model.before_pointer")
+    write_json(store, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
+    write_manifest(store)
+
+
+def _require_model(path: Any) -> dict[str, Any]:
+    document = read_json(path, "zarr.json")
+    for old in (".zgroup", ".zarray") if document is None else ():
+        if read_json(path, old) is not None:
+            raise StoreError(f"{path} is Zarr format 2; format 3 expected", hint="only models of dkrr are read")
+    if not isinstance(document, dict) or document.get("node_type") != "group" or document.get("zarr_format") != 3:
+        raise StoreError(f"{path} is not a model of dkrr", hint="check the path")
+    attributes = document.get("attributes")
+    found = attributes.get("format") if isinstance(attributes, dict) else None
+    if not isinstance(attributes, dict) or found != FORMAT:
+        raise StoreError(f"{path} is not a model of dkrr (format {found!r})", hint="check the path")
+    version = attributes.get("format_version")
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{path} has model format version {version}; this dkrr reads version {FORMAT_VERSION}",
+            hint="install a newer dkrr, or save the model again",
+        )
+    return dict(attributes)
+
+
+BLOCK_ROWS = 4096
+
+IN_MEMORY_BYTES = 64 * 2**20
+
+
+def quantile_names(target: str, quantiles: Sequence[float]) -> list[str]:
+    """What the columns of the quantiles of a target are called: ``target q0.05``."""
+    return [f"{target} q{quantile:g}" for quantile in quantiles]
+
+
+class _Columns(NamedTuple):
+    """Columns of data that belong to a model, see :class:`dkrr.dataset.columns.Fitted`."""
+
+    names: tuple[str, ...]
+    named_targets: tuple[str, ...]
+    target_names: tuple[str, ...]
+    classes: Sequence[Any] | None
+    num_features: int
+    num_targets: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Model(WithUncertainty):
+    """A fitted kernel ridge regression, or the same f of another loss (``provenance["loss"]``).
+
+    Parameters
+    ----------
+    kernel
+        Resolved kernel, None when it was fitted on a precomputed matrix.
+    x_fit
+        Training rows (n, d) as the kernel saw them (scaled), of another loss than the square those with a coefficient
+        other than 0; None for a precomputed matrix, and with ``features``.
+    dual_coef
+        (n, t); the coefficients (D, t) of the features where there are ``features``.
+    features
+        Explicit features F of the kernel: predictions are F(Z) @ dual_coef, and need no training rows.
+    center
+        Subtracted from rows before a translation-invariant kernel is evaluated (d,), or None.
+    scaling
+        Whitening of X and y, or None.
+    intercept
+        Added to k(Z, X) @ dual_coef, in the scale of the whitened targets (t,); None for a fit without one.
+    y_is_1d
+        Whether predictions are (m,) and not (m, 1).
+    made_up
+        Which of "feature_names" and "target_names" somebody did not give; such names tell no columns apart.
+    sample_weight
+        Of the training rows (n, 1), None for a fit without; standard deviations need it.
+    sigma2
+        The maximum likelihood scale of the Gaussian process, in the scale of the whitened targets (t,).
+    quantiles
+        Of leave-one-out residuals, for prediction intervals; None until they were computed.
+    location, digest
+        Where it was opened, and the SHA-256 of its manifest; None of a model that was not.
+    """
+
+    kernel: Kernel | None
+    x_fit: RowSource | None
+    dual_coef: RowSource
+    solution: Solution
+    center: NDArray[np.float64] | None = None
+    features: FeatureMap | None = None
+    scaling: Scaling | None = None
+    intercept: NDArray[np.float64] | None = None
+    y_is_1d: bool = False
+    feature_names: list[str] = field(default_factory=list)
+    target_names: list[str] = field(default_factory=list)
+    made_up: tuple[str, ...] = ()
+    classes: list[Any] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+    location: str | None = None
+    digest: str | None = None
+    sample_weight: RowSource | None = None
+    sigma2: NDArray[np.float64] | None = None
+    quantiles: Quantiles | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """n, the number of training rows; D with features."""
+        return self.dual_coef.num_rows
+
+    @property
+    def num_features(self) -> int:
+        """d, or n for a precomputed matrix."""
+        if self.features is not None:
+            return self.features.num_inputs
+        return self.num_rows if self.x_fit is None else self.x_fit.num_columns
+
+    @property
+    def num_targets(self) -> int:
+        """t."""
+        return self.dual_coef.num_columns
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names by which rows to predict are matched; () for none, also of a precomputed matrix."""
+        return () if self.kernel is None or "feature_names" in self.made_up else tuple(self.feature_names)
+
+    @property
+    def named_targets(self) -> tuple[str, ...]:
+        """Names of the columns that the targets were read from, as far as somebody gave them; () for none."""
+        return () if "target_names" in self.made_up else target_columns(self.target_names, self.classes)
+
+    @property
+    def levels(self) -> list[float]:
+        """The quantile that each column of a sequence of them predicts, or the one of all targets; [] for another loss.
+
+        Not to be mixed up with ``quantiles``, those of leave-one-out residuals.
+        """
+        return np.atleast_1d(self.provenance["quantile"]).tolist() if self.provenance.get("loss") == "pinball" else []
+
+    @property
+    def observed(self) -> Fitted:
+        """The columns that the data of this model has: one target for a sequence of its quantiles."""
+        if len(self.levels) < 2:
+            return self
+        names = tuple(name.removesuffix(quantile_names("", self.levels)[0]) for name in self.target_names[:1])
+        named = () if "target_names" in self.made_up else names
+        return _Columns(self.names, named, names, None, self.num_features, 1)
+
+    def __repr__(self) -> str:
+        alpha = self.provenance.get("alpha")
+        shown = "unknown" if alpha is None else ", ".join(f"{value:g}" for value in np.atleast_1d(alpha))
+        rows = named(self.num_rows, "row" if self.features is None else "coefficient")
+        targets = named(self.num_targets, "target", self.target_names)
+        loss = f"{self.provenance['loss']} loss, " if "loss" in self.provenance else ""
+        return lines_text(
+            f"Model: {self.kernel or 'precomputed'}, {loss}alpha {shown}; {rows} of "
+            f"{named(self.num_features, 'feature')}, {targets}",
+            self._solved(),
+            self.location or "in memory",
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        kernel = "precomputed" if self.kernel is None else str(self.kernel)
+        alpha = self.provenance.get("alpha")
+        loss = self.provenance.get("loss")
+        rows = [
+            ("kernel", kernel),
+            *([("loss", loss)] if loss else []),
+            ("alpha", "unknown" if alpha is None else alpha),
+            ("rows" if self.features is None else "explicit features", f"{self.num_rows:,}"),
+            ("features", f"{self.num_features:,}: {', '.join(self.feature_names[:8])}".rstrip(": ")),
+            ("targets", f"{self.num_targets:,}: {', '.join(self.target_names[:8])}".rstrip(": ")),
+            ("whitened", "no" if self.scaling is None else "yes"),
+            ("solver", self._solved()),
+            ("where", self.location or "in memory"),
+        ]
+        return facts_html("kernel machine" if loss else "kernel ridge regression", rows, self.solution.message)
+
+    def _solved(self) -> str:
+        name, value = self.solution.worst
+        return f"{self.solution.solver}, {self.solution.precision}, {name} {value:.1e}"
+
+    def predict(self, X: Any, out: Any = None) -> Any:
+        """Predictions for rows X (m, d), in row blocks; for a precomputed matrix X is k(Z, X_fit) (m, n).
+
+        Parameters
+        ----------
+        X
+            NumPy array, sparse matrix or anything array-like; a dask array or frame gives a lazy one. Columns of a
+            frame are found by the names of the fit, where it had names: order does not matter, others are left aside.
+        out : ndarray (m, t) of floats, optional
+            Written to, also a memory map, so that predictions need not fit into memory.
+
+        Returns
+        -------
+        (m,) when the model was fitted on a 1-d target, else (m, t).
+
+        Raises
+        ------
+        DataError
+            A name that is missing, or the wrong number of features; a value that is not finite.
+        ParameterError
+            ``out`` is no writable array of floats, has another shape, or is where X or the model's own rows are.
+
+        Cost
+        ----
+        m n kernel entries, 2 m n t flops.
+        """
+        X = self.matched(X)
+        if type(X).__module__.startswith("dask."):
+            if not hasattr(X, "rechunk"):
+                raise DataError(
+                    f"X is of type {type(X).__name__}; a dask array expected", hint="pass its .to_dask_array()"
+                )
+            return self._predict_dask(X)
+        rows = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "shape") else np.asarray(X)
+        if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
+            raise DataError(
+                f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
+                hint="give the features the model was fitted with",
+            )
+        shape = (rows.shape[0], self.num_targets)
+        if out is not None:
+            _check_out(out, (shape, shape[:1]) if self.num_targets == 1 else (shape,))
+        own = [getattr(rows, "array", None) for rows in self._arrays().values()]
+        if any(_share(out, given) for given in (X, *own)):
+            raise ParameterError(
+                "out shares memory, or its file, with X or with the rows of the model", hint="give an array of its own"
+            )
+        result = np.empty(shape) if out is None else out
+        for start in range(0, rows.shape[0], BLOCK_ROWS):
+            given = rows[start : start + BLOCK_ROWS]
+            given = given.toarray() if hasattr(given, "toarray") else given
+            block = np.ascontiguousarray(to_floats(given, "X", start))
+            values = self.predict_rows(block, first_row=start)
+            result[start : start + BLOCK_ROWS] = values.reshape(values.shape[0], *np.shape(result)[1:])
+        if out is not None:
+            return out
+        return result[:, 0] if self.y_is_1d else result
+
+    def matched(self, X: Any) -> Any:
+        """The model's columns of a frame, by name and in their order; of what has no names all columns."""
+        labels = frame_labels(X)
+        if labels is None:
+            return X
+        names = unique_names(labels, "X")
+        # the numbers that pandas gives are no names, as in scikit-learn
+        if self.names and (any(isinstance(label, str) for label in labels) or set(names).issuperset(self.names)):
+            wanted = [labels[j] for j in find_names(self.names, names, "X")]
+            X = X.select(wanted) if hasattr(type(X), "select") else X[wanted]
+        return X.to_dask_array() if hasattr(type(X), "to_dask_array") else X
+
+    def predict_rows(self, block: NDArray[np.float64], first_row: int = 0) -> NDArray[np.float64]:
+        """Predictions (m, t) for one block of rows in memory."""
+        block = self.prepared_rows(block, first_row)
+        if self.features is not None:
+            values = self.features.apply(block, self.dual_coef.read(0, self.num_rows))
+        elif self.kernel is None or self.x_fit is None:
+            values = np.zeros((len(block), self.num_targets))
+            for start in range(0, self.num_rows, BLOCK_ROWS):
+                stop = min(start + BLOCK_ROWS, self.num_rows)
+                values += block[:, start:stop] @ self.dual_coef.read(start, stop)
+        else:
+            values = predict_block(self.kernel, block, self.x_fit, self.dual_coef, self.center)
+        if self.intercept is not None:
+            values += self.intercept
+        return values if self.scaling is None else self.scaling.invert_y(values)
+
+    def prepared_rows(self, block: NDArray[np.float64], first_row: int = 0) -> NDArray[np.float64]:
+        """A block of rows as the kernel sees them: finite, and whitened where the model whitens."""
+        finite = np.isfinite(block)
+        if not finite.all():
+            row, column = np.argwhere(~finite)[0]
+            raise DataError(
+                f"X has NaN or infinity: {block[row, column]} in row {first_row + row:,}, column {column}",
+                hint="predictions need finite features",
+                row=int(first_row + row),
+                column=int(column),
+            )
+        return block if self.scaling is None or self.kernel is None else self.scaling.apply_x(block)
+
+    def _predict_dask(self, X: Any) -> Any:
+        if X.ndim != 2 or X.shape[1] != self.num_features:
+            raise DataError(
+                f"X has shape {X.shape}; (m, {self.num_features}) expected",
+                hint="give the features the model was fitted with",
+            )
+        X = X.rechunk({1: -1})
+        if self.y_is_1d:
+            return X.map_blocks(_predict_part, self, dtype=np.float64, drop_axis=1, meta=np.empty(0))
+        columns = (self.num_targets,)
+        return X.map_blocks(_predict_part, self, dtype=np.float64, chunks=(X.chunks[0], columns), meta=np.empty((0, 0)))
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
+        """Write the model to ``path`` (a folder, or an address).
+
+        In a folder it appears whole or not at all. Objects cannot be renamed: at an address the manifest comes last,
+        and while a model is replaced there is none for the moment. A reader never sees parts of two: a large model,
+        which is read when it predicts, raises when it was replaced since it was opened.
+
+        Raises
+        ------
+        StoreError
+            Something is there already (``overwrite=True`` replaces a model).
+        LockedError
+            Another process writes there.
+        ParameterError
+            The kernel is a function that has no importable name.
+        """
+        self.write(path, overwrite=overwrite)
+        note_user(self.provenance.get("store"), path)
+
+    def write(self, path: Any, *, overwrite: bool = False) -> None:
+        """:meth:`save` for a short while, or for a run: the store of the model's factors is not told of it."""
+        save_arrays(path, self._attributes(), self._arrays(), overwrite=overwrite)
+
+    def _attributes(self) -> dict[str, Any]:
+        # absent without an intercept, as in models written before there was one
+        intercept = {} if self.intercept is None else {"intercept": self.intercept.tolist()}
+        return (
+            intercept
+            | self._uncertainty()
+            | {
+                "kernel": {"kernel": "precomputed"} if self.kernel is None else self.kernel.to_dict(),
+                "center": None if self.center is None else self.center.tolist(),
+                "scaling": None if self.scaling is None else self.scaling.to_dict(),
+                "y_is_1d": self.y_is_1d,
+                "feature_names": list(self.feature_names),
+                "target_names": list(self.target_names),
+                "made_up": list(self.made_up),
+                "classes": self.classes,
+                "solution": self.solution.to_dict(),
+                "provenance": self.provenance,
+            }
+        )
+
+    def _uncertainty(self) -> dict[str, Any]:
+        """Attributes that only a model has whose fit knew them."""
+        found: dict[str, Any] = {} if self.sample_weight is None else {"weighted": True}
+        if self.features is not None:
+            found["num_inputs"] = self.features.num_inputs
+        if self.sigma2 is not None:
+            found["sigma2"] = self.sigma2.tolist()
+        if self.quantiles is not None:
+            found["quantiles"] = self.quantiles.to_dict()
+        return found
+
+    def _arrays(self) -> dict[str, RowSource]:
+        named = dict(zip(ARRAYS, (self.x_fit, self.dual_coef, self.sample_weight), strict=True))
+        return {name: rows for name, rows in named.items() if rows is not None}
+
+    def in_memory(self) -> Model:
+        """The same model with its rows read into memory when they are small (64 MiB)."""
+        arrays = self._arrays()
+        if sum(8 * rows.num_rows * rows.num_columns for rows in arrays.values()) > IN_MEMORY_BYTES:
+            return self
+        from dataclasses import replace
+
+        held = {name.lower(): ArrayRows(rows.read(0, rows.num_rows)) for name, rows in arrays.items()}
+        return replace(self, **held)  # type: ignore[arg-type]
+
+
+def _check_out(out: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse what would not take every prediction as it is, up to the rounding of its floats."""
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise ParameterError(f"out is of type {type(out).__name__}; a NumPy array expected")
+    if out.dtype.kind != "f":
+        raise ParameterError(f"out has dtype {out.dtype}, which changes predictions; float64 or float32 expected")
+    if out.shape not in shapes:
+        raise ParameterError(f"out has shape {out.shape}; {shapes[0]} expected")
+    if not out.flags.writeable:
+        raise ParameterError("out is read-only; a writable array expected", hint='open a map with mode "r+" or "w+"')
+    spread = sum((length - 1) * abs(stride) for length, stride in zip(out.shape, out.strides, strict=True))
+    if out.size > 1 and spread + out.itemsize < out.nbytes:
+        raise ParameterError(
+            f"out has {out.size} entries and uses memory more than once, strides {out.strides}; "
+            "a place for each prediction expected"
+        )
+
+
+def _share(out: Any, given: Any) -> bool:
+    """Whether writing to ``out`` changes ``given``, or may: they share memory, or are two maps of one file."""
+    if isinstance(out, np.ndarray) and isinstance(given, np.ndarray) and np.shares_memory(out, given):
+        return True
+    if not isinstance(out, np.memmap) or not isinstance(given, np.memmap) or out._mmap is given._mmap:  # type: ignore[attr-defined]
+        return False
+    one, other = out.filename, given.filename
+    return one is not None and other is not None and os.path.exists(one) and os.path.samefile(one, other)
+
+
+def _predict_part(block: Any, model: Model, block_info: Any = None) -> NDArray[np.float64]:
+    if block.size == 0:
+        return np.empty((0,) if model.y_is_1d else (0, model.num_targets))
+    start = block_info[0]["array-location"][0][0] if block_info else 0
+    first_row = 0 if np.isnan(start) else int(start)  # chunks of unknown size
+    values = model.predict_rows(np.ascontiguousarray(to_floats(block, "X", first_row)), first_row=first_row)
+    return values[:, 0] if model.y_is_1d else values
+
+
+def load_model(path: Any, *, verify: bool = True) -> Model:
+    """Open a saved model. Nothing is unpickled; metadata is checked before any array is read.
+
+    Parameters
+    ----------
+    path
+        Folder or URL.
+    verify
+        Compare every key with the manifest (SHA-256, about a second a gigabyte). Chunks carry their own crc32c in
+        any case.
+
+    Raises
+    ------
+    StoreError
+        Not a model, another format version, or a key that is missing, extra, or not what the manifest says.
+    """
+    check_place("path", path)
+    path = str(path) if isinstance(path, Path) else path
+    while True:
+        manifest = read_key(path, MANIFEST)
+        try:
+            model = _opened(path, verify)
+        except (DkrrError, OSError):
+            if read_key(path, MANIFEST) == manifest:
+                raise
+        else:
+            if read_key(path, MANIFEST) == manifest:
+                return model
+
+        # another model took its place meanwhile, and perhaps the place of a part of what was read
+
+
+def _opened(path: Any, verify: bool) -> Model:
+    attributes = saved_attributes(path, verify=verify)
+    digest = manifest_digest(path)
+    try:
+        model = _from_attributes(path, attributes, digest)
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise StoreError(f"{path} has unreadable metadata ({exc})", hint="restore it, or fit again") from exc
+    return model.in_memory()
+
+
+def _at_present(provenance: dict[str, Any], location: str) -> dict[str, Any]:
+    """What a model of a run remembers, with the store beside that run where both were moved to another folder."""
+    store = provenance.get("store")
+    if not store or is_url(store) or is_url(location) or os.path.exists(store):
+        return provenance
+    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(location))), os.path.basename(store))
+    if not os.path.isdir(beside):
+        return provenance
+    factors = [beside + factor.removeprefix(store) for factor in provenance.get("factors", [])]
+    return provenance | {"store": beside, "factors": factors}
+
+
+def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Model:
+    """The model whose attributes these are, its arrays opened; raises whatever wrong attributes lead to."""
+    kernel_dict = attributes["kernel"]
+    kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
+    center, scaling, intercept = attributes["center"], attributes["scaling"], attributes.get("intercept")
+    sigma2, quantiles, inputs = attributes.get("sigma2"), attributes.get("quantiles"), attributes.get("num_inputs")
+    names, made_up = (attributes["feature_names"], attributes["target_names"]), attributes.get("made_up")
+    model = Model(
+        kernel=kernel,
+        x_fit=None if kernel is None or inputs is not None else saved_rows(path, "X_fit", digest),
+        dual_coef=saved_rows(path, "dual_coef", digest),
+        solution=Solution.from_dict(attributes["solution"]),
+        center=None if center is None else np.asarray(center, dtype=np.float64),
+        features=None if inputs is None else feature_map(kernel, inputs),
+        scaling=None if scaling is None else Scaling.from_dict(scaling),
+        intercept=None if intercept is None else np.asarray(intercept, dtype=np.float64),
+        y_is_1d=attributes["y_is_1d"],
+        feature_names=names[0],
+        target_names=names[1],
+        made_up=made_up_names(*names) if made_up is None else tuple(made_up),
+        classes=attributes["classes"],
+        provenance=_at_present(attributes["provenance"], str(path)),
+        location=str(path),
+        digest=digest,
+        sample_weight=saved_rows(path, "sample_weight", digest) if attributes.get("weighted") else None,
+        sigma2=None if sigma2 is None else np.asarray(sigma2, dtype=np.float64),
+        quantiles=None if quantiles is None else Quantiles.from_dict(quantiles),
+    )
+    if model.x_fit is not None and model.x_fit.num_rows != model.num_rows:
+        raise ValueError(f"{model.x_fit.num_rows} training rows, {model.num_rows} coefficients")
+    if model.features is not None and model.features.num_features != model.num_rows:
+        raise ValueError(f"{model.features.num_features} features, {model.num_rows} coefficients")
+    for name, values, count in (
+        ("center", model.center, model.num_features),
+        ("x_mean", None if model.scaling is None else model.scaling.x_mean, model.num_features),
+        ("y_mean", None if model.scaling is None else model.scaling.y_mean, model.num_targets),
+        ("intercept", model.intercept, model.num_targets),
+        ("sigma2", model.sigma2, model.num_targets),
+    ):
+        if values is not None and values.shape != (count,):
+            raise ValueError(f"{name} has shape {values.shape}, ({count},) expected")
+    return model

@@ -1,0 +1,438 @@
+"""How uncertain a model's predictions are: standard deviations and intervals, and the factors that they rest on.
+
+    std(z) = y_std (sigma^2 (var f(z) / sigma^2 + alpha [noise]))^1/2
+
+with the variance of :mod:`dkrr.linalg.inference.variance`, which needs a float64 Cholesky factor for each alpha. One
+that the fit left in its store is found again, and compared with the kernel before it is used. Where there is none, at
+most 6,000 rows are factorised in memory (8 n^2 bytes, n^3 / 3 flops) when a variance is first asked for.
+
+Intervals need the quantiles of leave-one-out residuals that a model keeps (:mod:`dkrr.linalg.inference.leave_one_out`);
+those of constant width need no factor at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from dkrr.dataset import Scaling
+from dkrr.dataset.sources.table import to_floats
+from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
+from dkrr.kernels import Kernel
+from dkrr.linalg.catalogue import WantedFactor, open_factor
+from dkrr.linalg.inference.leave_one_out import IntervalMethod, LeaveOneOut, Quantiles, check_coverage, check_method
+from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
+from dkrr.linalg.predict import RowSource
+from dkrr.linalg.solution import Solution
+from dkrr.store.files import is_url
+from dkrr.threads import single_blas_thread
+from dkrr.tiles import TileMatrix
+
+__all__ = [
+    "OTHER_SOLVERS",
+    "Spread",
+    "Uncertain",
+    "WithUncertainty",
+    "alpha_of",
+    "half_widths",
+    "has_spread",
+    "interval",
+    "loo_quantiles",
+    "recorded_factors",
+    "standard_deviation",
+    "target_scale",
+    "variance_spread",
+]
+
+logger = logging.getLogger("dkrr.models.uncertainty")
+FloatArray = NDArray[np.float64]
+
+BLOCK_ROWS = 4096
+
+TINY = float(np.finfo(np.float64).tiny)
+
+# times targets, which are 1e-140 at least, they may be less than float64 holds
+SMALL_COEFFICIENTS = 1e-160
+
+# A factor of so many rows takes 288 MB and about two seconds.
+MAX_DENSE_ROWS = 6_000
+
+# solvers whose coefficients are not those of the training rows
+OTHER_SOLVERS = ("nystrom", "primal")
+
+
+class Uncertain(Protocol):
+    """What is needed of a model.
+
+    ``sample_weight`` (n, 1) or None, ``sigma2`` (t,) or None for a fit that has no estimate of it, ``quantiles`` None
+    until leave-one-out residuals were computed.
+    """
+
+    @property
+    def kernel(self) -> Kernel | None: ...
+    @property
+    def x_fit(self) -> RowSource | None: ...
+    @property
+    def dual_coef(self) -> RowSource: ...
+    @property
+    def sample_weight(self) -> RowSource | None: ...
+    @property
+    def solution(self) -> Solution: ...
+    @property
+    def center(self) -> FloatArray | None: ...
+    @property
+    def scaling(self) -> Scaling | None: ...
+    @property
+    def intercept(self) -> FloatArray | None: ...
+    @property
+    def sigma2(self) -> FloatArray | None: ...
+    @property
+    def quantiles(self) -> Quantiles | None: ...
+    @property
+    def provenance(self) -> dict[str, Any]: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_targets(self) -> int: ...
+    @property
+    def y_is_1d(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The variance systems of a model, one for each distinct alpha, and which one each target has."""
+
+    systems: tuple[VarianceSystem, ...]
+    system_of: tuple[int, ...]
+
+    def variance(self, rows: FloatArray) -> FloatArray:
+        """var f(z) / sigma^2 (m, t) for whitened rows (m, d)."""
+        columns = np.stack([system.variance(rows) for system in self.systems], axis=1)
+        return columns[:, list(self.system_of)]
+
+
+def alpha_of(model: Uncertain) -> FloatArray:
+    """The ridge of each target (t,)."""
+    return np.broadcast_to(np.asarray(model.provenance["alpha"], dtype=np.float64), (model.num_targets,))
+
+
+def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> FloatArray:
+    """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.inference.variance.maximum_likelihood_scale`."""
+    num = y.num_rows if weight is None else int(np.count_nonzero(weight.read(0, weight.num_rows)))
+    return maximum_likelihood_scale(y, dual_coef, num, intercept=intercept)
+
+
+def recorded_factors(store: Any, locations: list[str]) -> dict[str, Any]:
+    """A store and the factors in it as a model remembers them: absolute, wherever it will be opened."""
+    absolute = [str(item) if is_url(item) else str(Path(item).absolute()) for item in (store, *locations)]
+    return {"store": absolute[0], "factors": absolute[1:]}
+
+
+def variance_spread(model: Uncertain, store: Any = None) -> Spread:
+    """Find or make the factors of a model.
+
+    Parameters
+    ----------
+    model
+        Of an exact solver, with a kernel.
+    store
+        Where its factors are now, if they were moved.
+
+    Raises
+    ------
+    ParameterError
+        The model has no variance of this kind: a given matrix, an approximation, or another loss than the square.
+    StoreError
+        There is no finished float64 factor, and there are more than 6,000 rows.
+
+    Cost
+    ----
+    For each factor that is found n^2 / 2 kernel entries and two readings, see
+    :meth:`~dkrr.linalg.inference.variance.VarianceSystem.misfit`; n^3 / 3 flops and 8 n^2 bytes where one is made (at
+    most 6,000 rows).
+    """
+    kernel, x = model.kernel, model.x_fit
+    if "loss" in model.provenance:
+        raise ParameterError(
+            f"standard deviations are those of the square loss, and this model has the {model.provenance['loss']} loss",
+            hint="fit dkrr.KernelRidge",
+        )
+    solver = model.provenance.get("solver", "cholesky")
+    if kernel is None or (x is None and solver not in OTHER_SOLVERS):
+        raise ParameterError(
+            "a model of a precomputed matrix has no standard deviation: k(z, z) is not known",
+            hint="fit with a kernel and rows",
+        )
+    if x is None or x.num_rows != model.num_rows or solver in OTHER_SOLVERS:
+        raise ParameterError(
+            f"standard deviations of solver {solver!r} are not available", hint="fit with solver='cholesky'"
+        )
+    alphas = alpha_of(model).tolist()
+    distinct = list(dict.fromkeys(alphas))
+    weight = model.sample_weight
+    root = None if weight is None else np.sqrt(weight.read(0, weight.num_rows)[:, 0])
+
+    def system(alpha: float, factor: LowerTiles) -> VarianceSystem:
+        return VarianceSystem(
+            factor=factor,
+            kernel=kernel,
+            x=x,
+            alpha=alpha,
+            center=model.center,
+            root=root,
+            intercept=model.intercept is not None,
+        )
+
+    factors = _find_factors(model, distinct, store, lambda alpha, factor: system(alpha, factor).misfit())
+    if factors is None:
+        rows = x.read(0, model.num_rows)
+        rows = rows if model.center is None else rows - model.center
+        factors = [DenseFactor.of(kernel, rows, root, alpha) for alpha in distinct]
+    systems = [system(alpha, factor) for alpha, factor in zip(distinct, factors, strict=True)]
+    return Spread(tuple(systems), tuple(distinct.index(alpha) for alpha in alphas))
+
+
+def has_spread(model: Any) -> bool:
+    """Whether a model's factors are there, or can be made in passing."""
+    try:
+        return model.spread is not None
+    except StoreError:
+        return False
+
+
+def _find_factors(
+    model: Uncertain, alphas: list[float], store: Any, misfit: Callable[[float, TileMatrix], str]
+) -> list[Any] | None:
+    """The stored factors, None where factors are made in memory instead.
+
+    Raises
+    ------
+    StoreError
+        There is none, and too many rows to make one in passing.
+    """
+    facts, n = model.provenance, model.num_rows
+    assert model.kernel is not None  # noqa: S101  (narrows the type)
+    try:
+        return [
+            open_factor(
+                WantedFactor(
+                    kernel=model.kernel.to_dict(),
+                    center=None if model.center is None else model.center.tolist(),
+                    n=n,
+                    alpha=alpha,
+                    rows_digest=facts.get("rows_digest", ""),
+                    weight_digest=facts.get("weight_digest"),
+                ),
+                facts.get("factors", []) if store is None else [],
+                facts.get("store") if store is None else str(store),
+                partial(misfit, alpha),
+            )
+            for alpha in alphas
+        ]
+    except (ParameterError, StoreError) as exc:  # a function without a name has no factor in a store
+        if n > MAX_DENSE_ROWS:
+            solver = f"{facts.get('solver', 'cholesky')}, {facts.get('precision', 'float64')}"
+            raise StoreError(
+                f"a standard deviation needs a float64 Cholesky factor, and this model ({solver}) has none: "
+                f"{exc.message}",
+                hint="fit with solver='cholesky', precision='float64' and store= (a job: keep = 'factor'); it takes "
+                f"{n**3 / 3:.1e} flops and {4 * n * n:,} bytes",
+            ) from exc
+        logger.info("making a factor of %d rows in memory (%s)", n, exc.message)
+        return None
+
+
+def standard_deviation(
+    model: Uncertain, variance: FloatArray, *, noise: bool = False, sigma2: Any = None
+) -> FloatArray:
+    """Standard deviations (m,) or (m, t) in the units of y, from var f / sigma^2 (m, t)."""
+    # not the root of the product: sigma^2 of small targets is small where the variance of a large kernel is large
+    values: FloatArray = np.sqrt(_sigma2(model, sigma2)) * np.sqrt(variance + (alpha_of(model) if noise else 0.0))
+    values = values[:, 0] if model.y_is_1d else values
+    if model.scaling is None:
+        return values
+    return values * (model.scaling.y_std[0] if model.y_is_1d else model.scaling.y_std)
+
+
+def _sigma2(model: Uncertain, given: Any) -> FloatArray:
+    if given is None:
+        if model.sigma2 is None:
+            why = "" if model.solution.converged else ", its fit did not converge"
+            raise ParameterError(f"this model does not know sigma2{why}", hint="give sigma2=, or fit again")
+        _check_sigma2(model, model.sigma2)
+        return model.sigma2
+    raw = np.asanyarray(given)
+    values = to_floats(raw, "sigma2") if raw.dtype.kind in "iuf" else np.full(1, np.nan)
+    if not np.isfinite(values).all() or (values < 0).any() or values.shape not in ((), (model.num_targets,)):
+        raise ParameterError(
+            f"sigma2 is {given!r}; a number of at least 0 expected, or one for each of {model.num_targets} targets"
+        )
+    return np.broadcast_to(values, (model.num_targets,))
+
+
+def _check_sigma2(model: Uncertain, sigma2: FloatArray) -> None:
+    """Refuse an estimate y^T dual_coef / n that left the range of float64; 0 is right where the fit leaves nothing.
+
+    Raises
+    ------
+    NumericalError
+        It did: the targets are small where the kernel is large, or the other way round.
+    """
+    for target in np.flatnonzero(~((sigma2 >= TINY) & (sigma2 < np.inf))):
+        starts = range(0, model.num_rows, BLOCK_ROWS)
+        blocks = (model.dual_coef.read(start, min(start + BLOCK_ROWS, model.num_rows)) for start in starts)
+        largest = max(float(np.abs(block[:, target]).max(initial=0.0)) for block in blocks)
+        if not 0 <= sigma2[target] < np.inf or 0 < largest < SMALL_COEFFICIENTS:
+            raise NumericalError(
+                f"sigma2 of target {target} is y^T dual_coef / n with coefficients of at most {largest:.3g}, which is "
+                "beyond float64",
+                hint="scale the targets or the rows (standardize = true does both), or give sigma2=",
+            )
+
+
+def half_widths(
+    model: Uncertain, coverage: float, method: IntervalMethod, noisy_variance: FloatArray | None
+) -> FloatArray:
+    """Half widths of prediction intervals in the units of y, (m, t), or (t,) for "jackknife".
+
+    Parameters
+    ----------
+    noisy_variance
+        var f / sigma^2 + alpha (m, t); not needed for "jackknife".
+
+    Raises
+    ------
+    ParameterError
+        The model has no quantiles, or too few rows for this coverage.
+    """
+    check_method(method)
+    check_coverage(coverage)
+    if method == "gaussian":
+        assert noisy_variance is not None  # noqa: S101  (narrows the type)
+        width: FloatArray = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None)) * np.sqrt(noisy_variance)
+    else:
+        if model.quantiles is None:
+            raise ParameterError(
+                f"this model holds no leave-one-out quantiles, which {method!r} intervals rest on",
+                hint="predict_interval of the fitted estimator makes them, [evaluate] intervals = 0.9 in a job does",
+            )
+        width = model.quantiles.half_width(coverage, method)
+        if method == "normalised":
+            assert noisy_variance is not None  # noqa: S101  (narrows the type)
+            width = width * np.sqrt(noisy_variance)
+    return width if model.scaling is None else width * model.scaling.y_std
+
+
+def loo_quantiles(model: Uncertain, found: LeaveOneOut) -> Quantiles:
+    """What intervals need of leave-one-out residuals, which are in the units of y.
+
+    Rows of weight 0 do not count. What is no Gaussian process, because its coefficients are not those of the rows, has
+    no deviations to divide by.
+    """
+    seen = slice(None) if found.seen is None else found.seen
+    scale = 1.0 if model.scaling is None else model.scaling.y_std
+    if model.provenance.get("solver") in OTHER_SOLVERS:
+        return Quantiles.of(found.residuals[seen] / scale, None)
+    n, alphas = model.num_rows, alpha_of(model).tolist()
+    distinct = list(dict.fromkeys(alphas))
+    diagonal = found.inverse_diagonal[:, [distinct.index(alpha) for alpha in alphas]]
+    weight = np.ones((n, 1)) if model.sample_weight is None else model.sample_weight.read(0, n)
+    return Quantiles.of(found.residuals[seen] / scale, (weight * diagonal)[seen])
+
+
+def interval(
+    model: Uncertain, values: FloatArray, coverage: float, method: IntervalMethod, variance: FloatArray | None
+) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper ends around predictions (m,) or (m, t); ``variance`` is var f / sigma^2 (m, t)."""
+    noisy = None if variance is None else variance + alpha_of(model)
+    width = half_widths(model, coverage, method, noisy)
+    width = width[..., 0] if model.y_is_1d else width
+    return values - width, values + width
+
+
+class WithUncertainty:
+    """The methods of a model that say how uncertain its predictions are."""
+
+    @cached_property
+    def spread(self: Any) -> Spread:
+        """The factors, found or made when they are first asked for; see :func:`variance_spread`."""
+        return variance_spread(self)
+
+    def variance(self: Any, X: Any) -> FloatArray:
+        """var f(z) / sigma^2 (m, t) for rows X (m, d) as :meth:`predict` takes them, in blocks."""
+        X = self.matched(X)
+        rows = X if hasattr(X, "shape") else np.asarray(X)
+        if len(rows.shape) != 2 or rows.shape[1] != self.num_features:
+            raise DataError(
+                f"X has shape {tuple(rows.shape)}; (m, {self.num_features}) expected",
+                hint="give the features the model was fitted with",
+            )
+        result = np.empty((rows.shape[0], self.num_targets))
+        for start in range(0, rows.shape[0], BLOCK_ROWS):
+            block = np.ascontiguousarray(to_floats(rows[start : start + BLOCK_ROWS], "X", start))
+            result[start : start + BLOCK_ROWS] = self.spread.variance(self.prepared_rows(block, start))
+        return result
+
+    def predict_std(self: Any, X: Any, *, noise: bool = False, sigma2: Any = None) -> FloatArray:
+        """Standard deviations (m,) or (m, t) of f at rows X (m, d), in the units of y.
+
+        Parameters
+        ----------
+        noise
+            Those of new observations of weight 1: sigma^2 alpha is added to the variance.
+        sigma2
+            None: the estimate of the fit, per target. A number fixes it, in the units in which the system was solved;
+            1.0 gives the standard deviations of scikit-learn's ``GaussianProcessRegressor(optimizer=None)``.
+
+        Raises
+        ------
+        ParameterError, StoreError
+            See :func:`variance_spread`.
+
+        Cost
+        ----
+        n^2 flops and n kernel entries a row; the factor is read once every 1,024 rows (fewer beyond n = 32,768). Before
+        it is first used, a stored factor is compared with the kernel: n^2 / 2 entries and two readings.
+        """
+        with single_blas_thread():
+            return standard_deviation(self, self.variance(X), noise=noise, sigma2=sigma2)
+
+    def predict_interval(
+        self: Any, X: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife"
+    ) -> tuple[FloatArray, FloatArray]:
+        """Lower and upper ends, (m,) or (m, t), of intervals that shall hold a new y with probability ``coverage``.
+
+        Parameters
+        ----------
+        method
+            "jackknife": of constant width, from leave-one-out residuals; needs no factor. "normalised": from the same
+            residuals over their standard deviations, wider where f is uncertain. "gaussian": what the Gaussian process
+            says, calibrated on nothing but sigma^2.
+
+        Raises
+        ------
+        ParameterError
+            The model holds no quantiles of leave-one-out residuals, or of too few rows.
+        """
+        check_method(method)
+        with single_blas_thread():
+            variance = None if method == "jackknife" else self.variance(X)
+            return interval(self, self.predict(X), coverage, method, variance)
+
+    def with_quantiles(self: Any, quantiles: Quantiles) -> Any:
+        """The same model with quantiles of leave-one-out residuals; it keeps factors that it has."""
+        model = replace(self, quantiles=quantiles)
+        model.__dict__.update({name: value for name, value in self.__dict__.items() if name == "spread"})
+        return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy finds its factors itself: the one in memory may be large."""
+        return {name: value for name, value in self.__dict__.items() if name != "spread"}

@@ -1,0 +1,396 @@
+"""Checksummed chunks of Zarr arrays, read and written one whole chunk at a time.
+
+Everything dkrr keeps on disk is a Zarr format 3 array of little-endian floats whose chunks are the raw C-order values
+followed by four bytes of crc32c. Zarr's own reader returns the fill value for a chunk that is missing; here a missing,
+short or damaged chunk raises :class:`~dkrr.errors.DamagedChunkError`. On a local file system a chunk is memory-mapped
+(no copy) and verified; elsewhere it is fetched by its key, into memory that is used again. Any Zarr reader can open the
+same arrays.
+
+Cost: a read is one pass of crc32c over the chunk (about 25 GB/s); a write is one crc32c pass, one temporary file and
+one rename.
+
+Memory for chunks on their way from a store, used again and again.
+
+A fresh buffer of 32 MiB costs eight thousand page faults; a factorisation reads thousands of tiles of one size. A
+buffer goes back when nobody refers to it any more, so its content may be handed out as an array and forgotten.
+
+What a process keeps between tasks, here and elsewhere, it gives back when it is told to (:func:`release`): workers that
+others run are told at the end of a fit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
+from dkrr.store.documents import create_json
+from dkrr.store.failpoints import failpoint
+from dkrr.store.files import (
+    delete_key,
+    join,
+    key_size,
+    list_entries,
+    local_root,
+    read_json,
+    sync_folder,
+    write_json,
+    write_key,
+)
+from dkrr.store.interruption import check_cancelled
+from dkrr.store.objects import fetch
+
+__all__ = [
+    "ChunkArray",
+    "FloatArray",
+    "lend",
+    "on_release",
+    "release",
+]
+
+FloatArray = NDArray[np.floating[Any]]
+
+CRC_BYTES = 4
+_DTYPES: dict[str, np.dtype[Any]] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4")}
+
+
+@dataclass(frozen=True)
+class ChunkArray:
+    """One Zarr array of raw, checksummed float chunks.
+
+    Parameters
+    ----------
+    store
+        Folder or URL; everything a task needs to find the array again.
+    path
+        Path of the array inside the store, "" for the root.
+    shape, chunks
+        Shape of the array and of one chunk; the last chunk of an axis is stored full size, NaN beyond the array.
+    dtype
+        "float64" or "float32".
+    """
+
+    store: str
+    path: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def create(
+        cls,
+        store: Any,
+        path: str,
+        *,
+        shape: Sequence[int],
+        chunks: Sequence[int],
+        dtype: str = "float64",
+        attributes: dict[str, Any] | None = None,
+    ) -> ChunkArray:
+        """Create the array, or open it when it exists with the same shape, chunks, dtype and attributes.
+
+        Raises
+        ------
+        StoreMismatchError
+            An array exists there and differs; the message lists the differing fields.
+        """
+        wanted = cls(str(store), path, tuple(map(int, shape)), tuple(map(int, chunks)), dtype)
+        wanted_attributes = json.loads(json.dumps(attributes or {}))
+        document = wanted._document(wanted_attributes)
+        found = read_json(wanted.store, wanted._key("zarr.json"))
+        if found is None:
+            if local_root(wanted.store) is None:
+                write_json(wanted.store, wanted._key("zarr.json"), document)
+                return wanted
+            if create_json(wanted.store, wanted._key("zarr.json"), document) is not None:
+                return wanted
+            found = read_json(wanted.store, wanted._key("zarr.json")) or {}  # another process was first
+        existing = cls.open(store, path)
+        differing = [
+            f"{name}: {old!r} there, {new!r} wanted"
+            for name, old, new in (
+                ("shape", existing.shape, wanted.shape),
+                ("chunks", existing.chunks, wanted.chunks),
+                ("dtype", existing.dtype, wanted.dtype),
+            )
+            if old != new
+        ]
+        old_attributes = found.get("attributes", {})
+        for name in sorted(set(old_attributes) | set(wanted_attributes)):
+            old, new = old_attributes.get(name), wanted_attributes.get(name)
+            if old != new:
+                differing.append(f"{name}: {old!r} there, {new!r} wanted")
+        if differing:
+            raise StoreMismatchError(
+                f"{wanted.location} exists with other parameters ({'; '.join(differing)})",
+                hint="choose another store or remove it",
+                fields=differing,
+            )
+        return wanted
+
+    @classmethod
+    def open(cls, store: Any, path: str = "") -> ChunkArray:
+        """Open an existing array; its metadata is checked as plain JSON before anything else is read.
+
+        Raises
+        ------
+        StoreError
+            Nothing there, another Zarr format, or a data type or codec that dkrr does not write.
+        """
+        array = cls(str(store), path, (), (), "float64")
+        document = read_json(array.store, array._key("zarr.json"))
+        where = array.location
+        if document is None:
+            raise StoreError(f"{where} does not hold a Zarr format 3 array (no zarr.json)", hint="check the path")
+        if not isinstance(document, dict) or document.get("zarr_format") != 3 or document.get("node_type") != "array":
+            raise StoreError(f"{where} is not a Zarr format 3 array", hint="only arrays written by dkrr are read")
+        dtype = document.get("data_type")
+        if dtype not in _DTYPES:
+            raise StoreError(f"{where} has data type {dtype!r}; float64 or float32 expected", hint="ingest it first")
+        try:
+            shape = tuple(int(n) for n in document["shape"])
+            chunks = tuple(int(n) for n in document["chunk_grid"]["configuration"]["chunk_shape"])
+        except (KeyError, TypeError, ValueError) as exc:
+            raise StoreError(f"{where} has unreadable metadata ({exc!r})", hint="restore or remove it") from exc
+        opened = cls(array.store, path, shape, chunks, dtype)
+        expected = opened._document(document.get("attributes", {}))
+        for name in ("codecs", "chunk_grid", "chunk_key_encoding", "fill_value"):
+            if document.get(name) != expected[name]:
+                raise StoreError(
+                    f"{where} has {name} {document.get(name)!r}; {expected[name]!r} expected",
+                    hint="only arrays written by dkrr are read; ingest others first",
+                )
+        if document.get("storage_transformers"):
+            raise StoreError(f"{where} uses storage transformers", hint="only arrays written by dkrr are read")
+        return opened
+
+    @property
+    def location(self) -> str:
+        """Where the array is, for messages."""
+        return join(self.store, self.path) if self.path else self.store
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes stored with the array (read anew each time)."""
+        document = read_json(self.store, self._key("zarr.json"))
+        return dict(document.get("attributes", {})) if document else {}
+
+    @property
+    def num_chunks(self) -> tuple[int, ...]:
+        """Number of chunks along each axis."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunks, strict=True))
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return _DTYPES[self.dtype]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the values of one chunk; a chunk on disk has four more."""
+        return math.prod(self.chunks) * self.numpy_dtype.itemsize
+
+    def chunk_key(self, index: Sequence[int]) -> str:
+        """Key of a chunk, computed from integers only."""
+        return self._key("c/" + "/".join(str(int(i)) for i in index))
+
+    def is_valid(self, index: Sequence[int]) -> bool:
+        """Whether the chunk exists with the right size. Reads nothing; the checksum is verified on read."""
+        return key_size(self.store, self.chunk_key(index)) == self.chunk_bytes + CRC_BYTES
+
+    def valid_keys(self) -> set[str]:
+        """Keys of the chunks that are there with the right size, for counting many: one listing, no look at each.
+
+        A listing may lag behind; whether a chunk has to be computed is decided by :meth:`is_valid`.
+        """
+        wanted = self.chunk_bytes + CRC_BYTES
+        return {self._key(entry.key) for entry in list_entries(self.location) if entry.num_bytes == wanted}
+
+    def read(self, index: Sequence[int], *, verify: bool = True) -> FloatArray:
+        """Read one whole chunk, read-only: mapped on a local file system, fetched by key elsewhere.
+
+        The mapping lives as long as the returned array; drop it soon, mapped pages count as resident memory.
+        Without ``verify`` the checksum is not compared: for what has been verified lately and is read again and again.
+
+        Raises
+        ------
+        DamagedChunkError
+            The chunk is missing, has a wrong size, or its crc32c does not match.
+        """
+        data, block = self._fetch(index)
+        if verify:
+            self._verify(index, data, crc32c(data[: self.chunk_bytes]))
+        failpoint("chunk.after_read")
+        return block
+
+    def read_strips(
+        self, index: Sequence[int], num_rows: int, *, verify: bool = True
+    ) -> Iterator[tuple[int, FloatArray]]:
+        """Read one chunk in strips of ``num_rows`` rows, read-only: (first row, strip), top to bottom.
+
+        Each strip is added to the checksum right before it is handed out, so that it is fetched from memory once for
+        both. The sum is compared behind the last strip: whatever was made of the strips is void when this raises.
+
+        Raises
+        ------
+        DamagedChunkError
+            The chunk is missing or has a wrong size, at once; its crc32c does not match, at the end.
+        """
+        data, block = self._fetch(index)
+        row_bytes, found = self.chunk_bytes // self.chunks[0], 0
+        for start in range(0, self.chunks[0], num_rows):
+            strip = block[start : start + num_rows]
+            if verify:
+                found = crc32c(data[start * row_bytes : (start + len(strip)) * row_bytes], found)
+            yield start, strip
+        if verify:
+            self._verify(index, data, found)
+        failpoint("chunk.after_read")
+
+    def _fetch(self, index: Sequence[int]) -> tuple[memoryview, FloatArray]:
+        """The bytes of a chunk with its checksum, which has not been compared, and its values."""
+        check_cancelled()
+        failpoint("chunk.before_read")
+        root = local_root(self.store)
+        data: Any
+        if root is not None:
+            try:
+                with open(root / self.chunk_key(index), "rb", buffering=0) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    if size != self.chunk_bytes + CRC_BYTES:
+                        raise self._damaged(index, f"{size} bytes, {self.chunk_bytes + CRC_BYTES} expected")
+                    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+                    data = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
+            except (FileNotFoundError, NotADirectoryError):
+                raise self._damaged(index, "missing") from None
+        else:
+            data = self._fetch_by_key(index)
+        count = math.prod(self.chunks)
+        block = np.frombuffer(data, dtype=self.numpy_dtype, count=count).reshape(self.chunks)
+        block.flags.writeable = False
+        return memoryview(data).cast("B"), block
+
+    def _fetch_by_key(self, index: Sequence[int]) -> Any:
+        """A whole object."""
+        num_bytes = self.chunk_bytes + CRC_BYTES
+        found = fetch(self.store, self.chunk_key(index), num_bytes, lend)
+        if found is None:
+            raise self._damaged(index, "missing")
+        if found[0] != num_bytes:
+            raise self._damaged(index, f"{found[0]} bytes, {num_bytes} expected")
+        return found[1]
+
+    def _verify(self, index: Sequence[int], data: memoryview, found: int) -> None:
+        stored = int.from_bytes(data[self.chunk_bytes :], "little")
+        if found != stored:
+            raise self._damaged(index, f"crc32c {found:08x}, {stored:08x} stored")
+
+    def write(self, index: Sequence[int], block: FloatArray) -> None:
+        """Write one whole chunk atomically. ``block`` has the chunk's shape and dtype and is C-contiguous."""
+        if block.shape != self.chunks or block.dtype != self.numpy_dtype or not block.flags.c_contiguous:
+            raise ValueError(f"block {block.shape} {block.dtype}, chunk {self.chunks} {self.dtype} in C order expected")
+        failpoint("chunk.before_write", block)
+        view = block.data.cast("B")
+        tail = crc32c(view).to_bytes(CRC_BYTES, "little")
+        write_key(self.store, self.chunk_key(index), view, tail)
+        failpoint("chunk.after_write")
+
+    def delete(self, index: Sequence[int]) -> None:
+        """Remove one chunk; a missing one is no error."""
+        delete_key(self.store, self.chunk_key(index))
+
+    def sync(self) -> None:
+        """Make all chunks durable on a local file system; nothing elsewhere."""
+        root = local_root(self.store)
+        if root is not None:
+            sync_folder(root / self.path)
+
+    def _key(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
+
+    def _damaged(self, index: Sequence[int], reason: str) -> DamagedChunkError:
+        chunk = ", ".join(str(int(i)) for i in index)
+        what, hint = "is damaged", "delete it and start the job again, or restore it"
+        if self._is_another():  # whose chunks are whole
+            what, hint = "is not one of the array that was opened", "the array was made anew: open it again"
+        return DamagedChunkError(
+            f"chunk ({chunk}) of {self.location} {what} ({reason})",
+            hint=hint,
+            path=self.location,
+            index=tuple(int(i) for i in index),
+            reason=reason,
+        )
+
+    def _is_another(self) -> bool:
+        """Whether an array of other chunks is there by now."""
+        try:
+            there = ChunkArray.open(self.store, self.path)
+        except (StoreError, OSError):
+            return False
+        return (there.chunks, there.dtype) != (self.chunks, self.dtype)
+
+    def _document(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(self.shape),
+            "data_type": self.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.chunks)}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": "NaN",
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+            "attributes": attributes,
+        }
+
+
+KEPT_BUFFERS = 4
+
+# appends and pops of a deque are atomic, and a buffer may come back in the middle of any statement of any thread
+_free: deque[Any] = deque(maxlen=KEPT_BUFFERS)
+_kept_elsewhere: list[Callable[[], object]] = []
+
+
+def on_release(forget: Callable[[], object]) -> None:
+    """Call ``forget`` when this process shall give back memory that it keeps; a task that uses some goes on with it."""
+    _kept_elsewhere.append(forget)
+
+
+def release() -> None:
+    """Give back all memory that this process keeps for tasks to come."""
+    _free.clear()
+    for forget in _kept_elsewhere:
+        forget()
+
+
+def lend(num_bytes: int) -> Any:
+    """A writable object of ``num_bytes`` with the buffer interface; its memory is used again when it is gone.
+
+    Views of it (``memoryview``, ``numpy.frombuffer``) keep it alive.
+    """
+    storage = None
+    for _ in range(len(_free)):
+        try:
+            candidate = _free.popleft()
+        except IndexError:  # another thread was first
+            break
+        if candidate.size == num_bytes:
+            storage = candidate
+            break
+        _free.append(candidate)
+    if storage is None:
+        storage = np.empty(num_bytes, dtype=np.uint8)
+    buffer: Any = storage
+    lent = (ctypes.c_char * num_bytes).from_buffer(buffer)
+    weakref.finalize(lent, _free.append, storage).atexit = False
+    return lent

@@ -1,0 +1,312 @@
+"""Which process owns something, whether it is gone, and how long a silent owner is believed to live.
+
+A pid means something in one pid namespace of one running kernel alone: containers often share a host name, and each
+counts its own processes. So a record names the host, the boot and the namespace, and only where all three agree is the
+pid looked up. Of any other owner nothing but its heartbeat tells whether it lives.
+
+A lock with an owner: one process at a time writes a data set, an array, or whatever else has a name.
+
+The lock is a small JSON document beside the array, a file or an object, that is compared and swapped
+(:mod:`dkrr.store.documents`). Its owner raises a counter every few seconds. A lock is stale when its
+process is known to be gone, or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of
+different machines are never compared. Taking over raises the epoch by one, and who was taken over finds out before it
+writes: the block runs behind a fence (:mod:`dkrr.store.interruption`).
+
+A file is removed in the end. An object cannot be removed under a condition, so it stays and says that it was released:
+the next owner goes on counting epochs from there, and ``dkrr gc`` removes what is old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dkrr.errors import LockedError, ParameterError, StoreError
+from dkrr.store.documents import Versioned, check_conditions, create_json, discard_json, read_versioned, swap_json
+from dkrr.store.files import full_disk, is_url, join, local_root, name_of, parent_of
+from dkrr.store.interruption import check_cancelled, fence_holder, fenced
+
+__all__ = [
+    "ABANDONED",
+    "STALE_VARIABLE",
+    "hold_lock",
+    "is_gone",
+    "is_here",
+    "is_stopped",
+    "process_record",
+    "stale_seconds",
+]
+
+STALE_VARIABLE = "DKRR_STALE_SECONDS"
+STALE_SECONDS = 60.0
+
+# Tokens of locks and leases that this process could not give back (a full disk): it lives, but it owns them no more.
+ABANDONED: set[str] = set()
+
+
+def process_record(pid: int | None = None) -> dict[str, Any]:
+    """Where a process that is seen from here runs (this one by default), its pid and start: enough to know it again."""
+    process = psutil.Process(pid)
+    return {**_here(), "pid": process.pid, "started": process.create_time()}
+
+
+def _here() -> dict[str, Any]:
+    """Host name, boot of the kernel and pid namespace of this process; "" where the system has no such thing."""
+    boot, namespace = "", ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with contextlib.suppress(OSError):
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    return {"host": socket.gethostname(), "boot": boot, "pid_namespace": namespace}
+
+
+def is_here(record: dict[str, Any]) -> bool:
+    """Whether the pid of the record means a process that is, or was, seen from here; False where that is not known."""
+    return all(record.get(name) == value for name, value in _here().items())
+
+
+def is_gone(record: dict[str, Any]) -> bool:
+    """Whether the process is one that would be seen from here and does not exist any more; False for all others.
+
+    With the "token" of a lock or lease, also whether this process is done with that and could only not say so.
+    """
+    if not is_here(record):
+        return False
+    if record.get("token") in ABANDONED:
+        return True
+    try:
+        process = psutil.Process(int(record["pid"]))
+        # a pid is given to another process sooner or later
+        return bool(abs(process.create_time() - float(record["started"])) > 1 or process.status() == "zombie")
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_stopped(record: dict[str, Any]) -> bool:
+    """Whether the process is one that is seen from here and stands still (SIGSTOP)."""
+    if not is_here(record):
+        return False
+    try:
+        return str(psutil.Process(int(record["pid"])).status()) == "stopped"
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stale_seconds() -> float:
+    """Seconds of the observer's own clock after which a counter that stands still means a dead owner.
+
+    60, or what the environment variable ``DKRR_STALE_SECONDS`` says. All processes that share a run should agree; less
+    than 10 is for tests.
+
+    Raises
+    ------
+    ParameterError
+        The variable is not a positive number.
+    """
+    text = os.environ.get(STALE_VARIABLE)
+    if text is None:
+        return STALE_SECONDS
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ParameterError(f"{STALE_VARIABLE} is {text!r}", hint="give a positive number of seconds, or unset it")
+    return value
+
+
+logger = logging.getLogger("dkrr.lock")
+
+HEARTBEAT_SECONDS = 5.0
+WAIT_SECONDS = 0.2
+# tokens of the locks that this process holds, and of those among them that this thread does
+_HELD: set[str] = set()
+_mine: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("dkrr_locks", default=frozenset())
+
+
+def _me() -> dict[str, Any]:
+    """This process, and the run that it drives, if any."""
+    return {**process_record(), **fence_holder()}
+
+
+def _is_void(owner: dict[str, Any]) -> bool:
+    """Whether the owner drove the run that this process drives now: it was replaced, and writes nothing any more."""
+    mine = fence_holder()
+    return bool(mine) and owner.get("run") == mine["run"] and int(owner.get("epoch", 0)) < int(mine["epoch"])
+
+
+@contextlib.contextmanager
+def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool = False) -> Iterator[None]:
+    """Hold ``location``.lock, on a path or at an address, while the block runs.
+
+    The lock of a process that is stopped, or is not seen from here, is watched for ``stale_seconds``
+    (:func:`dkrr.store.lease.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
+    driver of the same run is void. That of another thread of this process is waited for.
+
+    Parameters
+    ----------
+    wait
+        Wait for an owner that is alive: for what others make in a short time, and can then be used as it is.
+
+    Raises
+    ------
+    LockedError
+        Another process holds it, or this thread does; names host and process. In the block: it was taken over
+        meanwhile, nothing is written.
+    StoreError
+        A place where nothing can be locked, see :func:`dkrr.store.documents.check_conditions`.
+    """
+    root = local_root(location)
+    # beside what a link means: what is reached by two names has one lock
+    where = location if root is None else os.path.realpath(root)
+    lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)
+    stop, mine, thread = threading.Event(), _mine.get(), None
+    try:
+        _HELD.add(lock.token)
+        with full_disk(where):
+            lock.acquire(stale_seconds, wait)
+        _mine.set(mine | {lock.token})
+        run = contextvars.copy_context().run  # behind the same fence as the block
+        thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
+        thread.start()
+        with fenced(lock.check, holder=fence_holder()):
+            yield
+    finally:
+        ABANDONED.add(lock.token)  # first: wherever this is interrupted, the lock is nobody's
+        _mine.set(mine)
+        try:
+            stop.set()
+            if thread is not None and thread.ident is not None:
+                thread.join()
+        finally:
+            with contextlib.suppress(OSError, StoreError, LockedError):  # its error must not hide another
+                lock.release()
+                ABANDONED.discard(lock.token)
+            _HELD.discard(lock.token)
+
+
+class _Lock:
+    """One holder's view of a lock: the document ``key`` in ``folder``."""
+
+    def __init__(self, folder: str, key: str, token: str) -> None:
+        self.folder, self.key, self.token = folder, key, token
+        self.epoch = 0
+
+    def acquire(self, patience: float | None, wait: bool) -> None:
+        patience = stale_seconds() if patience is None else patience
+        check_conditions(self.folder)  # or the heartbeat would find out
+        while not self.epoch:
+            if create_json(self.folder, self.key, self._record(1, 0)) is not None:
+                self.epoch = 1
+                return
+            found = read_versioned(self.folder, self.key)
+            if found is None:
+                continue
+            try:
+                if not found.value.get("released"):
+                    self._refuse_if_alive(found, patience)
+            except LockedError as exc:
+                if not wait and not self._is_of_another_thread(found):
+                    raise
+                logger.info("waiting: %s", exc.message)
+                check_cancelled()
+                time.sleep(WAIT_SECONDS)
+                continue
+            # of two processes that have seen the same stale lock, one can swap it
+            epoch = int(found.value["epoch"]) + 1
+            if swap_json(self.folder, self.key, self._record(epoch, 0), found.version) is not None:
+                self.epoch = epoch
+
+    def _refuse_if_alive(self, found: Versioned, stale_seconds: float) -> None:
+        owner = found.value["owner"]
+        may_be_dead = not is_here(owner) or is_stopped(owner)
+        free = _is_void(owner) or is_gone({**owner, "token": found.value.get("token")})
+        if not free and not (may_be_dead and self._stands_still(found, stale_seconds)):
+            raise LockedError(
+                f"{join(self.folder, self.key.removesuffix('.lock'))} is being written by process {owner['pid']} on "
+                f"{owner['host']}",
+                hint="wait for it, or stop it and start again",
+                owner=owner,
+            )
+
+    def _is_of_another_thread(self, seen: Versioned) -> bool:
+        """Whether it is held by a thread that will give it back without this one, or was until now."""
+        token = seen.value.get("token")
+        if not is_here(seen.value["owner"]) or token in _mine.get():
+            return False
+        if token in _HELD:
+            return True
+        now = read_versioned(self.folder, self.key)  # it is removed before its token is forgotten
+        return now is None or now.value.get("token") != token
+
+    def _stands_still(self, seen: Versioned, stale_seconds: float) -> bool:
+        deadline = time.monotonic() + stale_seconds
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, stale_seconds / 10))
+            now = read_versioned(self.folder, self.key)
+            if now is None or now.version != seen.version:
+                return False
+        return True
+
+    def check(self) -> None:
+        """Return while the lock is this holder's.
+
+        Raises
+        ------
+        LockedError
+            Another process has taken it over, or it was removed.
+        """
+        if self._held() is None:
+            where = join(self.folder, self.key.removesuffix(".lock"))
+            raise LockedError(
+                f"the lock of {where} was lost: this process stood still for too long, or {self.key} was removed",
+                hint="look who writes there now, and start again",
+            )
+
+    def beat(self, stop: threading.Event) -> None:
+        """Raise the counter until told to stop, or until the lock is another's."""
+        counter = 0
+        while not stop.wait(HEARTBEAT_SECONDS):
+            counter += 1
+            try:
+                # read anew each time: the answer to the last write may have been lost, and it was written all the same
+                held = self._held()
+                record = self._record(self.epoch, counter)
+                if held is None or swap_json(self.folder, self.key, record, held.version) is None:
+                    logger.warning("%s in %s was taken over by another process", self.key, self.folder)
+                    return
+            except LockedError:
+                return  # another driver has the run, and may take this lock
+            except (OSError, StoreError) as exc:
+                # a full disk now may have room in a few seconds; without a heartbeat the lock would be lost for good
+                logger.warning("%s in %s cannot be renewed (%s)", self.key, self.folder, exc)
+
+    def release(self) -> None:
+        """Give it back, unless it is another's by now."""
+        held = self._held()
+        if held is None:
+            return
+        if is_url(self.folder):
+            swap_json(self.folder, self.key, {**held.value, "released": True}, held.version)
+        else:
+            discard_json(self.folder, self.key, held.version)
+
+    def _held(self) -> Versioned | None:
+        """The document while it is this holder's."""
+        found = read_versioned(self.folder, self.key)
+        is_ours = found is not None and isinstance(found.value, dict) and found.value.get("token") == self.token
+        return found if is_ours else None
+
+    def _record(self, epoch: int, counter: int) -> dict[str, Any]:
+        return {"token": self.token, "epoch": epoch, "counter": counter, "owner": _me()}

@@ -1,0 +1,437 @@
+"""The planner: what "auto" becomes on made-up machines, and that nothing which was excluded is ever chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice, extrapolate
+from dkrr.fit.plan import Decision, Ways, decide
+from dkrr.fit.prices import cg_seconds, cholesky_seconds, factorise_seconds, pass_seconds
+from dkrr.fit.rates import Machine
+from dkrr.fit.schedule import TileSeconds, nominal_machine, simulate
+from dkrr.fit.trial import Trial
+from dkrr.kernels import make_kernel
+from dkrr.linalg.factor.schedule import Split, usual_split
+from dkrr.linalg.products import kernel_product
+from dkrr.tiles import TileGrid
+from tests.reference import dense_krr
+
+MACHINE = Machine(
+    threads=2,
+    gemm_float64=2e11,
+    gemm_float32=4.5e11,
+    block_entry=1e-9,
+    product_float64=9e-10,
+    product_float32=6e-10,
+    column_float64=3e-11,
+    column_float32=2e-11,
+    exact_factor=1.2,
+    disk_write=1e9,
+    disk_read=1e9,
+    mapped_read=1e10,
+    task_seconds=2e-3,
+    round_seconds=0.02,
+    start_seconds=2.0,
+    first_product_seconds=0.5,
+    end_seconds=1.0,
+    cache_bytes=1.6e10,
+)
+LIMITS = Limits(threads=2, memory_bytes=2 * 2**30, disk_bytes=10**12)
+RBF = make_kernel("rbf", gamma=0.1).resolve(10)
+
+
+class FakeTrial(Trial):
+    """Iterations that follow 30 sqrt(n / (r alpha)) / 100, and 5 around a float32 factor (300 at a tiny alpha)."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(RBF, np.zeros((1, 10)), np.zeros((1, 1)), n)
+
+    def cg(self, alpha: Any, ranks: Any, tol: float, precision: Any = "float64") -> dict[int, Iterations]:
+        each = {rank: 2 + 0.3 * (self.num_rows / (max(rank, 1) * min(alpha))) ** 0.5 for rank in ranks}
+        return {rank: Iterations(count / 1.2, count * 1.2) for rank, count in each.items()}
+
+    def mixed(self, alpha: Any, tol: float) -> Iterations:
+        count = 5 if min(alpha) > 1e-6 else 300
+        return Iterations(count, count)
+
+    def rounding(self) -> float:
+        return 1e-10 * self.num_rows
+
+
+def problem(n: int = 40_000, t: int = 1, alpha: float | tuple[float, ...] = 0.1) -> Problem:
+    ridges = alpha if isinstance(alpha, tuple) else (alpha,)
+    return Problem(num_rows=n, num_features=10, num_targets=t, kernel=RBF, alpha=ridges)
+
+
+def decided(what: Problem, choice: SolverChoice | None = None, limits: Limits = LIMITS, **options: Any) -> Decision:
+    machine = options.pop("machine", MACHINE)
+    return decide(
+        what,
+        choice or SolverChoice(),
+        limits,
+        machine=lambda: machine,
+        trial=lambda seconds: FakeTrial(what.num_rows),
+        **options,
+    )
+
+
+def test_small_problems_measure_nothing() -> None:
+    def unwanted(*_: Any) -> Any:
+        raise AssertionError("measured")
+
+    decision = decide(problem(n=4000), SolverChoice(), LIMITS, machine=unwanted, trial=unwanted)
+    assert (decision.chosen.solver, decision.chosen.precision) == ("cholesky", "float64")
+    assert "the rows are few" in decision.reasons["solver"]
+    # many ridges make a small problem large
+    ridges = tuple(float(k) for k in range(1, 41))
+    with pytest.raises(AssertionError, match="measured"):
+        decide(problem(n=4000, t=40, alpha=ridges), SolverChoice(), LIMITS, machine=unwanted, trial=unwanted)
+
+
+def test_the_choice_is_the_fastest_that_fits() -> None:
+    decision = decided(problem())
+    feasible = [item for item in decision.candidates if not item.infeasible]
+    assert decision.chosen.total_seconds == min(item.total_seconds for item in feasible)
+    kinds = {(item.solver, item.precision) for item in decision.candidates}
+    assert kinds == {("cholesky", "float64"), ("cholesky", "mixed"), ("cg", "float64"), ("cg", "mixed")}
+    assert decision.chosen.name in {item.name for item in decision.candidates}
+
+
+def test_iterations_win_when_rows_are_many_and_the_ridge_is_large() -> None:
+    solvers = [decided(problem(n=n, alpha=1.0)).chosen.solver for n in (10_000, 50_000, 200_000)]
+    assert solvers[-1] == "cg"
+    assert solvers == sorted(solvers, reverse=True), "once cg wins it wins for all larger n"
+
+
+def test_a_factor_wins_when_targets_are_many() -> None:
+    solvers = [decided(problem(n=40_000, t=t, alpha=1.0)).chosen.solver for t in (1, 300, 3000)]
+    assert solvers[0] == "cg"
+    assert solvers[-1] == "cholesky"
+    assert solvers == sorted(solvers, key=("cg", "cholesky").index)
+
+
+def test_a_factor_wins_when_the_ridge_is_tiny() -> None:
+    decision = decided(problem(alpha=1e-9))
+    assert (decision.chosen.solver, decision.chosen.precision) == ("cholesky", "float64")
+
+
+def test_many_ridges_want_passes_that_are_shared() -> None:
+    alphas = tuple(float(10**k) for k in np.linspace(-1, 1, 10))
+    shared = decided(problem(n=30_000, t=10, alpha=alphas))
+    assert shared.chosen.solver == "cg"
+    factor = next(item for item in shared.candidates if item.solver == "cholesky")
+    alone = next(item for item in decided(problem(n=30_000, t=10)).candidates if item.solver == "cholesky")
+    assert factor.seconds["factorise"] == pytest.approx(10 * alone.seconds["factorise"], rel=0.3)
+
+
+def test_a_tight_disk_rules_the_factor_out() -> None:
+    tight = replace(LIMITS, disk_bytes=3 * 10**9)
+    for alpha in (1e-3, 1e-1):
+        decision = decided(problem(n=60_000, alpha=alpha), limits=tight)
+        assert decision.chosen.solver == "cg"
+        assert {item.infeasible != "" for item in decision.candidates if item.solver == "cholesky"} == {True}
+        assert "GB are free" in decision.candidates[0].infeasible
+
+
+def test_where_nothing_fits_the_refusal_is_about_the_factor() -> None:
+    decision = decided(problem(), limits=replace(LIMITS, disk_bytes=10**6))
+    assert decision.chosen.infeasible
+    assert decision.chosen.solver == "cholesky"
+
+
+def test_auto_is_exact_and_float64() -> None:
+    for n in (3000, 30_000, 300_000, 3_000_000):
+        for item in decided(problem(n=n)).candidates:
+            assert item.solver in ("cholesky", "cg")
+            assert item.precision in ("float64", "mixed")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"solver": "cholesky"},
+        {"solver": "cg"},
+        {"solver": "cg", "rank": 123},
+        {"solver": "cg", "preconditioner": "none"},
+        {"solver": "nystrom", "num_centers": 500},
+        {"precision": "mixed"},
+        {"precision": "float32"},
+        {"precision": "float64"},
+        {"gram": "stored"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [2000, 40_000])
+def test_what_was_asked_for_is_done(asked: dict[str, Any], n: int) -> None:
+    choice = SolverChoice(**asked)
+    decision = decided(problem(n=n), choice)
+    for item in decision.candidates:
+        if choice.solver != "auto":
+            assert item.solver == choice.solver
+        if choice.precision != "auto":
+            assert item.precision == choice.precision
+        if choice.gram != "auto":
+            assert item.gram == choice.gram
+        if choice.rank != "auto":
+            assert item.rank == choice.rank
+    settings = decision.settings(problem(n=n), choice)
+    if choice.preconditioner == "none":
+        assert settings.iterative.preconditioner == "none"
+        assert decision.chosen.rank == 0
+    if choice.solver == "cg" and choice.preconditioner != "none":
+        assert settings.iterative.rank == decision.chosen.rank > 0
+
+
+def test_a_given_tile_size_stays() -> None:
+    assert {item.tile_size for item in decided(problem(), tile_size=640).candidates} == {640}
+
+
+def test_candidates_are_plain_data() -> None:
+    chosen: Candidate = decided(problem()).chosen
+    values = chosen.to_dict()
+    assert values["total_seconds"] == sum(values["seconds"].values())
+    assert values["name"] == chosen.name
+
+
+def test_formulas() -> None:
+    """The sums of the docstrings, written out once more."""
+    n, b = 20_480, 2048
+    free = replace(MACHINE, block_entry=0.0, task_seconds=0.0, disk_write=np.inf, mapped_read=np.inf, disk_read=np.inf)
+    assert factorise_seconds(free, n, b, "float64", "on_the_fly") == pytest.approx(n**3 / 3 / (0.8 * 2e11))
+    assert factorise_seconds(free, n, b, "mixed", "on_the_fly") == pytest.approx(n**3 / 3 / (0.8 * 4.5e11))
+    one = replace(free, round_seconds=0.0)
+    assert pass_seconds(one, n, 1, "float64") == pytest.approx(n * n / 2 * 9e-10)
+    assert pass_seconds(one, n, 11, "float32") == pytest.approx(n * n / 2 * (6e-10 + 10 * 2e-11))
+    two = cholesky_seconds(MACHINE, n, b, 2, precision="float64", gram="stored", num_alphas=2)
+    alone = cholesky_seconds(MACHINE, n, b, 1, precision="float64", gram="stored")
+    assert two["factorise"] == pytest.approx(2 * alone["factorise"])
+    assert two["gram"] == alone["gram"] > 0
+    few, many = (
+        sum(cg_seconds(MACHINE, n, b, 1, precision="float64", gram="on_the_fly", rank=500, iterations=k).values())
+        for k in (10, 20)
+    )
+    assert few < many < 2 * few
+
+
+# --- iterations from a sample ----------------------------------------------------------------------------------------
+
+
+def plain_iterations(matrix: np.ndarray, alpha: float, y: np.ndarray, tol: float) -> int:
+    """Textbook conjugate gradients."""
+    x, r = np.zeros_like(y), y.copy()
+    p, count = r.copy(), 0
+    while np.linalg.norm(r) > tol * np.linalg.norm(y):
+        q = matrix @ p + alpha * p
+        step = r @ r / (p @ q)
+        x, new = x + step * p, r - step * q
+        p, r, count = new + (new @ new) / (r @ r) * p, new, count + 1
+    np.testing.assert_allclose(x, dense_krr(matrix, y, alpha), rtol=1e-2, atol=1e-4)
+    return count
+
+
+def sampled(n: int, s: int, kernel: Any, weights: bool = False) -> tuple[Trial, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, 5))
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * rng.standard_normal(n)
+    root = np.sqrt(rng.uniform(0.5, 2, n)) if weights else None
+    matrix = kernel(x, x) if root is None else root[:, None] * kernel(x, x) * root
+    rhs = y if root is None else root * y
+    pool = min(n, s + 1800)
+    part = None if root is None else root[:pool]
+    return Trial(kernel, x[:pool], rhs[:s, None], n, part, seconds=20.0), matrix, rhs
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_whole_sample_gives_the_exact_number(weights: bool) -> None:
+    trial, matrix, rhs = sampled(600, 600, make_kernel("rbf", gamma=0.2).resolve(5), weights)
+    found = trial.cg([0.1], (0,), 1e-6)[0]
+    assert found.low == found.high
+    assert found.high == pytest.approx(plain_iterations(matrix, 0.1, rhs, 1e-6), rel=0.05)  # rounding decides the last
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "laplacian", "matern"])
+def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
+    trial, matrix, rhs = sampled(
+        1800, 600, make_kernel(kernel, **({} if kernel == "matern" else {"gamma": 0.2})).resolve(5)
+    )
+    true = plain_iterations(matrix, 0.1, rhs, 1e-6)
+    found = trial.cg([0.1], (0, 100, 400), 1e-6)
+    assert found[0].low / 1.6 <= true <= 1.6 * found[0].high
+    assert found[0].middle > found[100].middle > found[400].middle >= 1
+
+
+def test_float32_factors_need_more_iterations_for_smaller_ridges() -> None:
+    trial, _, _ = sampled(2000, 500, make_kernel("rbf", gamma=0.05).resolve(5))
+    counts = [trial.mixed([alpha], 1e-10).high for alpha in (1e-1, 1e-4, 1e-7)]
+    assert counts[0] < 6
+    assert counts == sorted(counts)
+    assert counts[-1] > 2 * counts[0]
+
+
+def test_a_trial_keeps_to_its_time() -> None:
+    import time
+
+    trial, _, _ = sampled(2000, 1000, make_kernel("rbf", gamma=0.05).resolve(5))
+    trial.seconds = 0.1
+    started = time.perf_counter()
+    found = trial.cg([1e-9], (0, 100, 500), 1e-10)
+    assert time.perf_counter() - started < 5.0
+    assert all(np.isfinite(item.high) for item in found.values())
+
+
+@pytest.mark.parametrize("kernel", ["laplacian", "matern"])
+def test_a_rank_counts_for_as_many_rows_as_there_are(kernel: str) -> None:
+    resolved = make_kernel(kernel, **({} if kernel == "matern" else {"gamma": 0.2})).resolve(5)
+    part, whole = sampled(2400, 600, resolved)[0], sampled(2400, 2400, resolved)[0]
+    true, found = (trial.cg([0.05], (600,), 1e-8)[600] for trial in (whole, part))
+    assert found.low / 1.3 <= true.low <= 1.3 * found.high, (found, true)
+
+
+def test_iterations_grow_as_on_the_sample_where_alpha_says_nothing_and_with_alpha_where_it_does() -> None:
+    rough = extrapolate((20.0, 20.0), (30.0, 30.0), 2000, 8000, preconditioned=False)
+    assert rough.middle == pytest.approx(30 * 1.5**2, rel=0.05), "half as many again for twice the rows"
+    smooth = extrapolate((20.0, 55.0), (30.0, 60.0), 2000, 8000, preconditioned=False)
+    assert smooth.middle == pytest.approx(60, rel=0.05), "alpha of all rows on the sample: the growth is in it already"
+    assert extrapolate((60.0, 60.0), (30.0, 40.0), 2000, 2000, preconditioned=False) == Iterations(30.0, 30.0)
+    # iterations around a float32 factor are counted for alpha s / n alone, which is alpha here
+    assert extrapolate((inf, 60.0), (inf, 40.0), 2000, 2000, preconditioned=False) == Iterations(40.0, 40.0)
+    # with a preconditioner three iterations on a sample say nothing of growth, and alpha of all rows is the other end
+    few = extrapolate((3.0, 11.0), (3.0, 11.0), 2000, 100_000, preconditioned=True)
+    assert few.low <= 3
+    assert few.high >= 11
+
+
+@pytest.mark.parametrize(("length", "alpha", "supported"), [(80.0, 1e-5, False), (80.0, 1e-1, True), (0.5, 1e-2, True)])
+def test_float32_products_are_supported_where_their_error_is_below_alpha(
+    length: float, alpha: float, supported: bool
+) -> None:
+    """Measured on the sample, |E| is that of the products with all rows within a factor of four."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((6000, 9))
+    kernel = make_kernel("matern", kernel_params={"nu": 1.5, "length_scale": length}).resolve(9)
+    trial = Trial(kernel, x[:2048], np.sin(x[:1000, :1]), 6000)
+    assert trial.supports_single([alpha]) == supported
+    v = rng.standard_normal((6000, 2))
+    for _ in range(4):
+        v /= np.linalg.norm(v, axis=0)
+        single, double = np.zeros_like(v), np.zeros_like(v)
+        kernel_product(kernel, x, x, v, single, same=True, precision="float32")
+        kernel_product(kernel, x, x, v, double, same=True)
+        v = single - double
+    true = np.linalg.norm(v, axis=0).max()
+    assert true / 4 <= trial.rounding() <= 4 * true
+
+
+def test_auto_leaves_float32_products_out_where_they_cannot_lead_to_the_answer() -> None:
+    class Coarse(FakeTrial):
+        def rounding(self) -> float:
+            return 2e-4
+
+    def ways(choice: SolverChoice) -> list[Any]:
+        found = decide(
+            problem(n=41_000, alpha=1e-5), choice, LIMITS, machine=lambda: MACHINE, trial=lambda seconds: Coarse(41_000)
+        )
+        return [way for way in found.candidates if way.solver == "cg" and way.precision == "mixed"]
+
+    left_out = ways(SolverChoice())
+    assert left_out
+    assert all("float32 products are off by up to 2.0e-04" in way.infeasible for way in left_out)
+    assert not any(way.infeasible for way in ways(SolverChoice(solver="cg", precision="mixed"))), "named: never changed"
+
+
+def test_a_nearly_singular_system_is_not_taken_for_an_easy_one() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1000, 12))
+    y = np.sin(x[:, :1] * 2) + 0.1 * rng.standard_normal((1000, 1))
+    kernel = make_kernel("matern", kernel_params={"nu": 1.5, "length_scale": 2.0}).resolve(12)
+    trial = Trial(kernel, x, y[:500], 16_000, seconds=0.3)
+    easy = trial.cg((100.0,), (500,), 1e-8)[500]
+    hard = trial.cg((1e-6,), (500,), 1e-8)[500]
+    assert easy.high < 40
+    assert hard.low > 100, "300 rows of 1,000 tell nothing about 16,000: the count grows"
+
+
+# --- split sums and the simulated schedule ---------------------------------------------------------------------------
+
+
+def test_a_factor_comes_with_its_split_and_what_to_expect() -> None:
+    chosen = decided(problem(), SolverChoice(solver="cholesky")).chosen
+    assert chosen.split == usual_split(-(-40_000 // chosen.tile_size), 2)
+    assert 0.9 < chosen.efficiency < 1
+    assert decided(problem(), SolverChoice(solver="cg")).chosen.split is None
+    assert chosen.to_dict()["split"] == {"num_columns": 3, "num_last": 1}
+
+
+@pytest.mark.thorough
+def test_tiles_of_many_workers_are_simulated() -> None:
+    many = replace(LIMITS, threads=32)
+    machine = replace(nominal_machine(32), cache_bytes=1e11)
+    decision = decided(problem(), SolverChoice(solver="cholesky"), many, machine=machine)
+    chosen = decision.chosen
+    assert "simulated for 32 workers" in decision.reasons["tile_size"]
+    assert chosen.split is not None
+    assert chosen.split.num_columns
+    plain = simulate(
+        TileGrid(40_000, chosen.tile_size),
+        Split(),
+        32,
+        TileSeconds.of(machine, chosen.tile_size, chosen.precision, chosen.gram),
+    )
+    assert chosen.efficiency > plain.efficiency + 0.1
+    given = decided(problem(), SolverChoice(solver="cholesky"), many, machine=machine, tile_size=2048)
+    assert (given.chosen.tile_size, given.reasons["tile_size"]) == (2048, "asked for")
+    assert given.chosen.efficiency < chosen.efficiency
+
+
+def ways(choice: SolverChoice, what: Problem | None = None, **options: Any) -> Ways:
+    what = what or problem(n=200_000, alpha=1.0)
+    candidates = decided(what, choice, **options).candidates
+    return Ways(
+        problem=what, choice=choice, limits=LIMITS, tile_size=None, machine=lambda: MACHINE, candidates=candidates
+    )
+
+
+def test_the_other_ways_come_by_price_with_what_is_foreseen() -> None:
+    choice = SolverChoice()
+    what = problem(n=200_000, alpha=1.0)
+    decision = decided(what, choice)
+    others = ways(choice).others()
+    assert others[0].name == decision.chosen.name
+    prices = [sum(way.foreseen.seconds.values()) for way in others if way.foreseen is not None]
+    assert prices == sorted(prices)
+    assert len(prices) == len(others) == len([item for item in decision.candidates if not item.infeasible])
+    first = others[0].foreseen
+    assert first is not None
+    assert decision.chosen.iterations is not None
+    assert (first.low, first.high) == (decision.chosen.iterations.low, decision.chosen.iterations.high)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"solver": "cg"}, {"precision": "mixed"}, {"solver": "cg", "rank": 500}, {"gram": "on_the_fly", "tol": 1e-5}],
+    ids=str,
+)
+def test_words_hold_in_every_other_way(words: dict[str, Any]) -> None:
+    choice = SolverChoice(**words)
+    found = ways(choice)
+    assert len(found.others()) > 1
+    for way in found.others():
+        assert words.get("solver", way.solver) == way.solver
+        assert words.get("precision", way.precision) == way.precision
+        assert words.get("rank", way.rank) == way.rank
+        assert way.iterative.tol == choice.tol
+    excluded = {way.name for way in found.beyond()}
+    assert not excluded & {way.name for way in found.others()}
+    assert ("cholesky float64" in excluded) == (words.keys() & {"solver", "precision"} != set())
+
+
+def test_a_way_that_is_named_in_full_has_no_others() -> None:
+    choice = SolverChoice(solver="cg", precision="mixed", rank=500)
+    found = ways(choice)
+    assert found.others() == ()
+    assert "cg float64, rank 500" in {way.name for way in found.beyond()}
