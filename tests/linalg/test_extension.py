@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr import failpoints
 from dkrr.dataset import Dataset, append, drop_generations, ingest, keep_last
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
@@ -23,6 +22,7 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.factor import rows as factor_rows
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
+from dkrr.store import failpoints
 from dkrr.tiles import TileMatrix
 from tests.linalg.helpers import assembled
 

@@ -20,7 +20,7 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.cholesky import CholeskyTask, factor_tile, factorise
 from dkrr.linalg.factor.schedule import Split
-from dkrr.linalg.factor.triangular import SweepsTask, SweepTask, substitute, sweep
+from dkrr.linalg.factor.triangular import SweepsTask, SweepTask, substitute, sweeps
 from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
 from dkrr.linalg.matmul import PairProduct, panel_width
 from dkrr.linalg.operators import RidgeOperator
@@ -99,8 +99,8 @@ def write_system(folder: str, tile_size: int, d: int, t: int, precision: str) ->
     )
     for i, panel in rhs.blocks():
         rhs.write(i, panel, y[operator.grid.span(i), rhs.columns(panel)])
-    sweep(SweepTask(factor, rhs, z, "forward"), executor)
-    sweep(SweepTask(factor, z, u, "backward"), executor)
+    sweeps("solve", [SweepTask(factor, rhs, z, "forward")], executor)
+    sweeps("solve", [SweepTask(factor, z, u, "backward")], executor)
     Model(
         kernel=operator.kernel,
         x_fit=dataset.X,
