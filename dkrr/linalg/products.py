@@ -37,7 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -281,12 +281,6 @@ MIN_SIDE, MAX_SIDE = 8, 64
 Precision = Literal["float64", "float32"]
 
 
-class RowsReader(Protocol):
-    """Rows of X as the kernel shall see them."""
-
-    def read(self, start: int, stop: int) -> FloatMatrix: ...
-
-
 def entry_nanoseconds(kernel: Kernel | None, num_features: int) -> float:
     """About what one entry costs on one core, for the size of tasks only: 1 + d / 30 where a matrix product does it.
 
@@ -370,18 +364,6 @@ class Pair:
         return self.rows == self.columns
 
 
-class Entries(Protocol):
-    """Where the entries of K come from."""
-
-    def multiply(self, pair: Pair) -> None:
-        """Add both results of a pair."""
-        ...
-
-    def explain(self, rows: slice, columns: slice) -> DataError:
-        """The error for a result that is not finite although V is; raises that of a tile that made it so."""
-        ...
-
-
 @dataclass(frozen=True)
 class KernelEntries:
     """Entries evaluated on the spot from a kernel and its rows.
@@ -393,7 +375,7 @@ class KernelEntries:
     """
 
     kernel: Kernel
-    rows: RowsReader
+    rows: Any
     num_features: int
 
     def multiply(self, pair: Pair) -> None:
@@ -488,6 +470,10 @@ class StoredEntries:
             f"{self.gram.location} is not finite",
             hint="scale the matrix, or the targets",
         )
+
+
+Entries = KernelEntries | StoredEntries
+"""Where the entries of K come from: ``multiply`` adds both results of a pair, ``explain`` says what is wrong."""
 
 
 def _use(

@@ -61,8 +61,8 @@ def test_it_is_the_inverse_to_the_factor_s_precision(scale: float, tmp_path: Pat
     factor = factor_of(system, tmp_path / "L")
     r = np.random.default_rng(0).standard_normal((N, 3)) * np.array([1.0, scale, 0.0])
     before = r.copy()
-    with FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "scratch")) as precondition:
-        z = precondition.apply(r, np.full(3, 0.5))
+    precondition = FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "scratch"))
+    z = precondition.apply(r, np.full(3, 0.5))
     assert np.array_equal(r, before)
     assert z.dtype == np.float64
     assert not z[:, 2].any()
@@ -84,8 +84,8 @@ def test_an_old_factor_saves_iterations(rows_known: int, alpha_known: float, wei
     a = dense(system.with_alpha(0.0), dataset)
     rhs = np.random.default_rng(0).standard_normal((N, 2))
     none = iterations(a, Identity(), 1e-2, rhs)
-    with FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s"), system=system) as precondition:
-        some = iterations(a, precondition, 1e-2, rhs)
+    precondition = FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s"), system=system)
+    some = iterations(a, precondition, 1e-2, rhs)
     assert some < (4 if (rows_known, alpha_known) == (N, 1e-2) else none / 2)
 
 
@@ -97,8 +97,8 @@ def test_rows_beyond_the_factor_are_divided_by_their_diagonal(tmp_path: Path) ->
     np.testing.assert_allclose(system.diagonal_from(m), np.diag(dense(system.with_alpha(0.0), dataset))[m:], rtol=1e-12)
     r = np.random.default_rng(0).standard_normal((N, 2))
     alpha = np.array([0.3, 2.0])
-    with FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s"), system=system) as precondition:
-        z = precondition.apply(r, alpha)
+    precondition = FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s"), system=system)
+    z = precondition.apply(r, alpha)
     np.testing.assert_allclose(z[m:], r[m:] / (system.diagonal_from(m)[:, None] + alpha), rtol=1e-12)
     with (
         FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s")) as precondition,
@@ -153,7 +153,7 @@ def test_workers_give_the_same_bits(workers: Executor, tmp_path: Path) -> None:
     r, alpha = np.random.default_rng(0).standard_normal((N, 2)), np.full(2, 0.5)
     found = []
     for executor in (InProcessExecutor(), workers):
-        with FactorPreconditioner(factor, workspace(tmp_path, executor), str(tmp_path / "s")) as precondition:
-            found += [precondition.apply(r, alpha), precondition.apply(r[:, ::-1], alpha)[:, ::-1]]
+        precondition = FactorPreconditioner(factor, workspace(tmp_path, executor), str(tmp_path / "s"))
+        found += [precondition.apply(r, alpha), precondition.apply(r[:, ::-1], alpha)[:, ::-1]]
     for z in found[1:]:
         assert np.array_equal(z, found[0])

@@ -51,7 +51,7 @@ from dkrr.tiles import TileMatrix
 
 
 class FactorPreconditioner:
-    """P^-1 r = L^-T L^-1 r; a context manager that removes its scratch files.
+    """P^-1 r = L^-T L^-1 r.
 
     Parameters
     ----------
@@ -87,14 +87,6 @@ class FactorPreconditioner:
         self.num_threads = workspace.executor.num_threads
         self.num_applications = 0
         self.inexact = factor.dtype == np.float32
-        # an earlier run that was killed may have workers that still write for it
-        self.folder = f"precondition-{uuid.uuid4().hex}"
-
-    def __enter__(self) -> FactorPreconditioner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        remove_array(place(self.scratch, self.folder))
 
     def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
         """Z (n, c) = P^-1 R; ``alpha`` (c,) counts only in rows beyond the factor's.
@@ -116,28 +108,21 @@ class FactorPreconditioner:
             raise NumericalError("a residual is not finite", hint="scale the targets")
         scale[scale == 0] = 1.0
         self.num_applications += 1
-        source, between, result = (self._columns(name, r.shape[1]) for name in ("r", "z", "u"))
+        # an earlier application that was given up may have workers that still write for it
+        folder, grid, dtype = f"precondition-{uuid.uuid4().hex}", self.factor.grid, self.factor.array.dtype
+        shape, chunks = (grid.n, r.shape[1]), (grid.tile_size, min(r.shape[1], MAX_BLOCK_COLUMNS))
+        source, between, result = (
+            # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
+            BlockColumns(ChunkArray(self.scratch, f"{folder}/{name}", shape, chunks, dtype), grid)
+            for name in ("r", "z", "u")
+        )
         try:
-            for i, panel in source.blocks():
-                columns = source.columns(panel)
-                block = r[source.grid.span(i), columns] / scale[columns]
-                source.write(i, panel, block.astype(self.factor.dtype))
+            source.fill((r[:m] / scale).astype(self.factor.dtype))
             self._sweep(source, between, result)
-            for i, panel in result.blocks():
-                columns = result.columns(panel)
-                z[result.grid.span(i), columns] = result.read(i, panel) * scale[columns]
+            z[:m] = result.whole() * scale
         finally:
-            for vectors in (source, between, result):
-                vectors.delete()
+            remove_array(place(self.scratch, folder))
         return z
-
-    def _columns(self, name: str, num_columns: int) -> BlockColumns:
-        """Vectors of this application: their blocks have names of their own, their folders stay."""
-        grid, path = self.factor.grid, f"{self.folder}/{name}-{num_columns}"
-        chunks = (grid.tile_size, min(num_columns, MAX_BLOCK_COLUMNS))
-        # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
-        array = ChunkArray(self.scratch, path, (grid.n, num_columns), chunks, self.factor.array.dtype)
-        return BlockColumns(array, grid, self.num_applications)
 
     def _sweep(self, source: BlockColumns, between: BlockColumns, result: BlockColumns) -> None:
         work, factor, verify = self.workspace, self.factor, self.num_applications == 1
@@ -191,7 +176,7 @@ class EarlierFactor:
         return f"{dtype} Cholesky factor of {rows} rows and alpha {self.alpha:g} of an earlier fit"
 
     def open(self, workspace: Workspace, scratch: Any) -> FactorPreconditioner:
-        """Ready to be applied; a context manager."""
+        """Ready to be applied."""
         return FactorPreconditioner(
             self.factor,
             workspace,

@@ -142,23 +142,22 @@ class MixedSolver:
         workspace = made.factored.workspace
         scratch = place(workspace.store, "scratch")
         product = OperatorProduct(operator, workspace, scratch, phase="precondition", quiet=True)
-        with made.open(workspace, scratch) as preconditioner:
-            try:
-                conjugate_gradients(
-                    product.exact,
-                    _signs(operator.grid.n),
-                    np.array([operator.alpha]),
-                    preconditioner,
-                    replace(self.settings, max_iter=NUM_CURVATURES, allow_unconverged=True),
-                    norm=product.norm,
-                )
-            except NotPositiveDefiniteError as exc:
-                raise NotPositiveDefiniteError(
-                    f"the float32 factor breaks down at row {row:,}, and beyond rounding A is singular in float64, too "
-                    f"(random signs in the place of a target: {exc.message})",
-                    hint=exc.hint,
-                    **exc.details | {"row": row},
-                ) from exc
+        try:
+            conjugate_gradients(
+                product.exact,
+                _signs(operator.grid.n),
+                np.array([operator.alpha]),
+                made.open(workspace, scratch),
+                replace(self.settings, max_iter=NUM_CURVATURES, allow_unconverged=True),
+                norm=product.norm,
+            )
+        except NotPositiveDefiniteError as exc:
+            raise NotPositiveDefiniteError(
+                f"the float32 factor breaks down at row {row:,}, and beyond rounding A is singular in float64, too "
+                f"(random signs in the place of a target: {exc.message})",
+                hint=exc.hint,
+                **exc.details | {"row": row},
+            ) from exc
 
 
 def _signs(n: int) -> FloatMatrix:
@@ -255,7 +254,7 @@ class MadeFactor:
         )
 
     def open(self, workspace: Workspace, scratch: Any) -> FactorPreconditioner:
-        """Ready to be applied; a context manager."""
+        """Ready to be applied."""
         return FactorPreconditioner(
             self.factored.factor,
             workspace,
@@ -355,7 +354,7 @@ class MixedFactor:
             solver=CGSolver(settings=self.solver.settings, accept_limit=True),
             operator=self.operator,
             workspace=self.workspace,
-            make=lambda: self.made,
+            make=lambda scratch: self.made.open(self.workspace, scratch),
             inexact=True,
             ready=self.ready,
             fields=self.fields | {"mixed": None},

@@ -31,8 +31,7 @@ optimization, SIAM J. Sci. Comput. 23 (2001).
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,16 +59,6 @@ class Preconditioner(Protocol):
         ...
 
 
-@runtime_checkable
-class Openable(Protocol):
-    """What becomes a preconditioner, with ``scratch`` for vectors on their way, until it is closed."""
-
-    @property
-    def description(self) -> str: ...
-
-    def open(self, workspace: Any, scratch: Any) -> AbstractContextManager[Preconditioner]: ...
-
-
 class Identity:
     """No preconditioner."""
 
@@ -82,19 +71,12 @@ class Identity:
 class Deferred:
     """A preconditioner that is made when it is first applied: never, where every column is good to begin with.
 
-    A context manager that closes what ``opened`` gave. ``inexact`` is that of the preconditioner to come.
+    ``inexact`` is that of the preconditioner to come.
     """
 
-    def __init__(self, opened: Callable[[], AbstractContextManager[Preconditioner]], *, inexact: bool) -> None:
-        self.opened, self.inexact = opened, inexact
+    def __init__(self, make: Callable[[], Preconditioner], *, inexact: bool) -> None:
+        self.make, self.inexact = make, inexact
         self.made: Preconditioner | None = None
-        self._closing = ExitStack()
-
-    def __enter__(self) -> Deferred:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.close()
 
     @property
     def description(self) -> str:
@@ -103,7 +85,7 @@ class Deferred:
 
     def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
         if self.made is None:
-            self.made = self._closing.enter_context(self.opened())
+            self.made = self.make()
         return self.made.apply(r, alpha)
 
 

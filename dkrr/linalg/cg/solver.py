@@ -24,7 +24,6 @@ An iteration is one pass over n^2 / 2 kernel entries for all columns and alphas.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections import deque
@@ -42,7 +41,7 @@ from dkrr.linalg.catalogue import key_of, short_name
 from dkrr.linalg.cg.checkpoint import EVERY_SECONDS, StoredCheckpoint
 from dkrr.linalg.cg.factor_precondition import find_earlier_factor
 from dkrr.linalg.cg.iteration import CGResult, CGState, conjugate_gradients, too_slow
-from dkrr.linalg.cg.precondition import Deferred, Identity, Openable, Plane, PlanePreconditioner, Preconditioner, within
+from dkrr.linalg.cg.precondition import Deferred, Identity, Plane, PlanePreconditioner, Preconditioner, within
 from dkrr.linalg.lowrank.keys import low_rank_fields, low_rank_location
 from dkrr.linalg.lowrank.preconditioner import build_low_rank
 from dkrr.linalg.lowrank.rpcholesky import choose_rank
@@ -191,34 +190,35 @@ class CGSolver:
             weight_digest=weight_digest,
             source_digest=source_digest,
         )
-        make: Callable[[], Preconditioner | Openable] = Identity
         inexact = False
+        location = low_rank_location(workspace.store if store is None else store, fields)
+
+        @cache
+        def built() -> Preconditioner:
+            digests = {"weight_digest": weight_digest, "source_digest": source_digest}
+            return build_low_rank(operator, workspace, location, self.settings, rank=rank, **digests)  # type: ignore[arg-type]
+
+        def make(scratch: Any) -> Preconditioner:
+            return built() if rank else Identity()
+
         if self.settings.preconditioner == "factor":
             earlier = find_earlier_factor(operator, workspace)
-            make, inexact, fields = lambda: earlier, earlier.inexact, {**fields, "factor": earlier.key}
+            inexact, fields = earlier.inexact, {**fields, "factor": earlier.key}
             workspace.reused["preconditioner"] = {
                 "rows": earlier.factor.grid.n,
                 "of_rows": operator.grid.n,
                 "alpha": earlier.alpha,
                 "sources": [short_name(earlier.factor.location)],
             }
-        if rank:
-            location = low_rank_location(workspace.store if store is None else store, fields)
-            make = partial(
-                build_low_rank,
-                operator,
-                workspace,
-                location,
-                self.settings,
-                rank=rank,
-                weight_digest=weight_digest,
-                source_digest=source_digest,
-            )
+
+            def make(scratch: Any) -> Preconditioner:
+                return earlier.open(workspace, scratch)
+
         return PreparedCG(
             solver=self,
             operator=operator,
             workspace=workspace,
-            make=cache(make),
+            make=make,
             inexact=inexact,
             fields=fields,
             ready=ready,
@@ -244,22 +244,17 @@ class CGSolver:
 class PreparedCG:
     """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once.
 
-    ``make`` gives the preconditioner, the same one whenever it is called; ``inexact`` is what it will be. ``ready`` is
-    called before a stored Gram matrix of the operator is read.
+    ``make`` gives the preconditioner, whose vectors pass below a scratch folder; ``inexact`` is what it will be.
+    ``ready`` is called before a stored Gram matrix of the operator is read.
     """
 
     solver: CGSolver
     operator: RidgeOperator
     workspace: Workspace
-    make: Callable[[], Preconditioner | Openable]
+    make: Callable[[Any], Preconditioner]
     fields: dict[str, Any]
     inexact: bool = False
     ready: Callable[[], object] = lambda: None
-
-    @property
-    def preconditioner(self) -> Preconditioner | Openable:
-        """The preconditioner, made now if it was not needed before."""
-        return self.make()
 
     def solve(
         self,
@@ -313,42 +308,42 @@ class PreparedCG:
         product = OperatorProduct(self.operator, work, store, phase="residual" if inexact else "multiply", quiet=True)
         precision: Literal["float64", "float32"] = "float32" if mixed else "float64"
         approximate = OperatorProduct(self.operator, work, store, precision=precision, use_gram=stored, quiet=True)
-        with Deferred(partial(self._opened, store, trace), inexact=self.inexact) as preconditioner:
-            if inexact and self.operator.kernel is not None:
-                # a column of sums in every true residual would be a tenth of it; four times as much with signed entries
-                product.row_sums = sampled_row_sums(self.operator)
-            exact = within(plane, partial(product.exact, always=inexact and self.operator.kernel is None))
 
-            def judged(state: CGState) -> NDArray[np.bool_]:
-                backward = backward_errors(product, alpha, values, state.x, state.largest)
-                return is_limit(len(values), state.relative, backward)
+        def make() -> Preconditioner:
+            made = self.make(store)
+            trace.name = f"conjugate gradients, {made.description}"
+            return made
 
-            result = conjugate_gradients(
-                within(plane, self._when_ready(approximate)) if inexact else exact,
-                values,
-                alpha,
-                preconditioner if plane is None else PlanePreconditioner(plane, preconditioner),
-                solver.settings,
-                start=start,
-                norm=None if mixed else product.norm,
-                true_multiply=exact if inexact else None,
-                checkpoint=checkpoint,
-                on_iteration=self._report(rhs.num_columns, trace),
-                is_limit=judged if solver.accept_limit else None,
-            )
-            trace.replace(result.history)
-            num_products = product.num_products + approximate.num_products
+        preconditioner = Deferred(make, inexact=self.inexact)
+        if inexact and self.operator.kernel is not None:
+            # a column of sums in every true residual would be a tenth of it; four times as much with signed entries
+            product.row_sums = sampled_row_sums(self.operator)
+        exact = within(plane, partial(product.exact, always=inexact and self.operator.kernel is None))
+
+        def judged(state: CGState) -> NDArray[np.bool_]:
+            backward = backward_errors(product, alpha, values, state.x, state.largest)
+            return is_limit(len(values), state.relative, backward)
+
+        result = conjugate_gradients(
+            within(plane, self._when_ready(approximate)) if inexact else exact,
+            values,
+            alpha,
+            preconditioner if plane is None else PlanePreconditioner(plane, preconditioner),
+            solver.settings,
+            start=start,
+            norm=None if mixed else product.norm,
+            true_multiply=exact if inexact else None,
+            checkpoint=checkpoint,
+            on_iteration=self._report(rhs.num_columns, trace),
+            is_limit=judged if solver.accept_limit else None,
+        )
+        trace.replace(result.history)
+        num_products = product.num_products + approximate.num_products
         u = BlockColumns.create(store, "u", rhs.grid, rhs.num_columns, "float64").fill(result.x)
         backward = backward_errors(product, alpha, values, result.x, result.largest_residual)
         if start is not None:
             work.reused.setdefault("start", {})["relative_residual"] = float(result.history[0].max())
         return u, self._solution(result, backward, num_products, preconditioner)
-
-    def _opened(self, store: Any, trace: ResidualTrace) -> contextlib.AbstractContextManager[Preconditioner]:
-        """The preconditioner, ready to be applied."""
-        made = self.preconditioner
-        trace.name = f"conjugate gradients, {made.description}"
-        return made.open(self.workspace, store) if isinstance(made, Openable) else contextlib.nullcontext(made)
 
     def _when_ready(self, product: OperatorProduct) -> Callable[[FloatMatrix], FloatMatrix]:
         """The product, whose tiles are there when it is first called."""
