@@ -68,6 +68,23 @@ class DkrrError(Exception):
         return (_rebuild, (type(self), self.message, self.hint, self.details))
 
 
+def told(error: BaseException) -> DkrrError:
+    """What is said of any error where people read it: itself if it is one of ours, else one line and an exit code."""
+    if isinstance(error, DkrrError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return InterruptedRunError(
+            "interrupted", hint="start the same command again; it continues with what is finished"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        if not error.filename:
+            return DkrrError(error.strerror)
+        hint = "check the path, and who may read and write there"
+        return StoreError(f"{error.strerror} ({error.filename})", hint=hint)
+    line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")
+    return DkrrError(line, hint="this is a defect of dkrr; --verbose shows the traceback")
+
+
 def _rebuild(kind: type[DkrrError], message: str, hint: str, details: dict[str, Any]) -> DkrrError:
     return kind(message, hint=hint, **details)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dkrr.store.files import Address, StorageSettings
-from dkrr.store.objects import list_objects
+from dkrr.store.files import list_entries
+from dkrr.store.objects import Address, StorageSettings
 
 __all__ = ["CANARY_KEY", "CANARY_SECRET", "Bucket", "S3Server", "bucket", "s3_server"]
 
@@ -84,7 +84,7 @@ class Bucket:
 
     def listing(self, *prefix: str) -> list[str]:
         """Keys below a prefix."""
-        return [item.key for item in list_objects(self.url(*prefix))]
+        return [item.key for item in list_entries(self.url(*prefix))]
 
     def puts(self) -> list[str]:
         """Keys that were written, in order, as often as they were."""

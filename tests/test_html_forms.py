@@ -10,7 +10,6 @@ import pytest
 import dkrr
 from dkrr.jobs.plan import plan
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.facts import Run
 from dkrr.jobs.runs.status import Status
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html
@@ -83,14 +82,14 @@ def test_a_model_of_an_estimator() -> None:
 
 
 def test_a_run(run: RunDirectory, tmp_path: Path) -> None:
-    form = Run(run.location)._repr_html_()
+    form = run._repr_html_()
     read(form)
     result = run.read("result.json") or {}
     for words in ("finished", run.location, f"{result['score']['rmse'][0]:.5g}", "report.html", "held-out rmse"):
         assert words in form
-    missing = Run(tmp_path / "nothing")
+    missing = RunDirectory(tmp_path / "nothing")
     assert "there is no such run" in missing._repr_html_()
-    failed = Run(tmp_path / "failed")
+    failed = RunDirectory(tmp_path / "failed")
     failed.write("status.json", Status(state="failed", error={"message": HOSTILE}).to_dict())
     assert "&lt;script&gt;" in failed._repr_html_()
     assert "<script>" not in failed._repr_html_()

@@ -23,7 +23,7 @@ def test_imports_point_downwards() -> None:
 @pytest.mark.parametrize(
     ("path", "line", "expected"),
     [
-        ("kernels/rbf.py", "from dkrr.tiles.grid import TileGrid", "upwards"),
+        ("kernels/rbf.py", "from dkrr.tiles.store import TileGrid", "upwards"),
         ("dataset/ingest.py", "def f():\n    from dkrr.engine import cluster", "upwards"),
         ("dataset/ingest.py", "def f():\n    from ..jobs import spec", "upwards"),
         ("tiles/store.py", "from dkrr import models", "upwards"),
@@ -60,7 +60,7 @@ def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
     allowed.parent.mkdir(parents=True)
     allowed.write_text(
         "import distributed\nfrom dask.distributed import Client\nfrom dkrr import __version__, errors\n"
-        "from .cluster import start\nfrom ..tiles.grid import TileGrid\nimport dkrr.kernels"
+        "from .cluster import start\nfrom ..tiles.store import TileGrid\nimport dkrr.kernels"
     )
     (tmp_path / "dkrr" / "__init__.py").write_text("from dkrr.models.estimator import KernelRidge")
     assert violations(tmp_path / "dkrr") == []

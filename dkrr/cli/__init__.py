@@ -3,11 +3,13 @@
 import sys
 
 try:
+    from dkrr.cli import inspect, jobs, models, runs  # noqa: F401  (their commands are those of the group)
     from dkrr.cli.app import main
 except KeyboardInterrupt:  # Ctrl-C right at the start, which is no defect either
-    from dkrr.store.interruption import interrupted_error
+    from dkrr.errors import told
 
-    sys.stderr.write(f"error: {interrupted_error().message}\nhint: {interrupted_error().hint}\n")
-    sys.exit(interrupted_error().exit_code)
+    error = told(KeyboardInterrupt())
+    sys.stderr.write(f"error: {error.message}\nhint: {error.hint}\n")
+    sys.exit(error.exit_code)
 
 __all__ = ["main"]

@@ -3,94 +3,88 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
 
 from dkrr import errors
-from dkrr.cli.errors import Command
-from dkrr.cli.output import print_facts, print_json, print_table
-from dkrr.jobs.report.words import kernel_words, size
+from dkrr.cli.app import json_option, main, print_table, show
+from dkrr.markup import kernel_words, size
 
 if TYPE_CHECKING:
     from dkrr.engine.machine import MachineReport
     from dkrr.jobs.garbage import Garbage
 
-__all__ = ["doctor_command", "gc_command", "help_command", "info_command"]
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+__all__: list[str] = []
 
 
-@click.command("help", cls=Command)
+@main.command("help")
 @click.argument("topic", required=False, type=click.Choice(["job", "retrain", "exit-codes"]))
 @click.pass_context
 def help_command(context: click.Context, topic: str | None) -> None:
     """List the keys of a job file, those of RETRAIN.toml, or the exit codes; without a TOPIC the commands."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    def show(title: str, rows: Iterable[Iterable[object]], *headers: str) -> None:
-        table = Table(*headers, title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*(Text(str(cell)) for cell in row))
-        print_table(table)
-
     if topic is None:
         click.echo((context.parent or context).get_help())
     elif topic == "exit-codes":
-        show("exit codes", exit_codes(), "code", "error", "when")
+        _print_rows("exit codes", _exit_codes(), "code", "error", "when")
     else:
         from dkrr.jobs.retrain.spec import RetrainSpec
         from dkrr.jobs.spec import JobSpec
 
         for name, table in (JobSpec if topic == "job" else RetrainSpec).tables().items():
+            what = (table.__doc__ or "").partition("\n")[0].partition(": ")[2].replace("``", "")
             if name == "job":
                 click.echo("and the tables of a job: `dkrr help job` lists their keys")
-                continue
-            what = (table.__doc__ or "").partition("\n")[0].partition(": ")[2].replace("``", "")
-            show(f"[{name}]  {what}", table.described_keys(), "key", "values", "default", "means")
+            else:
+                _print_rows(f"[{name}]  {what}", table.described_keys(), "key", "values", "default", "means")
 
 
-def exit_codes() -> list[tuple[int, str, str]]:
+def _print_rows(title: str, rows: Iterable[Iterable[object]], *headers: str) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headers, title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    print_table(table)
+
+
+def _exit_codes() -> list[tuple[int, str, str]]:
     """Every exit code with the error that ends with it, and when that is raised."""
-    kinds = sorted((getattr(errors, name) for name in errors.__all__), key=lambda kind: (kind.exit_code, kind.__name__))
-    lines = [((kind.__doc__ or "").partition("\n")[0].removeprefix("Raised when "), kind) for kind in kinds]
+    kinds = [getattr(errors, name) for name in errors.__all__ if name != "DkrrError"]
+    rows = [
+        (kind.exit_code, kind.__name__, (kind.__doc__ or "").partition("\n")[0].removeprefix("Raised when "))
+        for kind in kinds
+    ]
     unforeseen = (errors.DkrrError.exit_code, "", "something unforeseen; --verbose shows the traceback")
-    listed = [(kind.exit_code, kind.__name__, line) for line, kind in lines if kind is not errors.DkrrError]
-    return [(0, "", "done"), unforeseen, *listed]
+    return [(0, "", "done"), unforeseen, *sorted(rows)]
 
 
-@click.command("info", cls=Command)
+@main.command("info")
 @click.argument("path")
 @click.option("--verify", "whole", is_flag=True, help="Read everything and compare it with its checksums.")
 @json_option
 def info_command(path: str, whole: bool, as_json: bool) -> None:
     """Say what PATH is (data set, model, Gram matrix, factor, run); with --verify, whether it is whole."""
-    from dkrr.errors import StoreError
     from dkrr.jobs.inspection import describe, verify
 
-    found = describe(path)
-    problems = verify(path) if whole else []
-    if as_json:
-        document = {"kind": found.kind, "path": found.path, **found.facts}
-        print_json({**document, "problems": problems} if whole else document)
-    else:
-        facts = {name: kernel_words(value) if name == "kernel" else value for name, value in found.facts.items()}
-        print_facts(facts.items(), title=f"{found.kind} {found.path}")
-        for problem in problems:
-            click.echo(f"  problem: {problem}")
-        if whole and not problems:
-            click.echo("  verified: everything is there and unchanged")
+    found, problems = describe(path), verify(path) if whole else []
+    document = {"kind": found.kind, "path": found.path, **found.facts} | ({"problems": problems} if whole else {})
+    facts = [(name, kernel_words(value) if name == "kernel" else value) for name, value in found.facts.items()]
+    show(as_json, document, facts, title=f"{found.kind} {found.path}")
+    lines = [f"problem: {problem}" for problem in problems] or ["verified: everything is there and unchanged"] * whole
+    for line in lines * (not as_json):
+        click.echo(f"  {line}")
     if problems:
-        raise StoreError(
+        raise errors.StoreError(
             f"{found.path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
             hint="delete what is damaged and start the job again, or restore it",
         )
 
 
-@click.command("gc", cls=Command)
+@main.command("gc")
 @click.argument("path", default="runs")
 @click.option("--runs", multiple=True, help="Another folder with runs or models that use the store; repeatable.")
 @click.option("--older-than", default=3600.0, metavar="SECONDS", help="Leave what changed later alone (default 3600).")
@@ -112,16 +106,16 @@ def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -
     items = look()
     for item in items:
         click.echo(f"{size(item.num_bytes):>10}  {item.location}  ({item.reason})")
-    total = sum(item.num_bytes for item in items)
+    total = size(sum(item.num_bytes for item in items))
     if not items:
         click.echo("nothing to delete")
-    elif yes or (sys.stdin.isatty() and click.confirm(f"delete {size(total)}?", err=True)):
+    elif yes or (sys.stdin.isatty() and click.confirm(f"delete {total}?", err=True)):
         freed, kept = delete_garbage(items, look)
         click.echo(f"deleted {size(freed)}")
         for item in kept:
             click.echo(f"      kept  {item.location}  ({item.reason})")
     else:
-        click.echo(f"{size(total)} can be deleted with --yes")
+        click.echo(f"{total} can be deleted with --yes")
 
 
 def _store(path: str) -> tuple[str, list[str]]:
@@ -138,7 +132,7 @@ def _store(path: str) -> tuple[str, list[str]]:
     return (join(path, "store") if "store" in children(path) else path), []
 
 
-@click.command("doctor", cls=Command)
+@main.command("doctor")
 @click.option("--env", is_flag=True, help="Print only what to export for workers that others start.")
 @click.option("--folder", default=".", type=click.Path(exists=True, file_okay=False), help="Where to measure the disk.")
 @json_option
@@ -150,34 +144,35 @@ def doctor_command(env: bool, folder: str, as_json: bool) -> None:
         click.echo("\n".join(environment_lines()))
         return
     from dkrr.engine.machine import machine_report
-    from dkrr.errors import NumericalError
 
     report = machine_report(folder)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        print_facts(_machine_facts(report))
+    show(as_json, report.to_dict(), _machine_facts(report))
     if report.self_test_failures:
-        raise NumericalError(
+        raise errors.NumericalError(
             f"BLAS computes wrong numbers here: {'; '.join(report.self_test_failures)}",
             hint="install another build of NumPy and SciPy, or unset OPENBLAS_CORETYPE",
         )
 
 
-def _machine_facts(report: MachineReport) -> Iterator[tuple[str, object]]:
-    yield "CPU", f"{report.cpu}, {report.num_cpus} usable, AVX-512 {'yes' if report.has_avx512 else 'no'}"
-    for library in report.blas:
-        kernel, threads = library.get("architecture") or "unknown", library.get("num_threads")
-        yield "BLAS", f"{library['internal_api']} {library.get('version')}, kernel {kernel}, {threads} threads here"
-    yield "self-test", "passed" if not report.self_test_failures else "FAILED"
-    yield "workers get", " ".join(f"{name}={value}" for name, value in sorted(report.worker_environment.items()))
+def _machine_facts(report: MachineReport) -> list[tuple[str, object]]:
     speed = report.speed
     double, single = speed.gemm_flops_per_second_float64 / 1e9, speed.gemm_flops_per_second_float32 / 1e9
-    yield "gemm, one thread", f"{double:.1f} GF/s float64, {single:.1f} GF/s float32"
-    yield "rbf, one thread", f"{speed.kernel_entry_seconds * 1e9:.2f} ns an entry (10 features)"
     free, total = size(report.free_memory_bytes), size(report.total_memory_bytes)
-    yield "memory", f"{free} free of {total}"
-    yield "disk", f"{size(report.free_disk_bytes)} free in {report.folder}"
     write, read = size(speed.disk_write_bytes_per_second), size(speed.disk_read_bytes_per_second)
-    yield "disk speed", f"write {write}/s, read {read}/s"
-    yield "versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    libraries = [
+        f"{item['internal_api']} {item.get('version')}, kernel {item.get('architecture') or 'unknown'}, "
+        f"{item.get('num_threads')} threads here"
+        for item in report.blas
+    ]
+    return [
+        ("CPU", f"{report.cpu}, {report.num_cpus} usable, AVX-512 {'yes' if report.has_avx512 else 'no'}"),
+        *(("BLAS", library) for library in libraries),
+        ("self-test", "passed" if not report.self_test_failures else "FAILED"),
+        ("workers get", " ".join(f"{name}={value}" for name, value in sorted(report.worker_environment.items()))),
+        ("gemm, one thread", f"{double:.1f} GF/s float64, {single:.1f} GF/s float32"),
+        ("rbf, one thread", f"{speed.kernel_entry_seconds * 1e9:.2f} ns an entry (10 features)"),
+        ("memory", f"{free} free of {total}"),
+        ("disk", f"{size(report.free_disk_bytes)} free in {report.folder}"),
+        ("disk speed", f"write {write}/s, read {read}/s"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())),
+    ]

@@ -2,9 +2,7 @@
 phase that is over.
 
 ``dkrr fit`` and ``dkrr status --watch`` show the same, the one from its own figures, the other from the status of the
-run. A :class:`ProgressDisplay` is the callback ``progress(phase, done, total, flops_done, flops_total)`` of the engine.
-A run that is driven here hands over a function that says how it stands (:meth:`ProgressDisplay.attach`); what predicts
-or searches has its phase alone.
+run.
 """
 
 from __future__ import annotations
@@ -12,18 +10,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Self
 
-import click
-
-from dkrr.cli.output import print_json
+from dkrr.cli.app import print_json
 
 if TYPE_CHECKING:
-    from dkrr.jobs.runs.status import Meter, Status, View, Watch
+    from dkrr.jobs.runs.status import Meter, Status, Watch
 
-__all__ = ["LiveBoard", "PhaseLines", "ProgressDisplay", "board", "watch_run"]
+__all__ = ["ProgressDisplay", "board", "watch_run"]
 
 SECONDS_BETWEEN_LINES = 10.0
 REFRESHES_PER_SECOND = 4
@@ -31,6 +26,9 @@ REFRESHES_PER_SECOND = 4
 
 class ProgressDisplay:
     """Shows the progress of a run while the ``with`` block lasts.
+
+    It is the callback ``progress(phase, done, total, flops_done, flops_total)`` of the engine. A run hands over a
+    function that says how it stands (:meth:`attach`); what predicts or searches has its phase alone.
 
     Parameters
     ----------
@@ -43,171 +41,131 @@ class ProgressDisplay:
     def __init__(self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream = stream if stream is not None else sys.stderr
         self.clock = clock
+        self._look: Callable[[], Status] | None = None
         self._meter: Meter | None = None
-        self._live: LiveBoard | None = None
-        self._source: Callable[[], Status] | None = None
-        self._lines = PhaseLines()
+        self._live: Any = None
+        self._phase = ""
+        self._told: dict[str, int] = {}
         self._last_line = clock()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tell()
+    def __exit__(self, *_: object) -> None:
+        self.tell()
+        self._stop()
+
+    def attach(self, look: Callable[[], Status], *, whole: bool = True) -> None:
+        """Show a run: ``look()`` says how it stands, from any thread, at any time; only its phase if not ``whole``."""
+        from dkrr.jobs.report.facts import live_facts, progress_words
+
+        def draw() -> Any:
+            status = look()
+            facts = live_facts(status) if whole else [("", progress_words(status))]
+            return board(status, facts, *console.size)
+
+        self._stop()
+        self._look, self._told = look, {}
+        if self.stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):  # lines can be drawn again
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self.stream, highlight=False)
+            # results are for whoever reads them, so stdout is left alone; warnings go above the board
+            self._live = Live(
+                console=console,
+                get_renderable=draw,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
+                redirect_stdout=False,
+            )
+            self._live.start()
+
+    def _stop(self) -> None:
+        """Take the board away; the lines stay."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def attach(self, source: Callable[[], Status]) -> None:
-        """Show a run: ``source()`` says how it stands, from any thread, at any time."""
-        from dkrr.jobs.runs.facts import live_facts
-        from dkrr.jobs.runs.status import View
-
-        def look() -> tuple[Status, list[tuple[str, str]]]:
-            status = source()
-            return status, list(live_facts(View(status, status.state)))
-
-        if self._live is not None:
-            self._live.stop()
-        self._source, self._lines = source, PhaseLines()
-        self._live = LiveBoard(self.stream, look) if _is_terminal(self.stream) else None
-
     def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
-        from dkrr.jobs.runs.facts import progress_words
+        from dkrr.jobs.report.facts import progress_words
         from dkrr.jobs.runs.status import Meter, Status
 
-        meter = self._meter = self._meter or Meter(Status(), self.clock)
-        if meter.is_new(phase, done):
-            meter.begin(phase, done, flops_done)
-            self._tell()
-        meter.read(phase, done, total, flops_done, flops_total)
-        if self._live is None and _is_terminal(self.stream):
-            self._live = LiveBoard(self.stream, lambda: (meter.status, [("", progress_words(meter.status))]))
-        if self._live is None and self.clock() - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = self.clock()
-            self._say(progress_words(meter.status))
+        if self._look is None:
+            self._meter = meter = Meter(Status(), self.clock)
+            self.attach(lambda: meter.status, whole=False)
+        if self._meter is not None:
+            self._meter.read(phase, done, total, flops_done, flops_total)
+        elif phase.partition(", ")[0] != self._phase:
+            self._phase = phase.partition(", ")[0]
+            self.tell()
+        if self._look is not None and self.is_due():
+            self.say(progress_words(self._look()))
 
-    def _tell(self) -> None:
+    def is_due(self, *, now: bool = False) -> bool:
+        """Whether it is time for a line, where there is no board; ``now`` is at any time."""
+        return self._live is None and (now or self.clock() - self._last_line >= SECONDS_BETWEEN_LINES)
+
+    def tell(self) -> None:
         """A line for each phase of a run that ended since the last time."""
-        for line in self._lines.new(self._source()) if self._source is not None else ():
-            if self._live is not None:
-                self._live.say(line)
-            else:
-                self._say(line)
+        from dkrr.jobs.report.facts import phase_words
 
-    def _say(self, line: str) -> None:
-        self.stream.write(line + "\n")
-        self.stream.flush()
-
-
-def _is_terminal(stream: IO[str]) -> bool:
-    """Whether lines can be drawn again."""
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-class PhaseLines:
-    """Each phase that is over, once: :meth:`new` gives the lines that were not there the last time."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-
-    def new(self, status: Status) -> Iterator[str]:
-        """Lines of phases that ended since, in their order."""
-        from dkrr.jobs.runs.facts import phase_words
-
-        for name, phase in sorted(status.phases.items(), key=lambda item: int(item[1].get("number", 0))):
+        phases = self._look().phases if self._look is not None and self._meter is None else {}
+        for name, phase in sorted(phases.items(), key=lambda item: int(item[1].get("number", 0))):
             times = int(phase.get("times", 1))
-            if times > self._seen.get(name, 0):
-                self._seen[name] = times
-                yield phase_words(name, phase)
+            if times > self._told.get(name, 0):
+                self._told[name] = times
+                self.say(phase_words(name, phase), last_line=self._last_line)
 
-
-class LiveBoard:
-    """Facts and a bar at the bottom of a terminal, drawn again four times a second; lines go above them.
-
-    Parameters
-    ----------
-    stream
-        A terminal.
-    look
-        The status, and what is to be said of it.
-    """
-
-    def __init__(self, stream: IO[str], look: Callable[[], tuple[Status, list[tuple[str, str]]]]) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._look = look
-        self._console = Console(file=stream, highlight=False)
-        self._live = Live(
-            console=self._console,
-            get_renderable=self._draw,
-            refresh_per_second=REFRESHES_PER_SECOND,
-            transient=True,
-            redirect_stdout=False,  # results are for whoever reads them; warnings go above the board
-        )
-        self._live.start()
-
-    def say(self, line: str) -> None:
-        """A line that stays."""
-        self._console.print(line, markup=False)
-
-    def stop(self) -> None:
-        """Take the board away; the lines stay."""
-        self._live.stop()
-
-    def _draw(self) -> Any:
-        return board(*self._look(), *self._console.size)
+    def say(self, line: str, *, last_line: float | None = None) -> None:
+        """A line that stays; it counts as the last one unless told otherwise."""
+        self._last_line = self.clock() if last_line is None else last_line
+        if self._live is not None:
+            self._live.console.print(line, markup=False)
+        else:
+            self.stream.write(line + "\n")
+            self.stream.flush()
 
 
 def board(status: Status, facts: list[tuple[str, str]], width: int, height: int) -> Any:
-    """Facts and the bar of a status as something that rich shows, at most ``width`` columns and ``height`` rows."""
+    """Facts and the bar of a run as something that rich shows, at most ``width`` columns and ``height`` rows."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
     facts = facts[: max(1, height - 1)]
     label = max(len(name) for name, _ in facts)
-    told = [
-        Text.assemble((f"{name:<{label}}  " if label else "", "dim"), value, no_wrap=True, overflow="ellipsis")
+    told: list[Any] = [
+        Text.assemble((f"{name:<{label}}  " if label else "", "dim"), value, no_wrap=True, overflow="crop")
         for name, value in facts
     ]
-    if not status.tasks_total or height < len(facts) + 2:
-        return Group(*told)
-    columns = min(60, max(10, width - 2))
-    return Group(*told, ProgressBar(total=status.tasks_total, completed=status.tasks_done, width=columns))
+    if status.tasks_total and height >= len(facts) + 2:
+        columns = min(60, max(10, width - 2))
+        told.append(ProgressBar(total=status.tasks_total, completed=status.tasks_done, width=columns))
+    return Group(*told)
 
 
-def watch_run(looks: Watch, seconds: float, *, as_json: bool = False) -> View:
-    """Show a run on stdout until it is over; the last view.
+def watch_run(looks: Watch, seconds: float, *, as_json: bool = False) -> Status:
+    """Show a run on stdout until it is over; how it ended.
 
     A terminal has the board. Elsewhere lines are printed: one for each phase that is over, one when state or phase
     change, and one in ten seconds. As JSON every look is a document.
     """
-    from dkrr.jobs.runs.facts import live_facts, sentence
+    from dkrr.jobs.report.facts import sentence
 
-    view = looks.look()
-    lines, shown, printed = PhaseLines(), ("", ""), 0.0
-    is_live = _is_terminal(sys.stdout) and not as_json
-    live = LiveBoard(sys.stdout, lambda: (view.status, list(live_facts(view)))) if is_live else None
-    say: Callable[[str], None] = click.echo if live is None else live.say
-    try:
+    status, shown = looks.look(), ("", "")
+    with ProgressDisplay(sys.stdout) as display:
+        if not as_json:
+            display.attach(lambda: status)
         while True:
-            now, what = time.monotonic(), (view.state, view.status.phase.partition(", ")[0])
+            what = (status.state, status.phase_name)
             if as_json:
-                print_json(view.to_dict())
+                print_json(status.to_dict())
             else:
-                for line in lines.new(view.status):
-                    say(line)
-                if live is None and (what != shown or now - printed >= SECONDS_BETWEEN_LINES):
-                    shown, printed = what, now
-                    click.echo(sentence(view))
-            if view.is_over:
-                return view
+                display.tell()
+                if display.is_due(now=what != shown):
+                    display.say(sentence(status))
+            if status.is_over:
+                return status
             time.sleep(seconds)
-            view = looks.look()
-    finally:
-        if live is not None:
-            live.stop()
+            status, shown = looks.look(), what

@@ -79,23 +79,13 @@ def _table(name: str, known: Iterable[str]) -> dict[str, Any]:
     """The table ``dkrr.NAME``; Dask takes dashes and underscores for the same."""
     import dask
 
-    found = dask.config.get("dkrr", None)
-    _check_table("dkrr", found, ("cluster", "timeouts"))
-    table = (found or {}).get(name)
-    _check_table(f"dkrr.{name}", table, known)
-    return {key.replace("-", "_"): value for key, value in (table or {}).items()}
-
-
-def _check_table(path: str, table: Any, known: Iterable[str]) -> None:
-    if table is None:
-        return
-    names = {key.replace("-", "_") for key in known}
-    if not isinstance(table, dict):
-        raise ParameterError(f"{path} is {table!r} {_WHERE}", hint=f"give a table with some of {_listed(names)}")
-    for key in table:
-        if str(key).replace("-", "_") not in names:
-            raise ParameterError(f"unknown key {path}.{key} {_WHERE}", hint=f"known: {_listed(names)}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(name.replace("_", "-") for name in names))
+    table: Any = {"dkrr": dask.config.get("dkrr", None)}
+    for path, part, names in (("dkrr", "dkrr", {"cluster", "timeouts"}), (f"dkrr.{name}", name, {*known})):
+        table = table.get(part) or {}
+        listed = ", ".join(sorted(each.replace("_", "-") for each in names))
+        if not isinstance(table, dict):
+            raise ParameterError(f"{path} is {table!r} {_WHERE}", hint=f"give a table with some of {listed}")
+        for key in table:
+            if str(key).replace("_", "-") not in listed.split(", "):
+                raise ParameterError(f"unknown key {path}.{key} {_WHERE}", hint=f"known: {listed}")
+    return {key.replace("-", "_"): value for key, value in table.items()}

@@ -561,15 +561,19 @@ def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate
 
     ``problem`` has an alpha for each of k values of C, and all of their columns as targets. Decomposition: 2 n^2
     entries of K for all t columns; Newton: 12 n^2 t. In the driver: the rows k + 1 times, 6 t + 20
-    vectors, and blocks of at most 6,000 rows: three of a working set, two of Newton's systems, which have 256 MiB for a
-    preconditioner where there are more rows. A worker holds what predictions need.
+    vectors, and blocks of at most 6,000 rows: a working set and a factor for each column that a thread is at, two of
+    Newton's systems, which have 256 MiB for a preconditioner where there are more rows. A worker
+    holds what predictions need.
     """
     n, d, t, k = problem.num_rows, problem.num_features, problem.num_targets, len(problem.alpha)
     is_newton = solver == "newton"
     entries = n * n * (NEWTON_PRODUCTS * t if is_newton else DECOMPOSITION_PASSES)
     seconds = entries * machine.entry("float64", 1 if is_newton else t)
+    sets = min(t, machine.threads)
     blocks = (
-        2 * 8 * min(n, MAX_DENSE) ** 2 + MAX_BYTES * (n > MAX_DENSE) if is_newton else 3 * 8 * min(n, MAX_FREE) ** 2
+        2 * 8 * min(n, MAX_DENSE) ** 2 + MAX_BYTES * (n > MAX_DENSE)
+        if is_newton
+        else 2 * 8 * sets * min(n, MAX_FREE) ** 2
     )
     compiled = is_compiled(problem.kernel, BLOCK_ROWS, d)
     predicted = product_task_bytes(BLOCK_ROWS, t, d, compiled=compiled)

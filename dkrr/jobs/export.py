@@ -24,7 +24,7 @@ from dkrr.dataset import RowArray
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources import Table
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import utc_now
 from dkrr.store.documents import content_digest
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (

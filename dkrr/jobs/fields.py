@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from dask.utils import parse_bytes
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from dkrr.store.files import is_url, parse_address
+from dkrr.store.files import is_url
+from dkrr.store.objects import parse_address
 
 __all__ = [
     "Alpha",

@@ -43,7 +43,6 @@ from dkrr.linalg.catalogue import recorded_models
 from dkrr.linalg.factor.schedule import factor_of_scratch
 from dkrr.store.files import (
     USERS,
-    Entry,
     children,
     delete_key,
     is_below,
@@ -59,6 +58,7 @@ from dkrr.store.files import (
     users_of,
 )
 from dkrr.store.lease import hold_lock
+from dkrr.store.objects import Entry
 
 __all__ = ["Garbage", "delete_garbage", "find_garbage"]
 

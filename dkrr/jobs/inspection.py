@@ -16,8 +16,8 @@ import numpy as np
 from dkrr.errors import DkrrError, StoreError
 from dkrr.jobs.registry import ALIASES, read_aliases
 from dkrr.jobs.registry.versions import VERSIONS, check_version, list_versions
+from dkrr.jobs.report.facts import result_facts
 from dkrr.jobs.runs.directory import RunDirectory, run_kind
-from dkrr.jobs.runs.facts import result_facts
 from dkrr.jobs.runs.status import look_once
 from dkrr.store.files import arrays_below, is_url, join, list_keys, parent_of, read_json
 

@@ -38,11 +38,11 @@ from dkrr.jobs.loss_fit import check_loss_targets, num_loss_columns
 from dkrr.jobs.loss_spec import parameters_of, path_of
 from dkrr.jobs.planned import Plan
 from dkrr.jobs.prepare import Prepared, prepare
-from dkrr.jobs.report.words import size
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
+from dkrr.markup import size
 from dkrr.models.tiled import loss_solver, usable_rows
 from dkrr.store.files import arrays_below, is_url, read_json
 from dkrr.tiles import TileGrid, TileMatrix

@@ -33,8 +33,8 @@ from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
 from dkrr.jobs.fields import is_data_file
 from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
-from dkrr.store.files import file_state, is_url, name_of, parent_of, parse_address, place, read_json
-from dkrr.store.objects import find_object, list_objects
+from dkrr.store.files import file_state, is_url, list_entries, name_of, parent_of, place, read_json
+from dkrr.store.objects import find_object, parse_address
 
 __all__ = ["Prepared", "changed_since", "check_columns", "has_changed", "open_data", "prepare"]
 
@@ -85,7 +85,7 @@ def _source_state(path: str) -> Any:
 def _objects_state(url: str) -> Any:
     """The address without settings, and the ETags of what is there: a file, or the files below it."""
     address, found = parse_address(url), find_object(parent_of(url), name_of(url))
-    objects = [found] if found is not None else [item for item in list_objects(url) if is_visible(item.key)]
+    objects = [found] if found is not None else [item for item in list_entries(url) if is_visible(item.key)]
     return [address.bucket, address.key, [(item.key, item.num_bytes, item.version) for item in objects]]
 
 

@@ -23,8 +23,7 @@ from dkrr.jobs.leave_one_out import wants_leave_one_out
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.monitor import Monitor
-from dkrr.jobs.runs.session import driving
+from dkrr.jobs.runs.monitor import Monitor, driving
 from dkrr.jobs.solve import solve_and_save
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.summary import FitSummary, peaks

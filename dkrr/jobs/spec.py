@@ -44,7 +44,8 @@ from dkrr.jobs.kernel_table import KernelParameters, KernelTable, Table, kernel_
 from dkrr.jobs.mistakes import nearest
 from dkrr.jobs.tune_spec import TuneSpec
 from dkrr.kernels import Kernel
-from dkrr.store.files import StorageSettings, is_url, join, parent_of, with_settings, without_settings
+from dkrr.store.files import is_url, join, parent_of, with_settings, without_settings
+from dkrr.store.objects import StorageSettings
 
 __all__ = [
     "ClusterSpec",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dkrr.jobs.report.words import kernel_words, loss_words, reasons_of, size
+from dkrr.markup import kernel_words, loss_words, reasons_of, size
 from dkrr.store.files import join
 
 if TYPE_CHECKING:

@@ -127,6 +127,24 @@ def kernel_product(
     _compiled(packed, v, out, v, out, triangle=True)
 
 
+def kernel_block(
+    kernel: Kernel, a: FloatMatrix, b: FloatMatrix, out: FloatMatrix, *, same: bool = False
+) -> FloatMatrix:
+    """out (m, n) = k(A, B) in float64, its entries those of :func:`kernel_product`."""
+    form, packed = compiled_form(kernel), None
+    if form is not None and worth_compiling(form, len(b), b.shape[1]):
+        packed = pack(form, a, b, np.dtype(np.float64), same=same)
+    if packed is None:
+        kernel.block(a, b, out, same=same)
+        return out
+    from dkrr.kernels.compiled import fill_function
+
+    fill_function(packed.kind, packed.width)(*packed.sides, out, packed.factor, 0, 0)
+    if same:
+        np.einsum("ii->i", out)[...] = kernel.diag(a)
+    return out
+
+
 def _compiled(
     packed: Packed,
     v: FloatMatrix,

@@ -27,7 +27,7 @@ from dkrr.dataset import Scaling
 from dkrr.dataset.sources.table import to_floats
 from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.linalg.catalogue import WantedFactor, open_factor
+from dkrr.linalg.catalogue import open_factor
 from dkrr.linalg.inference.leave_one_out import IntervalMethod, LeaveOneOut, Quantiles, check_coverage, check_method
 from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
@@ -223,7 +223,7 @@ def _find_factors(
     try:
         return [
             open_factor(
-                WantedFactor(
+                dict(
                     kernel=model.kernel.to_dict(),
                     center=None if model.center is None else model.center.tolist(),
                     n=n,

@@ -3,19 +3,14 @@
 Everything dkrr keeps on disk is a Zarr format 3 array of little-endian floats whose chunks are the raw C-order values
 followed by four bytes of crc32c. Zarr's own reader returns the fill value for a chunk that is missing; here a missing,
 short or damaged chunk raises :class:`~dkrr.errors.DamagedChunkError`. On a local file system a chunk is memory-mapped
-(no copy) and verified; elsewhere it is fetched by its key, into memory that is used again. Any Zarr reader can open the
-same arrays.
-
-Cost: a read is one pass of crc32c over the chunk (about 25 GB/s); a write is one crc32c pass, one temporary file and
-one rename.
-
-Memory for chunks on their way from a store, used again and again.
-
-A fresh buffer of 32 MiB costs eight thousand page faults; a factorisation reads thousands of tiles of one size. A
-buffer goes back when nobody refers to it any more, so its content may be handed out as an array and forgotten.
+(no copy) and verified; elsewhere it is fetched by its key, into memory that is used again: a fresh buffer of 32 MiB
+costs eight thousand page faults. Any Zarr reader can open the same arrays.
 
 What a process keeps between tasks, here and elsewhere, it gives back when it is told to (:func:`release`): workers that
 others run are told at the end of a fit.
+
+Cost: a read is one pass of crc32c over the chunk (about 25 GB/s); a write is one crc32c pass, one temporary file and
+one rename.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,30 +36,43 @@ from dkrr.store.documents import create_json
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     delete_key,
+    is_url,
     join,
     key_size,
     list_entries,
-    local_root,
     read_json,
     sync_folder,
-    write_json,
     write_key,
 )
 from dkrr.store.interruption import check_cancelled
 from dkrr.store.objects import fetch
 
-__all__ = [
-    "ChunkArray",
-    "FloatArray",
-    "lend",
-    "on_release",
-    "release",
-]
-
 FloatArray = NDArray[np.floating[Any]]
 
 CRC_BYTES = 4
+_FOREIGN = "only arrays written by dkrr are read; ingest others first"
 _DTYPES: dict[str, np.dtype[Any]] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4")}
+
+
+def check_same(location: str, there: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse an array or group that exists with other parameters than are wanted.
+
+    Raises
+    ------
+    StoreMismatchError
+        Lists the differing fields.
+    """
+    differing = [
+        f"{name}: {there.get(name)!r} there, {wanted.get(name)!r} wanted"
+        for name in sorted(there.keys() | wanted.keys())
+        if there.get(name) != wanted.get(name)
+    ]
+    if differing:
+        raise StoreMismatchError(
+            f"{location} exists with other parameters ({'; '.join(differing)})",
+            hint="choose another store or remove it",
+            fields=differing,
+        )
 
 
 @dataclass(frozen=True)
@@ -106,39 +115,14 @@ class ChunkArray:
         StoreMismatchError
             An array exists there and differs; the message lists the differing fields.
         """
-        wanted = cls(str(store), path, tuple(map(int, shape)), tuple(map(int, chunks)), dtype)
-        wanted_attributes = json.loads(json.dumps(attributes or {}))
-        document = wanted._document(wanted_attributes)
-        found = read_json(wanted.store, wanted._key("zarr.json"))
-        if found is None:
-            if local_root(wanted.store) is None:
-                write_json(wanted.store, wanted._key("zarr.json"), document)
-                return wanted
-            if create_json(wanted.store, wanted._key("zarr.json"), document) is not None:
-                return wanted
-            found = read_json(wanted.store, wanted._key("zarr.json")) or {}  # another process was first
-        existing = cls.open(store, path)
-        differing = [
-            f"{name}: {old!r} there, {new!r} wanted"
-            for name, old, new in (
-                ("shape", existing.shape, wanted.shape),
-                ("chunks", existing.chunks, wanted.chunks),
-                ("dtype", existing.dtype, wanted.dtype),
-            )
-            if old != new
-        ]
-        old_attributes = found.get("attributes", {})
-        for name in sorted(set(old_attributes) | set(wanted_attributes)):
-            old, new = old_attributes.get(name), wanted_attributes.get(name)
-            if old != new:
-                differing.append(f"{name}: {old!r} there, {new!r} wanted")
-        if differing:
-            raise StoreMismatchError(
-                f"{wanted.location} exists with other parameters ({'; '.join(differing)})",
-                hint="choose another store or remove it",
-                fields=differing,
-            )
-        return wanted
+        array = cls(str(store), path, tuple(map(int, shape)), tuple(map(int, chunks)), dtype)
+        wanted = json.loads(json.dumps(attributes or {}))
+        key = array._key("zarr.json")
+        is_new = read_json(array.store, key) is None
+        if not is_new or create_json(array.store, key, array._document(wanted)) is None:  # another process was first
+            there = cls.open(store, path)
+            check_same(array.location, there._facts(there.attributes), array._facts(wanted))
+        return array
 
     @classmethod
     def open(cls, store: Any, path: str = "") -> ChunkArray:
@@ -150,12 +134,11 @@ class ChunkArray:
             Nothing there, another Zarr format, or a data type or codec that dkrr does not write.
         """
         array = cls(str(store), path, (), (), "float64")
-        document = read_json(array.store, array._key("zarr.json"))
-        where = array.location
+        document, where = read_json(array.store, array._key("zarr.json")), array.location
         if document is None:
             raise StoreError(f"{where} does not hold a Zarr format 3 array (no zarr.json)", hint="check the path")
         if not isinstance(document, dict) or document.get("zarr_format") != 3 or document.get("node_type") != "array":
-            raise StoreError(f"{where} is not a Zarr format 3 array", hint="only arrays written by dkrr are read")
+            raise StoreError(f"{where} is not a Zarr format 3 array", hint=_FOREIGN)
         dtype = document.get("data_type")
         if dtype not in _DTYPES:
             raise StoreError(f"{where} has data type {dtype!r}; float64 or float32 expected", hint="ingest it first")
@@ -165,15 +148,11 @@ class ChunkArray:
         except (KeyError, TypeError, ValueError) as exc:
             raise StoreError(f"{where} has unreadable metadata ({exc!r})", hint="restore or remove it") from exc
         opened = cls(array.store, path, shape, chunks, dtype)
-        expected = opened._document(document.get("attributes", {}))
-        for name in ("codecs", "chunk_grid", "chunk_key_encoding", "fill_value"):
-            if document.get(name) != expected[name]:
-                raise StoreError(
-                    f"{where} has {name} {document.get(name)!r}; {expected[name]!r} expected",
-                    hint="only arrays written by dkrr are read; ingest others first",
-                )
         if document.get("storage_transformers"):
-            raise StoreError(f"{where} uses storage transformers", hint="only arrays written by dkrr are read")
+            raise StoreError(f"{where} uses storage transformers", hint=_FOREIGN)
+        for name, expected in opened._document(document.get("attributes", {})).items():
+            if document.get(name, {}) != expected:
+                raise StoreError(f"{where} has {name} {document.get(name)!r}; {expected!r} expected", hint=_FOREIGN)
         return opened
 
     @property
@@ -262,34 +241,23 @@ class ChunkArray:
         """The bytes of a chunk with its checksum, which has not been compared, and its values."""
         check_cancelled()
         failpoint("chunk.before_read")
-        root = local_root(self.store)
-        data: Any
-        if root is not None:
-            try:
-                with open(root / self.chunk_key(index), "rb", buffering=0) as file:
-                    size = os.fstat(file.fileno()).st_size
-                    if size != self.chunk_bytes + CRC_BYTES:
-                        raise self._damaged(index, f"{size} bytes, {self.chunk_bytes + CRC_BYTES} expected")
-                    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-                    data = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
-            except (FileNotFoundError, NotADirectoryError):
-                raise self._damaged(index, "missing") from None
+        expected, data = self.chunk_bytes + CRC_BYTES, None
+        if is_url(self.store):
+            size, data = fetch(self.store, self.chunk_key(index), expected, lend) or (None, None)
         else:
-            data = self._fetch_by_key(index)
-        count = math.prod(self.chunks)
-        block = np.frombuffer(data, dtype=self.numpy_dtype, count=count).reshape(self.chunks)
+            try:
+                with open(os.path.join(self.store, self.chunk_key(index)), "rb", buffering=0) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    if size == expected:
+                        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+                        data = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
+            except (FileNotFoundError, NotADirectoryError):
+                size = None
+        if data is None:
+            raise self._damaged(index, "missing" if size is None else f"{size} bytes, {expected} expected")
+        block = np.frombuffer(data, dtype=self.numpy_dtype, count=math.prod(self.chunks)).reshape(self.chunks)
         block.flags.writeable = False
         return memoryview(data).cast("B"), block
-
-    def _fetch_by_key(self, index: Sequence[int]) -> Any:
-        """A whole object."""
-        num_bytes = self.chunk_bytes + CRC_BYTES
-        found = fetch(self.store, self.chunk_key(index), num_bytes, lend)
-        if found is None:
-            raise self._damaged(index, "missing")
-        if found[0] != num_bytes:
-            raise self._damaged(index, f"{found[0]} bytes, {num_bytes} expected")
-        return found[1]
 
     def _verify(self, index: Sequence[int], data: memoryview, found: int) -> None:
         stored = int.from_bytes(data[self.chunk_bytes :], "little")
@@ -312,9 +280,8 @@ class ChunkArray:
 
     def sync(self) -> None:
         """Make all chunks durable on a local file system; nothing elsewhere."""
-        root = local_root(self.store)
-        if root is not None:
-            sync_folder(root / self.path)
+        if not is_url(self.store):
+            sync_folder(Path(self.location))
 
     def _key(self, name: str) -> str:
         return f"{self.path}/{name}" if self.path else name
@@ -339,6 +306,9 @@ class ChunkArray:
         except (StoreError, OSError):
             return False
         return (there.chunks, there.dtype) != (self.chunks, self.dtype)
+
+    def _facts(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        return {**attributes, "shape": self.shape, "chunks": self.chunks, "dtype": self.dtype}
 
     def _document(self, attributes: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -381,13 +351,13 @@ def lend(num_bytes: int) -> Any:
     storage = None
     for _ in range(len(_free)):
         try:
-            candidate = _free.popleft()
+            storage = _free.popleft()
         except IndexError:  # another thread was first
             break
-        if candidate.size == num_bytes:
-            storage = candidate
+        if storage.size == num_bytes:
             break
-        _free.append(candidate)
+        _free.append(storage)
+        storage = None
     if storage is None:
         storage = np.empty(num_bytes, dtype=np.uint8)
     buffer: Any = storage

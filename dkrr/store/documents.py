@@ -1,19 +1,19 @@
-"""Compare and swap on small JSON documents: what locks, leases, pointers and aliases are made of.
+"""Documents that only one writer gets to write: created once, or swapped while nobody else has; and manifests.
 
     held = read_versioned(place, "driver.json")
     if held is None: version = create_json(place, "driver.json", {...})
     else:            version = swap_json(place, "driver.json", {...}, held.version)
     # None: somebody else was faster
 
-On a local file system creation is a hard link, which never replaces, and a swap compares under a lock of the document
-(flock); where there are no hard links, a creation looks under a lock of the folder. What cannot be locked is refused.
-On an object store both are conditional puts (If-None-Match, If-Match); a store that takes a condition and ignores it
-would give a lock to everybody, so each is tried out once, before the first use, and refused when it does not keep its
-word.
+Locks, leases, pointers and aliases are made of them. On a local file system creation is a hard link, which never
+replaces, and a swap compares under a lock of the document (flock); where there are no hard links, a creation looks
+under a lock of the folder. What cannot be locked is refused. On an object store both are conditional puts
+(If-None-Match, If-Match); a store that takes a condition and ignores it would give a lock to everybody, so each is
+tried out once, before the first use, and refused when it does not keep its word.
 
 A document must hold something that no other writer writes (a token): where an answer was lost, it tells whose it is.
 
-Manifest: SHA-256 of every key of a saved group, so that a missing, extra or changed key is found at load.
+A manifest is the SHA-256 of every key of a saved group, so that a missing, extra or changed key is found at load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,8 @@ from dkrr.store.files import (
     json_bytes,
     key_size,
     list_keys,
-    local_root,
     name_of,
     parent_of,
-    parse_address,
     parse_json,
     read_json,
     read_key,
@@ -49,23 +46,11 @@ from dkrr.store.files import (
     write_json,
 )
 from dkrr.store.interruption import check_fence
-from dkrr.store.objects import delete_objects, put_if, read_object
+from dkrr.store.objects import delete_objects, parse_address, put_if, read_object
 
-__all__ = [
-    "MANIFEST",
-    "Versioned",
-    "check_conditions",
-    "check_manifest",
-    "content_digest",
-    "create_bytes",
-    "create_json",
-    "discard_json",
-    "manifest_digest",
-    "read_versioned",
-    "refuse_links",
-    "swap_json",
-    "write_manifest",
-]
+MANIFEST = "manifest.json"
+# buckets that are known to keep their word, with the settings they were asked with
+_HONOURED: set[Any] = set()
 
 
 @dataclass(frozen=True)
@@ -87,11 +72,8 @@ def read_versioned(location: Any, key: str) -> Versioned | None:
     if is_url(location):
         found = read_object(location, key)
         return None if found is None else Versioned(parse_json(found[0], location, key), found[1])
-    try:
-        data = (Path(location) / key).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return Versioned(parse_json(data, location, key), _digest(data))
+    data = read_key(location, key)
+    return None if data is None else Versioned(parse_json(data, location, key), _digest(data))
 
 
 def create_json(location: Any, key: str, value: Any, *, durable: bool = False) -> str | None:
@@ -108,9 +90,7 @@ def create_json(location: Any, key: str, value: Any, *, durable: bool = False) -
 def create_bytes(location: Any, key: str, data: bytes, *, durable: bool = False) -> str | None:
     """Create anything whole, see :func:`create_json`; ``data`` must be what no other writer writes, or writes too."""
     if is_url(location):
-        check_conditions(location)
-        check_fence()
-        return put_if(location, key, data, None)
+        return _put_if(location, key, data, None)
     path = Path(location) / key
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
@@ -147,7 +127,8 @@ def _name_once(draft: Path, path: Path) -> bool:
 def swap_json(location: Any, key: str, value: Any, version: str, *, durable: bool = False) -> str | None:
     """Replace a document that still has this version; its new version, None when it has another one or is gone.
 
-    ``durable`` as in :func:`dkrr.store.files.write_key`.
+    ``value`` None removes it, "" being its version then, from a local folder; object stores have no removal under a
+    condition. ``durable`` as in :func:`dkrr.store.files.write_key`.
 
     Raises
     ------
@@ -156,28 +137,22 @@ def swap_json(location: Any, key: str, value: Any, version: str, *, durable: boo
     """
     data = json_bytes(value)
     if is_url(location):
-        check_conditions(location)
-        check_fence()
-        return put_if(location, key, data, version)
-    path = Path(location) / key
-    with _exclusive(path):
-        if _version_of(path) != version:
+        return _put_if(location, key, data, version)
+    with _exclusive(Path(location) / key) as path:
+        there = read_versioned(location, key)
+        if there is None or there.version != version:
             return None
+        if value is None:
+            path.unlink()
+            return ""
         write_file(path, data, durable=durable)
     return _digest(data)
 
 
-def discard_json(location: Any, key: str, version: str) -> bool:
-    """Remove a document of a local folder that still has this version; whether it did.
-
-    Object stores have no removal under a condition: swap in a document that says so instead.
-    """
-    path = Path(location) / key
-    with _exclusive(path):
-        if _version_of(path) != version:
-            return False
-        path.unlink()
-    return True
+def _put_if(location: str, key: str, data: bytes, version: str | None) -> str | None:
+    check_conditions(location)
+    check_fence()
+    return put_if(location, key, data, version)
 
 
 def check_conditions(location: str) -> None:
@@ -191,10 +166,10 @@ def check_conditions(location: str) -> None:
     StoreError
         It does not, and nothing there could be locked; or it cannot be written.
     """
+    name = f".dkrr-probe-{uuid.uuid4().hex}"
     if not is_url(location):
-        folder = Path(location)
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".dkrr-probe-{uuid.uuid4().hex}.partial"
+        probe = Path(location) / f"{name}.partial"
+        probe.parent.mkdir(parents=True, exist_ok=True)
         try:
             probe.touch()
             with _exclusive(probe):
@@ -202,58 +177,34 @@ def check_conditions(location: str) -> None:
         finally:
             probe.unlink(missing_ok=True)
     address = parse_address(location)
-    _probe(address.bucket, address.settings, location)
-
-
-@lru_cache(maxsize=32)
-def _honoured(bucket: str, settings: Any) -> list[bool]:
-    return []
-
-
-def _probe(bucket: str, settings: Any, location: str) -> None:
-    known = _honoured(bucket, settings)
-    if known:
+    if (address.bucket, address.settings) in _HONOURED:
         return
-    key = f".dkrr-probe-{uuid.uuid4().hex}"
     try:
-        first = put_if(location, key, b"1", None)
-        again = put_if(location, key, b"2", None)
-        stale = put_if(location, key, b"3", '"00000000000000000000000000000000"')
-        fresh = None if first is None else put_if(location, key, b"4", first)
+        first = put_if(location, name, b"1", None)
+        is_kept = {
+            "If-None-Match refuses a new object": first is not None,
+            "If-None-Match is ignored": put_if(location, name, b"2", None) is None,
+            "If-Match is ignored": put_if(location, name, b"3", '"00000000000000000000000000000000"') is None,
+            "If-Match refuses the right version": first is not None and put_if(location, name, b"4", first) is not None,
+        }
     finally:
         with contextlib.suppress(StoreError):  # must not hide another
-            delete_objects(location, [key])
-    broken = [
-        what
-        for what, wrong in (
-            ("If-None-Match refuses a new object", first is None),
-            ("If-None-Match is ignored", again is not None),
-            ("If-Match is ignored", stale is not None),
-            ("If-Match refuses the right version", fresh is None),
-        )
-        if wrong
-    ]
+            delete_objects(location, "", [name])
+    broken = [what for what, kept in is_kept.items() if not kept]
     if broken:
         raise StoreError(
             f"{parent_of(location)} does not honour conditional puts ({'; '.join(broken)})",
             hint="nothing can be locked there: use a store that does (Amazon S3, MinIO, R2, Ceph), or a local path",
         )
-    known.append(True)
+    _HONOURED.add((address.bucket, address.settings))
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _version_of(path: Path) -> str | None:
-    try:
-        return _digest(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 @contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
+def _exclusive(path: Path) -> Iterator[Path]:
     """One process at a time replaces what is at ``path``, which itself is locked, so that no file is left behind.
 
     Whoever waited may have locked what was replaced meanwhile, and looks again. Where nothing is, nothing is locked.
@@ -263,8 +214,11 @@ def _exclusive(path: Path) -> Iterator[None]:
     StoreError
         The file system has no locks: of two processes that compare and then replace both could be the first.
     """
-    while (descriptor := _open(path)) is not None:
-        try:
+    while True:
+        with _opened(path) as descriptor:
+            if descriptor is None:
+                yield path
+                return
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError as exc:
@@ -273,43 +227,30 @@ def _exclusive(path: Path) -> Iterator[None]:
                     hint="mount it with locks (NFS: lockd on both sides, no option nolock), or choose a folder on "
                     "another disk or an s3:// address",
                 ) from exc
-            if not _is_at(descriptor, path):
-                continue
-            yield
-            return
-        finally:
-            os.close(descriptor)
-    yield
+            # it is opened again, for a look at the name alone may be an old answer
+            with _opened(path) as there:
+                is_same = there is not None and os.path.sameopenfile(descriptor, there)
+            if is_same:
+                yield path
+                return
 
 
-def _open(path: Path) -> int | None:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
     """A descriptor that can be locked: NFS wants one that can be written; None where nothing is."""
     try:
-        try:
-            return os.open(path, os.O_RDWR)
-        except (IsADirectoryError, PermissionError):
-            return os.open(path, os.O_RDONLY)
+        is_written = os.access(path, os.W_OK) and not path.is_dir()
+        descriptor = os.open(path, os.O_RDWR if is_written else os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file still has this name; it is opened, for a look at the name alone may be an old answer."""
-    there = _open(path)
-    if there is None:
-        return False
+        yield None
+        return
     try:
-        return os.path.sameopenfile(descriptor, there)
+        yield descriptor
     finally:
-        os.close(there)
+        os.close(descriptor)
 
 
-MANIFEST = "manifest.json"
-
-
-def _keys(store: Any) -> list[str]:
-    refuse_links(store)
-    return list_keys(store)
+# --- manifests --------------------------------------------------------------------------------------------------------
 
 
 def refuse_links(store: Any) -> None:
@@ -320,38 +261,32 @@ def refuse_links(store: Any) -> None:
     StoreError
         Names the link.
     """
-    root = local_root(store)
-    for folder, folders, names in os.walk(root) if root is not None else ():
+    for folder, folders, names in () if is_url(store) else os.walk(store):
         for name in [*folders, *names]:
             path = os.path.join(folder, name)
             if os.path.islink(path):
                 raise StoreError(f"{path} is a symbolic link", hint="copy what it points to; links are not followed")
 
 
+def _key_digests(store: Any) -> dict[str, str]:
+    """SHA-256 of every key of a group but its manifest."""
+    refuse_links(store)
+    return {key: _key_digest(store, key) for key in list_keys(store) if key != MANIFEST}
+
+
 def _key_digest(store: Any, key: str) -> str:
-    sha = hashlib.sha256()
-    for part in _parts(store, key):
-        sha.update(part)
-    return sha.hexdigest()
-
-
-def _parts(store: Any, key: str) -> Iterator[bytes]:
-    root = local_root(store)
-    if root is None:
-        yield read_key(store, key) or b""
-        return
-    with open(root / key, "rb") as file:
-        while part := file.read(2**20):
-            yield part
+    if is_url(store):
+        return _digest(read_key(store, key) or b"")
+    with open(os.path.join(store, key), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_digest(location: str) -> str | None:
     """SHA-256 of a file or object, or of all that is in a folder; None where nothing is, and of a link what it says."""
     if not is_url(location) and os.path.islink(location):
         return f"a link to {os.readlink(location)}"
-    if keys := _keys(location):
-        digests = {key: _key_digest(location, key) for key in keys}
-        return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    if digests := _key_digests(location):
+        return _digest(json.dumps(digests, sort_keys=True).encode())
     if not is_url(location) and os.path.isdir(location):
         return "an empty folder"
     folder, name = parent_of(location), name_of(location)
@@ -360,7 +295,14 @@ def content_digest(location: str) -> str | None:
 
 def write_manifest(store: Any) -> None:
     """Write the manifest; the last key of a saved group."""
-    write_json(store, MANIFEST, {key: _key_digest(store, key) for key in _keys(store) if key != MANIFEST})
+    write_json(store, MANIFEST, _key_digests(store))
+
+
+def _manifest(store: Any) -> dict[str, str]:
+    manifest = read_json(store, MANIFEST)
+    if not isinstance(manifest, dict):
+        raise StoreError(f"{store} has no {MANIFEST}", hint="it was not written completely; save it again")
+    return manifest
 
 
 def manifest_digest(store: Any) -> str:
@@ -371,10 +313,7 @@ def manifest_digest(store: Any) -> str:
     StoreError
         There is no manifest.
     """
-    manifest = read_json(store, MANIFEST)
-    if not isinstance(manifest, dict):
-        raise StoreError(f"{store} has no {MANIFEST}", hint="it was not written completely; save it again")
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return _digest(json.dumps(_manifest(store), sort_keys=True).encode())
 
 
 def check_manifest(store: Any) -> None:
@@ -385,19 +324,15 @@ def check_manifest(store: Any) -> None:
     StoreError
         Names the first key that is missing, extra or different, with what was expected and found.
     """
-    manifest = read_json(store, MANIFEST)
-    if not isinstance(manifest, dict):
-        raise StoreError(f"{store} has no {MANIFEST}", hint="it was not written completely; save it again")
-    keys = {key for key in _keys(store) if key != MANIFEST}
-    for key in sorted(manifest.keys() - keys):
-        raise StoreError(f"{key} of {store} is missing", hint="restore it, or fit again", key=key)
-    for key in sorted(keys - manifest.keys()):
-        raise StoreError(f"{key} of {store} is not in its manifest", hint="remove it, or save the model again", key=key)
-    for key, expected in manifest.items():
-        found = _key_digest(store, key)
-        if found != expected:
+    expected, found = _manifest(store), _key_digests(store)
+    for key in sorted(expected | found):
+        if key not in found:
+            raise StoreError(f"{key} of {store} is missing", hint="restore it, or fit again", key=key)
+        if key not in expected:
+            raise StoreError(f"{key} of {store} is not in its manifest", hint="remove it, or save it again", key=key)
+        if found[key] != expected[key]:
             raise StoreError(
-                f"{key} of {store} is damaged (SHA-256 {found[:12]}, {expected[:12]} expected)",
+                f"{key} of {store} is damaged (SHA-256 {found[key][:12]}, {expected[key][:12]} expected)",
                 hint="restore it, or fit again",
                 key=key,
             )

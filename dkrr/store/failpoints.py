@@ -23,63 +23,42 @@ import errno
 import logging
 import os
 import random
+import re
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Failpoints", "failpoint"]
-
 _LOG = logging.getLogger("dkrr.failpoints")
 _ERRNOS = {"eio": errno.EIO, "enospc": errno.ENOSPC, "estale": errno.ESTALE}
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
-_ON_ARRAYS = {"nan", "bitflip"}
-_ACTIONS = sorted([*_ERRNOS, *_SIGNALS, *_ON_ARRAYS, "memoryerror", "sleep=SECONDS"])
-_GRAMMAR = "'seed=7;site:probability:action' or 'site:@3:action' expected"
+_ACTIONS = ("bitflip", *_ERRNOS, "memoryerror", "nan", *_SIGNALS)
+_RULE = re.compile(
+    rf"(?P<site>[^:\s]+):(?:@(?P<visit>[1-9]\d*)|(?P<probability>0|1(?:\.0)?|0?\.\d+|\de-\d+)):"
+    rf"(?:(?P<action>{'|'.join(_ACTIONS)})|sleep=(?P<seconds>\d+\.?\d*))"
+)
 
 
 @dataclass
 class _Rule:
-    """One ``site:when:action`` with its own generator and count of visits."""
+    """One ``site:when:action`` with its own generator and count of visits; ``visit``: fires at exactly this one."""
 
     number: int
     site: str
     action: str
     probability: float
-    visit: int | None  # fire at exactly this visit, counted from 1
+    visit: int | None
     seconds: float
     draws: random.Random
-    visits: int = field(default=0)
-
-    @classmethod
-    def parse(cls, number: int, text: str, seed: int) -> _Rule:
-        parts = [part.strip() for part in text.split(":")]
-        if len(parts) != 3 or not parts[0]:
-            raise ValueError(f"failpoint {text!r} is not understood; {_GRAMMAR}")
-        site, when, action = parts
-        name, _, argument = action.partition("=")
-        known = {*_ERRNOS, *_SIGNALS, *_ON_ARRAYS, "memoryerror", "sleep"}
-        if name not in known or (name == "sleep") != bool(argument):
-            raise ValueError(f"failpoint {text!r} has action {action!r}; one of {', '.join(_ACTIONS)} expected")
-        try:
-            visit = int(when[1:]) if when.startswith("@") else None
-            probability = 1.0 if visit is not None else float(when)
-            seconds = float(argument) if argument else 0.0
-        except ValueError:
-            raise ValueError(f"failpoint {text!r} has no number where one belongs; {_GRAMMAR}") from None
-        if not 0.0 <= probability <= 1.0 or (visit is not None and visit < 1) or not 0.0 <= seconds < float("inf"):
-            raise ValueError(f"failpoint {text!r}: probability 0 to 1, visit from @1 and seconds >= 0 expected")
-        return cls(number, site, name, probability, visit, seconds, random.Random(f"{seed}/{number}/{text}"))  # noqa: S311
+    visits: int = 0
 
     def is_due(self) -> bool:
         """Count a visit of the site and say whether the rule fires at it."""
         self.visits += 1
-        if self.visit is not None:
-            return self.visits == self.visit
-        return self.draws.random() < self.probability
+        return self.draws.random() < self.probability if self.visit is None else self.visits == self.visit
 
 
 class Failpoints:
@@ -92,27 +71,40 @@ class Failpoints:
     """
 
     def __init__(self, specification: str, once: str | None = None) -> None:
-        self.specification = specification
         self.once = Path(once) if once else None
         self.seed = 0
+        self.rules: list[_Rule] = []
         self._lock = threading.Lock()
-        texts = []
         for text in filter(None, (part.strip() for part in specification.split(";"))):
-            if text.startswith("seed="):
-                try:
-                    self.seed = int(text.removeprefix("seed="))
-                except ValueError:
-                    raise ValueError(f"failpoint {text!r} is not a seed; {_GRAMMAR}") from None
+            found = _RULE.fullmatch(text)
+            if found is not None:
+                number, visit = len(self.rules), found["visit"]
+                draws = random.Random(f"{self.seed}/{number}/{text}")  # noqa: S311
+                self.rules.append(
+                    _Rule(
+                        number=number,
+                        site=found["site"],
+                        action=found["action"] or "sleep",
+                        probability=float(found["probability"] or 1),
+                        visit=int(visit) if visit else None,
+                        seconds=float(found["seconds"] or 0),
+                        draws=draws,
+                    )
+                )
+            elif not self.rules and (seed := re.fullmatch(r"seed=(-?\d+)", text)):
+                self.seed = int(seed[1])
             else:
-                texts.append(text)
-        self.rules = [_Rule.parse(number, text, self.seed) for number, text in enumerate(texts)]
+                raise ValueError(
+                    f"failpoint {text!r} is not understood; 'seed=7' first, then 'site:probability:action' or "
+                    f"'site:@3:action' expected, with one of {', '.join(_ACTIONS)}, sleep=SECONDS"
+                )
         if self.once is not None:
             self.once.mkdir(parents=True, exist_ok=True)
 
     def hit(self, site: str, array: Any = None) -> None:
         """Pass ``site``: fire every rule that is due there."""
         for rule in self.rules:
-            if not (rule.site == site or ("*" in rule.site and fnmatchcase(site, rule.site))):
+            if not fnmatchcase(site, rule.site):
                 continue
             with self._lock:  # worker threads share the count and the generator
                 due = rule.is_due()
@@ -141,33 +133,19 @@ class Failpoints:
             time.sleep(rule.seconds)
         elif rule.action in _SIGNALS:
             os.kill(os.getpid(), _SIGNALS[rule.action])
+        elif array is None:
+            raise ValueError(f"failpoint {site} hands over no array; {rule.action} belongs on one that does")
+        elif rule.action == "nan":
+            array[tuple(rule.draws.randrange(length) for length in array.shape)] = float("nan")
         else:
-            _spoil(rule, site, array)
+            octets = memoryview(array).cast("B")
+            octets[rule.draws.randrange(len(octets))] ^= 1 << rule.draws.randrange(8)
 
 
-def _spoil(rule: _Rule, site: str, array: Any) -> None:
-    """Change one element, or one bit, of ``array`` in place."""
-    if array is None:
-        raise ValueError(f"failpoint {site} hands over no array; {rule.action} belongs on one that does")
-    if rule.action == "nan":
-        shape = array.shape
-        array[tuple(rule.draws.randrange(length) for length in shape)] = float("nan")
-        return
-    octets = memoryview(array).cast("B")
-    position = rule.draws.randrange(len(octets))
-    octets[position] ^= 1 << rule.draws.randrange(8)
-
-
-def _from_environment() -> Failpoints | None:
-    specification = os.environ.get("DKRR_FAILPOINTS", "")
-    if not specification:
-        return None
-    once = os.environ.get("DKRR_FAILPOINTS_ONCE") or None
-    _LOG.warning("DKRR_FAILPOINTS is set, faults will happen on purpose: %s (once: %s)", specification, once)
-    return Failpoints(specification, once)
-
-
-_active = _from_environment()
+_active: Failpoints | None = None
+if _specification := os.environ.get("DKRR_FAILPOINTS"):
+    _LOG.warning("DKRR_FAILPOINTS is set, faults will happen on purpose: %s", _specification)
+    _active = Failpoints(_specification, os.environ.get("DKRR_FAILPOINTS_ONCE"))
 
 
 def failpoint(site: str, array: Any = None) -> None:

@@ -1,6 +1,6 @@
-"""Places where things are kept: local folders and addresses, with one set of verbs for both.
+"""Files and objects by key: local folders and addresses, with one set of verbs for both.
 
-A store is given as a path or an address such as ``s3://bucket/key`` (:mod:`dkrr.store.files`). Writes are atomic
+A store is given as a path or an address such as ``s3://bucket/key`` (:mod:`dkrr.store.objects`). Writes are atomic
 everywhere: a reader sees the old value, the new one, or none. An object store is asked for exact keys; only what counts
 and cleans up lists (:func:`list_entries`, :func:`children`).
 """
@@ -16,35 +16,24 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkrr.errors import DkrrError, ParameterError, StorageFullError, StoreError
-from dkrr.store.address import (
-    Address,
-    StorageSettings,
-    is_below,
-    is_url,
-    join,
-    name_of,
-    parent_of,
-    parse_address,
-    relative_to,
-    sibling,
-    with_settings,
-    without_settings,
-)
 from dkrr.store.failpoints import failpoint
 from dkrr.store.interruption import check_fence
 from dkrr.store.objects import (
+    Address,
+    Entry,
+    StorageSettings,
     client_of,
     copy_object,
     delete_objects,
     find_object,
     list_names,
     list_objects,
+    parse_address,
     put_object,
     read_object,
 )
@@ -52,76 +41,28 @@ from dkrr.store.objects import (
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-__all__ = [
-    "NO_LINKS",
-    "Address",
-    "Entry",
-    "StorageSettings",
-    "arrays_below",
-    "at_present",
-    "check_place",
-    "children",
-    "copy_tree",
-    "delete_key",
-    "file_state",
-    "free_bytes",
-    "full_disk",
-    "is_below",
-    "is_url",
-    "join",
-    "json_bytes",
-    "key_size",
-    "link_key",
-    "list_entries",
-    "list_keys",
-    "local_root",
-    "name_of",
-    "note_user",
-    "overlaps",
-    "parent_of",
-    "parse_address",
-    "parse_json",
-    "place",
-    "put_back",
-    "put_in_place",
-    "read_json",
-    "read_key",
-    "relative_to",
-    "remove_array",
-    "sibling",
-    "sync_folder",
-    "sync_path",
-    "users_of",
-    "with_settings",
-    "without_settings",
-    "write_file",
-    "write_json",
-    "write_key",
-    "zarr_store",
-]
-
 # what a file system says that has no hard links, or no more of them, or none from there to here
 NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
+# the folder of a store with one note for each user elsewhere
+USERS = "users"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A key below a location, its bytes, and when it was last written (seconds since 1970)."""
-
-    key: str
-    num_bytes: int
-    modified: float
+# --- locations: paths or addresses ------------------------------------------------------------------------------------
 
 
-def local_root(store: Any) -> Path | None:
+def is_url(location: Any) -> bool:
+    """Whether ``location`` is an address such as ``s3://bucket/key`` and not a path."""
+    return isinstance(location, str) and "://" in location
+
+
+def local_root(location: Any) -> Path | None:
     """A path as one; None for an address."""
-    return None if is_url(store) else Path(store)
+    return None if is_url(location) else Path(location)
 
 
 def at_present(path: Any) -> str:
     """A path or URL as it is from every folder: workers need not have the current one, which may change, too."""
-    root = local_root(path)
-    return str(path) if root is None else str(root.absolute())
+    return str(path) if is_url(path) else str(Path(path).absolute())
 
 
 def check_place(name: str, value: Any) -> None:
@@ -134,6 +75,81 @@ def check_place(name: str, value: Any) -> None:
     """
     if not isinstance(value, str | os.PathLike) or os.fspath(value) in ("", b""):
         raise ParameterError(f"{name} is {value!r}; a path or an address expected")
+
+
+def with_settings(url: str, settings: StorageSettings) -> str:
+    """The address with settings, unless it brings its own; a path as it is."""
+    if not is_url(url):
+        return url
+    address = parse_address(url)
+    if address.settings != StorageSettings() or settings == StorageSettings():
+        return url
+    return str(Address(address.bucket, address.key, settings))
+
+
+def without_settings(url: str, settings: StorageSettings) -> str:
+    """The address without these settings; with others, and a path, as it is."""
+    if not is_url(url) or settings == StorageSettings():
+        return url
+    address = parse_address(url)
+    return str(Address(address.bucket, address.key, StorageSettings())) if address.settings == settings else url
+
+
+def join(location: str | os.PathLike[str], *names: str) -> str:
+    """The path or address of something below a folder or prefix."""
+    if not is_url(location):
+        return os.path.join(location, *names)
+    base, mark, query = str(location).partition("?")
+    return "/".join([base.rstrip("/"), *names]) + mark + query
+
+
+def _base(location: str | os.PathLike[str]) -> tuple[str, str]:
+    """Without slashes at the end, and what follows a question mark."""
+    if not is_url(location):
+        return os.fspath(location).rstrip("/"), ""
+    base, mark, query = str(location).partition("?")
+    return base.rstrip("/"), mark + query
+
+
+def name_of(location: str | os.PathLike[str]) -> str:
+    """The last part of a path or address."""
+    return _base(location)[0].rpartition("/")[2]
+
+
+def parent_of(location: str | os.PathLike[str]) -> str:
+    """The folder or prefix that something lies in; that of a bucket is the bucket."""
+    base, tail = _base(location)
+    if is_url(location) and base.count("/") < 3:
+        return base + tail
+    parent = base.rpartition("/")[0]
+    return (parent or ("/" if base.startswith("/") else ".")) + tail
+
+
+def sibling(location: str | os.PathLike[str], ending: str) -> str:
+    """The location with ``ending`` added to its name."""
+    base, tail = _base(location)
+    return base + ending + tail
+
+
+def relative_to(location: str, other: str) -> str:
+    """What stands behind ``other`` in the location of something in it; "" where it does not lie in it."""
+    path, folder = _base(location)[0], _base(other)[0]
+    return path[len(folder) + 1 :] if path.startswith(f"{folder}/") else ""
+
+
+def is_below(location: str, other: str) -> bool:
+    """Whether a location is another one, or lies in it."""
+    return _base(location)[0] == _base(other)[0] or bool(relative_to(location, other))
+
+
+def overlaps(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths or addresses are the same place, by whatever names, or one lies in the other."""
+    if is_url(one) or is_url(other):
+        return is_below(str(one), str(other)) or is_below(str(other), str(one))
+    a, b = os.path.realpath(one), os.path.realpath(other)
+    if is_below(a, b) or is_below(b, a):
+        return True
+    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
 
 
 def place(root: Any, *names: str) -> str:
@@ -154,26 +170,36 @@ def place(root: Any, *names: str) -> str:
     return str(path)
 
 
+# --- bytes by key -----------------------------------------------------------------------------------------------------
+
+
 def zarr_store(location: Any) -> Store:
     """The Zarr store for a path or an address: for what Zarr itself shall read."""
     from zarr.storage import LocalStore, ObjectStore
 
-    if not is_url(location):
-        return LocalStore(str(location))
-    store, _ = client_of(location, below=True)
-    return ObjectStore(store)
+    return ObjectStore(client_of(location, below=True)[0]) if is_url(location) else LocalStore(str(location))
 
 
 def read_key(location: Any, key: str) -> bytes | None:
     """The bytes behind a key, None when it does not exist."""
-    root = local_root(location)
-    if root is not None:
-        try:
-            return (root / key).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-    found = read_object(location, key)
-    return None if found is None else found[0]
+    if is_url(location):
+        found = read_object(location, key)
+        return None if found is None else found[0]
+    try:
+        return (Path(location) / key).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def key_size(location: Any, key: str) -> int | None:
+    """Bytes behind a key, None when it does not exist; reads nothing."""
+    if is_url(location):
+        found = find_object(location, key)
+        return None if found is None else found.num_bytes
+    try:
+        return os.stat(Path(location) / key).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def write_key(location: Any, key: str, *parts: Any, durable: bool = False) -> None:
@@ -181,76 +207,20 @@ def write_key(location: Any, key: str, *parts: Any, durable: bool = False) -> No
 
     With ``durable`` it survives a power failure when this returns, as what an object store has taken always does.
     """
-    root = local_root(location)
-    if root is not None:
-        path = root / key
-        try:
-            write_file(path, *parts, durable=durable)
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, *parts, durable=durable)
+    if not is_url(location):
+        write_file(Path(location) / key, *parts, durable=durable)
         return
     failpoint("chunk.mid_write")
     check_fence()
     put_object(location, key, *parts)
 
 
-def key_size(location: Any, key: str) -> int | None:
-    """Bytes behind a key, None when it does not exist; reads nothing."""
-    root = local_root(location)
-    if root is not None:
-        try:
-            return os.stat(root / key).st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-    found = find_object(location, key)
-    return None if found is None else found.num_bytes
-
-
-def delete_key(location: Any, key: str) -> None:
-    """Remove a key; one that does not exist is no error."""
-    check_fence()
-    root = local_root(location)
-    if root is not None:
-        with contextlib.suppress(FileNotFoundError):
-            (root / key).unlink()
-        return
-    delete_objects(location, [key])
-
-
-def list_entries(location: Any) -> list[Entry]:
-    """Every file or object below a path or address, by key; a folder that does not exist has none."""
-    root = local_root(location)
-    if root is None:
-        return [Entry(item.key, item.num_bytes, item.modified) for item in list_objects(location)]
-    found = []
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
-            with contextlib.suppress(FileNotFoundError):
-                facts = os.lstat(path)
-                found.append(Entry(os.path.relpath(path, root), facts.st_size, facts.st_mtime))
-    return sorted(found, key=lambda entry: entry.key)
-
-
-def list_keys(location: Any) -> list[str]:
-    """Every key below a path or an address, sorted."""
-    return [entry.key for entry in list_entries(location)]
-
-
-def children(location: Any) -> list[str]:
-    """Names right below a path or address, sorted; none where nothing is."""
-    root = local_root(location)
-    if root is not None:
-        return sorted(os.listdir(root)) if root.is_dir() else []
-    return list_names(location)
-
-
 def write_file(path: Path, *parts: Any, durable: bool = False) -> None:
-    """Write ``parts`` to ``path`` atomically: a reader sees the old file, the new file or none.
+    """Write ``parts`` to ``path`` atomically: a reader sees the old file, the new file or none. Its folder is made.
 
     With ``durable`` the file is on the disk before it has its name, and its name when this returns (fsync of both).
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with open(partial, "wb", buffering=0) as file:
@@ -271,6 +241,134 @@ def write_file(path: Path, *parts: Any, durable: bool = False) -> None:
         raise
 
 
+def delete_key(location: Any, key: str) -> None:
+    """Remove a key; one that does not exist is no error."""
+    check_fence()
+    if is_url(location):
+        delete_objects(location, "", [key])
+    else:
+        (Path(location) / key).unlink(missing_ok=True)
+
+
+def list_entries(location: Any) -> list[Entry]:
+    """Every file or object below a path or address, by key; a folder that does not exist has none."""
+    if is_url(location):
+        return list_objects(location, "") or []
+    found = []
+    for folder, _, names in os.walk(location):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                facts = os.lstat(path)
+                found.append(Entry(os.path.relpath(path, location), facts.st_size, facts.st_mtime))
+    return sorted(found, key=lambda entry: entry.key)
+
+
+def list_keys(location: Any) -> list[str]:
+    """Every key below a path or an address, sorted."""
+    return [entry.key for entry in list_entries(location)]
+
+
+def children(location: Any) -> list[str]:
+    """Names right below a path or address, sorted; none where nothing is."""
+    if is_url(location):
+        return list_names(location, "") or []
+    return sorted(os.listdir(location)) if os.path.isdir(location) else []
+
+
+def link_key(source: str, key: str, target: str) -> bool | None:
+    """Give the bytes of a key a second place, below another folder or address of the same store, without moving them.
+
+    A file gets a second name (a hard link); where the file system has none, it is copied, and so is an object, by its
+    store. What is there already is left as it is.
+
+    Returns
+    -------
+    is_linked : bool or None
+        Whether no bytes were written; None when there is no such key.
+    """
+    if is_url(source) or is_url(target):
+        return None if copy_object(source, key, join(target, key)) is None else False
+    path = Path(target) / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(Path(source) / key, path)
+    except FileExistsError:
+        return True
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        if exc.errno not in NO_LINKS:
+            raise
+        data = read_key(source, key)  # it may be gone by now
+        if data is not None:
+            write_file(path, data)
+        return None if data is None else False
+    return True
+
+
+def arrays_below(root: Any, *kinds: str) -> Iterable[str]:
+    """Locations of the arrays in the folders ``kinds`` (such as "factors") of a store."""
+    for kind in kinds if isinstance(root, str | os.PathLike) else ():
+        folder = join(root, kind)
+        yield from (join(folder, name) for name in children(folder) if name.endswith(".zarr"))
+
+
+def copy_tree(source: str, target: str) -> None:
+    """Copy all objects below an address to another one in the same store, the metadata last."""
+    for key in sorted(list_keys(source), key=lambda key: (key == "zarr.json", key)):
+        copy_object(source, key, join(target, key))
+
+
+def remove_array(location: Any) -> None:
+    """Remove an array or group with everything in it; metadata first, so that none with holes is ever left.
+
+    Raises
+    ------
+    StoreError
+        The address is a whole bucket.
+    """
+    check_fence()
+    if not is_url(location):
+        if not os.path.islink(location):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(location, "zarr.json"))
+        shutil.rmtree(location, ignore_errors=True)
+        return
+    if not parse_address(location).key:
+        raise StoreError(f"{location} is a whole bucket, which is never emptied", hint="give a key below it")
+    keys = list_keys(location)
+    delete_objects(location, "", [key for key in keys if key.endswith(".json")])
+    delete_objects(location, "", [key for key in keys if not key.endswith(".json")])
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON document as it is written."""
+    return json.dumps(value, indent=1, sort_keys=True).encode()
+
+
+def parse_json(data: bytes, location: Any, key: str) -> Any:
+    """A JSON document as it is read; :class:`StoreError` when it is none."""
+    try:
+        return json.loads(data)
+    except ValueError as exc:
+        raise StoreError(f"{key} of {location} is not valid JSON ({exc})", hint="restore or remove it") from exc
+
+
+def write_json(location: Any, key: str, value: Any, *, durable: bool = False) -> None:
+    """Write a JSON document atomically below ``location`` (path or address); ``durable`` as in a key."""
+    write_key(location, key, json_bytes(value), durable=durable)
+
+
+def read_json(location: Any, key: str) -> Any | None:
+    """Read a JSON document; None when it does not exist."""
+    data = read_key(location, key)
+    return None if data is None else parse_json(data, location, key)
+
+
+# --- what only a local file system has --------------------------------------------------------------------------------
+
+
 def file_state(path: str | os.PathLike[str]) -> list[int]:
     """Size, time of last write and time of last change of a file: what tells a changed one without reading it.
 
@@ -284,9 +382,7 @@ def file_state(path: str | os.PathLike[str]) -> list[int]:
 def free_bytes(path: str | os.PathLike[str]) -> int:
     """Bytes that are free where a path is, or will be."""
     folder = Path(path).absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(next(known for known in (folder, *folder.parents) if known.exists())).free
 
 
 @contextlib.contextmanager
@@ -305,8 +401,7 @@ def full_disk(location: Any, needed: int | None = None) -> Iterator[None]:
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        root = local_root(location)
-        free = None if root is None else free_bytes(root)
+        free = None if is_url(location) else free_bytes(location)
         room = f"{needed:,} bytes needed, " if needed else ""
         room += "" if free is None else f"{free:,} bytes free"
         raise StorageFullError(
@@ -389,113 +484,7 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def overlaps(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Whether two paths or addresses are the same place, by whatever names, or one lies in the other."""
-    if is_url(one) or is_url(other):
-        return is_below(str(one), str(other)) or is_below(str(other), str(one))
-    a, b = os.path.realpath(one), os.path.realpath(other)
-    if is_below(a, b) or is_below(b, a):
-        return True
-    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
-
-
-def remove_array(location: Any) -> None:
-    """Remove an array or group with everything in it.
-
-    Raises
-    ------
-    StoreError
-        The address is a whole bucket.
-    """
-    check_fence()
-    root = local_root(location)
-    if root is not None:
-        if not root.is_symlink():  # metadata first, so that a removal that is interrupted leaves no array with holes
-            with contextlib.suppress(OSError):
-                (root / "zarr.json").unlink()
-        shutil.rmtree(root, ignore_errors=True)
-        return
-    if not parse_address(location).key:
-        raise StoreError(f"{location} is a whole bucket, which is never emptied", hint="give a key below it")
-    keys = sorted(list_keys(location), key=lambda key: (not key.endswith(".json"), key))
-    delete_objects(location, [key for key in keys if key.endswith(".json")])
-    delete_objects(location, [key for key in keys if not key.endswith(".json")])
-
-
-def copy_tree(source: str, target: str, *, is_last: Callable[[str], bool] = lambda key: key == "zarr.json") -> None:
-    """Copy all objects below an address to another one in the same store; those that ``is_last`` names come last."""
-    for key in sorted(list_keys(source), key=lambda key: (is_last(key), key)):
-        copy_object(source, key, join(target, key))
-
-
-def link_key(source: str, key: str, target: str) -> bool | None:
-    """Give the bytes of a key a second place, below another folder or address of the same store, without moving them.
-
-    A file gets a second name (a hard link); where the file system has none, it is copied, and so is an object, by its
-    store. What is there already is left as it is.
-
-    Returns
-    -------
-    is_linked : bool or None
-        Whether no bytes were written; None when there is no such key.
-    """
-    folder, destination = local_root(source), local_root(target)
-    if folder is None or destination is None:
-        if key_size(source, key) is None:
-            return None
-        copy_object(source, key, join(target, key))
-        return False
-    path = destination / key
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(folder / key, path)
-    except FileExistsError:
-        return True
-    except FileNotFoundError:
-        return None
-    except OSError as exc:
-        if exc.errno not in NO_LINKS:
-            raise
-        data = read_key(source, key)  # it may be gone by now
-        if data is not None:
-            write_file(path, data)
-        return None if data is None else False
-    return True
-
-
-def arrays_below(root: Any, *kinds: str) -> Iterable[str]:
-    """Locations of the arrays in the folders ``kinds`` (such as "factors") of a store."""
-    for kind in kinds if isinstance(root, str | os.PathLike) else ():
-        folder = join(root, kind)
-        yield from (join(folder, name) for name in children(folder) if name.endswith(".zarr"))
-
-
-def json_bytes(value: Any) -> bytes:
-    """A JSON document as it is written."""
-    return json.dumps(value, indent=1, sort_keys=True).encode()
-
-
-def parse_json(data: bytes, location: Any, key: str) -> Any:
-    """A JSON document as it is read; :class:`StoreError` when it is none."""
-    try:
-        return json.loads(data)
-    except ValueError as exc:
-        raise StoreError(f"{key} of {location} is not valid JSON ({exc})", hint="restore or remove it") from exc
-
-
-def write_json(location: Any, key: str, value: Any, *, durable: bool = False) -> None:
-    """Write a JSON document atomically below ``location`` (path or address); ``durable`` as in a key."""
-    write_key(location, key, json_bytes(value), durable=durable)
-
-
-def read_json(location: Any, key: str) -> Any | None:
-    """Read a JSON document; None when it does not exist."""
-    data = read_key(location, key)
-    return None if data is None else parse_json(data, location, key)
-
-
-# the second folder: notes of registries, as they were before every user had one
-USERS, _REGISTRIES = "users", "registries"
+# --- who needs a store ------------------------------------------------------------------------------------------------
 
 
 def note_user(store: Any, location: Any) -> None:
@@ -522,14 +511,11 @@ def users_of(store: str) -> dict[str, list[str]]:
 
     Two places where the store and its user may have been moved together: where it was, and where it is seen from here.
     """
-    found = {}
-    for folder in (join(store, USERS), join(store, _REGISTRIES)):
-        for name in children(folder):
-            # a store may be a folder with other things in it
-            document = read_json(folder, name) if re.fullmatch(r"[0-9a-f]{16}\.json", name) else None
-            if document is not None:
-                places = [document.get("location") or document["registry"]]
-                if "relative" in document:
-                    places.append(os.path.normpath(join(store, document["relative"])))
-                found[join(folder, name)] = list(dict.fromkeys(map(str, places)))
+    found, folder = {}, join(store, USERS)
+    for name in children(folder):
+        # a store may be a folder with other things in it
+        document = read_json(folder, name) if re.fullmatch(r"[0-9a-f]{16}\.json", name) else None
+        if document is not None:
+            seen = os.path.normpath(join(store, document["relative"])) if "relative" in document else None
+            found[join(folder, name)] = list(dict.fromkeys(filter(None, (str(document["location"]), seen))))
     return found

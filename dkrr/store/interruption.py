@@ -22,31 +22,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
-from dkrr.errors import CancelledError, InterruptedRunError
-
-__all__ = [
-    "cancellable",
-    "check_cancelled",
-    "check_fence",
-    "fence_holder",
-    "fenced",
-    "interrupt_main_thread",
-    "interrupted_error",
-    "resumable",
-]
-
-
-@dataclass(frozen=True)
-class _Fence:
-    check: Callable[[], None]
-    holder: Mapping[str, Any]
-
+from dkrr.errors import CancelledError, told
 
 _request: ContextVar[Callable[[], bool] | None] = ContextVar("dkrr_cancelled", default=None)
-_fence: ContextVar[_Fence | None] = ContextVar("dkrr_fence", default=None)
+# what is asked before a write becomes visible, from the outermost fence to the innermost, and who owns the latter
+_checks: ContextVar[tuple[Callable[[], None], ...]] = ContextVar("dkrr_fence", default=())
+_holder: ContextVar[Mapping[str, Any] | None] = ContextVar("dkrr_holder", default=None)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -54,10 +37,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 @contextlib.contextmanager
 def cancellable(cancelled: Callable[[], bool] | None) -> Iterator[None]:
     """Have :func:`check_cancelled` ask ``cancelled()`` in this thread while the block runs; None changes nothing."""
-    if cancelled is None:
-        yield
-        return
-    token = _request.set(cancelled)
+    token = _request.set(cancelled or _request.get())
     try:
         yield
     finally:
@@ -88,18 +68,12 @@ def fenced(check: Callable[[], None], *, holder: Mapping[str, Any] | None = None
     holder
         ``run`` and ``epoch`` of the owner, for locks: those of an earlier epoch of the same run are void.
     """
-    outer = _fence.get()
-
-    def both() -> None:
-        if outer is not None:
-            outer.check()
-        check()
-
-    token = _fence.set(_Fence(both, dict(holder or {})))
+    checks, owner = _checks.set((*_checks.get(), check)), _holder.set(holder)
     try:
         yield
     finally:
-        _fence.reset(token)
+        _checks.reset(checks)
+        _holder.reset(owner)
 
 
 def check_fence() -> None:
@@ -110,15 +84,13 @@ def check_fence() -> None:
     LockedError
         It may not.
     """
-    fence = _fence.get()
-    if fence is not None:
-        fence.check()
+    for check in _checks.get():
+        check()
 
 
 def fence_holder() -> dict[str, Any]:
     """``run`` and ``epoch`` of the owner behind the fence; empty without one."""
-    fence = _fence.get()
-    return {} if fence is None else dict(fence.holder)
+    return dict(_holder.get() or {})
 
 
 def _interrupt(*_: Any) -> None:
@@ -142,15 +114,10 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise interrupted_error() from None
+        raise told(KeyboardInterrupt()) from None
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)
-
-
-def interrupted_error() -> InterruptedRunError:
-    """What a command ends with that was interrupted, wherever that found it."""
-    return InterruptedRunError("interrupted", hint="start the same command again; it continues with what is finished")
 
 
 def interrupt_main_thread() -> bool:

@@ -1,16 +1,14 @@
-"""Which process owns something, whether it is gone, and how long a silent owner is believed to live.
+"""A lease: one process at a time writes a data set, an array, or whatever else has a name; and who is alive.
+
+The lock is a small JSON document beside the array, a file or an object, that is compared and swapped
+(:mod:`dkrr.store.documents`). Its owner raises a counter every few seconds. A lock is stale when its process is known
+to be gone, or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of different machines
+are never compared. Taking over raises the epoch by one, and who was taken over finds out before it writes: the block
+runs behind a fence (:mod:`dkrr.store.interruption`).
 
 A pid means something in one pid namespace of one running kernel alone: containers often share a host name, and each
 counts its own processes. So a record names the host, the boot and the namespace, and only where all three agree is the
 pid looked up. Of any other owner nothing but its heartbeat tells whether it lives.
-
-A lock with an owner: one process at a time writes a data set, an array, or whatever else has a name.
-
-The lock is a small JSON document beside the array, a file or an object, that is compared and swapped
-(:mod:`dkrr.store.documents`). Its owner raises a counter every few seconds. A lock is stale when its
-process is known to be gone, or when a reader saw the counter unchanged for 60 s of the reader's own clock; clocks of
-different machines are never compared. Taking over raises the epoch by one, and who was taken over finds out before it
-writes: the block runs behind a fence (:mod:`dkrr.store.interruption`).
 
 A file is removed in the end. An object cannot be removed under a condition, so it stays and says that it was released:
 the next owner goes on counting epochs from there, and ``dkrr gc`` removes what is old.
@@ -26,33 +24,32 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from dkrr.errors import LockedError, ParameterError, StoreError
-from dkrr.store.documents import Versioned, check_conditions, create_json, discard_json, read_versioned, swap_json
-from dkrr.store.files import full_disk, is_url, join, local_root, name_of, parent_of
+from dkrr.store.documents import Versioned, check_conditions, create_json, read_versioned, swap_json
+from dkrr.store.files import full_disk, is_url, name_of, parent_of
 from dkrr.store.interruption import check_cancelled, fence_holder, fenced
 
-__all__ = [
-    "ABANDONED",
-    "STALE_VARIABLE",
-    "hold_lock",
-    "is_gone",
-    "is_here",
-    "is_stopped",
-    "process_record",
-    "stale_seconds",
-]
+logger = logging.getLogger("dkrr.lock")
 
 STALE_VARIABLE = "DKRR_STALE_SECONDS"
 STALE_SECONDS = 60.0
+HEARTBEAT_SECONDS = 5.0
+WAIT_SECONDS = 0.2
 
 # Tokens of locks and leases that this process could not give back (a full disk): it lives, but it owns them no more.
 ABANDONED: set[str] = set()
+# tokens of the locks that this process holds, and of those among them that this thread does
+_HELD: set[str] = set()
+_mine: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("dkrr_locks", default=frozenset())
+
+
+# --- who is alive -----------------------------------------------------------------------------------------------------
 
 
 def process_record(pid: int | None = None) -> dict[str, Any]:
@@ -66,7 +63,6 @@ def _here() -> dict[str, Any]:
     boot, namespace = "", ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    with contextlib.suppress(OSError):
         namespace = str(os.stat("/proc/self/ns/pid").st_ino)
     return {"host": socket.gethostname(), "boot": boot, "pid_namespace": namespace}
 
@@ -76,31 +72,30 @@ def is_here(record: dict[str, Any]) -> bool:
     return all(record.get(name) == value for name, value in _here().items())
 
 
+def _status(record: dict[str, Any]) -> str:
+    """What a process does that is, or was, seen from here: psutil's word for it, or "gone"; "" for all others."""
+    if not is_here(record):
+        return ""
+    try:
+        process = psutil.Process(int(record["pid"]))
+        # a pid is given to another process sooner or later
+        is_another = abs(process.create_time() - float(record["started"])) > 1
+        return "gone" if is_another else str(process.status())
+    except psutil.NoSuchProcess:
+        return "gone"
+
+
 def is_gone(record: dict[str, Any]) -> bool:
     """Whether the process is one that would be seen from here and does not exist any more; False for all others.
 
     With the "token" of a lock or lease, also whether this process is done with that and could only not say so.
     """
-    if not is_here(record):
-        return False
-    if record.get("token") in ABANDONED:
-        return True
-    try:
-        process = psutil.Process(int(record["pid"]))
-        # a pid is given to another process sooner or later
-        return bool(abs(process.create_time() - float(record["started"])) > 1 or process.status() == "zombie")
-    except psutil.NoSuchProcess:
-        return True
+    return _status(record) in ("gone", "zombie") or (is_here(record) and record.get("token") in ABANDONED)
 
 
 def is_stopped(record: dict[str, Any]) -> bool:
     """Whether the process is one that is seen from here and stands still (SIGSTOP)."""
-    if not is_here(record):
-        return False
-    try:
-        return str(psutil.Process(int(record["pid"])).status()) == "stopped"
-    except psutil.NoSuchProcess:
-        return False
+    return _status(record) == "stopped"
 
 
 def stale_seconds() -> float:
@@ -117,42 +112,33 @@ def stale_seconds() -> float:
     text = os.environ.get(STALE_VARIABLE)
     if text is None:
         return STALE_SECONDS
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ParameterError(f"{STALE_VARIABLE} is {text!r}", hint="give a positive number of seconds, or unset it")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise ParameterError(f"{STALE_VARIABLE} is {text!r}", hint="give a positive number of seconds, or unset it")
 
 
-logger = logging.getLogger("dkrr.lock")
-
-HEARTBEAT_SECONDS = 5.0
-WAIT_SECONDS = 0.2
-# tokens of the locks that this process holds, and of those among them that this thread does
-_HELD: set[str] = set()
-_mine: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("dkrr_locks", default=frozenset())
-
-
-def _me() -> dict[str, Any]:
-    """This process, and the run that it drives, if any."""
-    return {**process_record(), **fence_holder()}
+def stands_still(look: Callable[[], Any], seen: Any) -> bool:
+    """Whether ``look()`` answers what was ``seen`` for as long as makes an owner stale."""
+    patience = stale_seconds()
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, patience / 10))
+        if look() != seen:
+            return False
+    return True
 
 
-def _is_void(owner: dict[str, Any]) -> bool:
-    """Whether the owner drove the run that this process drives now: it was replaced, and writes nothing any more."""
-    mine = fence_holder()
-    return bool(mine) and owner.get("run") == mine["run"] and int(owner.get("epoch", 0)) < int(mine["epoch"])
+# --- locks ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool = False) -> Iterator[None]:
+def hold_lock(location: Any, *, wait: bool = False) -> Iterator[None]:
     """Hold ``location``.lock, on a path or at an address, while the block runs.
 
-    The lock of a process that is stopped, or is not seen from here, is watched for ``stale_seconds``
-    (:func:`dkrr.store.lease.stale_seconds` by default) and taken over when its counter stands still. That of an earlier
-    driver of the same run is void. That of another thread of this process is waited for.
+    The lock of a process that is stopped, or is not seen from here, is watched for :func:`stale_seconds` and taken over
+    when its counter stands still. That of an earlier driver of the same run is void. That of another thread of this
+    process is waited for.
 
     Parameters
     ----------
@@ -167,15 +153,13 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
     StoreError
         A place where nothing can be locked, see :func:`dkrr.store.documents.check_conditions`.
     """
-    root = local_root(location)
     # beside what a link means: what is reached by two names has one lock
-    where = location if root is None else os.path.realpath(root)
-    lock = _Lock(parent_of(where), name_of(where) + ".lock", uuid.uuid4().hex)
+    lock = _Lock(location if is_url(location) else os.path.realpath(location))
     stop, mine, thread = threading.Event(), _mine.get(), None
     try:
         _HELD.add(lock.token)
-        with full_disk(where):
-            lock.acquire(stale_seconds, wait)
+        with full_disk(lock.location):
+            lock.acquire(wait)
         _mine.set(mine | {lock.token})
         run = contextvars.copy_context().run  # behind the same fence as the block
         thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
@@ -197,14 +181,13 @@ def hold_lock(location: Any, *, stale_seconds: float | None = None, wait: bool =
 
 
 class _Lock:
-    """One holder's view of a lock: the document ``key`` in ``folder``."""
+    """One holder's view of the lock of a location: a document beside it."""
 
-    def __init__(self, folder: str, key: str, token: str) -> None:
-        self.folder, self.key, self.token = folder, key, token
-        self.epoch = 0
+    def __init__(self, location: str) -> None:
+        self.location, self.token, self.epoch = location, uuid.uuid4().hex, 0
+        self.folder, self.key = parent_of(location), name_of(location) + ".lock"
 
-    def acquire(self, patience: float | None, wait: bool) -> None:
-        patience = stale_seconds() if patience is None else patience
+    def acquire(self, wait: bool) -> None:
         check_conditions(self.folder)  # or the heartbeat would find out
         while not self.epoch:
             if create_json(self.folder, self.key, self._record(1, 0)) is not None:
@@ -213,32 +196,29 @@ class _Lock:
             found = read_versioned(self.folder, self.key)
             if found is None:
                 continue
-            try:
-                if not found.value.get("released"):
-                    self._refuse_if_alive(found, patience)
-            except LockedError as exc:
-                if not wait and not self._is_of_another_thread(found):
-                    raise
-                logger.info("waiting: %s", exc.message)
-                check_cancelled()
-                time.sleep(WAIT_SECONDS)
+            if self._is_free(found):
+                # of two processes that have seen the same stale lock, one can swap it
+                epoch = int(found.value["epoch"]) + 1
+                if swap_json(self.folder, self.key, self._record(epoch, 0), found.version) is not None:
+                    self.epoch = epoch
                 continue
-            # of two processes that have seen the same stale lock, one can swap it
-            epoch = int(found.value["epoch"]) + 1
-            if swap_json(self.folder, self.key, self._record(epoch, 0), found.version) is not None:
-                self.epoch = epoch
+            owner = found.value["owner"]
+            held = f"{self.location} is being written by process {owner['pid']} on {owner['host']}"
+            if not wait and not self._is_of_another_thread(found):
+                raise LockedError(held, hint="wait for it, or stop it and start again", owner=owner)
+            logger.info("waiting: %s", held)
+            check_cancelled()
+            time.sleep(WAIT_SECONDS)
 
-    def _refuse_if_alive(self, found: Versioned, stale_seconds: float) -> None:
-        owner = found.value["owner"]
+    def _is_free(self, found: Versioned) -> bool:
+        """Whether nobody holds a lock any more; that of an owner that may be dead is watched."""
+        owner, mine = found.value["owner"], fence_holder()
+        # an owner that drove the run that this process drives now was replaced, and writes nothing any more
+        is_void = bool(mine) and owner.get("run") == mine["run"] and int(owner.get("epoch", 0)) < int(mine["epoch"])
+        if found.value.get("released") or is_void or is_gone({**owner, "token": found.value.get("token")}):
+            return True
         may_be_dead = not is_here(owner) or is_stopped(owner)
-        free = _is_void(owner) or is_gone({**owner, "token": found.value.get("token")})
-        if not free and not (may_be_dead and self._stands_still(found, stale_seconds)):
-            raise LockedError(
-                f"{join(self.folder, self.key.removesuffix('.lock'))} is being written by process {owner['pid']} on "
-                f"{owner['host']}",
-                hint="wait for it, or stop it and start again",
-                owner=owner,
-            )
+        return may_be_dead and stands_still(lambda: read_versioned(self.folder, self.key), found)
 
     def _is_of_another_thread(self, seen: Versioned) -> bool:
         """Whether it is held by a thread that will give it back without this one, or was until now."""
@@ -250,15 +230,6 @@ class _Lock:
         now = read_versioned(self.folder, self.key)  # it is removed before its token is forgotten
         return now is None or now.value.get("token") != token
 
-    def _stands_still(self, seen: Versioned, stale_seconds: float) -> bool:
-        deadline = time.monotonic() + stale_seconds
-        while time.monotonic() < deadline:
-            time.sleep(min(1.0, stale_seconds / 10))
-            now = read_versioned(self.folder, self.key)
-            if now is None or now.version != seen.version:
-                return False
-        return True
-
     def check(self) -> None:
         """Return while the lock is this holder's.
 
@@ -268,9 +239,9 @@ class _Lock:
             Another process has taken it over, or it was removed.
         """
         if self._held() is None:
-            where = join(self.folder, self.key.removesuffix(".lock"))
             raise LockedError(
-                f"the lock of {where} was lost: this process stood still for too long, or {self.key} was removed",
+                f"the lock of {self.location} was lost: this process stood still for too long, or {self.key} was "
+                "removed",
                 hint="look who writes there now, and start again",
             )
 
@@ -295,12 +266,9 @@ class _Lock:
     def release(self) -> None:
         """Give it back, unless it is another's by now."""
         held = self._held()
-        if held is None:
-            return
-        if is_url(self.folder):
-            swap_json(self.folder, self.key, {**held.value, "released": True}, held.version)
-        else:
-            discard_json(self.folder, self.key, held.version)
+        if held is not None:
+            released = {**held.value, "released": True} if is_url(self.folder) else None
+            swap_json(self.folder, self.key, released, held.version)
 
     def _held(self) -> Versioned | None:
         """The document while it is this holder's."""
@@ -309,4 +277,5 @@ class _Lock:
         return found if is_ours else None
 
     def _record(self, epoch: int, counter: int) -> dict[str, Any]:
-        return {"token": self.token, "epoch": epoch, "counter": counter, "owner": _me()}
+        owner = {**process_record(), **fence_holder()}  # this process, and the run that it drives, if any
+        return {"token": self.token, "epoch": epoch, "counter": counter, "owner": owner}

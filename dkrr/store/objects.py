@@ -1,61 +1,42 @@
-"""Objects behind s3:// addresses: whole reads and writes by key, listings, and puts under a condition.
+"""Addresses of object stores, ``s3://bucket/key``, and the requests to what stands behind them.
+
+    s3://bucket/runs/demo?endpoint_url=https://minio.example:9000&region=eu-1
+
+What stands behind the question mark belongs to the address: ``endpoint_url``, ``region``, ``profile``, ``allow_http``.
+So whoever is handed an address can open it, on another machine and in a task too, and no process-wide setting has to be
+there first. A job says the same once, in ``[storage]``. No credential belongs into either; every process finds its own
+(environment, profile, role), and an address with one in it is refused.
 
 Every request goes to an exact key; only what counts and cleans up lists. Requests that fail for reasons of the network
 or of the server (time-outs, 429, 5xx) are repeated with growing pauses; what fails for good is a
 :class:`~dkrr.errors.StoreError` whose message names the address and what the server said, and no credential.
 
 The connection pool belongs to the process and to the settings of the address. Costs one round trip a call; needs
-``dkrr[s3]`` (obstore), which is imported when the first address is opened.
-
-Credentials from the files that Amazon's tools keep, for the profile that is asked for.
-
-The library that talks to the store finds credentials in the environment and through roles by itself; profiles are read
-here. Keys that stand in the files are taken as they are. A profile that has to ask somebody (single sign-on, a role to
-assume, a program) is left to boto3, where that is installed. Nothing is kept longer than five minutes, logged, or sent
-anywhere but to the store.
+``dkrr[s3]`` (obstore, and boto3 for profiles), which is imported when the first address is opened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from configparser import ConfigParser
-from configparser import Error as ConfigError
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from dkrr.errors import StoreError
-from dkrr.store.address import StorageSettings, join, parse_address
-
-__all__ = [
-    "Profile",
-    "StoredObject",
-    "client_of",
-    "copy_object",
-    "delete_objects",
-    "fetch",
-    "find_object",
-    "find_profile",
-    "list_names",
-    "list_objects",
-    "parts_of",
-    "put_file",
-    "put_if",
-    "put_object",
-    "read_object",
-    "read_range",
-]
+from dkrr.errors import DkrrError, ParameterError, StorageFullError, StoreError
 
 # A request is repeated so often, and no repetition begins after so many seconds: below the watchdog's patience.
 MAX_RETRIES = 8
 RETRY_SECONDS = 120.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 15.0
 CONNECT_SECONDS, REQUEST_SECONDS = 3.0, 120.0
+# Keys of a profile are read again when they are so old: they are replaced while jobs run.
+CREDENTIALS_KEPT = timedelta(minutes=5)
 # One put up to here; larger objects go in parts, each of which is repeated by itself. They appear whole all the same.
 PART_BYTES = 64 * 2**20
 # A body is copied into place in pieces of this size, which is all that a read needs besides its buffer.
@@ -63,16 +44,115 @@ STREAM_BYTES = 2**20
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3}[\w ]*)")
 _TAGS = re.compile(r"<(Code|Message)>([^<]{1,200})</")
+_NO_SECRETS = "addresses hold no credentials; use the environment, a profile or a role"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageSettings:
+    """How an object store is reached; plain words, no secret.
+
+    Parameters
+    ----------
+    endpoint_url
+        Of a store that is not Amazon's; None: ``AWS_ENDPOINT_URL``, then Amazon's.
+    region
+        None: ``AWS_REGION``, that of the profile, then us-east-1.
+    profile
+        Of ``~/.aws/credentials`` and ``~/.aws/config``; None: the environment decides.
+    allow_http
+        Whether the endpoint may be reached without encryption.
+
+    Raises
+    ------
+    ParameterError
+        The endpoint is no address, holds a user or a password, or is plain http without ``allow_http``.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    allow_http: bool = False
+
+    def __post_init__(self) -> None:
+        if self.endpoint_url is None:
+            return
+        parts = _split(self.endpoint_url, "endpoint_url")
+        if "@" in parts.netloc:
+            raise ParameterError("endpoint_url has a user or a password in it", hint=_NO_SECRETS)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ParameterError(
+                f"endpoint_url is {self.endpoint_url!r}; an address such as https://host:9000 expected"
+            )
+        if parts.scheme == "http" and not self.allow_http:
+            raise ParameterError(
+                f"endpoint_url {self.endpoint_url} is reached without encryption",
+                hint="use https://, or allow_http = true on a network you trust",
+            )
 
 
 @dataclass(frozen=True)
-class StoredObject:
-    """One object: its key below the listed prefix, bytes, seconds since 1970 when it was written, and its ETag."""
+class Address:
+    """Bucket, key (without slashes at its ends, "" for the bucket itself) and settings of an address."""
 
+    bucket: str
     key: str
-    num_bytes: int
-    modified: float
-    version: str
+    settings: StorageSettings
+
+    def __str__(self) -> str:
+        given: Any = {name: value for name, value in asdict(self.settings).items() if value not in (None, False)}
+        query = urlencode({name: "true" if value is True else value for name, value in given.items()}, safe=":/")
+        return f"s3://{self.bucket}/{self.key}".rstrip("/") + (f"?{query}" if query else "")
+
+    def below(self, key: str) -> Address:
+        """The address of a key below this one; this one for ""."""
+        return replace(self, key=f"{self.key}/{key}".strip("/"))
+
+
+def _split(text: str, what: str) -> Any:
+    try:
+        return urlsplit(text)
+    except ValueError:
+        raise ParameterError(f"{what} is not a valid address") from None
+
+
+def parse_address(url: str) -> Address:
+    """Take an address apart.
+
+    Raises
+    ------
+    ParameterError
+        Another scheme than s3, no bucket, a credential in it, or an unknown setting. What may be secret is not
+        repeated.
+    """
+    parts = _split(url, "the location")
+    if "@" in parts.netloc:
+        raise ParameterError(f"an {parts.scheme}:// address has a user or a password in it", hint=_NO_SECRETS)
+    if parts.scheme != "s3":
+        raise ParameterError(f"{parts.scheme}:// is not supported", hint="give s3://bucket/key, or a local path")
+    if not parts.netloc:
+        raise ParameterError(f"{url} names no bucket", hint="give s3://bucket/key")
+    if parts.fragment:
+        raise ParameterError("an s3:// address with a # in it", hint="use other names for keys")
+    given: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
+    known = [field.name for field in fields(StorageSettings)]
+    if not given.keys() <= set(known):  # it may be a signature, or a name that someone gave a password
+        raise ParameterError(
+            f"an s3:// address with something else than {', '.join(known)} behind the question mark", hint=_NO_SECRETS
+        )
+    if "allow_http" in given:
+        if given["allow_http"] not in ("true", "false"):
+            raise ParameterError("allow_http of an s3:// address is neither true nor false")
+        given["allow_http"] = given["allow_http"] == "true"
+    return Address(parts.netloc, parts.path.strip("/"), StorageSettings(**given))
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
 
 
 def client_of(url: str, *, below: bool = False) -> tuple[Any, str]:
@@ -83,7 +163,7 @@ def client_of(url: str, *, below: bool = False) -> tuple[Any, str]:
     Raises
     ------
     ParameterError
-        See :func:`~dkrr.store.files.parse_address`.
+        See :func:`parse_address`.
     StoreError
         obstore is not installed, or there is no such profile.
     """
@@ -93,390 +173,286 @@ def client_of(url: str, *, below: bool = False) -> tuple[Any, str]:
 
 @lru_cache(maxsize=32)
 def _client(bucket: str, settings: StorageSettings, prefix: str) -> Any:
-    profile = find_profile(settings.profile)
-    options: dict[str, Any] = {
+    try:
+        from obstore.store import S3Store
+    except ImportError as exc:
+        raise StoreError("s3:// addresses need obstore, which is not installed", hint="install dkrr[s3]") from exc
+    profile, region = find_profile(settings.profile)
+    options: Any = {
         "endpoint": settings.endpoint_url,
-        "region": settings.region or (profile.region if profile is not None else None),
+        "region": settings.region or region,
         "credential_provider": profile,
         "prefix": prefix or None,
     }
     http: Any = {
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
         "timeout": timedelta(seconds=REQUEST_SECONDS),
+        **({"allow_http": True} if settings.allow_http else {}),
     }
-    if settings.allow_http:
-        http["allow_http"] = True
-    pauses = {"init_backoff": FIRST_PAUSE_SECONDS, "max_backoff": LONGEST_PAUSE_SECONDS}
     retries: Any = {
         "max_retries": MAX_RETRIES,
         "retry_timeout": timedelta(seconds=RETRY_SECONDS),
-        "backoff": {name: timedelta(seconds=value) for name, value in pauses.items()} | {"base": 2},
+        "backoff": {
+            "init_backoff": timedelta(seconds=FIRST_PAUSE_SECONDS),
+            "max_backoff": timedelta(seconds=LONGEST_PAUSE_SECONDS),
+            "base": 2,
+        },
     }
-    given = {name: value for name, value in options.items() if value is not None}
-    with _errors(f"s3://{bucket}", "opened"):
-        return _library().store.S3Store(
-            bucket, client_options=http, retry_config=retries, conditional_put="etag", **given
-        )
-
-
-def _library() -> Any:
+    given: Any = {name: value for name, value in options.items() if value is not None}
     try:
-        import obstore
-        import obstore.store
-    except ImportError as exc:
-        raise StoreError("s3:// addresses need obstore, which is not installed", hint="install dkrr[s3]") from exc
-    return obstore
-
-
-@contextmanager
-def _errors(url: str, verb: str) -> Iterator[None]:
-    """Turn what the library raises into a typed error. A missing key is the caller's business."""
-    try:
-        yield
-    except (FileNotFoundError, StoreError):
-        raise
+        return S3Store(bucket, client_options=http, retry_config=retries, conditional_put="etag", **given)
     except Exception as exc:
-        from obstore.exceptions import BaseError
-
-        if not isinstance(exc, BaseError | OSError):
-            raise
-        _fail(url, verb, exc)
+        raise _typed_error(f"s3://{bucket}", "opened", exc) from None
 
 
-def _fail(url: str, verb: str, exc: BaseException) -> NoReturn:
-    kind, said = type(exc).__name__, _said(exc)
-    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        hint = "check the credentials of this process; to see that a key does not exist takes s3:ListBucket"
-    elif "169.254." in str(exc) or "credential" in str(exc).lower():  # the library asks the machine when all else fails
-        hint = "no credentials were found: set AWS_ACCESS_KEY_ID and its secret, a profile, or a role"
-    else:
-        hint = "check endpoint, region and network, then start again; everything finished so far is kept"
-    # "from None": the library's own text may repeat signatures and key ids
-    raise StoreError(f"{url} cannot be {verb} ({said})", hint=hint, reason=kind) from None
+def find_profile(asked: str | None) -> tuple[Callable[[], dict[str, Any]] | None, str | None]:
+    """What gives the credentials of a profile, and its region: of the one asked for, else as Amazon's tools decide.
 
-
-def _said(exc: BaseException) -> str:
-    """The status and the server's sentence, or the first line of the library's, without what is signed."""
-    text = str(exc)
-    status, tags = _STATUS.search(text), dict(_TAGS.findall(text))
-    if status is not None:
-        parts = [status[1].strip(), tags.get("Code", ""), tags.get("Message", "")]
-        return ", ".join(part for part in parts if part)
-    first = text.partition("\n")[0].strip()
-    return first[:300] or type(exc).__name__
-
-
-def _missing_bucket(url: str) -> NoReturn:
-    raise StoreError(f"{url} cannot be written: there is no such bucket", hint="create it, or check the address")
-
-
-def fetch(location: str, key: str, num_bytes: int, lend: Callable[[int], Any]) -> tuple[int, Any] | None:
-    """An object in a buffer that ``lend`` gives, with its size; None when there is none.
-
-    When it has another size than ``num_bytes`` it is not read, and None stands in place of the buffer.
-    """
-    obstore = _library()
-    url = join(location, key)
-    store, path = client_of(url)
-    try:
-        with _errors(url, "read"):
-            found = obstore.get(store, path)
-            size = int(found.meta["size"])
-            if size != num_bytes:
-                return size, None
-            lent = lend(num_bytes)
-            view, position = memoryview(lent).cast("B"), 0
-            for part in found.stream(min_chunk_size=STREAM_BYTES):
-                if position + len(part) > num_bytes:
-                    raise StoreError(f"{url} grew while it was read", hint="start again")
-                view[position : position + len(part)] = part
-                position += len(part)
-            if position != num_bytes:
-                raise StoreError(f"{url} ended after {position:,} of {num_bytes:,} bytes", hint="start again")
-            return size, lent
-    except FileNotFoundError:
-        return None
-
-
-def read_object(location: str, key: str) -> tuple[bytes, str] | None:
-    """The bytes of an object and its ETag, None when there is none."""
-    obstore = _library()
-    url = join(location, key)
-    store, path = client_of(url)
-    try:
-        with _errors(url, "read"):
-            found = obstore.get(store, path)
-            return bytes(found.bytes()), str(found.meta["e_tag"])
-    except FileNotFoundError:
-        return None
-
-
-def parts_of(location: str, key: str) -> Iterator[bytes]:
-    """The bytes of an object of any size, a few MiB at a time.
+    Nothing where the environment or a role is to decide, which the library that talks to the store asks by itself.
+    Nothing is kept longer than five minutes, logged, or sent anywhere but to the store.
 
     Raises
     ------
-    FileNotFoundError
-        There is none.
+    StoreError
+        There is no profile of that name, it gives no credentials, or boto3 is not installed.
     """
-    obstore = _library()
-    url = join(location, key)
-    store, path = client_of(url)
-    with _errors(url, "read"):
-        yield from obstore.get(store, path).stream(min_chunk_size=STREAM_BYTES)
-
-
-def put_file(location: str, key: str, path: Path) -> None:
-    """Upload a file of any size; the object appears whole or not at all."""
-    obstore = _library()
-    url = join(location, key)
-    store, name = client_of(url)
+    if asked is None and (os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE")):
+        return None, None
+    name = asked or os.environ.get("AWS_PROFILE")
     try:
-        with _errors(url, "written"):
-            obstore.put(store, name, path, chunk_size=PART_BYTES, max_concurrency=2)
-    except FileNotFoundError:
-        _missing_bucket(url)
+        import boto3
+        from botocore.exceptions import BotoCoreError, ProfileNotFound
+    except ImportError:
+        if name is None:
+            return None, None
+        raise StoreError(f"the profile {name!r} needs boto3", hint="install dkrr[s3]") from None
+
+    def credentials() -> dict[str, Any]:
+        try:
+            found = boto3.Session(profile_name=name).get_credentials()
+            frozen = found.get_frozen_credentials()
+        except (AttributeError, BotoCoreError) as exc:
+            raise StoreError(
+                f"the profile {name!r} gives no credentials ({type(exc).__name__})",
+                hint="log in again (aws sso login), or give it keys",
+            ) from None
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + CREDENTIALS_KEPT,
+        }
+
+    try:
+        if name is None:
+            name = "default"
+            if name not in boto3.Session().available_profiles:
+                return None, None
+        region = boto3.Session(profile_name=name).region_name
+    except ProfileNotFound:
+        raise StoreError(
+            f"there is no profile {name!r}", hint="correct [storage] profile, or unset AWS_PROFILE"
+        ) from None
+    except BotoCoreError as exc:
+        raise StoreError(f"the profiles cannot be read ({type(exc).__name__})", hint="correct ~/.aws/config") from None
+    credentials()
+    return credentials, region
 
 
-def read_range(location: str, key: str, start: int, length: int) -> bytes | None:
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or object: its key below what was listed, bytes, seconds since 1970 when it was written, and its ETag."""
+
+    key: str
+    num_bytes: int
+    modified: float
+    version: str = ""
+
+
+def _typed_error(url: str, verb: str, exc: BaseException) -> StoreError:
+    """The status and the server's sentence, or the first line of the library's, without what is signed."""
+    kind, text = type(exc).__name__, str(exc)
+    status, tags = _STATUS.search(text), dict(_TAGS.findall(text))
+    said = text.partition("\n")[0].strip()[:300] or kind
+    if status is not None:
+        said = ", ".join(filter(None, (status[1].strip(), tags.get("Code"), tags.get("Message"))))
+    hint = "check endpoint, region and network, then start again; everything finished so far is kept"
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        hint = "check the credentials of this process; to see that a key does not exist takes s3:ListBucket"
+    elif "169.254." in text or "credential" in text.lower():  # the library asks the machine when all else fails
+        hint = "no credentials were found: set AWS_ACCESS_KEY_ID and its secret, a profile, or a role"
+    return StoreError(f"{url} cannot be {verb} ({said})", hint=hint, reason=kind)
+
+
+def _request(
+    verb: str,
+) -> Callable[[Callable[Concatenate[Any, str, P], T]], Callable[Concatenate[str, str, P], T | None]]:
+    """Give a function, instead of an address and a key below it, the client and the whole key.
+
+    What the library raises becomes a typed error; None stands for what does not exist, where nothing is written.
+    """
+
+    def decorate(ask: Callable[Concatenate[Any, str, P], T]) -> Callable[Concatenate[str, str, P], T | None]:
+        @wraps(ask)
+        def asked(location: str, key: str, /, *args: P.args, **options: P.kwargs) -> T | None:
+            address = parse_address(location).below(key)
+            client = _client(address.bucket, address.settings, "")
+            try:
+                return ask(client, address.key, *args, **options)
+            except FileNotFoundError:
+                if verb != "written":
+                    return None
+                raise StoreError(
+                    f"{address} cannot be written: there is no such bucket", hint="create it, or check the address"
+                ) from None
+            except Exception as exc:
+                from obstore.exceptions import BaseError
+
+                if isinstance(exc, DkrrError) or not isinstance(exc, BaseError | OSError):
+                    raise
+                # "from None": the library's text may repeat signatures and key ids
+                raise _typed_error(str(address), verb, exc) from None
+
+        return asked
+
+    return decorate
+
+
+@_request("read")
+def fetch(client: Any, path: str, num_bytes: int, lend: Callable[[int], Any]) -> tuple[int, Any]:
+    """An object in a buffer that ``lend`` gives, with its size.
+
+    When it has another size than ``num_bytes`` it is not read, and None stands in place of the buffer.
+    """
+    found = client.get(path)
+    size = int(found.meta["size"])
+    if size != num_bytes:
+        return size, None
+    lent, position = lend(num_bytes), 0
+    view = memoryview(lent).cast("B")
+    for part in found.stream(min_chunk_size=STREAM_BYTES):
+        view[position : position + len(part)] = part
+        position += len(part)
+    if position != num_bytes:
+        raise OSError(f"it ended after {position:,} of {num_bytes:,} bytes")
+    return size, lent
+
+
+@_request("read")
+def read_object(client: Any, path: str) -> tuple[bytes, str]:
+    """The bytes of an object and its ETag."""
+    found = client.get(path)
+    return bytes(found.bytes()), str(found.meta["e_tag"])
+
+
+@_request("read")
+def get_file(client: Any, path: str, target: Path) -> bool:
+    """Download an object of any size, a few MiB at a time."""
+    found = client.get(path)
+    with open(target, "wb") as file:
+        for part in found.stream(min_chunk_size=STREAM_BYTES):
+            try:
+                file.write(part)
+            except OSError as exc:
+                hint = "set Dask's temporary-directory to a disk with room"
+                raise StorageFullError(f"{target} cannot be written ({exc.strerror})", hint=hint) from exc
+    return True
+
+
+@_request("read")
+def read_range(client: Any, path: str, start: int, length: int) -> bytes | None:
     """``length`` bytes from ``start``; None when there is no such object, or it is shorter."""
-    obstore = _library()
-    url = join(location, key)
-    store, path = client_of(url)
     try:
-        with _errors(url, "read"):
-            part = bytes(obstore.get_range(store, path, start=start, length=length))
-    except FileNotFoundError:
-        return None
-    except StoreError as exc:
-        if "416" in exc.message:
+        part = bytes(client.get_range(path, start=start, length=length))
+    except Exception as exc:
+        if "416" in str(exc):
             return None
         raise
     return part if len(part) == length else None
 
 
-def find_object(location: str, key: str) -> StoredObject | None:
-    """What is known about an object without reading it, None when there is none."""
-    obstore = _library()
-    url = join(location, key)
-    store, path = client_of(url)
-    try:
-        with _errors(url, "read"):
-            return _stored(key, obstore.head(store, path))
-    except FileNotFoundError:
-        return None
+@_request("read")
+def find_object(client: Any, path: str) -> Entry:
+    """What is known about an object without reading it."""
+    return _entry(path.rpartition("/")[2], client.head(path))
 
 
-def _stored(key: str, facts: Any) -> StoredObject:
-    return StoredObject(key, int(facts["size"]), facts["last_modified"].timestamp(), str(facts["e_tag"]))
+def _entry(key: str, facts: Any) -> Entry:
+    return Entry(key, int(facts["size"]), facts["last_modified"].timestamp(), str(facts["e_tag"]))
 
 
-def put_object(location: str, key: str, *parts: Any) -> None:
+@_request("written")
+def put_object(client: Any, path: str, *parts: Any) -> None:
     """Write an object, given in buffers one after the other; it appears whole or not at all."""
-    obstore = _library()
-    url = join(location, key)
-    store, path = client_of(url)
     views = [memoryview(part).cast("B") for part in parts]
     large = sum(len(view) for view in views) > PART_BYTES
-    try:
-        with _errors(url, "written"):
-            obstore.put(store, path, iter(views), use_multipart=large, chunk_size=PART_BYTES, max_concurrency=2)
-    except FileNotFoundError:
-        _missing_bucket(url)
+    client.put(path, iter(views), use_multipart=large, chunk_size=PART_BYTES, max_concurrency=2)
 
 
-def put_if(location: str, key: str, data: bytes, version: str | None) -> str | None:
+@_request("written")
+def put_file(client: Any, path: str, source: Path) -> None:
+    """Upload a file of any size; the object appears whole or not at all."""
+    client.put(path, source, chunk_size=PART_BYTES, max_concurrency=2)
+
+
+@_request("written")
+def put_if(client: Any, path: str, data: bytes, version: str | None) -> str | None:
     """Write a small object if it does not exist (``version`` None) or still has this ETag; its new ETag, else None.
 
     An answer may be lost after the store has done what it was asked: then the repetition is refused, because of what
     this very call has written. So a refusal counts only when the store holds something else: ``data`` must not be equal
     to what any other writer writes (a token in it sees to that).
     """
-    obstore = _library()
-    url = join(location, key)
-    store, path = client_of(url)
-    mode: Any = "create" if version is None else {"e_tag": version}
+    mode = "create" if version is None else {"e_tag": version}
     try:
-        with _errors(url, "written"):
-            try:
-                return str(obstore.put(store, path, data, mode=mode, use_multipart=False)["e_tag"])
-            except Exception as exc:
-                # 409: two puts at once, of which the store takes one
-                conflict = type(exc).__name__ in ("AlreadyExistsError", "PreconditionError")
-                if not conflict and "409 Conflict" not in str(exc):
-                    raise
+        return str(client.put(path, data, mode=mode, use_multipart=False)["e_tag"])
     except FileNotFoundError:
         if version is None:
-            _missing_bucket(url)
+            raise
         return None
-    found = read_object(location, key)
-    return found[1] if found is not None and found[0] == data else None
+    except Exception as exc:
+        # 409: two puts at once, of which the store takes one
+        if type(exc).__name__ not in ("AlreadyExistsError", "PreconditionError") and "409 Conflict" not in str(exc):
+            raise
+    with contextlib.suppress(FileNotFoundError):  # removed by now
+        found = client.get(path)
+        if bytes(found.bytes()) == data:
+            return str(found.meta["e_tag"])
+    return None
 
 
-def list_objects(location: str) -> list[StoredObject]:
+@_request("listed")
+def list_objects(client: Any, path: str) -> list[Entry]:
     """Every object below a prefix, by key; keys are relative to it."""
-    obstore = _library()
-    store, prefix = client_of(location)
-    start = len(prefix) + 1 if prefix else 0
-    found = []
-    with _errors(location, "listed"):
-        for page in obstore.list(store, prefix or None):
-            for item in page:
-                key = str(item["path"])[start:]
-                if key:
-                    found.append(_stored(key, item))
-    return sorted(found, key=lambda item: item.key)
+    start = len(path) + 1 if path else 0
+    items = [item for page in client.list(path or None) for item in page if str(item["path"])[start:]]
+    return sorted((_entry(str(item["path"])[start:], item) for item in items), key=lambda item: item.key)
 
 
-def list_names(location: str) -> list[str]:
+@_request("listed")
+def list_names(client: Any, path: str) -> list[str]:
     """Names right below a prefix: of objects, and of what holds further ones."""
-    obstore = _library()
-    store, prefix = client_of(location)
-    with _errors(location, "listed"):
-        found = obstore.list_with_delimiter(store, prefix or None)
+    found = client.list_with_delimiter(path or None)
     paths = [*found["common_prefixes"], *(str(item["path"]) for item in found["objects"])]
-    return sorted({str(path).rstrip("/").rpartition("/")[2] for path in paths})
+    return sorted({str(item).rstrip("/").rpartition("/")[2] for item in paths})
 
 
-def delete_objects(location: str, keys: Sequence[str]) -> None:
-    """Delete objects; those that do not exist are no error."""
-    obstore = _library()
-    store, prefix = client_of(location)
-    paths = [f"{prefix}/{key}" if prefix else key for key in keys]
-    try:
-        with _errors(location, "deleted from"):
-            if len(paths) == 1:
-                obstore.delete(store, paths[0])
-            elif paths:
-                obstore.delete(store, paths)
-    except FileNotFoundError:
-        return
+@_request("deleted from")
+def delete_objects(client: Any, path: str, keys: Sequence[str]) -> None:
+    """Delete objects below a prefix; those that do not exist are no error."""
+    paths = [f"{path}/{key}" if path else key for key in keys]
+    if paths:
+        client.delete(paths[0] if len(paths) == 1 else paths)
 
 
-def copy_object(location: str, key: str, target: str) -> None:
-    """Copy an object of ``location`` to the address ``target`` in the same store; the store itself does it."""
-    obstore = _library()
-    url = join(location, key)
-    source, destination = parse_address(url), parse_address(target)
-    if (source.bucket, source.settings) != (destination.bucket, destination.settings):
-        raise StoreError(f"{url} and {target} are in different stores", hint="read one and write the other")
-    store, path = client_of(url)
-    with _errors(url, "copied"):
-        obstore.copy(store, path, destination.key)
-
-
-KEPT = timedelta(minutes=5)
-_NOT_STATIC = ("sso_session", "sso_start_url", "role_arn", "credential_process")
-
-
-class Profile:
-    """The credentials of one profile, read again when they are five minutes old: keys are replaced while jobs run.
-
-    Calling it returns what ``obstore`` expects of a credential provider.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"Profile({self.name!r})"
-
-    @property
-    def region(self) -> str | None:
-        """The region that the profile names."""
-        return self._fields().get("region")
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether keys stand in the files."""
-        return bool(self._fields().get("aws_access_key_id"))
-
-    def __call__(self) -> dict[str, Any]:
-        found = self._fields()
-        key, secret = found.get("aws_access_key_id"), found.get("aws_secret_access_key")
-        if not key or not secret:
-            return self._ask()
-        return {
-            "access_key_id": key,
-            "secret_access_key": secret,
-            "token": found.get("aws_session_token"),
-            "expires_at": datetime.now(UTC) + KEPT,
-        }
-
-    def check(self) -> None:
-        """Raise :class:`StoreError` when there is no such profile, or none that can be used."""
-        found = self._fields()
-        if not found:
-            raise StoreError(
-                f"there is no profile {self.name!r} in {' and '.join(_files())}",
-                hint="correct [storage] profile, or unset AWS_PROFILE",
-            )
-        if not found.get("aws_access_key_id"):
-            self._session()
-
-    def _ask(self) -> dict[str, Any]:
-        credentials = self._session().get_credentials()
-        if credentials is None:
-            raise StoreError(f"the profile {self.name!r} gives no credentials", hint="log in again (aws sso login)")
-        frozen = credentials.get_frozen_credentials()
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": datetime.now(UTC) + KEPT,
-        }
-
-    def _session(self) -> Any:
-        try:
-            import boto3
-        except ImportError:
-            needs = next((name for name in _NOT_STATIC if name in self._fields()), "no keys")
-            raise StoreError(
-                f"the profile {self.name!r} needs boto3 ({needs})",
-                hint="install boto3, or give keys in the environment",
-            ) from None
-        return boto3.Session(profile_name=self.name)
-
-    def _fields(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for path, section in zip(_files(), (f"profile {self.name}", self.name), strict=True):
-            parser = ConfigParser(interpolation=None)
-            try:
-                parser.read(path, encoding="utf-8")
-            except (ConfigError, OSError, UnicodeDecodeError):
-                # the parser's own message would repeat the line, which may be a key
-                raise StoreError(f"{path} cannot be read", hint="correct the file") from None
-            for name in {section, self.name}:
-                if parser.has_section(name):
-                    found |= dict(parser.items(name))
-        return found
-
-
-def _files() -> tuple[str, str]:
-    """Configuration first: what both files say, credentials decide."""
-    home = os.path.expanduser("~/.aws")
-    return (
-        os.environ.get("AWS_CONFIG_FILE", f"{home}/config"),
-        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", f"{home}/credentials"),
-    )
-
-
-def find_profile(asked: str | None) -> Profile | None:
-    """The profile to use: the one asked for, else as Amazon's tools decide; None leaves it to environment and role.
-
-    Raises
-    ------
-    StoreError
-        There is no profile of that name, or it needs boto3, which is not installed.
-    """
-    if asked is None and os.environ.get("AWS_ACCESS_KEY_ID"):
-        return None
-    name = asked or os.environ.get("AWS_PROFILE")
-    if name:
-        profile = Profile(name)
-        profile.check()
-        return profile
-    if os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
-        return None
-    default = Profile("default")
-    return default if default.has_keys else None
+@_request("copied")
+def copy_object(client: Any, path: str, target: str) -> bool:
+    """Copy an object to an address in the same store; the store itself does it."""
+    destination = parse_address(target)
+    if client is not _client(destination.bucket, destination.settings, ""):
+        raise StoreError(f"{path} and {target} are in different stores", hint="read one and write the other")
+    client.copy(path, destination.key)
+    return True

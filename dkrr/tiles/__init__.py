@@ -1,6 +1,5 @@
 """Tiles: integer arithmetic, storage and typed BLAS. Knows no kernel, no solver and no scheduler."""
 
-from dkrr.tiles.grid import MAX_TILE_SIZE, TileGrid
-from dkrr.tiles.store import TileMatrix
+from dkrr.tiles.store import MAX_TILE_SIZE, TileGrid, TileMatrix
 
 __all__ = ["MAX_TILE_SIZE", "TileGrid", "TileMatrix"]

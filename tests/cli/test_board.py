@@ -1,4 +1,4 @@
-"""The board of a run: on every width, with and without signs beyond ASCII."""
+"""Progress: the board of a run on every width, lines that come ten seconds apart, rates from the start of a phase."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dkrr.cli.progress import LiveBoard, PhaseLines, ProgressDisplay, board
-from dkrr.jobs.runs.facts import live_facts, phase_words
-from dkrr.jobs.runs.status import Status, View
+from dkrr.cli.progress import ProgressDisplay, board
+from dkrr.jobs.report.facts import live_facts, phase_words
+from dkrr.jobs.runs.status import Status
 
 
 def running(**values: Any) -> Status:
@@ -26,28 +26,32 @@ def shown(status: Status, width: int, height: int, encoding: str = "utf-8") -> l
 
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=stream, width=width, height=height, force_terminal=False, legacy_windows=False)
-    console.print(board(status, list(live_facts(View(status, "running"))), width, height))
+    console.print(board(status, live_facts(status), width, height))
     stream.seek(0)
     return stream.read().splitlines()
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (60, 24), (40, 20), (20, 10), (200, 8)])
-def test_it_fits_the_terminal(width: int, height: int) -> None:
-    lines = shown(running(), width, height)
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (40, 20), (20, 10), (200, 8)])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_it_fits_the_terminal(width: int, height: int, encoding: str) -> None:
+    lines = shown(running(given_up=[{"sentence": "went on with cg float64"}]), width, height, encoding)
     assert len(lines) <= height
     assert max(len(line) for line in lines) <= width
     text = "\n".join(lines)
+    assert text.isascii() == (encoding == "ascii" or (width, height) == (200, 8))
     assert "factorise" in text
     if width >= 80 and height >= 20:
-        assert "━" in lines[-1]
-        for fact in ("55 of 210 tasks", "163.2 GF/s", "0:41 left", "2, 2 threads", "812 MiB", "1:10 of work"):
+        assert lines[-1].startswith("━" * 15 if encoding == "utf-8" else "-" * 15)
+        for fact in (
+            "55 of 210 tasks",
+            "163.2 GF/s",
+            "0:41 left",
+            "2, 2 threads",
+            "812 MiB",
+            "1:10 of work",
+            "went on",
+        ):
             assert fact in text
-
-
-def test_a_terminal_without_such_signs() -> None:
-    lines = shown(running(), 80, 24, encoding="ascii")
-    assert "\n".join(lines).isascii()
-    assert lines[-1].startswith("-" * 15)
 
 
 def test_a_phase_of_iterations() -> None:
@@ -64,12 +68,12 @@ def test_lines_of_phases() -> None:
     factor = {"seconds": 12.3, "tasks": 210, "flops_per_second": 163.2e9}
     assert phase_words("factorise", factor) == "factorise: 210 tasks in 12.3 s, 163.2 GF/s"
     assert phase_words("cg", {"seconds": 200, "tasks": 40, "flops_per_second": 1e9}) == "cg: 40 iterations in 3:20"
-    lines = PhaseLines()
-    phases = {"start": {"number": 1, "seconds": 2, "times": 1}, "plan": {"number": 0, "seconds": 1, "times": 1}}
-    assert list(lines.new(Status(phases=phases))) == ["plan: 1.0 s", "start: 2.0 s"]
-    assert list(lines.new(Status(phases=phases))) == []
-    again = phases | {"start": {"number": 1, "seconds": 3, "times": 2}}
-    assert list(lines.new(Status(phases=again))) == ["start: 3.0 s"]
+    phases: dict[str, Any] = {"start": {"number": 1, "seconds": 2}, "plan": {"number": 0, "seconds": 1}}
+    with ProgressDisplay(stream := io.StringIO()) as progress:
+        progress.attach(lambda: Status(phases=phases))
+        progress.tell()
+        phases["start"] = {"number": 1, "seconds": 3, "times": 2}
+    assert stream.getvalue().splitlines() == ["plan: 1.0 s", "start: 2.0 s", "start: 3.0 s"]
 
 
 class Terminal(io.StringIO):
@@ -88,8 +92,7 @@ def test_a_run_that_is_driven_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with ProgressDisplay(stream) as progress:
         progress.attach(lambda: status)
         progress("factorise", 0, 210, 0.0, 210e9)
-        assert isinstance(progress._live, LiveBoard)
-        progress._live._live.refresh()
+        progress._live.refresh()
         status.phases = {"factorise": {"number": 0, "seconds": 12.3, "tasks": 210, "times": 1}}
         progress("solve", 0, 10, 0.0, 1e9)
     text = stream.getvalue()
@@ -98,17 +101,58 @@ def test_a_run_that_is_driven_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "factorise: 210 tasks in 12.3 s" in text
 
 
-def test_lines_where_there_is_no_terminal() -> None:
-    stream = io.StringIO()
-    status = running()
-    with ProgressDisplay(stream) as progress:
-        progress.attach(lambda: status)
-        progress("factorise", 0, 210, 0.0, 210e9)
-        status.phases = {"factorise": {"number": 0, "seconds": 12.3, "tasks": 210, "times": 1}}
-    assert stream.getvalue() == "factorise: 210 tasks in 12.3 s\n"
+# --- figures of what has no run: predictions, searches ---------------------------------------------------------------
 
 
-def test_a_way_that_was_given_up_and_the_one_after_it() -> None:
-    said = "cg mixed, rank 500 stood still (at 1e-5); went on with cg float64, rank 500"
-    text = "\n".join(shown(running(phase="cg", given_up=[{"sentence": said}]), 100, 24))
-    assert said in text
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_line_in_ten_seconds() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with ProgressDisplay(stream, clock) as progress:
+        for second in range(35):
+            clock.now = 100.0 + second
+            progress("factorise", second, 100, second * 1e9, 100e9)
+    assert stream.getvalue().splitlines() == [
+        "factorise: 10 of 100 tasks, 1.0 GF/s, 1:30 left",
+        "factorise: 20 of 100 tasks, 1.0 GF/s, 1:20 left",
+        "factorise: 30 of 100 tasks, 1.0 GF/s, 1:10 left",
+    ]
+
+
+@pytest.mark.parametrize("second", ["factorise", "gram"])
+def test_a_phase_that_begins_is_measured_from_there(second: str) -> None:
+    clock, stream = Clock(), io.StringIO()
+    with ProgressDisplay(stream, clock) as progress:
+        progress("gram", 0, 10, 0.0, 10e9)
+        clock.now += 10
+        progress("gram", 10, 10, 10e9, 10e9)
+        clock.now += 10
+        progress(second, 0, 4, 0.0, 4e9)
+        clock.now += 10
+        progress(second, 2, 4, 2e9, 4e9)
+    unit = "tiles" if second == "gram" else "tasks"
+    assert stream.getvalue().splitlines() == [
+        "gram: 10 of 10 tiles, 1.0 GF/s, 0:00 left",
+        f"{second}: 0 of 4 {unit}",
+        f"{second}: 2 of 4 {unit}, 0.2 GF/s, 0:10 left",
+    ]
+
+
+def test_iterations_are_counted_as_such() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with ProgressDisplay(stream, clock) as progress:
+        progress("cg", 0, 1000, 0.0, 1000e9)
+        clock.now += 10
+        progress("cg", 5, 45, 5e9, 45e9)
+        clock.now += 10
+        progress("cg, worst residual 3.1e-04", 10, 40, 10e9, 40e9)
+    assert stream.getvalue().splitlines() == [
+        "cg: iteration 5 of about 45, 1:20 left",
+        "cg: iteration 10 of about 40, worst residual 3.1e-04, 1:00 left",
+    ]

@@ -49,13 +49,6 @@ def test_a_report_elsewhere(run: RunDirectory, tmp_path: Path) -> None:
     assert not run.has("report.html")
 
 
-def test_no_such_run(run: RunDirectory) -> None:
-    result = dkrr("report", "jab")
-    assert result.exit_code == 4
-    assert "no run 'jab'" in result.stderr
-    assert "did you mean 'job'?" in result.stderr
-
-
 def test_a_place_that_cannot_be_written(run: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = dkrr("report", "job", "-o", "file/page.html")

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from dkrr.cli import main
 from dkrr.cli.models import model_location
-from dkrr.errors import NotPositiveDefiniteError, PlanRefusedError
+from dkrr.errors import PlanRefusedError
 from dkrr.jobs.spec import JobSpec
 
 
@@ -57,13 +57,6 @@ def fake_fit(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> N
     monkeypatch.setattr("dkrr.jobs.run.fit_job", function)
 
 
-def test_a_plan_goes_to_stdout(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.jobs.plan.plan", lambda spec: FakeResult())
-    result = run("plan", job)
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "the table\n", "")
-    assert json.loads(run("plan", job, "--json").stdout) == {"answer": 42}
-
-
 def test_a_refused_plan_is_shown_and_ends_with_3(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkrr.jobs.plan.plan", lambda spec: FakeResult(refusal="too large"))
     result = run("plan", job)
@@ -84,15 +77,6 @@ def test_fit_reports_progress_on_stderr_and_the_result_on_stdout(job: Path, monk
     result = run("fit", job)
     assert (result.exit_code, result.stdout) == (0, "the table\n")
     assert result.stderr == "factorise: 3 of 6 tasks\n"
-
-
-def test_fit_ends_with_the_exit_code_of_its_error(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(spec: JobSpec, *, progress: Any, source: bytes) -> FakeResult:
-        raise NotPositiveDefiniteError("tile (1, 1) is not positive definite", hint="raise alpha")
-
-    fake_fit(monkeypatch, fit)
-    result = run("fit", job)
-    assert (result.exit_code, result.stdout) == (5, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -18,7 +18,7 @@ from dkrr.engine.cluster import connect
 from dkrr.engine.workers import roster
 from dkrr.errors import ClusterError
 from tests.cluster.helpers import ByHandJob, byte_for_byte, fit_again_on_new_servers
-from tests.faults import Command, finish, stopped, wait_until
+from tests.faults import finish, stopped, wait_until
 from tests.servers import by_hand, import_path
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -160,9 +160,3 @@ def test_plain_tcp_to_another_machine_is_refused_in_the_job_file(tmp_path: Path)
     job = ByHandJob(tmp_path / "insecure", "tcp://dkrr.invalid:8786", more="insecure = true\n")
     ended = job.command().run(90)
     assert (ended.code, "no connection" in ended.err) == (6, True)
-
-
-def test_the_command_line_tells_what_by_hand_needs() -> None:
-    ended = Command(["doctor", "--env"]).run(120)
-    assert ended.code == 0
-    assert "export OPENBLAS_NUM_THREADS=1" in ended.out

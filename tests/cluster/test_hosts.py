@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.helpers import ByHandJob, byte_for_byte
 from tests.cluster.namespaces import Network, network_of, own
-from tests.cluster.programs import make_certificates, need
+from tests.cluster.programs import make_certificates
 from tests.faults import descendants, finish, wait_until
 from tests.servers import ByHand, doctor_environment
 
@@ -115,21 +115,3 @@ def test_a_link_cut_in_mid_factorisation(tmp_path: Path) -> None:
     assert found.written.items() <= found.cut.tiles().items()
     byte_for_byte(local, found.cut)
     byte_for_byte(found.undisturbed, found.cut)
-
-
-def test_a_network_is_torn_down_when_its_test_fails() -> None:
-    need("ip", package="iproute2")
-    before, process = own(), None
-
-    def fail() -> None:
-        nonlocal process
-        with network_of("one", "two") as network:
-            assert len(own() - before) == 3
-            process = subprocess.Popen([*network.on("one"), "sleep", "600"])
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert not own() - before
-    assert process is not None
-    assert process.wait(10) != 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +27,18 @@ def test_every_object_is_valid() -> None:
     assert kinds == CORE | {"DaskCluster", "DaskJob"}
 
 
-def variants() -> Iterator[tuple[str, list[Any], Any]]:
-    """A file, a path in one of its objects, and a value that is wrong there."""
-    container = ["spec", "template", "spec", "containers", 0]
-    yield "cluster.yaml", ["Deployment", "spec", "replicas"], "two"
-    yield "cluster.yaml", ["Deployment", *container, "volumeMount"], []
-    yield "cluster.yaml", ["Deployment", *container, "securityContext", "readOnlyRootFileSystem"], True
-    yield "cluster.yaml", ["Service", "spec", "ports", 0, "port"], "8786"
-    yield "cluster.yaml", ["NetworkPolicy", "spec", "ingres"], []
-    yield "driver.yaml", ["Job", "spec", "podFailurePolicy", "rules", 0, "onExitCodes", "values"], "2, 3"
-    yield "cronjob.yaml", ["CronJob", "spec", "shedule"], "15 2 * * *"
-    yield "job.yaml", ["ConfigMap", "data"], "text"
-    yield "job.yaml", ["PersistentVolumeClaim", "spec", "accessModes"], "ReadWriteMany"
-    worker = ["spec", "worker", "spec", "containers", 0]
-    yield "daskcluster.yaml", ["DaskCluster", "spec", "worker", "replicas"], "two"
-    yield "daskcluster.yaml", ["DaskCluster", *worker, "arg"], ["dask"]
-    yield "daskcluster.yaml", ["DaskCluster", "spec", "scheduler", "service"], None
-    yield "daskcluster.yaml", ["DaskCluster", "spec", "workers"], {}
-    yield "daskjob.yaml", ["DaskJob", "spec", "job", "spec", "containers", 0, "env"], {"RUN": "train"}
-    yield "daskjob.yaml", ["DaskJob", "spec", "cluster", "spec", "scheduler", "spec"], None
+CONTAINER = ("Deployment", "spec", "template", "spec", "containers", 0)
 
 
-@pytest.mark.parametrize(("file", "path", "value"), list(variants()), ids=lambda value: str(value)[-40:])
+@pytest.mark.parametrize(
+    ("file", "path", "value"),
+    [
+        ("cluster.yaml", ["Deployment", "spec", "replicas"], "two"),
+        ("cluster.yaml", [*CONTAINER, "securityContext", "readOnlyRootFileSystem"], True),
+        ("daskcluster.yaml", ["DaskCluster", "spec", "workers"], {}),
+        ("daskjob.yaml", ["DaskJob", "spec", "cluster", "spec", "scheduler", "spec"], None),
+    ],
+)
 def test_a_wrong_field_is_found(file: str, path: list[Any], value: Any) -> None:
     kind, *parents, last = path
     found = next(document for name, document in documents() if (name, document["kind"]) == (file, kind))

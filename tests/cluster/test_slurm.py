@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.helpers import ByHandJob, byte_for_byte
-from tests.cluster.programs import CLUSTER, need, programs
+from tests.cluster.programs import CLUSTER, programs
 from tests.cluster.slurm import Slurm, slurm_of_our_own
 from tests.faults import wait_until
 
@@ -149,13 +149,3 @@ def test_without_a_job_file_that_it_can_use_it_says_so(tmp_path: Path) -> None:
         )
         assert (done.returncode, said in done.stdout) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
-
-
-@pytest.mark.system
-def test_nothing_of_slurm_is_left(tmp_path: Path) -> None:
-    need("slurmctld", "slurmd", "munged", package="slurm-wlm munge")
-    with slurm_of_our_own(tmp_path / "slurm") as found:
-        number = found.run("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600")
-        wait_until(lambda: found.job(number).get("JobState") == "RUNNING", 60)
-        wait_until(lambda: len(found._ours()) >= 4, 30)  # three servers, and what runs the script
-    assert [process for process in found._ours() if process.is_running() and process.status() != "zombie"] == []

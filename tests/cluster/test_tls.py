@@ -16,8 +16,8 @@ from distributed.security import Security
 
 from dkrr.engine.cluster import connect
 from dkrr.errors import ClusterError
-from tests.cluster.helpers import ByHandJob, byte_for_byte, fit_again_on_new_servers
-from tests.faults import descendants, finish
+from tests.cluster.helpers import ByHandJob, byte_for_byte
+from tests.faults import descendants
 from tests.servers import ByHand, by_hand
 
 SCRIPT = Path(__file__).parent.parent.parent / "cluster/tls/make-certificates.sh"
@@ -169,18 +169,3 @@ def test_a_fit_on_tls_equals_a_local_one(certificates: Path, tmp_path: Path) -> 
             )
             with pytest.raises(ClusterError, match="no connection"):
                 connect(address, timeout=10, security=security)
-
-
-@pytest.mark.system
-@pytest.mark.timeout(600)
-def test_a_killed_scheduler_on_tls_costs_no_tile(certificates: Path, tmp_path: Path) -> None:
-    local = ByHandJob(tmp_path / "local")
-    local.fit()
-    slowly = "cholesky.tile.after_compute:1:sleep=0.05"
-    with by_hand(tmp_path / "servers", roles=certificates, DKRR_FAILPOINTS=slowly) as cluster:
-        job = ByHandJob(tmp_path / "job", cluster.address, environment={"DASK_CONFIG": str(certificates / "client")})
-        process = job.start_until_tiles(20)
-        cluster.kill_scheduler()
-        assert finish(process, 60).code == 6
-        fit_again_on_new_servers(job, cluster, 20)
-        byte_for_byte(local, job)

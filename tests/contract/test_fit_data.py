@@ -41,6 +41,9 @@ class _Planned:
     def table(self) -> str:
         return "a plan"
 
+    def to_dict(self) -> dict[str, object]:
+        return {}
+
     def check(self) -> None:
         pass
 

@@ -576,7 +576,7 @@ def test_what_says_that_a_folder_is_a_run_says_it_to_every_command(place: Path) 
 def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "job.toml").write_text(f'[data]\npath = "{place}/a.npy"\ntarget = -1\n[output]\ndirectory = "web"\n')
     np.save(place / "a.npy", ROWS)
-    monkeypatch.setattr("dkrr.jobs.runs.submit.start_driver", lambda run: {"kind": "here", **process_record()})
+    monkeypatch.setattr("dkrr.jobs.runs.driver.start_driver", lambda run: {"kind": "here", **process_record()})
     write = stores.write_key
     for number in (1, 2):
         written: list[str] = []

@@ -727,3 +727,39 @@ def test_a_few_doubled_rows_do_not_hide_that_a_batch_comes_again(tmp_path: Path)
     (path.parent / "n2.csv").write_text("\n".join([header, *lines[:-1], *lines[:3], ""]))
     with pytest.raises(RefusedError, match=r"122 of its 122 rows are in .* already"):
         project.run()
+
+
+def drifted(rows: Any) -> Any:
+    return rows + 50
+
+
+def of_noise(rows: Any) -> Any:
+    rows[:, 3] = 5 * np.random.default_rng(0).standard_normal(len(rows))
+    return rows
+
+
+WIDE = {"correlation": 2.0, "shift": 10.0, "scale": 100.0, "distance": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "drift", "reason"),
+    [(drifted, {}, "n2.csv: feature a"), (of_noise, WIDE, "rmse")],
+    ids=["a batch", "the model"],
+)
+def test_a_refusal_whose_report_was_not_written_is_told_by_the_next_run(
+    change: Callable[[Any], Any], drift: dict[str, float], reason: str, tmp_path: Path
+) -> None:
+    project = Project(tmp_path / "p", drift=drift)
+    project.deliver("n1", seed=1)
+    project.run()
+    project.deliver("n2", seed=2, change=change)
+    report = project.folder / "models/demo/retrain/report.txt"
+    report.unlink()
+    report.mkdir()
+    with pytest.raises(IsADirectoryError):
+        project.run()
+    report.rmdir()
+    with pytest.raises(RefusedError, match=reason):
+        project.run()
+    assert reason in report.read_text()
+    assert project.run().outcome == "nothing new"

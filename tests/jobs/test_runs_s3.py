@@ -13,12 +13,9 @@ from click.testing import CliRunner
 from dkrr.cli import main
 from dkrr.errors import CancelledError, LockedError
 from dkrr.jobs.runs import monitor as monitor_module
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import EventLog, read_events
-from dkrr.jobs.runs.facts import find_run, list_runs
+from dkrr.jobs.runs.directory import EventLog, RunDirectory, find_run, list_runs, read_events
 from dkrr.jobs.runs.lease import DriverLease, current_driver
-from dkrr.jobs.runs.monitor import Monitor
-from dkrr.jobs.runs.session import driving
+from dkrr.jobs.runs.monitor import Monitor, driving
 from dkrr.jobs.runs.status import look_once, read_status
 from dkrr.store.files import list_keys, read_key
 from tests.faults import wait_until
@@ -72,7 +69,6 @@ def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch
     for act in (first.check, first.beat):
         with pytest.raises(LockedError, match="was taken over by"):
             act()
-    first.release()
     assert (current_driver(run) or {})["kind"] == "cluster"
 
 

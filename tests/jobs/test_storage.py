@@ -10,7 +10,7 @@ import pytest
 from dkrr.errors import JobFileError
 from dkrr.jobs.claim import run_id
 from dkrr.jobs.spec import JobSpec
-from dkrr.store.files import StorageSettings, parse_address
+from dkrr.store.objects import StorageSettings, parse_address
 
 STORAGE = {"endpoint_url": "http://127.0.0.1:9000", "region": "eu-1", "allow_http": True}
 QUERY = "?endpoint_url=http://127.0.0.1:9000&region=eu-1&allow_http=true"

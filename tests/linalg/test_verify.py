@@ -27,8 +27,7 @@ from dkrr.linalg.verify import (
     verify_gram,
 )
 from dkrr.models.model import Model
-from dkrr.store.chunks import write_json
-from dkrr.store.files import write_key
+from dkrr.store.files import write_json, write_key
 from dkrr.tiles import TileMatrix
 from tests.faults import DAMAGES, FaultyStore, objects_in_memory, swap
 from tests.linalg.helpers import operator, rows

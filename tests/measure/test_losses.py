@@ -17,6 +17,7 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.losses.fit import fit_losses
 from dkrr.linalg.losses.loss import make_loss
 from dkrr.linalg.losses.problem import GramColumns, LossProblem, certify
+from dkrr.threads import single_blas_thread
 from tests.measure.figures import Judge, scaled
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600), pytest.mark.whole]
@@ -71,7 +72,8 @@ def test_measure_ten_values_of_C(judge: Judge) -> None:
 
     def seconds(values: list[float]) -> float:
         began = time.perf_counter()
-        fit_losses(kernel, X, y[:, None], [make_loss("hinge")], values, num_threads=2)
+        with single_blas_thread():
+            fit_losses(kernel, X, y[:, None], [make_loss("hinge")], values, num_threads=2)
         return time.perf_counter() - began
 
     seconds([1.0])

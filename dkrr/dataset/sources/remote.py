@@ -15,7 +15,8 @@ from pathlib import Path
 
 from dkrr.dataset.sources.parquet import check_names, is_visible
 from dkrr.errors import StorageFullError, StoreError
-from dkrr.store.files import children, join, key_size, name_of, parent_of
+from dkrr.store.files import children, join, key_size, list_entries, name_of, parent_of
+from dkrr.store.objects import get_file
 
 __all__ = ["fetch_copy", "local_copy"]
 
@@ -36,8 +37,6 @@ def fetch_copy(url: str) -> Path | None:
     StorageFullError
         The temporary directory is too small.
     """
-    from dkrr.store.objects import list_objects
-
     name, parent = name_of(url), parent_of(url)
     if name.endswith(".zarr"):
         return None
@@ -45,7 +44,7 @@ def fetch_copy(url: str) -> Path | None:
     sizes = {} if size is None else {name: size}
     if size is None:
         is_zarr = "zarr.json" in children(url)  # whose chunks need not be listed
-        found = [] if is_zarr else [item for item in list_objects(url) if is_visible(item.key)]
+        found = [] if is_zarr else [item for item in list_entries(url) if is_visible(item.key)]
         if any(item.key.endswith(".parquet") for item in found):
             check_names([item.key for item in found], url)
             sizes = {f"{name}/{item.key}": item.num_bytes for item in found}
@@ -76,15 +75,9 @@ def local_copy(url: str) -> Iterator[Path | None]:
 
 
 def _copy(location: str, key: str, path: Path) -> None:
-    from dkrr.store.objects import parts_of
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(path, "wb") as file:
-            for part in parts_of(location, key):
-                file.write(part)
-    except FileNotFoundError:
-        raise StoreError(f"{join(location, key)} was removed while it was read", hint="start again") from None
+    if get_file(location, key, path) is None:
+        raise StoreError(f"{join(location, key)} was removed while it was read", hint="start again")
 
 
 def _temporary_folder() -> str:

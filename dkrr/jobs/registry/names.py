@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from dkrr.errors import ParameterError
-from dkrr.store.files import is_url, parse_address
+from dkrr.store.files import is_url
+from dkrr.store.objects import parse_address
 
 __all__ = ["MODELS_VARIABLE", "NAMES", "Reference", "check_name", "models_folder", "parse_reference"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from dkrr.errors import StoreError
 from dkrr.jobs.documents import plain
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import utc_now
 from dkrr.store.documents import MANIFEST, check_manifest, create_json, manifest_digest, refuse_links
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (

@@ -33,8 +33,7 @@ from dkrr.jobs.retrain.records import hash_of
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.summary import RetrainSummary
 from dkrr.jobs.retrain.tick_key import held_out_files, held_out_rows
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import remove_array
 

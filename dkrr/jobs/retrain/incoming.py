@@ -17,8 +17,7 @@ from typing import Any
 
 from dkrr.errors import InterruptedRunError, StoreError
 from dkrr.jobs.fields import FILE_SUFFIXES
-from dkrr.store.files import file_state, is_url, join, name_of, overlaps, parent_of
-from dkrr.store.objects import list_objects
+from dkrr.store.files import file_state, is_url, join, list_entries, name_of, overlaps, parent_of
 
 __all__ = ["Delivery", "content_hash", "deliveries"]
 
@@ -104,7 +103,7 @@ def _objects(incoming: str) -> list[Delivery]:
     is_pattern = any(mark in name for mark in _PATTERN)
     folder = parent_of(incoming) if is_pattern or _is_data(name) else incoming
     found: dict[str, list[Any]] = {}
-    for item in list_objects(folder):
+    for item in list_entries(folder):
         first = item.key.partition("/")[0]
         is_meant = fnmatch.fnmatchcase(first, name) if is_pattern else folder == incoming or first == name
         if is_meant and (is_pattern or _is_data(first)):

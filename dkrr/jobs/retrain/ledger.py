@@ -16,8 +16,7 @@ from dkrr.dataset import Dataset
 from dkrr.jobs.documents import plain
 from dkrr.jobs.retrain.holdout import decisions
 from dkrr.jobs.retrain.incoming import Delivery, content_hash
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.store.failpoints import failpoint
 
 __all__ = ["Batch", "Ledger"]

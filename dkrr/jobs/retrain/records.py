@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dkrr.jobs.documents import plain
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import utc_now
+from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.store.failpoints import failpoint
 
 __all__ = ["LAST", "Records", "hash_of"]

@@ -25,6 +25,7 @@ from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.retrain.summary import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.tick_key import tick_key
 from dkrr.jobs.runs.directory import RunDirectory, may_hold
+from dkrr.store.failpoints import failpoint
 from dkrr.store.files import json_bytes, name_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def retrain(
     Raises
     ------
     RefusedError
-        A batch or the model was refused (exit code 7); the model in production stays. What was refused is told once.
+        A batch or the model was refused (exit code 7); the model in production stays. What was refused is told once;
+        again where the job was killed before its report stood.
     LockedError
         Another process retrains this model.
     JobFileError, DataError, StoreError, NumericalError, ClusterError
@@ -79,7 +81,7 @@ def retrain(
     # most ticks find nothing new: what a fit needs is imported here, which takes longer than all of the above
     from dkrr.jobs.retrain import mlflow_log
     from dkrr.jobs.retrain.tick import Tick
-    from dkrr.jobs.runs.session import driving
+    from dkrr.jobs.runs.monitor import driving
 
     if spec.mlflow is not None:
         mlflow_log.load_mlflow()  # what is missing is found before anything is done
@@ -91,9 +93,13 @@ def retrain(
         )
     with driving(directory, kind="retrain", progress=progress, keep=True) as monitor:
         directory.write_bytes("job.json", json_bytes(plain(spec.to_dict())))
-        summary = Tick(spec, directory, named, monitor).run()
+        tick = Tick(spec, directory, named, monitor)
+        summary = tick.run()
         summary.seconds = time.perf_counter() - began
+        failpoint("retrain.report.before")
         _report(directory, summary)
+        failpoint("retrain.report.after")
+        tick.note_told()
     if spec.mlflow is not None:
         mlflow_log.log_tick(spec.mlflow, summary, named)
     if summary.outcome == "refused":

@@ -31,7 +31,8 @@ from dkrr.jobs.loss_spec import Mistake, has_metric, metrics_of
 from dkrr.jobs.registry.names import check_name
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.toml import read_toml
-from dkrr.store.files import StorageSettings, is_url, join, name_of, with_settings
+from dkrr.store.files import is_url, join, name_of, with_settings
+from dkrr.store.objects import StorageSettings
 
 __all__ = ["DriftSpec", "GateSpec", "HoldoutSpec", "MlflowSpec", "RetrainSpec", "RetrainTable", "WindowSpec"]
 

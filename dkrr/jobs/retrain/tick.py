@@ -43,7 +43,6 @@ from dkrr.jobs.run import job_executor
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.spec import JobSpec
-from dkrr.store.failpoints import failpoint
 from dkrr.store.interruption import fence_holder
 
 __all__ = ["Tick"]
@@ -59,17 +58,20 @@ class Tick:
         self.records = Records(directory)
         self.lease_epoch = int(fence_holder()["epoch"])
         self.summary = RetrainSummary(name=named.name)
+        self.ledger = Ledger.read(directory)
+        self.untold: list[Batch] = []
+        self.last: dict[str, Any] | None = None
 
     def run(self) -> RetrainSummary:
-        """All stages."""
+        """All stages; the caller keeps the report, and then calls :meth:`note_told`."""
         dataset, ledger, reference = self._rows()
         summary = self.summary
-        told = [batch for batch in ledger.batches.values() if batch.is_refused and not batch.reported]
-        for batch in told:
+        self.untold = [batch for batch in ledger.batches.values() if batch.is_refused and not batch.reported]
+        for batch in self.untold:
             if batch.name not in {found["name"] for found in summary.batches}:
                 summary.add_batch(batch)
         if dataset is None:
-            if not told:
+            if not self.untold:
                 raise StoreError(
                     f"there are no rows in {self.spec.retrain.incoming}, and no data set {self.spec.retrain.data}",
                     hint="deliver a batch, or name the first rows: [data] path",
@@ -78,18 +80,23 @@ class Tick:
         else:
             self._model(dataset, ledger, reference or freeze_reference(self.directory, dataset))
         summary.production = self.named.aliases().targets.get("production")
-        for batch in told:
-            batch.reported = True
-        if told:
-            ledger.write()
         return summary
+
+    def note_told(self) -> None:
+        """Note that the report stands. Not earlier: whoever is killed before that tells everything the next time."""
+        if self.last is not None:
+            self.directory.write(LAST, self.last)
+        for batch in self.untold:
+            batch.reported = True
+        if self.untold:
+            self.ledger.write()
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _rows(self) -> tuple[Dataset | None, Ledger, Reference | None]:
         """The data set with every batch that is accepted."""
         spec = self.spec
-        ledger = Ledger.read(self.directory)
+        ledger = self.ledger
         self.monitor.phase("restore")
         dataset, again = restore(spec, ledger, current_dataset(spec))
         for batch in again:
@@ -149,10 +156,8 @@ class Tick:
         summary.searched = bool(tick["search"])
         summary.reasons.extend(check["sentence"] for check in tick["checks"] if not check["passed"])
         summary.outcome = "refused" if summary.reasons else str(tick["outcome"])
-        failpoint("retrain.report.before")
         known = {name: tick[name] for name in ("given", "model", "fits_since_search")}
-        self.directory.write(LAST, {**known, "tick": key, "attempt": attempt})
-        failpoint("retrain.report.after")
+        self.last = {**known, "tick": key, "attempt": attempt}
 
     def _plan(self, last: dict[str, Any]) -> dict[str, Any]:
         """Which hyperparameters are used, and whether they are searched; fixed when a tick begins."""

@@ -7,26 +7,33 @@
     driver.json   who drives it (:mod:`dkrr.jobs.runs.lease`); drivers/ has one document for each epoch
     cancel.json   a request to stop
     placement.json  the process that ``submit`` started as the driver
-    events/       what happened, in numbered segments (:mod:`dkrr.jobs.runs.events`)
+    events/       what happened: JSON lines in numbered segments, 000000.jsonl and so on
     driver.log    what a detached driver printed
     result.json   the figures of the finished run
     figures.json  figures for the report alone: data, machine, residuals, held-out rows (:mod:`dkrr.jobs.figures`)
-    samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.runs.samples`)
+    samples.json  memory and rate over time, of each attempt (:mod:`dkrr.jobs.runs.monitor`)
     report.html   the page of the run (:mod:`dkrr.jobs.report`), made at its end, in whatever way it ended
     model.zarr    the model; path-NUMBER.zarr those of a list of C, of which it is one
     loss-KEY.npy  coefficients of a fit with another loss than the square, while it goes on (:mod:`dkrr.jobs.loss_fit`)
 
-Every document appears whole or not at all. Nothing here imports more than the standard library, so that looking at a
-run costs milliseconds, on a machine that has neither the scheduler nor the data.
+Every document appears whole or not at all. A segment of events is written once and never appended to, for object
+stores cannot append; numbers have no gaps, so a reader goes by exact names. An event is an object with ``time`` (UTC,
+ISO 8601), ``epoch`` (of the driver), ``kind`` (state, phase, cluster, warning, error, request) and ``message``.
+
+Nothing here imports more than the standard library, so that looking at a run costs milliseconds, on a machine that has
+neither the scheduler nor the data.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +49,6 @@ from dkrr.store.files import (
     local_root,
     name_of,
     parent_of,
-    parse_address,
     place,
     read_json,
     read_key,
@@ -50,11 +56,24 @@ from dkrr.store.files import (
     write_json,
     write_key,
 )
+from dkrr.store.objects import parse_address
 
-__all__ = ["RUNS_VARIABLE", "RunDirectory", "may_hold", "run_kind", "runs_folder"]
+__all__ = [
+    "RUNS_VARIABLE",
+    "EventLog",
+    "RunDirectory",
+    "find_run",
+    "follow",
+    "list_runs",
+    "may_hold",
+    "read_events",
+    "run_kind",
+    "runs_folder",
+    "utc_now",
+]
 
 RUNS_VARIABLE = "DKRR_RUNS"
-_MARKS = ("status.json", "job.json")
+MAX_EVENTS = 1000
 # by which a run is known: files of these names may be somebody else's
 _DOCUMENTS: dict[str, dict[str, set[str]]] = {
     "status.json": {"run": {"state", "epoch", "heartbeat"}},
@@ -80,6 +99,16 @@ class RunDirectory:
     def __repr__(self) -> str:
         return f"RunDirectory({self.location!r})"
 
+    def _repr_html_(self) -> str:
+        """How the run stands, for notebooks; waits for nobody."""
+        from dkrr.jobs.report.facts import run_facts
+        from dkrr.jobs.runs.status import look_once
+        from dkrr.markup import facts_html
+
+        found = self.exists()
+        facts = run_facts(self, look_once(self, beat_seconds=0.0)) if found else [("state", "there is no such run")]
+        return facts_html(f"run {self.name}", [("where", self.location), *facts])
+
     @property
     def name(self) -> str:
         """The last part of the location."""
@@ -104,7 +133,7 @@ class RunDirectory:
 
     def exists(self) -> bool:
         """Whether something of a run is there."""
-        return any(self.read(name) is not None for name in _MARKS)
+        return self.has("status.json") or self.has("job.json")
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON document of the run, e.g. "plan.json"; None when there is none.
@@ -234,3 +263,99 @@ def _at_present(document: dict[str, Any], here: str, relative: Callable[[], set[
 def runs_folder() -> str:
     """Where runs are looked for by name: ``DKRR_RUNS``, a path or a URL, else ./runs."""
     return os.environ.get(RUNS_VARIABLE) or "runs"
+
+
+def find_run(text: str) -> RunDirectory:
+    """The run that a person means: a path, a URL, or a name below the runs folder.
+
+    Raises
+    ------
+    StoreError
+        There is no such run; names the nearest one.
+    """
+    is_name = not is_url(text) and os.sep not in text
+    candidates = [RunDirectory(text), *([RunDirectory(join(runs_folder(), text))] if is_name else [])]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    near = difflib.get_close_matches(text, [run.name for run in list_runs()] if is_name else [], n=1)
+    hint = f"`dkrr list` shows what there is; {RUNS_VARIABLE} names the folder"
+    raise StoreError(
+        f"no run {candidates[0].name!r} in {parent_of(candidates[-1].location)}",
+        hint=f"did you mean {near[0]!r}?" if near else hint,
+    )
+
+
+def list_runs(folder: str | None = None) -> list[RunDirectory]:
+    """The runs right below a folder (the runs folder by default), by name; none when there is no such folder."""
+    base = runs_folder() if folder is None else folder
+    return [run for name in children(base) if (run := RunDirectory(join(base, name))).exists()]
+
+
+def utc_now() -> str:
+    """Date and time in UTC, to the millisecond, as text."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _segment(number: int) -> str:
+    return f"events/{number:06d}.jsonl"
+
+
+class EventLog:
+    """Collects events of one driver; :meth:`flush` makes a segment of them. Any thread may add.
+
+    At most 1,000 are kept between two flushes: a driver that warns in a loop must not fill memory or disk.
+    """
+
+    def __init__(self, directory: RunDirectory, epoch: int) -> None:
+        self.directory, self.epoch = directory, epoch
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, kind: str, message: str, **facts: Any) -> None:
+        """Remember an event."""
+        if len(self._waiting) == MAX_EVENTS:
+            kind, message, facts = "warning", "more events were dropped", {}
+        if len(self._waiting) <= MAX_EVENTS:
+            self._waiting.append({"time": utc_now(), "epoch": self.epoch, "kind": kind, "message": message, **facts})
+
+    def flush(self) -> None:
+        """Write what was added since the last time as a new segment; nothing when nothing was.
+
+        Raises
+        ------
+        OSError, StoreError
+            It cannot be written; the events are kept for the next time.
+        """
+        events = list(self._waiting)
+        if not events:
+            return
+        data = "".join(f"{json.dumps(event, sort_keys=True)}\n" for event in events).encode()
+        folder = join(self.directory.location, "events")
+        number = sum(name.endswith(".jsonl") for name in children(folder))
+        while not self.directory.create(_segment(number), data):  # another driver counts at the same time
+            number += 1
+        del self._waiting[: len(events)]
+
+
+def read_events(directory: RunDirectory, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every event from segment ``start`` on, with the number of its segment, up to what is there now."""
+    number = start
+    while (data := directory.read_bytes(_segment(number))) is not None:
+        for line in data.decode(errors="replace").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = {"time": "", "kind": "warning", "message": f"unreadable line in {_segment(number)}"}
+            yield number, event
+        number += 1
+
+
+def follow(directory: RunDirectory) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
+    """Again and again: events that were not there the last time, and whole lines that the driver printed since."""
+    segment = offset = 0
+    while True:
+        found = list(read_events(directory, segment))
+        data = (directory.read_bytes("driver.log") or b"")[offset:]
+        whole = data[: data.rfind(b"\n") + 1]
+        segment, offset = found[-1][0] + 1 if found else segment, offset + len(whole)
+        yield [event for _, event in found], whole.decode(errors="replace").splitlines()

@@ -24,7 +24,7 @@ from dkrr.errors import LockedError
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.store.lease import is_gone, process_record, stale_seconds
 
-__all__ = ["DRIVER", "DriverLease", "current_driver", "described"]
+__all__ = ["DriverLease", "current_driver", "described", "watch_driver"]
 
 DRIVER = "driver.json"
 logger = logging.getLogger("dkrr.runs")
@@ -45,17 +45,31 @@ def current_driver(directory: RunDirectory) -> dict[str, Any] | None:
     return found
 
 
+def watch_driver(directory: RunDirectory, seen: dict[str, Any] | None, seconds: float) -> dict[str, Any] | None:
+    """Wait until the record of the driver is another one than ``seen``, so many seconds at most; what it is then."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(0.5, seconds / 10))
+        now = current_driver(directory)
+        if now != seen or is_gone(now or {}):
+            return now
+    return seen
+
+
 def described(record: dict[str, Any]) -> str:
     """``process 123 on host``."""
     return f"process {record.get('pid')} on {record.get('host')}"
 
 
 class DriverLease:
-    """The right to drive a run; made by :meth:`acquire`."""
+    """The right to drive a run; made by :meth:`acquire`. ``epoch`` is the number of this attempt."""
 
     def __init__(self, directory: RunDirectory, record: dict[str, Any]) -> None:
         self.directory = directory
         self.record = record
+        self.epoch = int(record["epoch"])
+        # run and epoch, for the locks of what the run writes
+        self.holder = {"run": directory.location, "epoch": self.epoch}
 
     @classmethod
     def acquire(cls, directory: RunDirectory, kind: str) -> DriverLease:
@@ -78,19 +92,8 @@ class DriverLease:
             epoch = 1 if found is None else int(found["epoch"]) + 1
             record = {**process_record(), "epoch": epoch, "token": uuid.uuid4().hex, "kind": kind, "counter": 0}
             if directory.create(epoch_name(epoch), json.dumps(record).encode()):
-                lease = cls(directory, record)
-                lease._publish()
-                return lease
-
-    @property
-    def epoch(self) -> int:
-        """Number of this attempt."""
-        return int(self.record["epoch"])
-
-    @property
-    def holder(self) -> dict[str, Any]:
-        """Run and epoch, for the locks of what the run writes."""
-        return {"run": self.directory.location, "epoch": self.epoch}
+                directory.write(DRIVER, record)
+                return cls(directory, record)
 
     def check(self) -> None:
         """Return when this driver is still the owner.
@@ -100,7 +103,10 @@ class DriverLease:
         LockedError
             Another one has taken over, or the run was removed.
         """
-        if self._is_replaced():
+        is_local = self.directory.folder is not None
+        # a network file system may remember for a while that a name did not exist, but not what a file held
+        found = self.directory.read(DRIVER) if is_local else None
+        if self.directory.has(epoch_name(self.epoch + 1)) or (found and int(found["epoch"]) > self.epoch):
             owner = current_driver(self.directory) or {}
             raise LockedError(
                 f"{self.directory.location} was taken over by {described(owner)} (epoch {owner.get('epoch')}, "
@@ -108,18 +114,11 @@ class DriverLease:
                 hint="nothing to do here: the other driver goes on with the run",
                 owner=owner,
             )
-        if self.directory.folder is not None and not self.directory.has(epoch_name(self.epoch)):
+        if is_local and not self.directory.has(epoch_name(self.epoch)):
             raise LockedError(f"{self.directory.location} was removed while its driver was running")
 
-    def _is_replaced(self) -> bool:
-        if self.directory.has(epoch_name(self.epoch + 1)):
-            return True
-        # a network file system may remember for a while that a name did not exist, but not what a file held
-        found = self.directory.read(DRIVER) if self.directory.folder is not None else None
-        return found is not None and int(found["epoch"]) > self.epoch
-
-    def beat(self) -> None:
-        """Raise the counter.
+    def beat(self, **values: Any) -> None:
+        """Raise the counter, and set ``values`` of the record.
 
         Raises
         ------
@@ -127,35 +126,29 @@ class DriverLease:
             See :meth:`check`.
         """
         self.check()
-        self.record = {**self.record, "counter": int(self.record["counter"]) + 1}
-        self._publish()
+        self.record = {**self.record, "counter": int(self.record["counter"]) + 1, **values}
+        self.directory.write(DRIVER, self.record)
 
     def release(self) -> None:
-        """Say that this driver has ended; nothing when it is not the owner any more."""
-        try:
-            self.check()
-        except LockedError:
-            return
-        self.record = {**self.record, "released": True}
-        self._publish()
+        """Say that this driver has ended.
 
-    def _publish(self) -> None:
-        self.directory.write(DRIVER, self.record)
+        Raises
+        ------
+        LockedError
+            It is not the owner any more; nothing was written.
+        """
+        self.beat(released=True)
 
 
 def _refuse_if_alive(directory: RunDirectory, seen: dict[str, Any]) -> None:
     """Watch the counter of another driver until it moves (an error) or has stood still for long enough."""
     patience = stale_seconds()
     logger.info("%s is driven by %s; watching its heartbeat for %g s", directory.location, described(seen), patience)
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        time.sleep(min(0.5, patience / 10))
-        now = current_driver(directory) or {}
-        if not now or now.get("released") or is_gone(now):  # it may have removed the run
-            return
-        if (now.get("epoch"), now.get("counter")) != (seen["epoch"], seen["counter"]):
-            raise LockedError(
-                f"{directory.location} is driven by {described(now)}",
-                hint="wait for it (`dkrr wait`), or stop it (`dkrr cancel`)",
-                owner=now,
-            )
+    now = watch_driver(directory, seen, patience)
+    if now is None or now == seen or now.get("released") or is_gone(now):  # it may have removed the run
+        return
+    raise LockedError(
+        f"{directory.location} is driven by {described(now)}",
+        hint="wait for it (`dkrr wait`), or stop it (`dkrr cancel`)",
+        owner=now,
+    )

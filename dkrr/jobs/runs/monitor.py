@@ -1,37 +1,107 @@
-"""What a driver tells about itself while it works: heartbeat, status, events; and what it is told: to cancel, or that
-somebody else has taken over.
+"""Drive a run: take its lease, fence its writes, tell how it stands, hear who wants it to stop, say how it ended.
+
+``dkrr fit`` in the foreground and detached drivers do the same, in the same directory, so either finds what the other
+has done, and never both of them drive one run.
 
 One thread beats every two seconds (ten on an object store): it raises the counter of the lease, looks for
-``cancel.json``, and replaces ``status.json``. The thread that works only leaves its figures here.
+``cancel.json``, and replaces ``status.json``. The thread that works only leaves its figures in a :class:`Monitor`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from dkrr.errors import CancelledError, DkrrError, LockedError, StoreError
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.events import EventLog, utc_now
+from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreError, told
+from dkrr.jobs.runs.directory import EventLog, RunDirectory, utc_now
 from dkrr.jobs.runs.lease import DriverLease
-from dkrr.jobs.runs.samples import Recorder
-from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, View, write_status
+from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, write_status
+from dkrr.store.files import full_disk
 from dkrr.store.interruption import fenced, interrupt_main_thread
+from dkrr.store.lease import ABANDONED
 
-__all__ = ["CANCEL", "Monitor", "Progress", "cancelled_error", "report_at_end"]
+__all__ = ["CANCEL", "Monitor", "Progress", "Samples", "driving", "error_facts", "report_at_end"]
 
 CANCEL = "cancel.json"
 POLL_SECONDS_REMOTE = 2.0
 # what a cancelled run may take to leave by itself, between two tasks; then its main thread is interrupted
 GRACE_SECONDS = 8.0
+MOST_SAMPLES = 240
+MOST_WORKERS = 12
+WRITE_SECONDS = 20.0
 logger = logging.getLogger("dkrr.runs")
 
 Progress = Callable[[str, int, int, float, float], None]
+# seconds since the attempt began, flops per second since the last sample, resident bytes by process
+Sample = tuple[float, float, dict[str, int]]
+
+
+class Samples:
+    """Memory of the workers, and the rate, over the time of one attempt: bounded however long it takes.
+
+    When 240 samples are there, neighbours become one (the larger of two sizes, the mean of two rates) and every later
+    one stands for twice the time. Up to 12 workers have a curve each; of more, the largest, the median and the smallest
+    are kept. ``samples.json`` has those of the last attempt, some 30 kB at most.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self._waiting: list[Sample] = []
+        self._every = 1
+
+    def add(self, seconds: float, flops_per_second: float, memory_bytes: dict[str, int]) -> None:
+        """Take a sample."""
+        self._waiting.append((seconds, flops_per_second, {**memory_bytes, "driver": resident_bytes()}))
+        if len(self._waiting) == self._every:
+            self.samples.append(_combined(self._waiting))
+            self._waiting = []
+        if len(self.samples) == MOST_SAMPLES:
+            self.samples = [_combined(self.samples[k : k + 2]) for k in range(0, MOST_SAMPLES, 2)]
+            self._every *= 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: columns, with None where a process was not there."""
+        rows = self.samples + ([_combined(self._waiting)] if self._waiting else [])
+        names = dict.fromkeys(name for _, _, sizes in rows for name in sizes)
+        memory = [sizes for _, _, sizes in rows]
+        if len(names) - 1 > MOST_WORKERS:
+            memory = [_envelope(sizes) for sizes in memory]
+            names = dict.fromkeys(["largest", "median", "smallest", "driver"])
+        return {
+            "num_workers": max((len(sizes) - 1 for _, _, sizes in rows), default=0),
+            "seconds": [round(seconds, 2) for seconds, _, _ in rows],
+            "flops_per_second": [round(rate) for _, rate, _ in rows],
+            "memory_bytes": {name: [sizes.get(name) for sizes in memory] for name in names},
+        }
+
+
+def _combined(samples: list[Sample]) -> Sample:
+    sizes: dict[str, int] = {}
+    for _, _, found in samples:
+        sizes |= {name: max(value, sizes.get(name, 0)) for name, value in found.items()}
+    return samples[-1][0], statistics.fmean(rate for _, rate, _ in samples), sizes
+
+
+def _envelope(sizes: dict[str, int]) -> dict[str, int]:
+    found = [value for name, value in sizes.items() if name != "driver"] or [0]
+    of_all = {"largest": max(found), "median": int(statistics.median(found)), "smallest": min(found)}
+    return {**of_all, "driver": sizes["driver"]}
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process now; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 class Monitor:
@@ -54,15 +124,16 @@ class Monitor:
         self.lost: LockedError | None = None
         self.cancel_requested = False
         self._others = progress
-        self._began = time.monotonic()
         self._status = Status(state="starting", epoch=lease.epoch, driver=dict(lease.record), started_at=utc_now())
+        self._meter = Meter(self._status)
+        self._began = self._samples_written = time.monotonic()
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="dkrr-heartbeat")
         self._handler = _Warnings(self.events)
-        self._meter = Meter(self._status)
-        self._recorder = Recorder(lease.epoch, self._status.started_at)
         self._executor_facts: Callable[[], dict[str, Any]] | None = None
+        self._memory: Callable[[], dict[str, int]] | None = None
+        self._samples, self._sampled = Samples(), (self._began, 0.0)
         self._told_at: float | None = None
 
     # --- called by the thread that works ------------------------------------------------------------------------------
@@ -70,9 +141,8 @@ class Monitor:
     def start(self) -> None:
         """Write the first status and begin to beat."""
         logging.getLogger("dkrr").addHandler(self._handler)
-        kind, epoch = self.lease.record.get("kind"), self.lease.epoch
-        self.events.add("state", f"driver {epoch} started", host=self.lease.record["host"], driver=kind)
-        self._recorder.begin(self.directory)
+        record = self.lease.record
+        self.events.add("state", f"driver {self.lease.epoch} started", host=record["host"], driver=record.get("kind"))
         self._write()
         if self._others is not None and hasattr(self._others, "attach"):
             self._others.attach(self.snapshot)
@@ -88,7 +158,9 @@ class Monitor:
     def phase(self, name: str) -> None:
         """Something begins that has no tasks to count; stop here when that is asked for."""
         self.check()
-        self._enter(name, 0, 0.0)
+        with self._lock:
+            self._meter.begin(name)
+        self.events.add("phase", f"{name} began", tasks_done=0)
 
     def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
         self.progress(phase, done, total, flops_done, flops_total)
@@ -105,18 +177,17 @@ class Monitor:
     def progress(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
         """The callback of the engine; raises when the run is cancelled or lost."""
         self.check()
-        if self._meter.is_new(phase, done):
-            self._enter(phase, done, flops_done)
         with self._lock:
-            self._recorder.count(flops_done)
-            self._meter.read(phase, done, total, flops_done, flops_total)
+            is_new = self._meter.read(phase, done, total, flops_done, flops_total)
+        if is_new:
+            self.events.add("phase", f"{self._status.phase_name} began", tasks_done=done)
         if self._others is not None:
             self._others(phase, done, total, flops_done, flops_total)
 
     def working(self, facts: Callable[[], dict[str, Any]], memory: Callable[[], dict[str, int]] | None = None) -> None:
         """The run has its workers; ``facts()`` says which, ``memory()`` their resident bytes, and neither waits."""
-        self._executor_facts, self._recorder.memory = facts, memory
-        self._recorder.sample()
+        self._executor_facts, self._memory = facts, memory
+        self._sample()
         with self._lock:
             self._status.state = "running" if self._status.state == "starting" else self._status.state
         self._take_facts()
@@ -148,22 +219,20 @@ class Monitor:
         if self.lost is not None:
             raise self.lost
         if self.cancel_requested:
-            raise cancelled_error(self.directory)
+            raise _cancelled(self.directory)
 
     def finish(self, state: str, exit_code: int, error: BaseException | None = None) -> None:
         """Write the last status and the last events; the heartbeat has been stopped."""
+        facts = None if error is None else error_facts(error)
         with self._lock:
-            self._leave(self._recorder.count(0.0, anew=True))
-            self._status.state, self._status.exit_code = state, exit_code
-            self._status.phase_seconds_left = None
-            if error is not None:
-                self._status.error = _described(error)
-        self.events.add("state", state if error is None else f"{state}: {_described(error)['message']}", code=exit_code)
+            self._meter.end()
+            self.note(state=state, exit_code=exit_code, error=facts)
+        self.events.add("state", state if facts is None else f"{state}: {facts['message']}", code=exit_code)
         try:
             self.events.flush()
-            self._recorder.sample()
+            self._sample()
             with contextlib.suppress(OSError, StoreError):  # a curve that ends early is no reason to fail
-                self._recorder.write(self.directory, self._status, now=True)
+                self._write_samples()
             report_at_end(self.directory, self.snapshot())  # first: who waits for the status finds the report
         finally:
             self._write()
@@ -186,15 +255,13 @@ class Monitor:
                 except (OSError, StoreError) as exc:
                     # a full disk may have room in a few seconds; another driver may take over if this lasts
                     logger.warning("the status of %s cannot be written (%s)", self.directory.location, exc)
-                self._insist()
-                if self.lost is not None and self._told_at == float("inf"):
-                    return
+                if self.is_cancelled():
+                    self._insist()
 
     def _poll(self) -> None:
         if not self.cancel_requested and self.directory.read(CANCEL) is not None:
             self.cancel_requested = True
-            with self._lock:
-                self._status.state = "cancelling"
+            self.note(state="cancelling")
             self.events.add("request", "cancel requested")
             self.lease.beat()
             self._write()
@@ -202,21 +269,19 @@ class Monitor:
     def _beat(self) -> None:
         self.lease.beat()
         self._take_facts()
-        self.note(memory_bytes=self._recorder.sample())
+        self._sample()
         self.events.flush()
         self._write()
-        self._recorder.write(self.directory, self._status)
+        if time.monotonic() - self._samples_written >= WRITE_SECONDS:
+            self._write_samples()
 
     def _insist(self) -> None:
-        """Interrupt a main thread that does not come by a place where it would stop."""
-        if not self.is_cancelled() or self._told_at == float("inf"):
-            return
+        """Interrupt, once, a main thread that does not come by a place where it would stop."""
         now = time.monotonic()
-        if self._told_at is None:
-            self._told_at = now
-        elif now - self._told_at > GRACE_SECONDS:
+        self._told_at = self._told_at or now
+        if now - self._told_at > GRACE_SECONDS:
             interrupt_main_thread()
-            self._told_at = float("inf")  # once: the clean-up that follows must not be interrupted
+            self._told_at = float("inf")  # the clean-up that follows must not be interrupted
 
     def _take_facts(self) -> None:
         if self._executor_facts is not None:
@@ -226,31 +291,19 @@ class Monitor:
                 if str(worker.get("address")) not in before:
                     self.events.add("warning", f"worker {worker.get('address')} gets no task: {worker.get('reason')}")
 
-    # --- both ---------------------------------------------------------------------------------------------------------
-
-    def _enter(self, phase: str, done: int, flops_done: float) -> None:
+    def _sample(self) -> None:
+        memory = {} if self._memory is None else self._memory()
+        now = time.monotonic()
         with self._lock:
-            self._leave(self._recorder.count(flops_done, anew=True))
-            self._meter.begin(phase, done, flops_done)
-        self.events.add("phase", f"{phase.partition(', ')[0]} began", tasks_done=done)
+            (before, work), self._sampled = self._sampled, (now, self._meter.work)
+            rate = (self._meter.work - work) / (now - before) if now > before else 0.0
+            self._samples.add(now - self._began, rate, memory)
+            self._status.memory_bytes = max(memory.values(), default=self._status.memory_bytes)
 
-    def _leave(self, flops_done: float) -> None:
-        """Book the phase that ends, and so many flops for it."""
-        status = self._status
-        name = status.phase.partition(", ")[0]
-        if not name:
-            return
-        seconds = time.monotonic() - self._meter.began
-        status.seconds[name] = round(status.seconds.get(name, 0.0) + seconds, 3)
-        flops = flops_done - self._meter.flops
-        last = status.phases.get(name, {})
-        status.phases[name] = {
-            "number": last.get("number", len(status.phases)),
-            "seconds": round(seconds, 3),
-            "tasks": status.tasks_done - self._meter.done,
-            "flops_per_second": round(flops / seconds) if seconds > 0 else 0,
-            "times": 1 + int(last.get("times", 0)),
-        }
+    def _write_samples(self) -> None:
+        self._samples_written, status = time.monotonic(), self._status
+        facts = {"epoch": status.epoch, "started_at": status.started_at}
+        self.directory.write("samples.json", self._samples.to_dict() | facts)
 
     def _write(self) -> None:
         with self._lock:
@@ -258,8 +311,92 @@ class Monitor:
             write_status(self.directory, self.snapshot())
 
 
-def cancelled_error(directory: RunDirectory) -> CancelledError:
-    """The error that a cancelled run ends with."""
+@contextlib.contextmanager
+def driving(
+    directory: RunDirectory,
+    *,
+    kind: str = "fit",
+    progress: Progress | None = None,
+    detached: bool = False,
+    keep: bool = False,
+) -> Iterator[Monitor]:
+    """Be the driver of a run while the block runs.
+
+    Parameters
+    ----------
+    kind
+        What the driver is, for those who look: "fit", in the foreground, or "here", a detached process.
+    progress
+        Called for every finished task.
+    detached
+        Somebody else prepared this attempt: a request to cancel that is there already is meant for it, and the run
+        stays whatever happens. Otherwise older requests are removed, and a run that was new and came to nothing before
+        it had a plan (bad data, say) is removed with its directory.
+    keep
+        The directory stays whatever happens: it holds more than this run.
+
+    Raises
+    ------
+    LockedError
+        Another driver is alive, or has taken over since.
+    CancelledError
+        Somebody asked for it.
+    """
+    folder = directory.folder
+    new = [] if folder is None or detached else [path for path in folder.parents if not path.exists()]
+    stays = detached or keep or directory.exists()
+    with full_disk(directory.location):
+        lease = DriverLease.acquire(directory, kind)
+    try:
+        with fenced(lease.check, holder=lease.holder):
+            monitor = Monitor(directory, lease, progress)
+            try:
+                with full_disk(directory.location):
+                    if not detached:
+                        directory.remove(CANCEL)
+                    try:
+                        monitor.start()
+                        yield monitor
+                    finally:
+                        monitor.stop()
+                    monitor.finish("finished", 0)
+            except BaseException as error:
+                _raise_if_lost(monitor, error)
+                if not stays and not directory.has("plan.json"):
+                    directory.remove_all()
+                    for path in new:
+                        with contextlib.suppress(OSError):
+                            path.rmdir()
+                    raise
+                state, code = "failed", told(error).exit_code
+                if code == InterruptedRunError.exit_code:
+                    state = "cancelled" if monitor.cancel_requested else "interrupted"
+                with contextlib.suppress(OSError, StoreError):  # the error itself matters more than its record
+                    monitor.finish(state, code, error)
+                if state == "cancelled" and not isinstance(error, CancelledError):
+                    raise _cancelled(directory) from None
+                raise
+    finally:
+        token = lease.record["token"]
+        ABANDONED.add(token)  # first: wherever this is interrupted, the lease is nobody's
+        with contextlib.suppress(OSError, StoreError, LockedError):
+            if directory.exists():
+                lease.release()
+            ABANDONED.discard(token)
+
+
+def _raise_if_lost(monitor: Monitor, error: BaseException) -> None:
+    """Raise the error of a driver that was replaced, whatever it stumbled over while it found out."""
+    if isinstance(error, LockedError):
+        try:
+            monitor.lease.check()
+        except LockedError:
+            raise error from None
+    elif monitor.lost is not None:
+        raise monitor.lost from error
+
+
+def _cancelled(directory: RunDirectory) -> CancelledError:
     return CancelledError("cancelled on request", hint=f"`dkrr resume {directory.shown}` continues it")
 
 
@@ -272,7 +409,7 @@ def report_at_end(directory: RunDirectory, status: Status) -> None:
     try:
         from dkrr.jobs.report.page import write_report
 
-        write_report(directory, view=View(status, status.state))
+        write_report(directory, status=status)
     except (Exception, KeyboardInterrupt) as exc:
         reason = f"{type(exc).__name__}: {exc}".rstrip(": ")
         logger.warning(
@@ -280,11 +417,9 @@ def report_at_end(directory: RunDirectory, status: Status) -> None:
         )
 
 
-def _described(error: BaseException) -> dict[str, str]:
-    if isinstance(error, DkrrError):
-        return {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-    text = (str(error).splitlines() or [""])[0]
-    return {"type": type(error).__name__, "message": f"{type(error).__name__}: {text}".rstrip(": "), "hint": ""}
+def error_facts(error: BaseException) -> dict[str, str]:
+    """An error as the status holds it: type, message, hint."""
+    return {"type": type(error).__name__, "message": told(error).message, "hint": told(error).hint}
 
 
 class _Warnings(logging.Handler):
@@ -297,7 +432,7 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.events.add("warning", record.getMessage(), logger=record.name)
         # Python prints warnings that no handler takes, and this one must not be what silences them
-        own = logging.getLogger("dkrr")
-        alone = all(isinstance(handler, _Warnings) for handler in own.handlers) and own.handlers[0] is self
+        own = logging.getLogger("dkrr").handlers
+        alone = own[0] is self and all(isinstance(handler, _Warnings) for handler in own)
         if alone and not logging.getLogger().handlers and logging.lastResort is not None:
             logging.lastResort.handle(record)

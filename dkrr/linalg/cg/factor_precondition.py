@@ -44,9 +44,8 @@ from dkrr.linalg.factor.direct import factor_owner
 from dkrr.linalg.factor.triangular import SweepTask, choose_num_steps, sweeps
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace, keep_for_others
-from dkrr.store.address import name_of
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import place, remove_array
+from dkrr.store.files import name_of, place, remove_array
 from dkrr.tiles import TileMatrix
 
 

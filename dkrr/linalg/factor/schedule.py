@@ -35,8 +35,7 @@ from typing import Literal
 
 from dkrr.engine.tasks import Key, Node
 from dkrr.errors import ParameterError
-from dkrr.store.address import join, name_of, parent_of
-from dkrr.store.files import remove_array
+from dkrr.store.files import join, name_of, parent_of, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 
 # the third number of a task's key: a partial sum, a strip, or the first terms of one; the strip's number comes fourth

@@ -215,7 +215,7 @@ def _gap(one: Minimiser) -> float:
 def _answer(problem: LossProblem, a: Vector, f: Vector, b: float) -> Minimiser:
     """The better one of g at the best b, and a with g_i for every a_i that is not within its bounds."""
     g = -problem.C * problem.loss.derivative(problem.y, f + _best_intercept(problem, f, b))
-    low, high = problem.bounds()
+    low, high = problem.bounds
     inside = np.where((a > low) & (a < high), a, g)
     candidates = np.stack([problem.feasible(inside), problem.feasible(g)], axis=1)
     products = problem.columns.product(candidates)

@@ -30,12 +30,15 @@ from scipy.optimize import brentq
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.linalg.losses.loss import Loss
-from dkrr.linalg.products import kernel_product
+from dkrr.linalg.products import kernel_block, kernel_product
+from dkrr.tiles.blas import buffer
 
 __all__ = ["Certificate", "GramColumns", "LossProblem", "Minimiser", "certify", "intercept_of", "root_of"]
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
+# Rows of the blocks for which one piece of memory is used again and again.
+MAX_BLOCK = 6_000
 MIN_ENTRIES_OF_A_THREAD = 1_000_000
 # of |a|_1: how large 1^T a may be by the rounding of sums
 SUM_ROUNDING = 8 * float(np.finfo(np.float64).eps)
@@ -72,14 +75,17 @@ class GramColumns:
         rows = self.rows[np.ix_(index, index)] if self.kernel is None else np.ascontiguousarray(self.rows[index])
         return GramColumns(self.kernel, rows, self.num_threads)
 
-    def block(self, index: NDArray[np.intp]) -> Matrix:
-        """K[index, index] (k, k)."""
+    def block(self, index: NDArray[np.intp], *, reuse: bool = False) -> Matrix:
+        """K[index, index] (k, k); with ``reuse`` in memory that this thread's next one overwrites."""
+        k = len(index)
         with self._lock:
-            self.num_entries += len(index) ** 2
+            self.num_entries += k * k
         if self.kernel is None:
             return self.rows[np.ix_(index, index)]
         chosen = np.ascontiguousarray(self.rows[index])
-        return self.kernel.block(chosen, chosen, same=True)
+        # one may be larger than the one before: pages are mapped when they are first used, and stay
+        out = buffer("block", (max(MAX_BLOCK, k) ** 2,), np.float64)[: k * k] if reuse else np.empty(k * k)
+        return kernel_block(self.kernel, chosen, chosen, out.reshape(k, k), same=True)
 
     def add(
         self,
@@ -97,7 +103,12 @@ class GramColumns:
         kernel, chosen, values = self.kernel, np.ascontiguousarray(self.rows[index]), np.ascontiguousarray(values)
 
         def part(start: int, stop: int) -> None:
-            kernel_product(kernel, self.rows[start:stop], chosen, values, out[start:stop], precision=precision)
+            rows, none = self.rows[start:stop], np.empty((stop - start, 0))
+            if len(chosen) < len(rows):  # the long side is the one that compiled code takes in vectors
+                few, part = none[: len(chosen)], out[start:stop]
+                kernel_product(kernel, chosen, rows, none, few, u=values, out_t=part, precision=precision)
+            else:
+                kernel_product(kernel, rows, chosen, values, out[start:stop], precision=precision)
 
         threads = max(1, min(self.num_threads, n * len(index) // MIN_ENTRIES_OF_A_THREAD))
         ends = np.linspace(0, n, threads + 1).astype(int).tolist()
@@ -128,19 +139,27 @@ class LossProblem:
     loss: Loss
     fit_intercept: bool = True
 
+    @cached_property
+    def domain(self) -> tuple[Vector, Vector]:
+        """The ends of the domain of the conjugate, for each row."""
+        return self.loss.domain(self.y)
+
+    @cached_property
     def bounds(self) -> tuple[Vector, Vector]:
         """The ends of what a_i may be: -C_i times the domain of the conjugate."""
-        low, high = self.loss.domain(self.y)
+        low, high = self.domain
         with np.errstate(invalid="ignore"):
             return np.where(self.C > 0, -self.C * high, 0.0), np.where(self.C > 0, -self.C * low, 0.0)
 
     def slopes(self, a: Vector) -> Vector:
         """-a_i / C_i, which are subgradients of the loss at the answer; 0 where C_i is. At a bound: the end itself."""
         s = np.divide(-a, self.C, out=np.zeros_like(a), where=self.C > 0)
-        (low, high), (least, most) = self.loss.domain(self.y), self.bounds()
+        (low, high), (least, most) = self.domain, self.bounds
         s = np.where((a >= least) & (a <= most), np.clip(s, low, high), s)
-        s = np.where(a == least, high, np.where(a == most, low, s))
-        return np.where(self.C > 0, s, 0.0)
+        s[a == most] = low[a == most]
+        s[a == least] = high[a == least]
+        s[self.C <= 0] = 0.0
+        return s
 
     @cached_property
     def rounding(self) -> float:
@@ -152,7 +171,7 @@ class LossProblem:
 
         What is 0 or at a bound stays there, as long as the sum is small; otherwise the larger side gives way.
         """
-        low, high = self.bounds()
+        low, high = self.bounds
         a = np.clip(a, low, high)
         total = float(a.sum()) if self.fit_intercept else 0.0
         room = np.minimum(np.minimum(a - low, high - a), np.abs(a))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dkrr.errors import StoreMismatchError
 from dkrr.linalg.catalogue import gram_fields, key_of
 from dkrr.linalg.lowrank.panels import row_chunks
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
+from dkrr.store.chunks import check_same
 from dkrr.store.files import place, read_json, write_json
 
 __all__ = ["claim", "low_rank_fields", "low_rank_location"]
@@ -47,20 +47,8 @@ def claim(location: str, fields: dict[str, Any]) -> None:
     StoreMismatchError
         A factor with other fields is there; the message lists them.
     """
-    document = {"zarr_format": 3, "node_type": "group", "attributes": fields}
     found = read_json(location, "zarr.json")
     if found is None:
-        write_json(location, "zarr.json", document)
-        return
-    there = found.get("attributes", {})
-    differing = [
-        f"{name}: {there.get(name)!r} there, {fields.get(name)!r} wanted"
-        for name in sorted(set(there) | set(fields))
-        if there.get(name) != fields.get(name)
-    ]
-    if differing:
-        raise StoreMismatchError(
-            f"{location} exists with other parameters ({'; '.join(differing)})",
-            hint="choose another store or remove it",
-            fields=differing,
-        )
+        write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": fields})
+    else:
+        check_same(location, found.get("attributes", {}), fields)

@@ -1,4 +1,4 @@
-"""Charts and their axes: ticks that people like, every value where it belongs, nothing that could be markup."""
+"""What the page is made of: charts whose values are where they belong, and texts without what may be a secret."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkrr.jobs.report.axes import bytes_unit, log_axis, number, plain_axis
-from dkrr.jobs.report.charts import Series, bar_chart, histogram, line_chart, scatter
+from dkrr.jobs.report.charts import Series, bar_chart, histogram, line_chart, log_axis, plain_axis, scatter
+from dkrr.jobs.report.facts import REMOVED, scrub, secret_values
+from dkrr.markup import bytes_unit, number
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
@@ -48,14 +49,6 @@ def test_a_logarithmic_axis_holds_all_values(values: list[float]) -> None:
     assert all(10.0 - 1e-6 <= axis.at(value) <= 200.0 + 1e-6 for value in values)
     for value in values:
         assert axis.low * (1 - 1e-6) <= value <= axis.high * (1 + 1e-6)
-
-
-def test_residuals_over_powers_of_ten() -> None:
-    axis = log_axis([1.0, 3e-9], 200.0, 0.0)
-    assert axis.labels == ("1e-9", "1e-7", "1e-5", "1e-3", "1e-1", "1e1")
-    assert axis.at(1e-9) == pytest.approx(200.0)
-    assert axis.at(1e-4) == pytest.approx(100.0)
-    assert axis.at(0.0) == 200.0  # below every power of ten: at the edge
 
 
 def drawn(svg: object) -> ET.Element:
@@ -95,7 +88,7 @@ def test_a_histogram_and_points() -> None:
     svg = histogram("k", "Title", "Words", [0, 1, 2], [3, 6], x_label="y")
     heights = [float(item.get("height", "0")) for item in drawn(svg).iter("rect")]
     assert heights[1] == pytest.approx(2 * heights[0], rel=0.01)
-    cloud = scatter("k", "Title", "Words", [(1, 1), (2, 2), (math.nan, 1)], x_label="true", y_label="p", diagonal=True)
+    cloud = scatter("k", "Title", "Words", [(1, 1), (2, 2), (math.nan, 1)], x_label="true", y_label="p")
     (line,) = points_of(cloud, "mark")
     (points,) = points_of(cloud, "points")
     assert len(points) == 2
@@ -122,7 +115,7 @@ def test_nothing_to_draw_is_no_error() -> None:
     assert "<svg" in line_chart("k", "t", "d", [], x_label="x", y_label="y")
     assert "<svg" in line_chart("k", "t", "d", [Series("a", [1], [None])], x_label="x", y_label="y", log=True)
     assert "<svg" in bar_chart("k", "t", "d", [], [[]], x_label="x")
-    assert "<svg" in scatter("k", "t", "d", [], x_label="x", y_label="y", diagonal=True)
+    assert "<svg" in scatter("k", "t", "d", [], x_label="x", y_label="y")
     assert "<svg" in histogram("k", "t", "d", [0.0, 0.0], [4], x_label="x")
 
 
@@ -132,3 +125,54 @@ def test_figures_for_people() -> None:
     ]  # fmt: skip
     assert bytes_unit(3 * 2**30) == (2**30, "GiB")
     assert bytes_unit(100) == (1.0, "B")
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://user:hidden@host/path",
+        "s3://bucket/key?X-Amz-Signature=hidden",
+        "the key AKIAHIDDENHIDDENHIDD was refused".replace("HIDDENHIDDENHIDD", "ABCDEFGHIJKLMNOP"),
+        "password=hidden",
+        "password: hidden",
+        "AWS_SECRET_ACCESS_KEY=hidden",
+        "api-key = hidden",
+        "Authorization: Bearer hidden.hidden",
+    ],
+)
+def test_secrets_are_removed(text: str) -> None:
+    found = scrub(text, [])
+    assert REMOVED in found
+    assert "hidden" not in found
+    assert "ABCDEFGHIJKLMNOP" not in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://host:9000/path",
+        "s3://bucket/runs/demo?endpoint_url=https://host:9000&region=eu-1",
+        "tokens a second",
+        "tcp://10.0.0.1:8786",
+        "alpha = 0.1",
+        "tile (1, 2) of /data/a@b/store",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert scrub(text, []) == text
+
+
+def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-environment")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/a/path/of/a/file")
+    monkeypatch.setenv("MY_PASSWORD", "short")
+    monkeypatch.setenv("MY_FOLDER", "a-folder-of-mine")
+    assert "a-folder-of-mine" not in secret_values()
+    assert "of-the-environment" in secret_values()
+    assert "/a/path/of/a/file" not in secret_values()
+    assert "short" not in secret_values()
+    found = scrub({"list": ["x of-the-environment y", 3], "of-the-environment": None})
+    assert found == {"list": [f"x {REMOVED} y", 3], REMOVED: None}

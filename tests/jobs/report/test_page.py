@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dkrr.errors import ConvergenceError, InterruptedRunError, NotPositiveDefini
 from dkrr.jobs.report import page as page_module
 from dkrr.jobs.report.page import MOST_BYTES, render_report, write_report
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.status import Status, View, read_status
+from dkrr.jobs.runs.status import Status, read_status
 from dkrr.models.model import load_model
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
 from tests.pages import SECTIONS, Page, outside_references, parse_page
@@ -147,10 +148,6 @@ def test_pairs_are_predictions_of_held_out_rows(direct: RunDirectory) -> None:
     for truth, value in pairs[0]:
         same = np.abs(rows[:, -1] - truth) < 1e-4  # six digits are kept
         assert np.abs(predicted[same, 0] - value).min() < 1e-3
-    target = figures["data"]["targets"][0]
-    assert sum(target["counts"]) == figures["data"]["num_rows"]
-    assert target["min"] >= rows[:, -1].min() - 1e-9
-    assert 35 < target["mean"] < 45  # in the units of the data, although the fit whitened them
 
 
 def test_the_numbers_of_an_iteration(iterated: RunDirectory) -> None:
@@ -263,22 +260,14 @@ def test_a_run_that_runs_and_one_that_was_lost(direct: RunDirectory) -> None:
         3,
         6,
     )
-    running = parse_page(render_report(direct, View(status, "running")))
+    reason = "its driver, process 1 on b, is gone"
+    running = parse_page(render_report(direct, status))
     assert "was running in the phase factorise" in running.text
     assert "the run is running" in running.sections["residuals"]
-    lost = parse_page(render_report(direct, View(status, "lost", "its driver, process 1 on b, is gone")))
+    lost = parse_page(render_report(direct, replace(status, state="lost", lost_because=reason)))
     assert "The run was lost: its driver, process 1 on b, is gone." in lost.text
     assert "An earlier attempt finished" in lost.text
     assert refused(running) == refused(lost) == []
-
-
-def test_an_empty_run(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "runs/empty")
-    run.write("status.json", Status(state="failed", error={"message": "no job"}).to_dict())
-    page = parse_page(Path(write_report(run)).read_text())
-    assert tuple(page.sections) == SECTIONS
-    assert refused(page) == []
-    assert "The run failed: no job." in page.text
 
 
 # --- what must not happen ---------------------------------------------------------------------------------------------
@@ -291,11 +280,16 @@ def test_documents_that_are_damaged_cost_a_section_and_not_the_page(
     for name in ("status.json", "job.json", "plan.json", "result.json"):
         run.write(name, direct.read(name) or {})
     run.write_bytes("figures.json", b"{ no json")
-    run.write("samples.json", {"attempts": [{"epoch": 1, "seconds": "soon", "memory_bytes": 7}, 3]})
+    run.write("samples.json", {"epoch": 1, "seconds": "soon", "memory_bytes": 7})
     with caplog.at_level(logging.ERROR):
         page = parse_page(render_report(run))
     assert set(refused(page)) <= {"memory", "rate"}
     assert "cholesky" in page.sections["asked"]
+    empty = RunDirectory(tmp_path / "runs/empty")
+    empty.write("status.json", Status(state="failed", error={"message": "no job"}).to_dict())
+    page = parse_page(Path(write_report(empty)).read_text())
+    assert (tuple(page.sections), refused(page)) == (SECTIONS, [])
+    assert "The run failed: no job." in page.text
 
 
 def test_a_report_that_cannot_be_made_is_a_warning(
@@ -373,7 +367,7 @@ def test_it_stays_small_whatever_the_run_is_like(direct: RunDirectory, tmp_path:
     run.write_bytes("job.toml", long.encode() * 20)
     memory = {f"tcp://worker-{k}": [10**9] * 240 for k in range(12)}
     attempt = {"epoch": 1, "seconds": list(range(240)), "flops_per_second": [1e9] * 240, "memory_bytes": memory}
-    run.write("samples.json", {"attempts": [attempt] * 8})
+    run.write("samples.json", attempt)
     events = [{"time": "t", "kind": "warning", "message": long, "epoch": 1}] * 400
     run.write_bytes("events/000000.jsonl", "".join(json.dumps(event) + "\n" for event in events).encode())
     data = Path(write_report(run)).read_bytes()

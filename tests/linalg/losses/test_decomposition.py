@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def decompose(given: LossProblem, *, start: Any = None, **options: Any) -> Minim
 def gap(given: LossProblem, found: Minimiser) -> float:
     """(P - D) / P with both objectives written down once more; inf where a is not allowed."""
     K = given.columns.block(np.arange(len(given.y)))
-    low, high = given.bounds()
+    low, high = given.bounds
     if given.fit_intercept and abs(found.a.sum()) > 1e-12 * np.abs(found.a).sum():
         return np.inf
     if (found.a < low).any() or (found.a > high).any():
@@ -125,7 +126,7 @@ def test_more_free_coefficients_than_places(loss: Loss, intercept: bool, monkeyp
     monkeypatch.setattr(decomposition, "WORKING_SET", 24)
     monkeypatch.setattr(decomposition, "MAX_FREE", 48)
     found = decompose(given, tol=1e-5)
-    low, high = given.bounds()
+    low, high = given.bounds
     assert np.count_nonzero((found.a > low) & (found.a < high) & (found.a != 0)) > 60
     assert gap(given, found) <= 1e-5
 
@@ -204,3 +205,46 @@ def test_values_of_C_go_one_after_the_other(loss: Loss, max_iter: int | None) ->
     for each, answer in zip(given, found, strict=True):
         assert answer.certificate.gap == pytest.approx(gap(each, answer), abs=1e-12)
         assert max_iter is not None or answer.certificate.gap <= 1e-9
+
+
+@pytest.mark.parametrize("removed", [0, 2])
+@pytest.mark.parametrize("added", [0, 4])
+def test_a_factor_solves_blocks_with_other_rows(added: int, removed: int) -> None:
+    A = np.random.default_rng(1).standard_normal((60, 90))
+    Q, ids = A @ A.T / 90 + np.eye(60), np.arange(100, 160)
+    factor, first = decomposition._Factor(), np.arange(5, 45)
+    right = np.random.default_rng(2).standard_normal((60, 2))
+    assert factor.solve("K", Q, ids, first, right[first]) is not None
+    L = factor.L.copy()
+    block = np.sort(np.r_[first[removed:], np.arange(added)])
+    found = factor.solve("K", Q, ids, block, right[block])
+    np.testing.assert_allclose(found, np.linalg.solve(Q[np.ix_(block, block)], right[block]), rtol=1e-9, atol=1e-11)
+    np.testing.assert_array_equal(factor.L, L)
+
+
+@pytest.mark.parametrize("loss", [PLAIN["hinge"], PLAIN["epsilon_insensitive"], make_loss("pinball", quantile=0.2)])
+def test_values_of_C_in_two_threads_come_to_the_same(loss: Loss) -> None:
+    columns = GramColumns(make_kernel("rbf", gamma=0.3).resolve(D), X, 2)
+    one = problem(loss)
+    given = [replace(one, columns=columns, C=C * WEIGHTS) for C in (3.0, 0.1, 10.0, 1.0, 0.3)]
+    told = []
+    found = decomposition.decompose(given, tol=1e-10, progress=lambda *what: told.append((what[0], what[2]().shape)))
+    assert {shape for _, shape in told} == {(N, 5)}
+    for each, answer in zip(given, found, strict=True):
+        assert gap(each, answer) <= 1e-9
+        alone = decompose(replace(each, columns=GramColumns(columns.kernel, X)), tol=1e-10)
+        np.testing.assert_allclose(answer.f + answer.b, alone.f + alone.b, atol=2e-5)
+
+
+def test_what_the_progress_of_two_threads_raises_ends_both() -> None:
+    columns = GramColumns(make_kernel("rbf", gamma=0.3).resolve(D), X, 2)
+    given = [replace(problem(PLAIN["hinge"]), columns=columns, C=np.full(N, C)) for C in (0.1, 0.3, 1.0, 3.0)]
+    calls = []
+
+    def stop(*what: Any) -> None:
+        calls.append(what)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decomposition.decompose(given, tol=1e-10, progress=stop)
+    assert len(calls) == 1

@@ -243,7 +243,7 @@ def test_feasible_coefficients(name: str) -> None:
     x, y = data(name, 60)
     rng = np.random.default_rng(6)
     task = problem(name, x, y, rng.uniform(0.5, 2.0, 60))
-    low, high = task.bounds()
+    low, high = task.bounds
     for a in (rng.standard_normal(60) * 1e-2, rng.standard_normal(60) * 9, y.copy(), np.abs(y), np.zeros(60)):
         a[::4] = 0.0
         found = task.feasible(a)

@@ -41,7 +41,7 @@ def test_bounds_of_the_minimum_whatever_the_coefficients(name: str, given: bool)
     best = minimiser(task)
     minimum, rng = best.certificate.primal, np.random.default_rng(4)
     without = minimiser(replace(task, fit_intercept=False))
-    low, high = (np.clip(end, -9.0, 9.0) for end in task.bounds())
+    low, high = (np.clip(end, -9.0, 9.0) for end in task.bounds)
     some = [best.a * (np.arange(N) != np.argmax(np.abs(best.a))), rng.uniform(low, high), best.a + 1e-9, without.a]
     for a in (np.clip(values, low, high) for values in some):
         for b in (best.b, 0.0):
@@ -68,7 +68,7 @@ def test_the_fit_without_an_intercept_is_not_the_one_with(name: str) -> None:
 def test_a_sum_that_is_nearly_zero_costs_nearly_nothing(name: str) -> None:
     task = problem(make_loss(name))
     best = minimiser(task)
-    inside = int(np.argmax(np.minimum(np.abs(best.a), np.minimum(*(np.abs(best.a - end) for end in task.bounds())))))
+    inside = int(np.argmax(np.minimum(np.abs(best.a), np.minimum(*(np.abs(best.a - end) for end in task.bounds)))))
     for step in (1e-14, 1e-10, 1e-6):
         moved = best.a + step * np.abs(best.a).sum() * (np.arange(N) == inside)
         found, minimum = certify(task, moved, best.b), best.certificate.primal
@@ -77,7 +77,7 @@ def test_a_sum_that_is_nearly_zero_costs_nearly_nothing(name: str) -> None:
 
 def test_no_entry_of_the_matrix_is_evaluated_for_it() -> None:
     task = problem(make_loss("hinge"))
-    a = RNG.uniform(*task.bounds())
+    a = RNG.uniform(*task.bounds)
     f = task.columns.product(a)
     task.columns.num_entries = 0
     certify(task, a, 0.0, f)

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dkrr.errors import DamagedChunkError, LockedError, StoreError
-from dkrr.store import chunks as buffers
-from dkrr.store import documents as swap
-from dkrr.store import lease as lock
-from dkrr.store import objects
+from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.store import chunks, documents, objects
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.documents import create_json, read_versioned, swap_json
+from dkrr.store.documents import create_json, swap_json
 from dkrr.store.files import (
-    children,
     delete_key,
     key_size,
-    list_entries,
-    list_keys,
-    parse_address,
-    read_json,
     read_key,
-    remove_array,
-    write_json,
     write_key,
 )
 from dkrr.store.lease import hold_lock
-from tests.faults import wait_until
+from dkrr.store.objects import parse_address
 from tests.s3 import CANARY_KEY, CANARY_SECRET, Bucket, S3Server, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]
@@ -50,31 +37,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     objects._client.cache_clear()
     yield
     objects._client.cache_clear()
-
-
-def test_keys(bucket: Bucket) -> None:
-    root = bucket.url("a")
-    assert read_key(root, "x/1") is None
-    assert read_json(root, "x.json") is None
-    assert key_size(root, "x/1") is None
-    write_key(root, "x/1", b"one", memoryview(b" two"))
-    write_json(root, "x.json", {"n": 1})
-    write_key(bucket.url(), "ab/other", b"")
-    assert read_key(root, "x/1") == b"one two"
-    assert read_json(root, "x.json") == {"n": 1}
-    assert key_size(root, "x/1") == 7
-    assert list_keys(root) == ["x.json", "x/1"]
-    assert children(root) == ["x", "x.json"]
-    assert children(bucket.url()) == ["a", "ab"]
-    assert [entry.num_bytes for entry in list_entries(root) if entry.key == "x/1"] == [7]
-    assert abs(list_entries(root)[0].modified - time.time()) < 60
-    delete_key(root, "x/1")
-    delete_key(root, "x/1")
-    assert list_keys(root) == ["x.json"]
-    remove_array(root)
-    assert list_keys(bucket.url()) == ["ab/other"]
-    with pytest.raises(StoreError, match="whole bucket"):
-        remove_array(bucket.url())
 
 
 def test_large_objects_go_in_parts(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +67,7 @@ def test_chunks_are_read_into_memory_that_is_used_again(bucket: Bucket) -> None:
     np.testing.assert_array_equal(view, blocks[1][1:])
     del view
     gc.collect()
-    assert address in {item.ctypes.data for item in buffers._free}
+    assert address in {item.ctypes.data for item in chunks._free}
     assert array.valid_keys() == {"c/0/0", "c/1/0"}
     assert ChunkArray.open(bucket.url("a.zarr")) == array
 
@@ -127,53 +89,13 @@ def test_damaged_objects_are_found(bucket: Bucket) -> None:
     assert [array.is_valid((i, 0)) for i in range(4)] == [True, False, True, False]
 
 
-# --- compare and swap, and locks -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["path", "s3"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return str(tmp_path) if request.param == "path" else request.getfixturevalue("bucket").url("locks")
-
-
-def test_one_creates_and_one_swaps(folder: str) -> None:
-    assert read_versioned(folder, "lease.json") is None
-    first = create_json(folder, "lease.json", {"token": "a"})
-    assert first is not None
-    assert create_json(folder, "lease.json", {"token": "b"}) is None
-    held = read_versioned(folder, "lease.json")
-    assert held is not None
-    assert (held.value, held.version) == ({"token": "a"}, first)
-    second = swap_json(folder, "lease.json", {"token": "c"}, first)
-    assert second is not None
-    assert swap_json(folder, "lease.json", {"token": "d"}, first) is None
-    assert swap_json(folder, "none.json", {"token": "d"}, first) is None
-    assert read_json(folder, "lease.json") == {"token": "c"}
-
-
-def test_of_many_one_wins(folder: str) -> None:
-    first = create_json(folder, "lease.json", {"token": "start"})
-    assert first is not None
-    together = threading.Barrier(8)
-    winners: list[tuple[str, str | None]] = []
-
-    def contend(name: str) -> None:
-        together.wait(30)
-        winners.append((name, swap_json(folder, "lease.json", {"token": name}, first)))
-
-    threads = [threading.Thread(target=contend, args=(str(number),)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    won = [name for name, version in winners if version is not None]
-    assert len(won) == 1
-    assert read_json(folder, "lease.json") == {"token": won[0]}
+# --- conditions -------------------------------------------------------------------------------------------------------
 
 
 def test_an_answer_that_was_lost_is_no_refusal(bucket: Bucket) -> None:
     """The put is done, 500 is said, the repetition is refused because of the first one."""
     root = bucket.url("locks")
-    swap.check_conditions(root)
+    documents.check_conditions(root)
     bucket.server.fail({"method": "PUT", "path": "lease", "lose_answer": True})
     first = create_json(root, "lease.json", {"token": "a"})
     assert first is not None
@@ -185,7 +107,7 @@ def test_an_answer_that_was_lost_is_no_refusal(bucket: Bucket) -> None:
 
 
 def test_a_store_that_ignores_conditions_is_refused(s3_server: S3Server) -> None:
-    swap._honoured.cache_clear()
+    documents._HONOURED.clear()
     bucket = s3_server.new_bucket()
     try:
         s3_server.fail({"method": "PUT", "times": 100, "ignore_conditions": True})
@@ -197,41 +119,7 @@ def test_a_store_that_ignores_conditions_is_refused(s3_server: S3Server) -> None
     assert bucket.listing() == []
     with hold_lock(bucket.url("a")):
         pass
-    swap._honoured.cache_clear()
-
-
-def test_two_holders_of_one_lock(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
-    location = bucket.url("store/factors/a.zarr")
-
-    def record() -> Any:
-        return read_json(bucket.url("store/factors"), "a.zarr.lock")
-
-    with hold_lock(location):
-        assert record()["epoch"] == 1
-        with (
-            pytest.raises(LockedError, match=r"store/factors/a\.zarr.* is being written by process"),
-            hold_lock(location),
-        ):
-            pytest.fail("two owners")
-        wait_until(lambda: record()["counter"] > 2)
-        assert "released" not in record()
-    assert record()["released"]
-    with hold_lock(location):
-        assert record()["epoch"] == 2
-
-
-def test_the_lock_of_another_host_is_taken_over(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
-    place = bucket.url("store")
-    owner = {"host": "another-host", "pid": 1, "started": 0.0}
-    create_json(place, "a.lock", {"token": "other", "epoch": 3, "counter": 7, "owner": owner})
-    with hold_lock(bucket.url("store/a"), stale_seconds=0.5):
-        assert read_json(place, "a.lock")["epoch"] == 4
-        # and it is lost to one who thinks the same of us
-        write_json(place, "a.lock", {"token": "third", "epoch": 5, "counter": 0, "owner": owner})
-        wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "dkrr-lock"])
-    assert read_json(place, "a.lock") == {"token": "third", "epoch": 5, "counter": 0, "owner": owner}
+    documents._HONOURED.clear()
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -289,9 +177,10 @@ def test_nobody_there_and_no_bucket(s3_server: S3Server, bucket: Bucket, impatie
 
 def test_without_the_library(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    for access in (lambda: read_key(bucket.url(), "x"), lambda: write_key(bucket.url(), "x", b"")):
-        with pytest.raises(StoreError, match=r"install dkrr\[s3\]"):
-            access()
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    objects._client.cache_clear()
+    with pytest.raises(StoreError, match=r"install dkrr\[s3\]"):
+        read_key(bucket.url(), "x")
 
 
 def test_what_a_server_says_repeats_no_credential(bucket: Bucket, impatient: None) -> None:
@@ -303,22 +192,33 @@ def test_what_a_server_says_repeats_no_credential(bucket: Bucket, impatient: Non
 
 
 def test_settings_of_a_profile(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dkrr.store.objects import Profile
-
     credentials, config = tmp_path / "credentials", tmp_path / "config"
     credentials.write_text("[lab]\naws_access_key_id = AKIALAB\naws_secret_access_key = s3cret\n")
-    config.write_text("[profile lab]\nregion = eu-central-1\n[profile sso]\nsso_session = x\n")
+    config.write_text("[profile lab]\nregion = eu-central-1\n[profile none]\nregion = eu-central-1\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    found = Profile("lab")()
-    assert (found["access_key_id"], found["secret_access_key"]) == ("AKIALAB", "s3cret")
-    assert Profile("lab").region == "eu-central-1"
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    provide, region = objects.find_profile("lab")
+    assert provide is not None
+    assert (provide()["access_key_id"], provide()["secret_access_key"]) == ("AKIALAB", "s3cret")
+    assert region == "eu-central-1"
+    credentials.write_text("[lab]\naws_access_key_id = AKIANEW\naws_secret_access_key = s3cret\n")
+    assert provide()["access_key_id"] == "AKIANEW"  # keys are replaced while jobs run
+    assert objects.find_profile(None) == (None, None)  # the environment has keys
     address = parse_address(bucket.url("a"))
     asked = f"s3://{address.bucket}/a?profile=lab&endpoint_url={bucket.server.endpoint_url}&allow_http=true"
     write_key(asked, "x", b"1")
     assert read_key(bucket.url("a"), "x") == b"1"
-    with pytest.raises(StoreError, match="no profile 'none'"):
+    with pytest.raises(StoreError, match="no profile 'nobody'"):
+        read_key(asked.replace("lab", "nobody"), "x")
+    with pytest.raises(StoreError, match="'none' gives no credentials"):
         read_key(asked.replace("lab", "none"), "x")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert objects.find_profile(None) == (None, None)  # no profile is called "default"
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert objects.find_profile(None)[1] == "eu-central-1"
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(StoreError, match=r"'sso' needs boto3 \(sso_session\)"):
-        read_key(asked.replace("lab", "sso"), "x")
+    objects._client.cache_clear()
+    with pytest.raises(StoreError, match="'lab' needs boto3: install dkrr"):
+        read_key(asked, "x")

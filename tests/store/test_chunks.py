@@ -121,7 +121,7 @@ def test_existing_array_with_other_parameters(tmp_path: Path) -> None:
     create(str(tmp_path), "", shape=(4, 4), chunks=(2, 2), attributes={"alpha": 1.0, "n": 4})
     create(str(tmp_path), "", shape=(4, 4), chunks=(2, 2), attributes={"alpha": 1.0, "n": 4})
     with pytest.raises(
-        StoreMismatchError, match=r"chunks: \(2, 2\) there, \(4, 4\) wanted; alpha: 1.0 there, 2.0"
+        StoreMismatchError, match=r"alpha: 1.0 there, 2.0 wanted; chunks: \(2, 2\) there, \(4, 4\) wanted"
     ) as caught:
         create(str(tmp_path), "", shape=(4, 4), chunks=(4, 4), attributes={"alpha": 2.0, "n": 4})
     assert len(caught.value.fields) == 2

@@ -1,0 +1,508 @@
+"""The sections of the page of a run, but its answer: what was asked, the data, the work, what came of the plan.
+
+Each is a function of what was found to the blocks that the template lays out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dkrr.jobs.report.charts import Series, bar_chart, histogram, line_chart
+from dkrr.jobs.report.facts import Block, Chart, Code, Findings, Table, Text, known
+from dkrr.jobs.tables import reused_rows
+from dkrr.markup import (
+    DASH,
+    bytes_unit,
+    cut,
+    kernel_words,
+    listed,
+    loss_words,
+    number,
+    rate,
+    reasons_of,
+    seconds,
+    size,
+)
+
+__all__ = [
+    "asked_section",
+    "clock",
+    "data_section",
+    "events_section",
+    "histogram_chart",
+    "memory_section",
+    "picked",
+    "plan_section",
+    "rate_section",
+    "reuse_section",
+    "time_section",
+    "versions_section",
+]
+
+MOST_CANDIDATES = 12
+MOST_FEATURES = 30
+MOST_TABLE_ROWS = 24
+MOST_PHASES = 20
+MOST_WORKERS = 32
+MOST_SHOWN_EVENTS = 120
+MOST_MACHINES = 8
+# the record of a run has no order of its own, and a solver's phases have other names than those of the status
+USUAL = (
+    "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
+    "apply", "solve", "solve forward", "solve backward", "residual", "leave-one-out", "evaluate", "end",
+)  # fmt: skip
+TOO_FEW = "There is no curve: fewer than two samples were taken, one every two seconds while a run goes on."
+
+
+def clock(text: Any) -> str:
+    """A time of ours without the letter in its middle."""
+    return str(text)[:19].replace("T", " ") + " UTC" if text else "unknown"
+
+
+def picked(count: int) -> list[int]:
+    """Evenly spaced numbers below ``count``, at most 25, the last one among them."""
+    return sorted({*range(0, count, max(1, -(-count // MOST_TABLE_ROWS))), count - 1})
+
+
+def _left(count: int, words: str) -> str:
+    return f" ({count:,} more {words})" if count > 0 else ""
+
+
+def histogram_chart(
+    key: str, title: str, sentence: str, edges: Sequence[float], counts: Sequence[int], name: str, more: str = ""
+) -> Chart:
+    """A histogram with its table; ``more`` is for who does not see it."""
+    svg = histogram(key, title, f"{sentence}{more}", edges, counts, x_label=name)
+    bins = [(f"{edges[i]:.4g} to {edges[i + 1]:.4g}", f"{count:,}") for i, count in enumerate(counts)]
+    return Chart(svg, sentence, Table((f"{name} between", "rows"), bins, title, folded=True))
+
+
+# --- what was asked, and of which data --------------------------------------------------------------------------------
+
+
+def asked_section(found: Findings) -> Iterator[Block]:
+    """The job beside the plan: every choice, who made it, and what else was possible."""
+    plan = found.plan
+    if not found.job:
+        yield Text("job.json of this run cannot be read, so what was asked is not known.", missing=True)
+    else:
+        if not plan:
+            yield found.missing("There is no plan", "the job was planned")
+        yield Table(("", "asked", "became"), _choices(found), "Choices of this run")
+    yield from (Text(f"{name.capitalize()}: {cut(text)}.") for name, text in reasons_of(plan))
+    yield from (Text(f"Note: {cut(note)}.") for note in plan.get("notes") or [])
+    if plan.get("refusal"):
+        yield Text(f"The plan refused the job: {cut(plan['refusal'])}. {cut(plan.get('hint', ''))}")
+    for item in found.result.get("given_up") or found.status.given_up:
+        yield Text(f"Went on: {cut(item['sentence'])}.")
+    ways = plan.get("candidates") or []
+    if len(ways) > 1:
+        cheapest = sorted(ways, key=lambda item: (bool(item.get("infeasible")), item.get("total_seconds") or 0.0))
+        left = f"; {len(ways) - MOST_CANDIDATES} more" if len(ways) > MOST_CANDIDATES else ""
+        yield Table(
+            ("way", "time", "iterations", "memory of a worker", "on disk", ""),
+            [_way(item) for item in cheapest[:MOST_CANDIDATES]],
+            f"What was possible ({len(ways)} ways, the cheapest first{left})",
+        )
+    if found.job_text:
+        yield Code("The job file", found.job_text)
+
+
+def _way(item: dict[str, Any]) -> Sequence[str]:
+    iterations = item.get("iterations")
+    return (
+        cut(item.get("name", "")),
+        seconds(item.get("total_seconds")),
+        f"{round(iterations['low']):,} to {round(iterations['high']):,}" if iterations else DASH,
+        size(item.get("memory_bytes")),
+        size(sum((item.get("disk_bytes") or {}).values())),
+        cut(item.get("infeasible") or "possible"),
+    )
+
+
+def _choices(found: Findings) -> list[tuple[str, str, str]]:
+    plan, model = found.plan, found.job.get("model") or {}
+
+    def asked(table: str, name: str, default: str = "auto") -> str:
+        value = (found.job.get(table) or {}).get(name)
+        return default if value is None else listed(value)
+
+    def became(name: str) -> str:
+        return listed(plan[name]) if plan.get(name) not in (None, "") else DASH
+
+    kernel = model.get("kernel", "linear")
+    if not isinstance(kernel, dict):
+        kernel = {"kernel": kernel, "gamma": model.get("gamma"), **(model.get("kernel_params") or {})}
+    given = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
+    allowed, limit = (found.job.get("cluster") or {}).get("memory_limit"), plan.get("memory_limit_bytes")
+    loss, nystrom = plan.get("loss"), plan.get("nystrom") or {}
+    rows = [
+        ("data", asked("data", "path", DASH), DASH),
+        ("kernel", kernel_words(kernel), kernel_words(plan["kernel"]) if plan.get("kernel") else DASH),
+        ("loss", loss_words(given), loss_words(loss)),
+        ("alpha", asked("model", "alpha", DASH if model.get("C") else "1"), became("alpha")),
+        ("solver", asked("solver", "name"), became("solver")),
+        ("precision", asked("solver", "precision"), became("precision")),
+        ("Gram matrix", asked("solver", "gram"), "" if loss else became("gram").replace("_", " ")),
+        ("rows of a tile", asked("solver", "tile_size"), "" if loss else became("tile_size")),
+        ("rank of the preconditioner", asked("solver", "rank"), became("rank") if plan.get("solver") == "cg" else ""),
+        ("centres", asked("solver", "num_centers"), listed(nystrom.get("num_centers", ""))),
+        ("tolerance", asked("solver", "tol"), DASH),
+        ("workers", asked("cluster", "workers"), became("workers")),
+        (
+            "memory limit of a worker",
+            size(allowed) if isinstance(allowed, int) else cut(allowed or "auto"),
+            size(limit) if limit else DASH,
+        ),
+        ("scheduler", asked("cluster", "scheduler", "local"), cut(found.status.scheduler) or DASH),
+        ("insecure", "true", "neither encryption nor authentication" if found.status.insecure else ""),
+    ]
+    return [(name, wanted, is_now) for name, wanted, is_now in rows if is_now]
+
+
+def data_section(found: Findings) -> Iterator[Block]:
+    """Rows, features, targets: how many, what they are called, how they are spread."""
+    data = found.part("data")
+    if not data:
+        yield found.missing("No figures of the data are kept", "they were taken")
+        return
+    generations, features = data.get("generations") or [], data.get("features") or []
+    rows = known(
+        ("training rows", number(data["num_rows"])),
+        ("held-out rows", number(data["num_test_rows"]) if data["num_test_rows"] else "none"),
+        ("features", number(data["num_features"])),
+        ("targets", number(data["num_targets"])),
+        ("whitened", "yes, by the statistics of the training rows" if data["standardized"] else "no"),
+        ("weights", cut(data.get("weight") or "none")),
+        ("digest of the rows", cut(data["digest"], 80)),
+        ("rows after each append", listed(generations) if len(generations) > 1 else ""),
+    )
+    yield Table((), rows, "The rows of this run")
+    counts, targets = data.get("class_counts"), data.get("targets") or []
+    if counts:
+        classes = [(cut(name, 40), f"{count:,}") for name, count in zip(data["classes"], counts, strict=False)]
+        words = "Training rows of each class: " + ", ".join(f"{name} {count}" for name, count in classes)
+        names = [name for name, _ in classes]
+        svg = bar_chart("classes", "Training rows of each class", words, names, [counts], x_label="rows")
+        yield Chart(svg, "Training rows of each class.", Table(("class", "rows"), classes, "Classes", folded=True))
+    yield from (_target(k, target) for k, target in enumerate(targets))
+    if targets and data["num_targets"] > len(targets):
+        yield Text(f"{data['num_targets'] - len(targets):,} more targets are not drawn.")
+    if features:
+        yield Table(
+            ("feature", "mean", "standard deviation"),
+            [(cut(item["name"], 80), number(item["mean"]), number(item["std"])) for item in features[:MOST_FEATURES]],
+            f"Features of the training rows{_left(data['num_features'] - MOST_FEATURES, 'are not listed')}",
+            folded=len(features) > 12,
+        )
+
+
+def _target(k: int, target: dict[str, Any]) -> Chart:
+    name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
+    low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
+    sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
+    peak = max(range(len(counts)), key=counts.__getitem__)
+    most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
+    return histogram_chart(f"target-{k}", f"Histogram of target {name}", sentence, edges, counts, name, most)
+
+
+# --- what the run did while it ran ------------------------------------------------------------------------------------
+
+
+def phase_seconds(found: Findings) -> dict[str, float]:
+    """Seconds by phase in the order in which they came."""
+    values = dict(found.result.get("seconds") or found.status.seconds)
+    values.pop("total", None)
+
+    def place(name: str) -> tuple[int, int, str]:
+        known = USUAL.index(name if name in USUAL else "residual")
+        return known, found.status.phases.get(name, {}).get("number", 50), name
+
+    return {name: values[name] for name in sorted(values, key=place)}
+
+
+def time_section(found: Findings) -> Iterator[Block]:
+    """Wall time of every phase of the last attempt."""
+    spent = phase_seconds(found)
+    if not spent:
+        yield found.missing("No phase is over", "the first one ended")
+        return
+    total, longest = sum(spent.values()), max(spent, key=lambda name: spent[name])
+    most = f"{cut(longest, 40)} took most of it, {seconds(spent[longest])} ({spent[longest] / (total or 1):.0%})"
+    sentence = f"{seconds(total)} in {len(spent)} phases; {most}."
+    names = list(spent)[:MOST_PHASES]
+    values = [round(spent[name], 3) for name in names]
+    yield Chart(bar_chart("phases", "Time per phase", sentence, names, [values], x_label="seconds"), sentence)
+    yield Table(
+        ("phase", "time", "tasks", "computed", "rate", "busy"),
+        [(cut(name, 60), seconds(spent[name]), *_phase_cells(found, name)) for name in names],
+        "Phases of the last attempt",
+    )
+    yield Text("Busy is the share of the workers' time in tasks that computed something; a dash: no tasks.")
+
+
+def _phase_cells(found: Findings, name: str) -> tuple[str, str, str, str]:
+    work = found.part("phases", name)
+    if work is None:
+        tasks = found.status.phases.get(name, {}).get("tasks")
+        return f"{tasks:,}" if tasks else DASH, DASH, DASH, DASH
+    took, computed = work.get("seconds") or 0.0, work.get("num_computed")
+    return (
+        f"{work.get('num_tasks', 0):,}",
+        f"{computed:,}" if work.get("num_tasks") else DASH,
+        rate(work["flops"] / took if took else 0.0),
+        f"{_busy(found, work):.0%}" if took and computed else DASH,
+    )
+
+
+def _busy(found: Findings, work: dict[str, Any]) -> float:
+    share = work["busy_seconds"] / (work["seconds"] * max(1, found.status.num_threads))
+    return min(1.0, float(share))
+
+
+def memory_section(found: Findings) -> Iterator[Block]:
+    """Resident memory of the workers over time, their peaks, and what they were allowed to have."""
+    limit, peaks = found.plan.get("memory_limit_bytes"), found.result.get("peak_rss_bytes") or {}
+    workers = sorted(name for name in found.attempt.get("memory_bytes") or {} if name != "driver")
+    if len(found.attempt.get("seconds") or []) < 2:
+        yield Text(TOO_FEW, missing=True)
+    else:
+        if not workers:
+            late = "the run was over too soon, or the scheduler did not answer"
+            why = late if found.status.num_workers else "the tasks ran in the driver"
+            words = f"No memory of workers was sampled: {why}. The curve is that of the driver."
+            yield Text(words, missing=True)
+        yield _memory_chart(found, workers, limit if workers else None)
+    driver = found.result.get("client_peak_rss_bytes")
+    rows = [
+        (cut(name, 80), size(peak), f"{peak / limit:.0%}" if limit else DASH)
+        for name, peak in sorted(peaks.items())[:MOST_WORKERS]
+    ] + [("driver", size(driver), DASH)] * bool(driver)
+    left = _left(len(peaks) - MOST_WORKERS, "workers are not listed")
+    if rows:
+        yield Table(("process", "peak", "of its limit"), rows, f"Largest resident memory{left}")
+    elif not found.is_finished:
+        yield found.missing("Peaks are not known", "it finished")
+
+
+def _memory_chart(found: Findings, workers: list[str], limit: Any) -> Chart:
+    times, columns, names = found.attempt["seconds"], found.attempt["memory_bytes"], workers or ["driver"]
+    largest = max((value for name in names for value in columns[name] if value is not None), default=0)
+    unit, unit_name = bytes_unit(largest)
+    is_envelope = {"largest", "median", "smallest"}.issuperset(names)
+    shown = [cut(f"{name} worker" if is_envelope else name, 40) for name in names]
+    series = [
+        Series(label, times, [None if value is None else value / unit for value in columns[name]])
+        for label, name in zip(shown, names, strict=True)
+    ]
+    marks = (("projected", found.plan.get("task_bytes") if workers else None), ("limit", limit))
+    lines = [(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest]
+    count = found.attempt.get("num_workers") or len(names)
+    who = f"{count:,} worker{'s' * (count != 1)}" if workers else "the driver"
+    sentence = f"Resident memory of {who}: {size(largest)} at most in {len(times)} samples over {seconds(times[-1])}"
+    sentence += f", {largest / limit:.0%} of the limit of {size(limit)} each." if limit else "."
+    svg = line_chart(
+        "memory", "Memory per worker over time", sentence, series,
+        x_label="seconds since the attempt began", y_label=unit_name, lines=lines,
+    )  # fmt: skip
+    cells = [[DASH if value is None else size(value) for value in columns[name]] for name in names[:6]]
+    rows = [(f"{times[k]:.0f}", *(column[k] for column in cells)) for k in picked(len(times))]
+    return Chart(svg, sentence, Table(("seconds", *shown[:6]), rows, "Memory over time", folded=True))
+
+
+def rate_section(found: Findings) -> Iterator[Block]:
+    """Floating-point operations per second over time, and of the phase that did most."""
+    times, rates = found.attempt.get("seconds") or [], found.attempt.get("flops_per_second") or []
+    phases = {k: work for k, work in (found.part("phases") or {}).items() if work.get("flops") and work.get("seconds")}
+    if phases:
+        best = max(phases, key=lambda name: phases[name]["flops"])
+        flops, took, threads = phases[best]["flops"], phases[best]["seconds"], max(1, found.status.num_threads)
+        kind = "gemm_float64" if found.plan.get("precision") == "float64" else "gemm_float32"
+        gemm = (found.plan.get("calibration") or {}).get(kind) if best == "factorise" else None
+        share = f", {flops / took / gemm:.0%} of what matrix products alone reached here" if gemm else ""
+        how = f"{rate(flops / took)} on {threads} thread{'s' * (threads > 1)}"
+        yield Text(f"{cut(best, 40)}: {how}, {flops:.4g} flops in {seconds(took)}{share}.")
+    if len(times) > 1 and max(rates, default=0) > 0:
+        sentence = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
+        if found.status.epoch > 1:
+            sentence += " Tiles that were found valid count as well, so a continued run begins with a peak."
+        svg = line_chart(
+            "rate", "GF/s over time", sentence, [Series("GF/s", times, [value / 1e9 for value in rates])],
+            x_label="seconds since the attempt began", y_label="GF/s",
+        )  # fmt: skip
+        rows = [(f"{times[k]:.0f}", f"{rates[k] / 1e9:.4g}") for k in picked(len(times))]
+        yield Chart(svg, sentence, Table(("seconds", "GF/s"), rows, "GF/s over time", folded=True))
+    elif phases:
+        yield Text(TOO_FEW, missing=True)
+    else:
+        words = f"No rate is known, for no task computed anything, or {found.before('a phase was over')}."
+        yield Text(words, missing=True)
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+def plan_section(found: Findings) -> Iterator[Block]:
+    """What the plan expected beside what was."""
+    plan, result, peaks = found.plan, found.result, found.result.get("peak_rss_bytes") or {}
+    if not plan:
+        yield found.missing("There is nothing to compare with", "the job was planned")
+        return
+    if not found.is_finished:
+        words = f"The run did not come to its end ({found.state}): what it spent is that of its last attempt."
+        yield Text(words, missing=True)
+    expected, spent = plan.get("estimated_seconds") or {}, phase_seconds(found)
+    names = list(dict.fromkeys([*spent, *expected]))[:MOST_PHASES]
+    both = [name for name in names if name in spent and name in expected]
+    if both:
+        sentence = "Expected and actual seconds of every phase that the plan knew: " + ", ".join(
+            f"{name} {seconds(expected[name])} expected, {seconds(spent[name])} taken" for name in both
+        )
+        svg = bar_chart(
+            "expected", "Expected and actual time", sentence, both,
+            [[round(values[name], 3) for name in both] for values in (expected, spent)],
+            labels=("expected", "actual"), x_label="seconds",
+        )  # fmt: skip
+        yield Chart(svg, "Expected and actual time of every phase that the plan knew.")
+    whole = plan.get("total_seconds") or sum(expected.values())
+    low, total = plan.get("estimated_low_seconds") or whole, (result.get("seconds") or {}).get("total")
+    span = seconds(whole) if abs(low - whole) < 0.05 * whole else f"{seconds(low)} to {seconds(whole)}"
+    rows = [(cut(name, 60), *_compared(expected.get(name), spent.get(name))) for name in names]
+    rows.append(("total", span, *_compared(whole, total)[1:]))
+    yield Table(("time", "expected", "actual", "actual / expected"), rows, "Time")
+    ends, work = [round(value) for value in plan.get("iterations") or []], found.part("phases", "factorise") or {}
+    kept, workers, client = result.get("kept") or {}, found.status.num_workers, result.get("client_peak_rss_bytes")
+    busy = plan.get("expected_efficiency") if work.get("seconds") and work.get("num_computed") else None
+    others = [
+        ("peak memory of a worker", size(plan.get("task_bytes")), size(max(peaks.values())) if peaks else DASH),
+        ("peak memory of the driver", size(plan.get("client_bytes")), size(client) if client else DASH),
+        (
+            "on disk",
+            size(sum((plan.get("disk_bytes") or {}).values())),
+            f"{size(sum(kept.values()))} of matrices kept" if result else DASH,
+        ),
+        (
+            "iterations",
+            " to ".join(f"{end:,}" for end in dict.fromkeys(ends)),
+            number(result["num_iterations"]) if "num_iterations" in result else DASH,
+        ),
+        (
+            "workers busy in the factorisation",
+            f"{busy:.0%}" if busy else "",
+            f"{_busy(found, work):.0%}" if busy else "",
+        ),
+        ("workers", number(plan.get("workers")), number(workers) if workers else DASH),
+    ]
+    yield Table(("", "expected", "actual"), [row for row in others if row[1]], "Everything else")
+
+
+def _compared(expected: float | None, actual: float | None) -> tuple[str, str, str]:
+    """Two times, and how much more the second is: ``1.3 times``; a dash where one of them is missing."""
+    first, second = (DASH if value is None else seconds(value) for value in (expected, actual))
+    if not expected or not actual:
+        return first, second, DASH
+    return first, second, "< 0.01 times" if actual < 0.01 * expected else f"{actual / expected:.2g} times"
+
+
+def reuse_section(found: Findings) -> Iterator[Block]:
+    """What an attempt found that an earlier one, or another run, had computed."""
+    result, status, rows = found.result, found.status, []
+    total, computed = result.get("tiles_total") or 0, result.get("tiles_computed") or 0
+    if total:
+        rows.append(("tiles of the factor", f"{total:,}, {computed:,} computed, {total - computed:,} found valid"))
+    valid = {
+        name: work["num_tasks"] - work["num_computed"]
+        for name, work in (found.part("phases") or {}).items()
+        if work.get("num_tasks", 0) > work.get("num_computed", 0) and not (name == "factorise" and total)
+    }
+    for name, count in valid.items():
+        tasks = found.part("phases", name, "num_tasks")
+        rows.append((f"tasks of {cut(name, 40)}", f"{tasks:,}, {count:,} had nothing to compute"))
+    if found.part("present_bytes"):
+        rows.append(("valid tiles before this attempt", size(found.part("present_bytes"))))
+    saved = reused_rows(result.get("reused") or status.reused)
+    rows += [(name, cut(text)) for name, text in saved[:20]]
+    for location, num_bytes in list((result.get("kept") or {}).items())[:8]:
+        rows.append(("kept for later", f"{size(num_bytes)} in {cut(location, 200)}"))
+    if rows:
+        yield Table((), rows, "Found and kept")
+    nothing = total == computed and not valid and not any(name == "reused" for name, _ in saved)
+    if status.epoch > 1:
+        yield Text(f"This is attempt {status.epoch}: it went on with what earlier ones had finished.")
+    elif nothing:
+        words = "Nothing was resumed: this is the first attempt of the run, and what it needed was computed."
+        yield Text(words, missing=True)
+    else:
+        yield Text("This is the first attempt of the run; what is valid in the store is used by all runs.")
+    attempts = _attempts(found)
+    if attempts:
+        yield Table(("attempt", "began", "ended", "how"), attempts, "Attempts")
+
+
+def _attempts(found: Findings) -> list[list[str]]:
+    """One row for each driver, from the events."""
+    rows: dict[int, list[str]] = {}
+    for event in found.events:
+        epoch, message, when = event.get("epoch"), str(event.get("message", "")), clock(event.get("time"))
+        if event.get("kind") != "state" or not isinstance(epoch, int):
+            continue
+        if message.endswith("started"):
+            where = cut(f"{event.get('driver', '')} on {event.get('host', 'unknown')}", 80)
+            how = found.state if found.goes_on and epoch == found.status.epoch else "no last word: lost"
+            rows[epoch] = [f"{epoch}, {where}", when, DASH, how]
+        elif epoch in rows:
+            rows[epoch][2:] = [when, cut(message, 200)]
+    return [row for _, row in sorted(rows.items())][-20:]
+
+
+def versions_section(found: Findings) -> Iterator[Block]:
+    """Versions, processors and BLAS of the driver and of the workers."""
+    environment = found.part("environment")
+    if not environment:
+        yield found.missing("Nothing is recorded", "the workers were checked")
+        return
+    driver, workers = environment["driver"], environment.get("workers", [])[:MOST_MACHINES]
+    rows = [
+        ("host", cut(driver.get("host", "unknown"))),
+        ("system", cut(driver.get("system", "unknown"))),
+        ("processor", f"{cut(driver.get('cpu', 'unknown'))}, {driver.get('num_cpus')} usable"),
+        ("memory", size(driver.get("memory_bytes"))),
+        ("versions", ", ".join(f"{name} {cut(v, 40)}" for name, v in driver.get("versions", {}).items())),
+        ("BLAS", _libraries(driver.get("blas"))),
+    ]
+    yield Table((), rows, "The driver")
+    names = ("python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr", "crc32c")
+    for group in workers:
+        count, limit = group.get("num_workers", 1), group.get("memory_limit_bytes")
+        rows = [
+            ("host", cut(group.get("host", "unknown"))),
+            ("addresses", listed(group.get("addresses", []))),
+            ("threads", f"{number(group.get('threads'))} each"),
+            ("memory limit", size(limit) if limit else "none"),
+            ("versions", ", ".join(f"{name} {cut(group.get(name, '?'), 40)}" for name in names)),
+            ("BLAS kernel", cut(group.get("blas_kernel", "unknown"))),
+            ("BLAS", _libraries(group.get("blas"))),
+        ]
+        yield Table((), rows, f"{count:,} worker{'s that are alike' if count != 1 else ''}")
+    if not workers:
+        yield Text("There were no workers: the tasks ran in the driver's process.")
+
+
+def _libraries(libraries: Any) -> str:
+    names = ("internal_api", "version", "architecture")
+    kinds = [(" ".join(str(item.get(name)) for name in names), item.get("num_threads")) for item in libraries or []]
+    return cut("; ".join(f"{kind}, threads {threads}" for kind, threads in kinds) or "unknown")
+
+
+def events_section(found: Findings) -> Iterator[Block]:
+    """What happened, as `dkrr logs` prints it."""
+    events, half = found.events, MOST_SHOWN_EVENTS // 2
+    if not events:
+        yield Text("There are no events.", missing=True)
+        return
+    chosen = events if len(events) <= 2 * half else [*events[:half], *events[-half:]]
+    left = len(events) - len(chosen)
+    rows = [(clock(item.get("time")), cut(item.get("kind", ""), 20), cut(item.get("message", ""))) for item in chosen]
+    caption = f"Events{f' ({left:,} in the middle are left out)' if left else ''}"
+    yield Table(("time", "kind", "message"), rows, caption, folded=len(rows) > 20)
