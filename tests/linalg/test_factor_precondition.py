@@ -100,11 +100,8 @@ def test_rows_beyond_the_factor_are_divided_by_their_diagonal(tmp_path: Path) ->
     precondition = FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s"), system=system)
     z = precondition.apply(r, alpha)
     np.testing.assert_allclose(z[m:], r[m:] / (system.diagonal_from(m)[:, None] + alpha), rtol=1e-12)
-    with (
-        FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s")) as precondition,
-        pytest.raises(ValueError, match="250 rows, 150 expected"),
-    ):
-        precondition.apply(r, alpha)
+    with pytest.raises(ValueError, match="250 rows, 150 expected"):
+        FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s")).apply(r, alpha)
 
 
 @pytest.mark.parametrize("damage", ["deleted", "flipped", "not finite"])
@@ -117,26 +114,24 @@ def test_a_damaged_tile_is_computed_again(damage: str, application: int, tmp_pat
     r, alpha = np.random.default_rng(0).standard_normal((N, 1)), np.array([0.5])
     path = tmp_path / "L" / factor.array.chunk_key((2, 1))
     whole = path.read_bytes()
-    with (
-        FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s"), operator=system) as repairing,
-        FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s")) as helpless,
-    ):
-        expected = repairing.apply(r, alpha)
-        if application == 1:
-            repairing.num_applications = 0
-        else:
+    repairing = FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s"), operator=system)
+    helpless = FactorPreconditioner(factor, workspace(tmp_path), str(tmp_path / "s"))
+    expected = repairing.apply(r, alpha)
+    if application == 1:
+        repairing.num_applications = 0
+    else:
+        helpless.apply(r, alpha)
+    if damage == "deleted":
+        path.unlink()
+    else:
+        content = bytearray(whole)
+        content[4 * 70 : 4 * 70 + 4] = np.float32(np.nan if damage == "not finite" else 3.0).tobytes()
+        path.write_bytes(content)
+    seen = damage != "flipped" or application == 1
+    if seen:
+        with pytest.raises(DamagedChunkError):
             helpless.apply(r, alpha)
-        if damage == "deleted":
-            path.unlink()
-        else:
-            content = bytearray(whole)
-            content[4 * 70 : 4 * 70 + 4] = np.float32(np.nan if damage == "not finite" else 3.0).tobytes()
-            path.write_bytes(content)
-        seen = damage != "flipped" or application == 1
-        if seen:
-            with pytest.raises(DamagedChunkError):
-                helpless.apply(r, alpha)
-        found = repairing.apply(r, alpha)
+    found = repairing.apply(r, alpha)
     assert np.array_equal(found, expected) == seen
     assert (path.read_bytes() == whole) == seen
 
