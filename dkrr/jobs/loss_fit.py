@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling
-from dkrr.engine.environment import cpu_count
+from dkrr.engine.machine import cpu_count
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError, JobFileError
 from dkrr.jobs.loss_spec import losses_of, parameters_of, path_of

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dkrr.engine.activity import WorkerMemory, describe_executor
-from dkrr.engine.memory import peak_rss_bytes
-from dkrr.engine.session import blas_of, connect_executor, executor_facts, require_memory, start_local
+from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, require_memory, start_local
+from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress
+from dkrr.engine.workers import WorkerMemory, describe_executor
 from dkrr.fit.inputs import nothing_new
 from dkrr.jobs.claim import check_claim, resolve_once, run_id
 from dkrr.jobs.documents import plain

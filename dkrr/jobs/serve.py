@@ -14,7 +14,7 @@ import numpy as np
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
-from dkrr.engine.session import executor_for
+from dkrr.engine.cluster import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.fit.inputs import TemporaryStore, nothing_new

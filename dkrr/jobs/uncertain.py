@@ -10,7 +10,7 @@ import numpy as np
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.tasks import Executor, Progress
 from dkrr.errors import ParameterError
-from dkrr.linalg.inference.calibration import IntervalMethod, check_coverage, check_method
+from dkrr.linalg.inference.leave_one_out import IntervalMethod, check_coverage, check_method
 from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.models.model import BLOCK_ROWS, Model
 from dkrr.models.prediction import predict_variance
