@@ -631,7 +631,7 @@ def without_workers(place: Place) -> Result:
 
 
 def other_versions(place: Place) -> None:
-    place.patch.setattr("dkrr.engine.checks.__version__", "99.0")
+    place.patch.setattr("dkrr.engine.machine.__version__", "99.0")
 
 
 WORKERS = [

@@ -27,7 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-import dkrr.engine.session
+import dkrr.engine.cluster
 import dkrr.models.estimator
 import dkrr.models.large_predictions
 from dkrr import KernelRidge, ingest, load_model, make_kernel
@@ -59,7 +59,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr(dkrr.engine.session, "start_local", start)
+    monkeypatch.setattr(dkrr.engine.cluster, "start_local", start)
 
 
 def fitted(**parameters: Any) -> KernelRidge:
@@ -154,11 +154,11 @@ def test_grid_search_shares_a_store(num_jobs: int, tmp_path: Path) -> None:
 def test_loky_workers_run_in_process(tmp_path: Path) -> None:
     # 300 rows are above the limit here, so that only being inside a pool keeps a second pool from being started
     code = """
-    import joblib, numpy as np, psutil, dkrr.models.estimator, dkrr.engine.session
+    import joblib, numpy as np, psutil, dkrr.models.estimator, dkrr.engine.cluster
     def fit(seed):
         dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
         def start(*a, **k): raise AssertionError("a cluster was started")
-        dkrr.engine.session.start_local = start
+        dkrr.engine.cluster.start_local = start
         X = np.random.default_rng(seed).standard_normal((100, 3))
         return dkrr.models.estimator.KernelRidge(kernel="rbf").fit(X, X[:, 0]).solution_.message
     if __name__ == "__main__":
@@ -307,14 +307,14 @@ def test_many_rows_run_on_the_client_that_is_found(cluster_client: Any, monkeypa
 
 def test_inside_a_dask_worker_work_runs_in_process(cluster_client: Any) -> None:
     def fit(rows: Any, y: Any) -> Any:
-        import dkrr.engine.session
+        import dkrr.engine.cluster
         import dkrr.models.estimator
 
         def start(*args: Any, **kwargs: Any) -> Any:
             raise AssertionError("a cluster was started")
 
         dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
-        dkrr.engine.session.start_local = start
+        dkrr.engine.cluster.start_local = start
         return dkrr.models.estimator.KernelRidge(kernel="rbf", alpha=0.1, tile_size=64).fit(rows, y).dual_coef_
 
     coefficients = cluster_client.submit(fit, X, Y[:, 0], pure=False).result(timeout=60)

@@ -24,7 +24,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr("dkrr.engine.session.start_local", refuse)
+    monkeypatch.setattr("dkrr.engine.cluster.start_local", refuse)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,12 @@ from dkrr.errors import (
     StoreError,
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
+from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.cholesky import factorise
-from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, Workspace
-from dkrr.linalg.factor.triangular import BlockColumns
+from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset, score_dataset
 from dkrr.store.files import remove_array
@@ -495,7 +496,7 @@ def solve(system: RidgeOperator, factor: TileMatrix, store: Any = None) -> np.nd
                 if not rhs.is_valid(i, panel):
                     rhs.write(i, panel, values[system.grid.span(i)])
             work = Workspace(store="", executor=InTurn(), blas="test")
-            u, _ = CholeskyFactor(solver=CholeskySolver(), operator=system, factor=factor, workspace=work).solve(rhs)
+            u = CholeskyFactor(solver=CholeskySolver(), operator=system, factor=factor, workspace=work).solve(rhs)[0]
             return np.vstack([u.read_rows(i) for i in range(system.grid.num_tiles)])
     except (ResidualError, DamagedChunkError, DataError):
         remove_array(store)

@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, r2_score
 import dkrr.models.prediction
 from dkrr import KernelRidge, Model, ingest, load_model
 from dkrr.dataset import Dataset
-from dkrr.engine.session import checked_executor
+from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, StoreError, StoreMismatchError
 from dkrr.models.prediction import predict_dataset, score_dataset
@@ -73,7 +73,7 @@ def test_the_same_bytes_whatever_the_executor(
 
 def blas_kernels(client: Any) -> Any:
     """Name of the BLAS kernel in this process, or in the workers."""
-    from dkrr.engine.session import blas_of
+    from dkrr.engine.cluster import blas_of
 
     return blas_of(InProcessExecutor() if client is None else checked_executor(client))
 

@@ -14,8 +14,7 @@ import pytest
 
 from dkrr import KernelRidge, load_model
 from dkrr.dataset import ingest
-from dkrr.engine.bundles import BUNDLE_TASKS, bundles
-from dkrr.engine.tasks import InProcessExecutor, Node, run_tasks
+from dkrr.engine.tasks import BUNDLE_TASKS, InProcessExecutor, Node, Queue, run_tasks
 from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
 
 MAX_BYTES = 10 * 1024
@@ -29,7 +28,9 @@ class Scales:
         self.arrays: set[str] = set()
 
     def weigh(self, function: Any, payload: Any, nodes: Sequence[Node]) -> None:
-        for bundle in bundles(nodes, 2):
+        queue = Queue(nodes, 2)
+        while bundle := queue.take():
+            queue.finished(bundle)
             message = pickle.dumps((run_tasks, function, payload, [node.key for node in bundle]))
             self.most[function.__name__] = max(self.most[function.__name__], len(message))
             text = " ".join(str(argument) for _, argument, _ in pickletools.genops(message))
@@ -51,8 +52,7 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scales]:
 
     monkeypatch.setattr(InProcessExecutor, "run", weighed)
     monkeypatch.setattr(InProcessExecutor, "num_threads", 2)  # so that graphs are those of workers, with split sums
-    for module in ("matmul", "lowrank.preconditioner"):  # and vectors go through the store
-        monkeypatch.setattr(f"dkrr.linalg.{module}.InProcessExecutor", NoExecutor)
+    monkeypatch.setattr("dkrr.linalg.passes.InProcessExecutor", NoExecutor)  # and vectors go through the store
     yield found
     for name, size in sorted(found.most.items()):
         print(f"{name}: {size:,} bytes")
@@ -67,11 +67,11 @@ def data(n: int = 640, d: int = 6, t: int = 2) -> tuple[Any, Any]:
 
 
 WAYS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "cholesky": ({"solver": "cholesky", "precision": "float64"}, {"factor_tile", "substitute", "multiply_pair"}),
+    "cholesky": ({"solver": "cholesky", "precision": "float64"}, {"factor_tile", "substitute", "compute_part"}),
     "two alphas, stored": ({"solver": "cholesky", "alpha": [0.1, 0.2]}, {"gram_tile", "factor_tile"}),
     "intercept": ({"solver": "cholesky", "fit_intercept": True}, {"factor_tile", "substitute"}),
-    "mixed": ({"solver": "cholesky", "precision": "mixed", "tol": 1e-6}, {"factor_tile", "multiply_pair"}),
-    "cg": ({"solver": "cg", "tol": 1e-6, "solver_params": {"rank": 60}}, {"multiply_pair"}),
+    "mixed": ({"solver": "cholesky", "precision": "mixed", "tol": 1e-6}, {"factor_tile", "compute_part"}),
+    "cg": ({"solver": "cg", "tol": 1e-6, "solver_params": {"rank": 60}}, {"compute_part"}),
     "nystrom": ({"solver": "nystrom", "tol": 1e-6, "solver_params": {"num_centers": 100}}, {"compute_part"}),
     "primal": ({"solver": "primal", "kernel": "poly", "degree": 3}, {"compute_part"}),
 }

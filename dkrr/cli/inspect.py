@@ -13,7 +13,7 @@ from dkrr.cli.app import json_option, main, print_table, show
 from dkrr.markup import kernel_words, size
 
 if TYPE_CHECKING:
-    from dkrr.engine.doctor import MachineReport
+    from dkrr.engine.machine import MachineReport
     from dkrr.jobs.garbage import Garbage
 
 __all__: list[str] = []
@@ -137,11 +137,11 @@ def _store(path: str) -> tuple[str, list[str]]:
 def doctor_command(env: bool, folder: str, as_json: bool) -> None:
     """Show CPU, BLAS, speed of arithmetic and disk, free memory and disk, and versions on this machine."""
     if env:
-        from dkrr.engine.environment import environment_lines
+        from dkrr.engine.machine import environment_lines
 
         click.echo("\n".join(environment_lines()))
         return
-    from dkrr.engine.doctor import machine_report
+    from dkrr.engine.machine import machine_report
 
     report = machine_report(folder)
     show(as_json, report.to_dict(), _machine_facts(report))

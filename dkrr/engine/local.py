@@ -25,11 +25,9 @@ from distributed.deploy.spec import SpecCluster
 from distributed.deploy.subprocess import SubprocessWorker
 from distributed.security import Security
 
-from dkrr.engine.environment import subprocess_environment, worker_environment
+from dkrr.engine.machine import subprocess_environment, worker_environment
 from dkrr.engine.preload import PARENT_PID
 from dkrr.errors import ClusterError
-
-__all__ = ["LocalProcesses"]
 
 HOST = "127.0.0.1"
 ALLOWED_FAILURES = 3

@@ -17,8 +17,6 @@ import signal
 import sys
 from typing import Any
 
-__all__ = ["PARENT_PID", "dask_setup", "die_with_parent"]
-
 PARENT_PID = "DKRR_PARENT_PID"
 """Environment variable that tells a nanny the process id of the process that started it."""
 

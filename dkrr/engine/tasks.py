@@ -1,45 +1,327 @@
-"""Run a graph of idempotent tasks: a bounded window of submitted tasks, priorities, retries, progress, a watchdog.
+"""Run a graph of idempotent tasks, here or on the workers of a Dask client: order, retries, progress, a watchdog.
 
-A task is ``function(payload, *key) -> Receipt``: it reads finished chunks, writes one chunk atomically and returns a
-few numbers. Nothing that must survive is kept in the scheduler's or a worker's memory, so any task may run twice, and a
-graph that was interrupted is simply run again: tasks whose chunk is valid return at once.
+A task is ``function(payload, *key)``: it reads finished chunks, writes one chunk atomically and returns a few numbers.
+Nothing that must survive is kept in the scheduler's or a worker's memory, so any task may run twice, and a graph that
+was interrupted is simply run again: tasks whose chunk is valid return at once.
+
+The client sends what has nothing left to wait for, in the order of the list, to whichever worker is free; the scheduler
+knows a few messages for every thread and no dependencies. (It would keep a task for the worker that ran what that waits
+for, and short tasks that wait for the same one would run one after the other.) A message and its receipt cost client,
+scheduler and worker 2 to 4 ms together, so tasks that are ready at the same time share one: about 2e9 flops, a tenth
+of a second, and at most the (2 threads)-th part of all that is ready. The first messages are long and the last ones
+short, so that workers end together. A task remains what it was: it writes its own chunk, with the same bytes, whatever
+travels beside it.
+
+Dask forgets a cancelled task, and a thread that is inside it goes on to the end: minutes with large tiles, in which it
+would write into a store that another run may own by then. Every graph therefore has a name, :func:`stop_graph` puts it
+on the list of stopped ones in each worker process, and :func:`dkrr.store.interruption.check_cancelled` compares, before
+every tile that is read: 0.3 us. (A file of the store costs 4 us a look on a local disk and a request elsewhere.)
+
+References
+----------
+Polychronopoulos and Kuck, Guided self-scheduling, IEEE Trans. Comput. C-36 (1987).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import heapq
+import itertools
 import logging
 import queue
+import threading
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dkrr.engine.bundles import Bundle, Outbox, window_of
 from dkrr.engine.configuration import timeout_seconds
-from dkrr.engine.failures import check_alive, lost_scheduler, never_ready, raise_if_failed
-from dkrr.engine.receipts import Key, Node, Progress, Receipt, Reporter, RunSummary
-from dkrr.engine.running import TaskFunction, run_task, run_tasks
-from dkrr.engine.stopping import stop_graph
-from dkrr.errors import CancelledError, ClusterError
+from dkrr.engine.machine import peak_rss_bytes
+from dkrr.errors import (
+    CancelledError,
+    ClusterError,
+    DkrrError,
+    MemoryBudgetError,
+    StorageFullError,
+    StoreError,
+    WorkerLostError,
+)
 from dkrr.store.chunks import release
 from dkrr.store.interruption import cancellable, check_cancelled
 
 if TYPE_CHECKING:
-    from dkrr.engine.admission import Admission
-    from dkrr.engine.checks import WorkerInfo
-
-__all__ = ["DaskExecutor", "Executor", "InProcessExecutor", "Node", "Progress", "Receipt", "RunSummary", "run_task"]
+    from dkrr.engine.workers import Admission, WorkerInfo
 
 logger = logging.getLogger("dkrr.engine")
-
+BUNDLE_FLOPS = 2e9
+# a message names every one of its tasks, and stays small
+BUNDLE_TASKS = 256
+# messages that the scheduler knows, for each thread: one that runs, and the next ones
+WINDOW = 3
 GATHER_TOGETHER = 64
-WINDOW_OF_INDEPENDENT = 3
+IO_ATTEMPTS = 3
 ANSWER_SECONDS = 20.0
 STOP_SECONDS = 5.0  # a driver interrupts what has not left by itself 8 s after a request
+POLL_SECONDS = 0.2
+_REMEMBERED = 1000
+_GO_ON = "start the same job again; every finished tile is kept"
+
+Key = tuple[int, ...]
+Progress = Callable[[str, int, int, float, float], None]
+"""``progress(phase, done, total, flops_done, flops_total)``."""
+TaskFunction = Callable[..., "tuple[bool, dict[str, Any]] | bool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One task: its key, the keys it waits for (all earlier in the list), and its flops.
+
+    ``shares``: it may travel in one message with others that are ready, if its flops say how long it takes.
+    """
+
+    key: Key
+    dependencies: tuple[Key, ...] = ()
+    flops: float = 0.0
+    shares: bool = True
+
+
+Bundle = tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a task returns: whether it computed anything, its seconds, a few numbers, its process' peak memory."""
+
+    key: Key
+    computed: bool
+    seconds: float = 0.0
+    values: dict[str, Any] = field(default_factory=dict)
+    worker: str = ""
+    peak_rss_bytes: int = 0
+
+
+@dataclass
+class RunSummary:
+    """What a graph run did."""
+
+    seconds: float = 0.0
+    num_tasks: int = 0
+    num_computed: int = 0
+    flops_computed: float = 0.0
+    busy_seconds: float = 0.0
+    peak_rss_bytes: dict[str, int] = field(default_factory=dict)
+    values: dict[Key, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, receipt: Receipt, node: Node) -> None:
+        done, values = receipt.computed, {receipt.key: receipt.values} if receipt.values else {}
+        peak = {receipt.worker: receipt.peak_rss_bytes}
+        self.merge(RunSummary(0.0, 1, int(done), done * node.flops, done * receipt.seconds, peak, values))
+
+    def merge(self, other: RunSummary) -> None:
+        """Add the figures of another run of the same or another graph."""
+        for name in ("seconds", "num_tasks", "num_computed", "flops_computed", "busy_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for worker, peak in other.peak_rss_bytes.items():
+            self.peak_rss_bytes[worker] = max(self.peak_rss_bytes.get(worker, 0), peak)
+        self.values.update(other.values)
+
+
+class Reporter:
+    """Counts finished tasks and flops, and tells ``progress``."""
+
+    def __init__(self, phase: str, nodes: Sequence[Node], progress: Progress | None) -> None:
+        self.phase, self.progress, self.done, self.flops_done = phase, progress, 0, 0.0
+        self.total, self.flops_total = len(nodes), sum(node.flops for node in nodes)
+        self.report()
+
+    def finished(self, node: Node) -> None:
+        self.done += 1
+        self.flops_done += node.flops
+        self.report()
+
+    def report(self) -> None:
+        if self.progress is not None:
+            self.progress(self.phase, self.done, self.total, self.flops_done, self.flops_total)
+
+
+class Queue:
+    """Nodes that have nothing left to wait for, the first of the list first, and those that still wait."""
+
+    def __init__(self, nodes: Sequence[Node], num_threads: int) -> None:
+        self.nodes, self.num_threads = nodes, num_threads
+        self.rank = {node.key: rank for rank, node in enumerate(nodes)}
+        self._waits, self._ready, self._flops = [0] * len(nodes), list[int](), 0.0
+        self._followers: dict[Key, list[int]] = defaultdict(list)
+        for rank, node in enumerate(nodes):
+            before = set(node.dependencies)
+            self._waits[rank] = len(before)
+            for key in before:
+                self._followers[key].append(rank)
+            if not before:
+                self._push(rank)
+
+    def _push(self, rank: int) -> None:
+        heapq.heappush(self._ready, rank)
+        self._flops += self.nodes[rank].flops
+
+    def take(self) -> Bundle:
+        """What goes into the next message; nothing where all that is left waits."""
+        most = min(BUNDLE_FLOPS, self._flops / (2 * self.num_threads))
+        bundle: list[Node] = []
+        flops = 0.0
+        while self._ready and len(bundle) < BUNDLE_TASKS:
+            node = self.nodes[self._ready[0]]
+            alone = not all(other.shares and other.flops > 0 for other in (node, *bundle[:1]))
+            if bundle and (alone or flops + node.flops > most):
+                break
+            heapq.heappop(self._ready)
+            bundle.append(node)
+            flops += node.flops
+        self._flops -= flops
+        return tuple(bundle)
+
+    def finished(self, bundle: Bundle) -> None:
+        """Its tasks have run: what waited for them alone is ready."""
+        for node in bundle:
+            for rank in self._followers.pop(node.key, ()):
+                self._waits[rank] -= 1
+                if not self._waits[rank]:
+                    self._push(rank)
+
+    def put_back(self, bundle: Bundle) -> None:
+        """It has to be sent once more."""
+        for node in bundle:
+            self._push(self.rank[node.key])
+
+
+# --- where a task runs ------------------------------------------------------------------------------------------------
+
+
+def run_task(function: TaskFunction, payload: Any, key: Key) -> Receipt:
+    """Run one task where it is: retry input and output errors, translate memory errors, fill in the receipt."""
+    started = time.perf_counter()
+    for attempt in itertools.count(1):
+        try:
+            outcome = function(payload, *key)
+            break
+        except DkrrError:
+            raise
+        except OSError as exc:
+            if attempt == IO_ATTEMPTS and exc.errno == errno.ENOSPC:
+                remaining = getattr(payload, "remaining_bytes", None)
+                left = f"(about {remaining():,} bytes are still to be written)" if callable(remaining) else "its chunk"
+                raise StorageFullError(
+                    f"no space left on device while task {key} wrote {left}",
+                    hint="free that much and start again; everything finished so far is kept",
+                ) from exc
+            if attempt == IO_ATTEMPTS:
+                raise StoreError(
+                    f"task {key} cannot use its storage ({exc})",
+                    hint="check the device and start again; everything finished so far is kept",
+                ) from exc
+            logger.warning("task %s: %s; attempt %d of %d", key, exc, attempt + 1, IO_ATTEMPTS)
+            time.sleep(0.05 * 4**attempt)
+        except MemoryError as exc:
+            tile_size = int(getattr(getattr(payload, "grid", None), "tile_size", 0))
+            raise MemoryBudgetError(
+                f"task {key} ran out of memory with tiles of {tile_size}",
+                hint=f"set tile_size = {max(1, tile_size // 2)} or raise memory_limit",
+                tile_size=tile_size,
+            ) from exc
+    computed, values = outcome if isinstance(outcome, tuple) else (outcome, {})
+    try:
+        from distributed import get_worker
+
+        worker = str(get_worker().address)
+    except (ImportError, ValueError):
+        worker = "this process"
+    return Receipt(key, computed, time.perf_counter() - started, values, worker, peak_rss_bytes())
+
+
+def run_tasks(function: TaskFunction, payload: Any, keys: Sequence[Key], graph: str) -> list[Receipt]:
+    """Run the tasks of a message one after the other; what they have written stays when a later one fails."""
+    receipts = []
+    with task_of(graph):
+        for key in keys:
+            check_cancelled()
+            receipts.append(run_task(function, payload, key))
+    return receipts
+
+
+_lock = threading.Lock()
+_stopped: dict[str, None] = {}
+_running: Counter[str] = Counter()
+
+
+@contextmanager
+def task_of(graph: str) -> Iterator[None]:
+    """Around the work of one message: it ends at the next check once ``graph`` is stopped, at once if it is already.
+
+    Raises
+    ------
+    CancelledError
+        The graph is stopped.
+    """
+    with _lock:
+        _running[graph] += 1
+    try:
+        with cancellable(lambda: graph in _stopped):
+            check_cancelled()
+            yield
+    finally:
+        with _lock:
+            _running[graph] -= 1
+            if not _running[graph]:
+                del _running[graph]
+
+
+def stop_here(graph: str) -> int:
+    """Stop the tasks of a graph in this process; the number of them that are still running."""
+    with _lock:
+        _stopped[graph] = None
+        while len(_stopped) > _REMEMBERED:
+            del _stopped[next(iter(_stopped))]
+        return _running[graph]
+
+
+def stop_graph(client: Any, graph: str, workers: Sequence[str] | None, seconds: float) -> int:
+    """Stop a graph on its workers, and wait until they have left its tasks, for at most about ``seconds``.
+
+    Parameters
+    ----------
+    client
+        A synchronous ``distributed.Client``; its scheduler may be gone.
+    graph
+        Name of the graph.
+    workers
+        Addresses of the workers that may run its tasks; None means all.
+    seconds
+        With 0, tell them and do not wait.
+
+    Returns
+    -------
+    num_running : int
+        Tasks that were still running when this returned; -1 when the workers could not be asked.
+    """
+    deadline, answer = time.monotonic() + seconds, -1
+    while True:
+        with contextlib.suppress(Exception):  # a scheduler or worker that is gone runs nothing, or nothing to be asked
+            if client.status != "running":
+                return answer
+            left = max(2.0, deadline - time.monotonic())
+            found = client.run(stop_here, graph, workers=workers, on_error="ignore", callback_timeout=left)
+            answer = sum(found.values())
+        if answer == 0 or time.monotonic() + POLL_SECONDS > deadline:
+            return answer
+        time.sleep(POLL_SECONDS)
+
+
+# --- who has them run -------------------------------------------------------------------------------------------------
 
 
 class Executor(Protocol):
@@ -78,21 +360,23 @@ class InProcessExecutor:
         nodes: Sequence[Node],
         progress: Progress | None = None,
     ) -> RunSummary:
-        summary = RunSummary()
-        reporter = Reporter(phase, nodes, progress)
-        started = time.perf_counter()
+        summary, reporter, started = RunSummary(), Reporter(phase, nodes, progress), time.perf_counter()
         with cancellable(self.cancelled):
             for node in nodes:
                 check_cancelled()
-                receipt = run_task(function, payload, node.key)
-                summary.add(receipt, node)
+                summary.add(run_task(function, payload, node.key), node)
                 reporter.finished(node)
         summary.seconds = time.perf_counter() - started
         return summary
 
 
-class _StrandedError(Exception):
-    """Tasks were submitted for workers that are all gone, and others have taken their place."""
+@dataclass(frozen=True)
+class _Message:
+    """Tasks that were sent together, what will tell of them, and the workers that may run them, if not all."""
+
+    bundle: Bundle
+    future: Any
+    allowed: Sequence[str]
 
 
 class DaskExecutor:
@@ -143,7 +427,7 @@ class DaskExecutor:
             threads = self.client.nthreads(callback_timeout=ANSWER_SECONDS)
             return max(1, int(sum(threads.values())))
         except (OSError, TimeoutError) as exc:  # a scheduler that went away between two graphs
-            raise lost_scheduler(self.client, f"({exc or 'no answer'})") from exc
+            raise self._lost(f"({exc or 'no answer'})") from exc
 
     def run(
         self,
@@ -155,9 +439,6 @@ class DaskExecutor:
     ) -> RunSummary:
         """Run ``function(payload, *key)`` for every node, dependencies first, in list order of priority.
 
-        At most :func:`~dkrr.engine.bundles.window_of` messages are known to the scheduler at once, a task or a bundle
-        of short ones each.
-
         Raises
         ------
         CancelledError
@@ -167,149 +448,111 @@ class DaskExecutor:
             The scheduler is lost or silent, no worker that may be used is there, or nothing has moved for a long time.
         """
         self._check_cancelled()
-        summary = RunSummary()
-        reporter = Reporter(phase, nodes, progress)
-        done: set[Key] = set()
-        started = time.perf_counter()
-        while True:
-            try:
-                self._run(phase, function, payload, nodes, summary, reporter, done)
-                break
-            except _StrandedError:  # what is finished stays finished: a valid chunk is not computed again
-                logger.warning("all workers of %s were replaced; what is left is submitted to the new ones", phase)
-                nodes = [
-                    replace(node, dependencies=tuple(key for key in node.dependencies if key not in done))
-                    for node in nodes
-                    if node.key not in done
-                ]
-        summary.seconds = time.perf_counter() - started
-        return summary
-
-    def _run(
-        self,
-        phase: str,
-        function: TaskFunction,
-        payload: Any,
-        nodes: Sequence[Node],
-        summary: RunSummary,
-        reporter: Reporter,
-        done: set[Key],
-    ) -> None:
-        num_threads = self.num_threads
-        window = window_of(num_threads)
-        if self.admission is not None and not any(node.dependencies for node in nodes):
-            # the scheduler hands a task that names its workers out at once, and keeps none back for who is free first
-            window = WINDOW_OF_INDEPENDENT * num_threads
-        graph = f"{phase}-{uuid.uuid4().hex}"
-        finished: queue.SimpleQueue[tuple[Bundle, Any]] = queue.SimpleQueue()
-        held: dict[Key, Any] = {}
-        running: dict[Key, Any] = {}
-        ungathered: list[tuple[Bundle, Any]] = []
-        outbox = Outbox(nodes, num_threads)
-        waiting_for = Counter(key for bundle in outbox.bundles for key in outbox.waits_for(bundle))
-        allowed: dict[Key, list[str]] = {}
-        last_progress = time.monotonic()
+        summary, reporter = RunSummary(), Reporter(phase, nodes, progress)
+        num_threads, graph = self.num_threads, f"{phase}-{uuid.uuid4().hex}"
+        waiting, numbers = Queue(nodes, num_threads), itertools.count()
+        answers: queue.SimpleQueue[int] = queue.SimpleQueue()
+        sent: dict[int, _Message] = {}
+        ungathered: list[_Message] = []
+        started = last_progress = time.monotonic()
         try:
-            while running or not outbox.is_empty:
-                while len(running) < window:
-                    entry = outbox.next()
-                    if entry is None:
-                        break
-                    rank, bundle = entry
-                    first, waits_for = bundle[0], outbox.waits_for(bundle)
-                    options = {}
-                    if self.admission is not None:
-                        allowed[first.key] = self.admission.choose()
-                        options = {"workers": allowed[first.key], "allow_other_workers": False}
+            while True:
+                while len(sent) < WINDOW * num_threads and (bundle := waiting.take()):
+                    number = next(numbers)
+                    allowed = [] if self.admission is None else self.admission.choose()
                     future = self.client.submit(
                         run_tasks,
                         function,
                         payload,
                         [node.key for node in bundle],
                         graph,
-                        *(held[key] for key in waits_for if not first.held_back),
-                        key=(graph, *first.key),
-                        priority=-rank,
+                        key=(graph, number, *bundle[0].key),
+                        priority=-waiting.rank[bundle[0].key],
                         pure=False,
-                        **options,
+                        workers=allowed or None,
+                        allow_other_workers=False,
                     )
-                    for key in waits_for:
-                        waiting_for[key] -= 1
-                        if not waiting_for[key] and key not in running:
-                            del held[key]
-                    held[first.key] = running[first.key] = future
-                    future.add_done_callback(lambda future, bundle=bundle: finished.put((bundle, future)))
-                if not running:
-                    if not outbox.is_empty:
-                        raise never_ready(phase, outbox.held_back)
+                    sent[number] = _Message(bundle, future, allowed)
+                    future.add_done_callback(lambda _, number=number: answers.put(number))
+                if not sent:
                     break
                 self._check_cancelled()
                 try:
-                    bundle, future = finished.get(timeout=1.0)
+                    message = sent.pop(answers.get(timeout=1.0), None)
                 except queue.Empty:
-                    check_alive(self.client, phase, last_progress, self.stall_seconds, len(running))
-                    self._check_workers(allowed.values())
+                    self._check_alive(phase, last_progress, len(sent))
+                    self._look()
+                    for number in self._stranded(sent):
+                        self.client.cancel([sent[number].future], force=True)
+                        waiting.put_back(sent.pop(number).bundle)
                     continue
-                self._check_workers(())
+                self._look()
+                if message is None:  # it was sent once more, to others
+                    continue
                 last_progress = time.monotonic()
-                first = bundle[0]
-                raise_if_failed(self.client, first, future)
-                ungathered.append((bundle, future))
-                for node in bundle:
+                ungathered.append(message)
+                self._raise_if_failed(message)
+                waiting.finished(message.bundle)
+                for node in message.bundle:
                     reporter.finished(node)
-                outbox.finished(bundle)
-                del running[first.key]
-                allowed.pop(first.key, None)
-                if not waiting_for[first.key]:
-                    held.pop(first.key, None)
                 if len(ungathered) == GATHER_TOGETHER:
-                    self._gather(ungathered, summary, done)
-            self._gather(ungathered, summary, done)
+                    self._gather(ungathered, summary)
+            self._gather(ungathered, summary)
         except BaseException as error:
-            self._abandon(graph, list(running.values()), wait=isinstance(error, CancelledError))
+            futures = [message.future for message in (*sent.values(), *ungathered)]
+            self._abandon(graph, futures, wait=isinstance(error, CancelledError))
             raise
+        if reporter.done < len(nodes):
+            raise ClusterError(f"{phase}: {len(nodes) - reporter.done:,} tasks wait for others that are not there")
+        summary.seconds = time.monotonic() - started
+        return summary
+
+    def _stranded(self, sent: dict[int, _Message]) -> list[int]:
+        """Messages for workers that are all gone, where others have taken their place."""
+        admission = self.admission
+        if admission is None or admission.is_empty:
+            return []
+        return [number for number, message in sent.items() if not admission.can_run(message.allowed)]
 
     def _abandon(self, graph: str, running: list[Any], *, wait: bool) -> None:
         """End a graph on the workers as well: its threads would go on writing for as long as a task takes."""
         if self.client.status == "running":
             self.client.cancel(running, force=True)
-            workers = None if self.admission is None else self.admission.present
-            left = stop_graph(self.client, graph, workers, STOP_SECONDS if wait else 0.0)
+            left = stop_graph(self.client, graph, self._present, STOP_SECONDS if wait else 0.0)
             if wait and left:
                 logger.warning("%d tasks of %s are still inside a product", left, graph)
+
+    @property
+    def _present(self) -> list[str] | None:
+        return None if self.admission is None else self.admission.present
 
     def release(self) -> None:
         """Let the workers give back the memory that they keep for tasks to come; waits for at most some seconds."""
         with contextlib.suppress(Exception):  # a scheduler or worker that is gone keeps nothing
             if self.client.status == "running":
-                workers = None if self.admission is None else self.admission.present
-                self.client.run(release, workers=workers, on_error="ignore", callback_timeout=STOP_SECONDS)
+                self.client.run(release, workers=self._present, on_error="ignore", callback_timeout=STOP_SECONDS)
 
     def _check_cancelled(self) -> None:
         if self.cancelled is not None and self.cancelled():
             raise CancelledError("cancelled on request", hint="resume it: it continues with what is finished")
 
-    def _check_workers(self, waiting: Iterable[list[str]]) -> None:
-        """Keep up with the workers; submit once more when tasks wait for workers that are all gone."""
-        if self.admission is None:
-            return
-        self.admission.look()
-        if not self.admission.is_empty and not all(map(self.admission.can_run, waiting)):
-            raise _StrandedError
+    def _look(self) -> None:
+        """Keep up with the workers."""
+        if self.admission is not None:
+            self.admission.look()
 
-    def _gather(self, finished: list[tuple[Bundle, Any]], summary: RunSummary, done: set[Key]) -> None:
+    def _gather(self, finished: list[_Message], summary: RunSummary) -> None:
         """Fetch receipts, many in one message: one at a time they cost the client more than all else."""
-        gathered = self._wait_for(
-            self.client.gather([future for _, future in finished], errors="skip", asynchronous=True)
-        )
+        futures = [message.future for message in finished]
+        answer: Coroutine[Any, Any, Any] = self.client.gather(futures, errors="skip", asynchronous=True)
+        gathered = self._wait_for(answer)
         if len(gathered) != len(finished):  # a worker died with its receipts, and the task that ran again failed
-            for bundle, future in finished:
-                raise_if_failed(self.client, bundle[0], future)
+            for message in finished:
+                self._raise_if_failed(message)
             raise ClusterError("receipts of finished tasks were lost", hint="start the same job again")
-        for (bundle, _), receipts in zip(finished, gathered, strict=True):
-            for node, receipt in zip(bundle, receipts, strict=True):
+        for message, receipts in zip(finished, gathered, strict=True):
+            for node, receipt in zip(message.bundle, receipts, strict=True):
                 summary.add(receipt, node)
-                done.add(node.key)
         finished.clear()
 
     def _wait_for(self, answer: Coroutine[Any, Any, Any]) -> Any:
@@ -323,8 +566,50 @@ class DaskExecutor:
                     if future.done():
                         raise
                 if self.client.status != "running":
-                    raise lost_scheduler(self.client)
+                    raise self._lost()
                 self._check_cancelled()
-                self._check_workers(())
+                self._look()
         finally:
             future.cancel()
+
+    # --- what goes wrong, in words ------------------------------------------------------------------------------------
+
+    def _lost(self, reason: str = "") -> ClusterError:
+        address = self.client.scheduler.address if self.client.scheduler else ""
+        return ClusterError(" ".join(filter(None, ["lost the scheduler", address, reason])), hint=_GO_ON)
+
+    def _raise_if_failed(self, message: _Message) -> None:
+        """Raise what a task raised, or what became of it."""
+        from distributed import KilledWorker
+
+        key, future = message.bundle[0].key, message.future
+        # lost: a worker died with the receipt; the scheduler runs the task again, and gathering waits for it
+        if future.status in ("finished", "lost"):
+            return
+        if future.status == "cancelled":
+            if self.client.status != "running":
+                raise self._lost()
+            raise ClusterError(f"the scheduler dropped task {key} ({future.status})", hint=_GO_ON)
+        error = future.exception()
+        if isinstance(error, KilledWorker):
+            attempts = int(getattr(error, "allowed_failures", 3)) + 1
+            raise WorkerLostError(
+                f"task {key} was running on workers that died {attempts} times",
+                hint="usually memory: lower tile_size or raise memory_limit; finished tiles are kept",
+                key=key,
+            ) from error
+        raise error
+
+    def _check_alive(self, phase: str, last_progress: float, num_sent: int) -> None:
+        """The watchdog: name what runs when nothing has finished for too long."""
+        if self.client.status != "running":
+            raise self._lost(f"in {phase}")
+        stalled = time.monotonic() - last_progress
+        if stalled > self.stall_seconds:
+            processing = self.client.processing()
+            names = {worker: [str(key) for key in keys][:3] for worker, keys in processing.items() if keys}
+            raise ClusterError(
+                f"no task of {phase} finished for {stalled:.0f} s; running: {names or 'nothing'}, "
+                f"{num_sent} submitted, {len(processing)} workers",
+                hint="look at the workers' logs; start the same job again to continue",
+            )

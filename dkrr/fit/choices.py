@@ -23,7 +23,7 @@ from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import count_features
 from dkrr.linalg.factor.schedule import Split
-from dkrr.linalg.lowrank.ranks import choose_rank
+from dkrr.linalg.lowrank.rpcholesky import choose_rank
 from dkrr.linalg.primal.solver import MAX_FEATURES
 from dkrr.linalg.settings import Foreseen, IterativeSettings, NystromSettings, way_name
 from dkrr.linalg.sizes import choose_gram
@@ -349,7 +349,7 @@ class FitSettings:
         Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit
         How far newer rows may lie from the centre of an earlier fit for it to be kept, see
-        :mod:`dkrr.linalg.frozen_center`. None keeps any: of whitened rows the drift was judged before.
+        :mod:`dkrr.linalg.catalogue`. None keeps any: of whitened rows the drift was judged before.
     foreseen
         What a plan foresees of it; None where there was none.
     accept_limit

@@ -48,18 +48,18 @@ from dkrr.errors import (
 )
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Ways
-from dkrr.linalg.blocks import BlockColumns
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg.mixed import MixedSolver
 from dkrr.linalg.cg.solver import CGSolver
-from dkrr.linalg.factor.bordered import solve_bordered, with_bordered_residual
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.intercept import centre_dataset
+from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import check_training_rows
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.targets import right_hand_sides, target_alphas
+from dkrr.linalg.solving import right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
@@ -80,7 +80,6 @@ __all__ = [
 
 logger = logging.getLogger("dkrr.fitting")
 
-FloatMatrix = NDArray[np.float64]
 Blame = Literal["float32", "preconditioner", "iteration", "slow", ""]
 RECORD, START = "given_up.json", "start"
 # phases whose time grows with the iterations
@@ -306,8 +305,8 @@ class _Solve:
             **self.digests,
         )
         rhs = self._right_hand_sides(targets, own)
-        in_plane = settings.fit_intercept
-        self._take(targets, *prepared.solve(rhs, np.array(self.alphas), start, in_plane=in_plane), rhs=rhs)
+        solved = prepared.solve(rhs, np.array(self.alphas), start, in_plane=settings.fit_intercept)
+        self._settle(targets, rhs, *solved)
 
     def _factorise(
         self, number: int, source: RidgeOperator, start: FloatMatrix | None, ready: Callable[[], object]
@@ -318,11 +317,8 @@ class _Solve:
         if settings.precision != "mixed":
             factor = CholeskySolver(precision=settings.precision).prepare(source, workspace, **self.digests)
             self.factors.append(factor.factor.location)
-            if settings.fit_intercept:
-                rhs = self._right_hand_sides(targets, place(self.store, own), with_normal=True)
-                self._take(targets, *solve_bordered(factor, rhs))
-            else:
-                self._take(targets, *factor.solve(self._right_hand_sides(targets, place(self.store, own))))
+            rhs = self._right_hand_sides(targets, place(self.store, own))
+            self._take(targets, *factor.solve(rhs, bordered=settings.fit_intercept))
             return
         mixed = MixedSolver(settings=settings.iterative).prepare(
             source, workspace, **self.digests, at_once=start is None, ready=ready
@@ -335,31 +331,30 @@ class _Solve:
             location = mixed.location()
             exc.factors = [*self.factors, *([] if location is None else [location])]  # type: ignore[attr-defined]
             raise
-        self._take(targets, *solved, rhs=rhs)
+        self._settle(targets, rhs, *solved)
         location = mixed.location()
         self.factors += [] if location is None else [location]
 
-    def _right_hand_sides(self, targets: list[int], store: Any, *, with_normal: bool = False) -> BlockColumns:
-        return right_hand_sides(
-            self.dataset, self.operator, targets, store, centring=self.centring, with_normal=with_normal
-        )
+    def _right_hand_sides(self, targets: list[int], store: Any) -> BlockColumns:
+        """S Y of some targets, centred for an intercept."""
+        return right_hand_sides(self.dataset, self.operator, targets, store, centring=self.centring)
 
-    def _take(
-        self,
-        targets: list[int],
-        u: BlockColumns,
-        solution: Solution,
-        intercept: NDArray[np.float64] | None = None,
-        *,
-        rhs: BlockColumns | None = None,
-    ) -> None:
-        """Keep an answer, and the intercept of centred targets; that of an iteration in the plane is found here."""
-        if self.intercept is not None and rhs is not None:
-            alphas = [self.alphas[k] for k in targets]
-            solution, intercept = with_bordered_residual(solution, self.operator, rhs, u, alphas, self.workspace)
-        if self.intercept is not None and intercept is not None:
-            self.intercept[targets] += intercept
+    def _settle(self, targets: list[int], rhs: BlockColumns, u: BlockColumns, solution: Solution) -> None:
+        """Keep the answer of an iteration; with an intercept, find that and the residual of the whole system."""
+        intercept = np.zeros(len(targets))
+        if self.settings.fit_intercept:
+            operator, alpha = self.operator, np.array([self.alphas[k] for k in targets])
+            norms, intercept = residual_norms(
+                operator, rhs, u, self.workspace, rhs.array.store, alpha=alpha, normal=operator.normal()
+            )
+            solution = replace(solution, relative_residual=norms.relative_residual, backward_error=norms.backward_error)
+        self._take(targets, u, solution, intercept)
+
+    def _take(self, targets: list[int], u: BlockColumns, solution: Solution, intercept: FloatVector) -> None:
+        """Keep an answer; its intercept is that of centred targets."""
         self.solved.append((targets, u, solution))
+        if self.intercept is not None:
+            self.intercept[targets] += intercept
 
     def _coefficients(self) -> RowArray:
         """dual_coef = S u (n, t)."""
@@ -403,11 +398,11 @@ def with_lineage(
     ----------
     reused
         Where "center" is noted when there are newer rows: what became of it, see
-        :meth:`dkrr.linalg.frozen_center.FrozenCenter.to_dict`.
+        :meth:`dkrr.linalg.catalogue.FrozenCenter.to_dict`.
 
     Cost
     ----
-    See :mod:`dkrr.linalg.lineage` and :mod:`dkrr.linalg.frozen_center`.
+    See :mod:`dkrr.linalg.catalogue`.
     """
     found = center_of_lineage(settings, dataset, store)
     if found is None:

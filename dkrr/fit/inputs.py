@@ -32,9 +32,8 @@ from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import check_shape, to_floats
-from dkrr.engine.cluster import find_client
-from dkrr.engine.memory import free_memory_bytes
-from dkrr.engine.session import executor_for
+from dkrr.engine.cluster import executor_for, find_client
+from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError, StorageFullError, StoreError
 from dkrr.linalg.sizes import choose_tile_size, task_bytes

@@ -12,7 +12,7 @@ where they save at least half of the work (m^3 / 3 of n^3 / 3 flops for m of n r
 else was asked for, their choices are taken over.
 
 Cost: arithmetic, less than 0.1 s, besides the rates (:mod:`dkrr.fit.rates`) and the sample, which are only taken where
-the choice may matter. What can be continued: see :mod:`dkrr.linalg.lineage`, and a listing for each factor found.
+the choice may matter. What can be continued: see :mod:`dkrr.linalg.catalogue`, and a listing for each factor found.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ def find_continued(
     memory_bytes
         Of a task; larger tiles are not gone on with.
     drift_limit
-        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.frozen_center`.
+        How far newer rows may lie from the centre of a factor, see :mod:`dkrr.linalg.catalogue`.
     """
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None

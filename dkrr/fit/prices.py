@@ -22,13 +22,12 @@ from dkrr.linalg.inference.inverse_diagonal import inverse_room, panel_width
 from dkrr.linalg.inference.inverse_diagonal import panel_bytes as inverse_panel_bytes
 from dkrr.linalg.losses.decomposition import MAX_FREE
 from dkrr.linalg.losses.newton import MAX_BYTES, MAX_DENSE
-from dkrr.linalg.lowrank.preconditioner import HELD_BYTES, keep_bytes, low_rank_task_bytes
-from dkrr.linalg.lowrank.tasks import panel_bytes
+from dkrr.linalg.lowrank.panels import low_rank_task_bytes, panel_bytes
+from dkrr.linalg.lowrank.preconditioner import HELD_BYTES, keep_bytes
 from dkrr.linalg.matmul import product_task_bytes
 from dkrr.linalg.nystrom.solver import nystrom_baseline, nystrom_bytes
-from dkrr.linalg.pairs import BLOCK_ROWS, entry_nanoseconds, super_blocks
 from dkrr.linalg.primal.solver import primal_bytes
-from dkrr.linalg.products import is_compiled
+from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, super_blocks
 from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES, choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
 

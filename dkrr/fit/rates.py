@@ -25,13 +25,17 @@ from typing import Any, Literal
 import numpy as np
 from crc32c import crc32c
 
-from dkrr.engine.doctor import disk_rates
-from dkrr.engine.environment import CORETYPE, cpu_count, subprocess_environment, worker_environment
-from dkrr.engine.memory import free_memory_bytes
+from dkrr.engine.machine import (
+    CORETYPE,
+    cpu_count,
+    disk_rates,
+    free_memory_bytes,
+    subprocess_environment,
+    worker_environment,
+)
 from dkrr.errors import DkrrError, StorageFullError
 from dkrr.kernels import Kernel, kernel_from_dict, make_kernel
-from dkrr.linalg.pairs import is_nonnegative
-from dkrr.linalg.products import kernel_product
+from dkrr.linalg.products import is_nonnegative, kernel_product
 from dkrr.store.files import delete_key, is_url, join, name_of, parent_of, read_key, write_key
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import gemm_nt

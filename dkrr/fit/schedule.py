@@ -10,9 +10,9 @@ Simulation of a factorisation: how long the tasks of a tile Cholesky take on W w
 
     efficiency = work / (W makespan),    work = seconds of all tasks without a split
 
-The graph is the engine's own: its nodes, their order as priorities, what travels in one message, and the window of
-messages that the scheduler knows. A free worker takes the first message of the window whose dependencies have run. Each
-task takes the seconds of its products, of its solve, of the tile of A, and of what it reads and writes.
+The graph is the engine's own: its nodes, their order as priorities, what travels in one message, and how many messages
+the scheduler knows. A free worker takes the first of them. Each task takes the seconds of its products, of its solve,
+of the tile of A, and of what it reads and writes.
 
 You need it where few tiles meet many workers: it says what to expect of more workers, and what splitting sums
 (:mod:`dkrr.linalg.factor.schedule`) saves. It knows no network: on several machines the rates of reading and writing
@@ -29,8 +29,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import inf
 
-from dkrr.engine.bundles import Outbox, window_of
-from dkrr.engine.receipts import Key
+from dkrr.engine.tasks import WINDOW, Bundle, Key, Queue
 from dkrr.fit.rates import Machine, itemsize
 from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
 from dkrr.linalg.sizes import task_bytes
@@ -161,52 +160,40 @@ def simulate(
     10 microseconds for each of the N (N + 1) / 2 tasks, twice that where every sum is split.
     """
     nodes = cholesky_nodes(grid, split)
-    outbox = Outbox(nodes, num_workers)
-    makespan = _makespan(outbox, grid, split, num_workers, seconds, window or window_of(num_workers))
+    makespan, num_messages = _makespan(Queue(nodes, num_workers), grid, split, num_workers, seconds, window)
     whole = Split()
     return Simulation(
-        seconds=max(makespan, len(outbox.bundles) * DRIVER_TASK_SECONDS),
+        seconds=max(makespan, num_messages * DRIVER_TASK_SECONDS),
         work_seconds=sum(seconds.of_task(key, grid, whole) for key in grid.lower()),
         num_workers=num_workers,
         num_tasks=len(nodes),
-        num_messages=len(outbox.bundles),
+        num_messages=num_messages,
     )
 
 
 def _makespan(
-    outbox: Outbox, grid: TileGrid, split: Split, num_workers: int, seconds: TileSeconds, window: int
-) -> float:
-    """List scheduling: free workers take, of the messages that are known and ready, the first of the list."""
-    bundles = outbox.bundles
-    count = len(bundles)
-    position = {bundle[0].key: rank for rank, bundle in enumerate(bundles)}
-    durations = [sum(seconds.of_task(node.key, grid, split) for node in bundle) for bundle in bundles]
-    waits, followers = [0] * count, [[] for _ in range(count)]  # type: tuple[list[int], list[list[int]]]
-    for rank, bundle in enumerate(bundles):
-        before = outbox.waits_for(bundle)
-        waits[rank] = len(before)
-        for key in before:
-            followers[position[key]].append(rank)
-    ready: list[int] = []
-    running: list[tuple[float, int]] = []
-    known_up_to, num_known, free, now = 0, 0, num_workers, 0.0
+    queue: Queue, grid: TileGrid, split: Split, num_workers: int, seconds: TileSeconds, window: int | None
+) -> tuple[float, int]:
+    """List scheduling: free workers take, of the messages that have been sent, the first of the list.
+
+    Returns the seconds, and the number of messages.
+    """
+    window = WINDOW * num_workers if window is None else window
+    sent: list[tuple[int, Bundle]] = []
+    running: list[tuple[float, int, Bundle]] = []
+    count, now = 0, 0.0
     while True:
-        while num_known < window and known_up_to < count:
-            if not waits[known_up_to]:
-                heapq.heappush(ready, known_up_to)
-            known_up_to, num_known = known_up_to + 1, num_known + 1
-        while ready and free:
-            rank = heapq.heappop(ready)
-            heapq.heappush(running, (now + durations[rank], rank))
-            free -= 1
+        while len(sent) + len(running) < window and (bundle := queue.take()):
+            heapq.heappush(sent, (queue.rank[bundle[0].key], bundle))
+            count += 1
+        while sent and len(running) < num_workers:
+            rank, bundle = heapq.heappop(sent)
+            took = sum(seconds.of_task(node.key, grid, split) for node in bundle)
+            heapq.heappush(running, (now + took, rank, bundle))
         if not running:
-            return now
-        now, rank = heapq.heappop(running)
-        free, num_known = free + 1, num_known - 1
-        for follower in followers[rank]:
-            waits[follower] -= 1
-            if not waits[follower] and follower < known_up_to:
-                heapq.heappush(ready, follower)
+            return now, count
+        now, _, bundle = heapq.heappop(running)
+        queue.finished(bundle)
 
 
 EDGES = (256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 2048, 2560, 3072, 4096)

@@ -44,7 +44,7 @@ from dkrr.kernels.pairwise import MIN_COLUMNS
 from dkrr.linalg.cg.mixed import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
-from dkrr.linalg.nystrom.centers import read_rows
+from dkrr.linalg.nystrom.solver import read_rows
 from dkrr.linalg.products import kernel_product
 
 __all__ = ["Trial", "extrapolate", "sample_trial"]

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, Floats, Scaling
-from dkrr.engine.environment import cpu_count
+from dkrr.engine.machine import cpu_count
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError
 from dkrr.jobs.plan import Plan
@@ -38,8 +38,7 @@ from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.losses.fit import LossFit, fit_losses
-from dkrr.linalg.trace import ResidualTrace
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import ResidualTrace, Workspace
 from dkrr.models.model import quantile_names
 from dkrr.models.tiled import label_targets, loss_details, loss_parts
 from dkrr.store.failpoints import failpoint

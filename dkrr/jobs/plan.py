@@ -17,8 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dkrr.dataset import Dataset
-from dkrr.engine.environment import cpu_count
-from dkrr.engine.memory import free_memory_bytes, peak_rss_bytes, total_memory_bytes
+from dkrr.engine.machine import cpu_count, free_memory_bytes, peak_rss_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fit.choices import Candidate, Limits, Problem
 from dkrr.fit.fitting import center_of_lineage

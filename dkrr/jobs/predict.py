@@ -21,13 +21,13 @@ import numpy as np
 from dkrr.dataset import Dataset, Floats, ingest, open_dataset
 from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
-from dkrr.engine.session import executor_for
+from dkrr.engine.cluster import executor_for
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.fit.inputs import TemporaryStore, nothing_new
 from dkrr.jobs.export import Predictions, check_output, export_predictions, work_of
 from dkrr.jobs.registry import RECORD, ModelRegistry, NamedModel, Reference, Version
-from dkrr.linalg.inference.calibration import IntervalMethod
+from dkrr.linalg.inference.leave_one_out import IntervalMethod
 from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.models.large_predictions import is_worth_a_cluster
 from dkrr.models.model import Model, load_model

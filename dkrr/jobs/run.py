@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, Scaling
-from dkrr.engine.activity import WorkerMemory, describe_executor
-from dkrr.engine.memory import peak_rss_bytes
-from dkrr.engine.session import blas_of, connect_executor, executor_facts, require_memory, start_local
+from dkrr.engine.cluster import blas_of, connect_executor, executor_facts, require_memory, start_local
+from dkrr.engine.machine import peak_rss_bytes
 from dkrr.engine.tasks import Executor, Progress, RunSummary
+from dkrr.engine.workers import WorkerMemory, describe_executor
 from dkrr.errors import LockedError
 from dkrr.fit.inputs import nothing_new
 from dkrr.jobs.plan import make_plan

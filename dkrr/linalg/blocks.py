@@ -1,4 +1,9 @@
-"""BlockColumns: a tall matrix of vectors in the store, in blocks of a tile's rows and at most 256 columns."""
+"""Arithmetic on tall matrices whose columns are vectors of their own, in blocks of rows.
+
+No temporary array is as long as the columns, and every sum has one order.
+
+BlockColumns: a tall matrix of vectors in the store, in blocks of a tile's rows and at most 256 columns.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,64 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.tiles import TileGrid
 
-__all__ = ["MAX_BLOCK_COLUMNS", "BlockColumns"]
+BLOCK_ROWS = 4096
+
+FloatMatrix = NDArray[np.float64]
+
+FloatVector = NDArray[np.float64]
+
+Indices = NDArray[np.int64]
+Floats = FloatMatrix
+
+
+def row_blocks(n: int) -> Iterator[slice]:
+    """0 .. n in slices."""
+    for start in range(0, n, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, n))
+
+
+def dots(a: FloatMatrix, b: FloatMatrix) -> FloatVector:
+    """a_k^T b_k for every column k, (t,)."""
+    total = np.zeros(a.shape[1])
+    for rows in row_blocks(len(a)):
+        total += np.einsum("ij,ij->j", a[rows], b[rows])
+    return total
+
+
+def norms(a: FloatMatrix) -> FloatVector:
+    """|a_k| for every column k, (t,)."""
+    return np.sqrt(dots(a, a))
+
+
+def largest(a: FloatMatrix) -> FloatVector:
+    """max |a_ik| for every column k, (t,)."""
+    found: FloatVector = np.maximum(a.max(axis=0), -a.min(axis=0))
+    return found
+
+
+def ratio(a: FloatVector, b: FloatVector) -> FloatVector:
+    """a / b, 0 where b is 0."""
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
+
+
+def add_scaled(y: FloatMatrix, c: FloatVector, x: FloatMatrix, columns: Indices | None = None) -> None:
+    """y_k += c_k x_k in place, for all columns of y or those that are named."""
+    for rows in row_blocks(len(y)):
+        if columns is None or len(columns) == y.shape[1]:
+            y[rows] += c * x[rows]
+        else:
+            y[rows, columns] += c * x[rows]
+
+
+def take(a: FloatMatrix, columns: Indices) -> FloatMatrix:
+    """The named columns in C order; ``a`` itself when those are all."""
+    return a if len(columns) == a.shape[1] else np.take(a, columns, axis=1)
+
 
 MAX_BLOCK_COLUMNS = 256
 
@@ -77,6 +135,23 @@ class BlockColumns:
         for i in range(self.grid.num_tiles):
             for panel in range(self.num_panels):
                 yield i, panel
+
+    def fill(self, values: FloatArray) -> BlockColumns:
+        """Write all blocks from a matrix (n, t) in memory; the matrix of blocks itself."""
+        for i, panel in self.blocks():
+            self.write(i, panel, values[self.grid.span(i), self.columns(panel)])
+        return self
+
+    def whole(self, panel: int | None = None) -> FloatMatrix:
+        """All rows of one column block, or of all of them, in float64."""
+        parts = range(self.num_panels) if panel is None else (panel,)
+        found = np.empty((self.grid.n, self.columns(parts[-1]).stop - self.columns(parts[0]).start))
+        for part in parts:
+            columns = slice(self.columns(part).start - self.columns(parts[0]).start, None)
+            for i in range(self.grid.num_tiles):
+                block = self.read(i, part)
+                found[self.grid.span(i), columns][:, : block.shape[1]] = block
+        return found
 
     def read_rows(self, i: int) -> FloatArray:
         """All columns of row block i (rows, t)."""

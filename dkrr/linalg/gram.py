@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,23 +20,21 @@ import numpy as np
 
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, DataError, StoreError
+from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.catalogue import TakenOver, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, Rows
-from dkrr.linalg.repairs import Repairs
+from dkrr.linalg.passes import Owners, made, run_tasks
 from dkrr.linalg.verify import gram_samples_agree
 from dkrr.linalg.workspace import keep_for_others
 from dkrr.store.chunks import FloatArray
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import check_place, full_disk, place
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, is_finite
+from dkrr.tiles.blas import buffer
 
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["GramTask", "build_gram", "gram_matrix", "rows_of"]
 
 logger = logging.getLogger("dkrr.linalg")
 
@@ -74,35 +73,23 @@ def gram_tile(task: GramTask, i: int, j: int) -> bool:
         logger.warning(
             "tile (%d, %d) of %s holds other entries than its rows give; computing it again", i, j, gram.location
         )
-    failpoint("gram.tile.before_read")
-    tile = buffer("accumulator", gram.grid.shape(i, j), gram.dtype)
-    kept = task.taken.read(i, j)
+    error = DataError(f"tile ({i}, {j}) of the Gram matrix is not finite", hint="scale the features")
+    return made("gram.tile", partial(_gram_tile, task, i, j), partial(gram.write, i, j), lambda _: error)
+
+
+def _gram_tile(task: GramTask, i: int, j: int) -> FloatArray:
+    """Tile (i, j) of K; its first rows where an earlier matrix has them, and the rows that were added since."""
+    operator, kept = task.operator, task.taken.read(i, j)
+    tile: FloatArray = buffer("accumulator", task.grid.shape(i, j), task.gram.dtype)
     if kept is None:
-        task.operator.gram_tile(i, j, tile)
-    else:
-        _add_rows(task.operator, i, j, kept, tile)
-    failpoint("gram.tile.after_compute", tile)
-    if not is_finite(tile):
-        raise DataError(f"tile ({i}, {j}) of the Gram matrix is not finite", hint="scale the features")
-    gram.write(i, j, tile)
-    failpoint("gram.tile.after_write")
-    return True
-
-
-def _add_rows(operator: RidgeOperator, i: int, j: int, kept: FloatArray, tile: FloatArray) -> None:
-    """Tile (i, j) of K from its first rows and the rows that were added since."""
+        return operator.gram_tile(i, j, tile)
     first, rows = len(kept), len(tile)
     tile[:first, : kept.shape[1]] = kept
     if first < rows:
         operator.gram_rows(i, j, first, rows, tile[first:])
     if i == j:
         tile[:first, first:] = tile[first:, :first].T
-
-
-def gram_nodes(grid: TileGrid, num_features: int) -> list[Node]:
-    """Independent tasks, one a tile."""
-    b = float(grid.tile_size)
-    return [Node(key, (), 2.0 * b * b * num_features) for key in grid.lower()]
+    return tile
 
 
 def build_gram(
@@ -118,25 +105,24 @@ def build_gram(
     ``taken`` is what earlier matrices of the lineage have of its ragged tiles.
     """
     task = GramTask(operator, gram, taken or TakenOver())
-    rows = operator.rows
-    nodes = gram_nodes(gram.grid, 1 if rows is None else rows.open().num_features)
-    repairs = Repairs()
-    while True:
-        try:
-            return executor.run("gram", gram_tile, task, nodes, progress)
-        except DamagedChunkError as damage:
-            if damage.path != gram.location or operator.kernel is None:
-                raise
-            repairs.add(damage)
-            gram.delete(*damage.index)
+    rows, b = operator.rows, float(gram.grid.tile_size)
+    flops = 2.0 * b * b * (1 if rows is None else rows.open().num_features)
+    nodes = [Node(key, (), flops) for key in gram.grid.lower()]
+    owners: Owners = {} if operator.kernel is None else {gram.location: gram.array.delete}
+    return run_tasks(executor, "gram", gram_tile, task, nodes, progress, owners=owners)
 
 
-def repair_gram_tile(operator: RidgeOperator, index: tuple[int, ...], executor: Executor) -> RunSummary:
-    """Compute one tile of the operator's stored Gram matrix again, which a reader found damaged."""
-    assert operator.gram is not None  # noqa: S101  (narrows the type)
-    operator.gram.delete(*index)
-    task = GramTask(operator, operator.gram)
-    return executor.run("gram", gram_tile, task, [Node((index[0], index[1]))])
+def gram_owner(operator: RidgeOperator, executor: Executor) -> Owners:
+    """Computes a tile of the operator's stored Gram matrix again; that of a given matrix nobody can."""
+    gram = operator.gram
+    if gram is None or operator.kernel is None:
+        return {}
+
+    def again(index: tuple[int, ...]) -> None:
+        gram.array.delete(index)
+        executor.run("gram", gram_tile, GramTask(operator, gram), [Node(index)])
+
+    return {gram.location: again}
 
 
 def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 1024, **parameters: Any) -> da.Array:

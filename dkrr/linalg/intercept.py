@@ -16,8 +16,7 @@ Iterative refinement brings them back: the residuals of both equations on the ri
 until what is subtracted is not larger than u.
 
 You need this module for the formulas, on blocks of rows in memory, and for systems in memory, however they are solved
-(:func:`solve_bordered`). A factor in the store solves the bordered system with one more right-hand side
-(:mod:`dkrr.linalg.factor.bordered`), conjugate gradients in the plane s^T u = 0 (:mod:`dkrr.linalg.cg.plane`).
+(:func:`solve_bordered`). Conjugate gradients iterate in the plane s^T u = 0 (:mod:`dkrr.linalg.cg.precondition`).
 
 Cost
 ----
@@ -39,24 +38,9 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.errors import DataError
+from dkrr.linalg.blocks import FloatMatrix, FloatVector
 from dkrr.store.chunks import FloatArray
 
-__all__ = [
-    "MAX_REFINEMENTS",
-    "Centring",
-    "best_intercept",
-    "bordered_norms",
-    "centre_dataset",
-    "centre_targets",
-    "intercept_of",
-    "loses_digits",
-    "solve_bordered",
-    "total_weight",
-    "weighted_sums",
-]
-
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
 Blocks = Callable[[], Iterable[tuple[FloatMatrix, FloatVector | None]]]
 
 MAX_REFINEMENTS = 3
@@ -136,6 +120,19 @@ def centre_targets(blocks: Blocks, num_targets: int) -> Centring:
     return Centring(mean, rest, varies <= CONSTANT * largest)
 
 
+def without_means(
+    y: FloatMatrix, weight: FloatVector | None, fit_intercept: bool
+) -> tuple[FloatMatrix, Centring | None]:
+    """Targets in memory less their weighted means, and what was subtracted: nothing without an intercept."""
+    centring = centre_targets(lambda: [(y, weight)], y.shape[1]) if fit_intercept else None
+    return y if centring is None else centring.apply(y), centring
+
+
+def offset_of(centring: Centring | None) -> FloatVector | float:
+    """What was subtracted from targets (t,), 0 without an intercept."""
+    return 0.0 if centring is None else centring.offset
+
+
 def centre_dataset(dataset: Dataset) -> Centring:
     """Weighted means of the targets of a data set, in three passes over them."""
     array = dataset.y
@@ -163,11 +160,6 @@ def weighted_sums(u: FloatArray, root: FloatVector | None) -> FloatVector:
     return sums
 
 
-def intercept_of(sum_u: FloatVector, sum_v: float) -> FloatVector:
-    """b = s^T A^-1 S Y / s^T v (t,), from the two sums over all rows; 0 where no row has a weight."""
-    return sum_u / sum_v if sum_v > 0 else np.zeros_like(sum_u)
-
-
 def loses_digits(b: FloatVector, largest_v: float | FloatVector, largest_u: FloatVector) -> bool:
     """Whether b v was so much larger than u = A^-1 S Y - b v that u has to be refined."""
     return bool((np.abs(b) * largest_v > MAX_GROWTH * largest_u).any())
@@ -175,7 +167,8 @@ def loses_digits(b: FloatVector, largest_v: float | FloatVector, largest_u: Floa
 
 def best_intercept(residual: FloatMatrix, normal: FloatVector) -> FloatVector:
     """b = s^T R_0 / s^T s (t,), for which R_0 - b s is shortest; R_0 = S Y - A u."""
-    return intercept_of(weighted_sums(residual, normal), float(normal @ normal))
+    total, square = weighted_sums(residual, normal), float(normal @ normal)
+    return total / square if square > 0 else np.zeros_like(total)  # no row has a weight
 
 
 def solve_bordered(
@@ -183,6 +176,9 @@ def solve_bordered(
     multiply: Callable[[FloatMatrix], FloatMatrix],
     rhs: FloatMatrix,
     normal: FloatVector,
+    *,
+    begun: tuple[FloatMatrix, FloatMatrix] | None = None,
+    sums: Callable[[FloatMatrix], FloatVector] | None = None,
 ) -> FloatMatrix:
     """u (n, c) of A u + b s = S Y, s^T u = 0 in memory; refined where b v was much larger.
 
@@ -194,13 +190,19 @@ def solve_bordered(
         S Y of centred targets.
     normal : (n,)
         s.
+    begun : (n, c), (n, 1 or c), optional
+        A^-1 S Y and v = A^-1 s, where they are known.
+    sums
+        U (n, c) -> s^T U (c,), if it has an order of its own.
     """
-    v = solve(normal[:, None])
-    largest_v, sum_v = np.abs(v).max(axis=0), normal @ v
+    sums = (lambda u: normal @ u) if sums is None else sums
+    solved, v = (None, solve(normal[:, None])) if begun is None else begun
+    largest_v, sum_v = np.abs(v).max(axis=0), sums(v)
     u, residual = np.zeros(rhs.shape), rhs
     for number in range(MAX_REFINEMENTS + 1):
-        solved = solve(residual)
-        b = (normal @ solved + normal @ u) / sum_v
+        solved = solve(residual) if number or solved is None else solved
+        total = sums(solved) + sums(u)
+        b = np.divide(total, sum_v, out=np.zeros_like(total), where=sum_v != 0)
         u += solved - v * b
         if number == MAX_REFINEMENTS or not loses_digits(b, largest_v, np.abs(u).max(axis=0)):
             break

@@ -1,51 +1,46 @@
-"""V -> S K S V on the workers, for V (n, t) in the driver's memory.
+"""V -> S K S V on the workers, for V (n, t) in the driver's memory; and the true residual R = S Y - A u.
 
 The n rows are cut into S super-blocks; one task a pair (I, J), I >= J, evaluates the entries of K[I, J] once and uses
-them for the rows of I and for those of J. V goes to the tasks and the two partial results come back as whole chunks in
-the store; the driver adds them up in a fixed order while tasks still run, and removes them. The partition depends on
-n, d and the kernel, not on the workers, so the sums are the same bits on any number of them.
+them for the rows of I and for those of J: a :class:`~dkrr.linalg.passes.Pass` for each panel of at most 256 columns.
+The partition depends on n, d and the kernel, not on the workers, so the sums are the same bits on any number of them.
+
+A residual is evaluated in float64 from the kernel and the rows, never from stored tiles. (Only for a precomputed
+matrix, which has no kernel, the given matrix is read.) It is independent of everything the solver stored, so a wrong
+tile that passed its checksum shows here. The sums of |A| over its rows are one more column of the same product.
 
 Cost
 ----
 n^2 / 2 kernel entries and 2 n^2 t flops. S (S + 1) / 2 tasks a panel of columns. Through the store: n t numbers one way
-and S n t the other, of which few are there at once. The driver holds V, S V when weighted, and the result. Memory of a
-task: :func:`product_task_bytes`.
+and S n t the other, of which few are there at once. The driver holds V, S V when weighted, and the result, for a
+residual three (n, 256) arrays. Memory of a task: :func:`product_task_bytes`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkrr.engine.tasks import InProcessExecutor, Node, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, NumericalError
-from dkrr.linalg.exchange import Exchange, Layout, MemoryExchange, StoreExchange
-from dkrr.linalg.gram import repair_gram_tile
+from dkrr.errors import DkrrError, NumericalError
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
+from dkrr.linalg.gram import gram_owner
+from dkrr.linalg.intercept import best_intercept, bordered_norms
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.pairs import BAND_BYTES, BLOCK_ROWS, STRIP_ROWS, Entries, Pair, StoredEntries, is_nonnegative
-from dkrr.linalg.repairs import Repairs
+from dkrr.linalg.passes import Operands, Pass
+from dkrr.linalg.products import BAND_BYTES, BLOCK_ROWS, STRIP_ROWS, Entries, Pair, StoredEntries, is_nonnegative
 from dkrr.linalg.workspace import Workspace
-from dkrr.store.failpoints import failpoint
-from dkrr.store.files import place, remove_array
+from dkrr.store.chunks import FloatArray
+from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import is_finite
-
-__all__ = ["MultiplyTask", "OperatorProduct", "multiply_pair", "product_task_bytes"]
-
-logger = logging.getLogger("dkrr.linalg")
 
 # A panel of columns: a block of V in it, and each half of a partial result, takes at most this.
 PANEL_BYTES = 16 << 20
 MAX_PANEL_COLUMNS = 256
-
-FloatMatrix = NDArray[np.float64]
+SAMPLED_ROWS = 256
+SAMPLED_COLUMNS = 4096
 
 
 def panel_width(block_rows: int, num_columns: int) -> int:
@@ -69,55 +64,48 @@ def product_task_bytes(block_rows: int, num_columns: int, num_features: int, *, 
 
 
 @dataclass(frozen=True)
-class MultiplyTask:
-    """Where entries come from, and how vectors travel. ``grid`` is the operator's, for messages."""
+class PairProduct:
+    """K[I, J] V_J, and below it, from row B on, K[I, J]^T V_I, for pair number k of the lower pairs."""
 
     entries: Entries
-    exchange: Exchange
-    grid: TileGrid
-    precision: Literal["float64", "float32"] = "float64"
-    absolute_last: bool = False
+    blocks: TileGrid
+    precision: Literal["float64", "float32"]
+    absolute_last: bool
 
+    def pair(self, number: int) -> tuple[int, int]:
+        """I and J."""
+        return next(islice(self.blocks.lower(), number, None))
 
-def multiply_pair(task: MultiplyTask, i: int, j: int, panel: int) -> bool:
-    """Compute and hand over K[I, J] V_J and K[I, J]^T V_I unless they are there; whether they were computed."""
-    exchange, layout = task.exchange, task.exchange.layout
-    key = (i, j, panel)
-    if exchange.has(key):
-        return False
-    failpoint("multiply.pair.before_read")
-    columns = exchange.vector(j, panel)
-    part = layout.room(key)
-    out_rows, out_columns = layout.halves(key, part)
-    pair = Pair(
-        rows=layout.blocks.span(i),
-        columns=layout.blocks.span(j),
-        v_rows=columns if i == j else exchange.vector(i, panel),
-        v_columns=columns,
-        out_rows=out_rows,
-        out_columns=out_columns,
-        precision=task.precision,
-        absolute_last=task.absolute_last and panel == len(layout.panels) - 1,
-    )
-    task.entries.multiply(pair)
-    failpoint("multiply.pair.after_compute", part)
-    if not is_finite(part):
-        task.entries.explain(pair)
-    exchange.put(key, part)
-    failpoint("multiply.pair.after_write")
-    return True
+    def halves(self, number: int, part: FloatMatrix) -> tuple[FloatMatrix, FloatMatrix]:
+        """The rows of I and the rows of J; the same ones when I = J."""
+        (i, j), b = self.pair(number), self.blocks.tile_size
+        start = (i != j) * b
+        return part[: self.blocks.rows(i)], part[start : start + self.blocks.rows(j)]
+
+    def multiply(self, operands: Operands, number: int, out: FloatMatrix) -> None:
+        """Add both results."""
+        (i, j), blocks = self.pair(number), self.blocks
+        # copies: nothing stays mapped, and compiled kernels meet writable arrays only
+        v_rows, v_columns = (np.array(operands["v"].read(k)[: blocks.rows(k)]) for k in (i, j))
+        halves = self.halves(number, out)
+        pair = Pair(blocks.span(i), blocks.span(j), v_rows, v_columns, *halves, self.precision, self.absolute_last)
+        self.entries.multiply(pair)
+
+    def explain(self, number: int) -> DkrrError:
+        """The error for results that are not finite although V is."""
+        return self.entries.explain(*map(self.blocks.span, self.pair(number)))
 
 
 class OperatorProduct:
-    """The product with S K S (without alpha); a context manager that removes its scratch files.
+    """The product with S K S (without alpha).
 
     Parameters
     ----------
     operator, workspace
         The matrix, and who runs the tasks.
     scratch
-        Folder, URL or store below which vectors and partial sums pass; a folder of this object's own is made there and
-        removed at the end. Not touched when tasks run in this process.
+        Folder, URL or store below which vectors and partial sums pass, in a folder of each product's own. Not touched
+        when tasks run in this process.
     precision
         Of the kernel entries; sums are float64.
     use_gram
@@ -126,8 +114,8 @@ class OperatorProduct:
         S; None derives it from n, d and the kernel.
     phase
         Name under which progress and figures are reported.
-    progress
-        "workspace" reports to the workspace's callback; a callback of your own, or None.
+    quiet
+        No progress is reported.
 
     Notes
     -----
@@ -145,31 +133,20 @@ class OperatorProduct:
         use_gram: bool = False,
         num_blocks: int | None = None,
         phase: str = "multiply",
-        progress: Progress | Literal["workspace"] | None = "workspace",
+        quiet: bool = False,
     ) -> None:
         self.operator, self.workspace, self.scratch, self.precision = operator, workspace, scratch, precision
-        self.use_gram, self.phase = use_gram, phase
-        self.progress = workspace.progress if progress == "workspace" else progress
+        self.phase, self.quiet = phase, quiet
         self.entries = operator.entries(use_gram=use_gram)
         self.blocks = operator.super_blocks(use_gram=use_gram, num_blocks=num_blocks)
         self.root = operator.root_weights()
         self.num_products = 0
         self.row_sums: FloatMatrix | None = None
-        # an earlier run that was killed may have workers that still write for it
-        self.folder = f"product-{uuid.uuid4().hex}"
-        self.in_memory = isinstance(workspace.executor, InProcessExecutor)
 
     @property
     def reads_tiles(self) -> bool:
         """Whether entries are read from tiles instead of being evaluated."""
         return isinstance(self.entries, StoredEntries)
-
-    def __enter__(self) -> OperatorProduct:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self.in_memory:
-            remove_array(place(self.scratch, self.folder))
 
     def __call__(self, v: FloatMatrix) -> FloatMatrix:
         """S K S V (n, t) float64; the order of every sum depends on n and the settings only.
@@ -190,6 +167,17 @@ class OperatorProduct:
         product = self._multiply(columns, absolute_last=absolute)
         return product[:, :-1], product[:, -1].copy()
 
+    def exact(self, v: FloatMatrix, *, always: bool = False) -> FloatMatrix:
+        """S K S V (n, t); the first pass also gives the sums of |S K S| over its rows, for the norm of the matrix.
+
+        ``always``: every pass does, for a product that is not the one of the iterations, whose bits must not depend on
+        whether a process was killed in between.
+        """
+        if self.row_sums is not None and not always:
+            return self(v)
+        result, self.row_sums = self.with_row_sums(v)
+        return np.ascontiguousarray(result)
+
     def norm(self) -> float:
         """|S K S|, the largest sum of a row, where a caller has kept ``row_sums``; 0 before."""
         return 0.0 if self.row_sums is None else float(self.row_sums.max())
@@ -206,118 +194,169 @@ class OperatorProduct:
             return result
         scaled = np.asarray(v if self.root is None else self.root[:, None] * v, dtype=np.float64)
         width = panel_width(self.blocks.tile_size, v.shape[1])
-        panels = tuple(slice(start, min(start + width, v.shape[1])) for start in range(0, v.shape[1], width))
-        layout = Layout(self.blocks, panels)
         self.num_products += 1
-        if self.in_memory:
-            self._run(layout, MemoryExchange(layout, scaled), scaled, absolute_last, result)
-        else:
-            exchange = StoreExchange(layout, self.scratch, f"{self.folder}/{self.num_products}")
-            try:
-                for panel in range(len(panels)):
-                    for i in range(self.blocks.num_tiles):
-                        exchange.write_vector(i, panel, scaled)
-                self._run(layout, exchange, scaled, absolute_last, result)
-            finally:
-                exchange.remove()
+        for start in range(0, v.shape[1], width):
+            columns = slice(start, min(start + width, v.shape[1]))
+            self._multiply_panel(scaled[:, columns], result[:, columns], absolute_last and columns.stop == v.shape[1])
         if self.root is not None:
             result *= self.root[:, None]
         return result
 
-    def _run(
-        self, layout: Layout, exchange: Exchange, v: FloatMatrix, absolute_last: bool, result: FloatMatrix
-    ) -> None:
-        task = MultiplyTask(self.entries, exchange, self.operator.grid, self.precision, absolute_last)
-        total = _Total(exchange, self._nodes(layout), result)
-        repairs = Repairs()
+    def _multiply_panel(self, v: FloatMatrix, result: FloatMatrix, absolute_last: bool) -> None:
+        blocks, width, cost = self.blocks, v.shape[1], 2.0 * self.operator.num_features + 4.0 * v.shape[1]
+        task = PairProduct(self.entries, blocks, self.precision, absolute_last)
 
-        def report(*figures: Any) -> None:
-            with contextlib.suppress(DamagedChunkError, OSError):  # met again when all tasks are done
-                total.add_what_is_there()
-            if self.progress is not None:
-                self.progress(*figures)
+        def add(number: int, part: FloatMatrix) -> None:
+            i, j = task.pair(number)
+            of_rows, of_columns = task.halves(number, part)
+            result[blocks.span(i)] += of_rows
+            if i != j:
+                result[blocks.span(j)] += of_columns
 
-        summary = RunSummary()
-        while total.remaining:
-            try:
-                run = self.workspace.executor.run(self.phase, multiply_pair, task, total.remaining, report)
-                summary.merge(run)
-                total.add_all()
-            except DamagedChunkError as damage:
-                if isinstance(exchange, StoreExchange) and exchange.repair(damage, v):
-                    repairs.add(damage)
-                elif self._is_own_tile(damage):
-                    repairs.add(damage)
-                    repair_gram_tile(self.operator, damage.index, self.workspace.executor)
-                else:
-                    raise
-        self.workspace.record(self.phase, summary)
-
-    def _nodes(self, layout: Layout) -> list[Node]:
-        """The largest pairs first: small ones at the end even out what workers do."""
-        cost, blocks = 2.0 * self.operator.num_features, layout.blocks
-        nodes = [
-            Node(
-                (i, j, panel),
-                (),
-                blocks.rows(i) * blocks.rows(j) * (cost + 4.0 * layout.width(panel)) / (1 + (i == j)),
-            )
-            for panel in range(len(layout.panels))
-            for i, j in blocks.lower()
-        ]
-        return sorted(nodes, key=lambda node: -node.flops)
-
-    def _is_own_tile(self, damage: DamagedChunkError) -> bool:
-        """Whether a tile is one of a stored Gram matrix that can be computed again."""
-        gram = self.operator.gram
-        return gram is not None and damage.path == gram.location and self.operator.kernel is not None
+        Pass(
+            self.phase,
+            task.multiply,
+            task.explain,
+            [blocks.rows(i) * blocks.rows(j) * cost / (1 + (i == j)) for i, j in blocks.lower()],
+            (2 * blocks.tile_size, width),
+            operands={"v": [np.ascontiguousarray(v[blocks.span(i)]) for i in range(blocks.num_tiles)]},
+            workspace=self.workspace,
+            store=self.scratch,
+            site="multiply.pair",
+            owners=gram_owner(self.operator, self.workspace.executor),
+            quiet=self.quiet,
+        ).consume(add)
 
 
-class _Total:
-    """Adds the results of pairs in the order of the nodes, each as soon as those before it are there."""
+@dataclass(frozen=True)
+class ResidualNorms:
+    """The two numbers of a :class:`~dkrr.linalg.solution.Solution`, per target."""
 
-    def __init__(self, exchange: Exchange, nodes: Sequence[Node], result: FloatMatrix) -> None:
-        self.exchange, self.nodes, self.result = exchange, nodes, result
-        self.position = 0
+    relative_residual: list[float]
+    backward_error: list[float]
 
-    @property
-    def remaining(self) -> Sequence[Node]:
-        """The pairs that have not been added."""
-        return self.nodes[self.position :]
 
-    def add_what_is_there(self) -> None:
-        """Go on until the results of a pair are not there."""
-        while self.position < len(self.nodes) and self.exchange.has(self._key):
-            self._add_next()
+def block_norms(residual: FloatArray, rhs: FloatArray, solution: FloatArray, row_sums: FloatArray) -> dict[str, Any]:
+    """Sums and maxima per target over some rows; ``row_sums`` of |A| is (rows,), or (rows, t) for one A per target."""
+    return {
+        "residual_squares": np.square(residual).sum(axis=0),
+        "rhs_squares": np.square(rhs).sum(axis=0),
+        "residual_max": np.abs(residual).max(axis=0),
+        "rhs_max": np.abs(rhs).max(axis=0),
+        "solution_max": np.abs(solution).max(axis=0),
+        "matrix_norm": np.max(row_sums, axis=0, keepdims=row_sums.ndim == 1),
+    }
 
-    def add_all(self) -> None:
-        """Go on to the end.
 
-        Raises
-        ------
-        DamagedChunkError
-            The results of a pair are missing or damaged.
-        """
-        while self.position < len(self.nodes):
-            self._add_next()
+def combine_norms(parts: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """Relative residual and backward error per target from the norms of all row blocks, in order."""
 
-    @property
-    def _key(self) -> tuple[int, int, int]:
-        i, j, panel = self.nodes[self.position].key
-        return i, j, panel
+    def total(name: str) -> Any:
+        return np.sum([part[name] for part in parts], axis=0)
 
-    def _add_next(self) -> None:
-        key = self._key
-        i, j, panel = key
-        layout = self.exchange.layout
-        columns = layout.panels[panel]
-        of_rows, of_columns = layout.halves(key, self.exchange.get(key))
-        self.result[layout.blocks.span(i), columns] += of_rows
-        if i != j:
-            self.result[layout.blocks.span(j), columns] += of_columns
-        del of_rows, of_columns
-        self.position += 1  # they are added, whatever becomes of their file
-        try:
-            self.exchange.discard(key)
-        except OSError as exc:  # the folder of the product is removed at the end
-            logger.info("the results of pair %s stay until the product is done: %s", key, exc)
+    def largest(name: str) -> Any:
+        return np.max([part[name] for part in parts], axis=0)
+
+    rhs = np.sqrt(total("rhs_squares"))
+    residual = np.sqrt(total("residual_squares"))
+    bound = largest("matrix_norm") * largest("solution_max") + largest("rhs_max")
+    error = largest("residual_max")
+    relative = np.divide(residual, rhs, out=np.zeros_like(residual), where=rhs > 0)
+    relative = np.where((rhs == 0) & (residual > 0), np.inf, relative)
+    backward = np.divide(error, bound, out=np.zeros_like(error), where=bound > 0)
+    return relative.tolist(), backward.tolist()
+
+
+def product_norms(
+    product: OperatorProduct, alpha: FloatVector, rhs: FloatMatrix, solution: FloatMatrix, multiplied: FloatMatrix
+) -> ResidualNorms:
+    """The norms of R = S Y - (S K S + diag(alpha)) u, column by column, for a known S K S u of a product."""
+    assert product.row_sums is not None  # noqa: S101  (narrows the type)
+    operator, diagonal = product.operator, None
+    if operator.kernel is None or not operator.kernel.positive_semidefinite:  # an entry of it may be negative
+        diagonal = operator.diagonal_from(0)
+    parts = []
+    for i in range(product.blocks.num_tiles):
+        rows = product.blocks.span(i)
+        shift = np.broadcast_to(alpha, (rows.stop - rows.start, len(alpha)))
+        if diagonal is not None:  # |a_pp| = |k_pp + alpha|, which is |k_pp| + alpha unless k_pp is negative
+            shift = np.abs(diagonal[rows, None] + shift) - np.abs(diagonal[rows, None])
+        row_sums = product.row_sums[rows, None] + shift
+        residual = rhs[rows] - (multiplied[rows] + alpha * solution[rows])
+        parts.append(block_norms(residual, rhs[rows], solution[rows], row_sums))
+    return ResidualNorms(*combine_norms(parts))
+
+
+def residual_norms(
+    operator: RidgeOperator,
+    rhs: BlockColumns,
+    solution: BlockColumns,
+    workspace: Workspace,
+    scratch: Any,
+    *,
+    alpha: FloatVector | None = None,
+    normal: FloatVector | None = None,
+) -> tuple[ResidualNorms, FloatVector]:
+    """The norms of R = S Y - A u, or with an intercept of R = S Y - A u - b s; phase "residual" of the workspace.
+
+    b = s^T (S Y - A u) / s^T s is the one for which R is smallest; where u solves the system it is the intercept.
+
+    Parameters
+    ----------
+    rhs, solution : BlockColumns (n, t)
+        S Y (of centred targets, with an intercept) and u, in any precision.
+    scratch
+        See :class:`OperatorProduct`.
+    alpha : (t,), optional
+        The ridge of each column, if not that of the operator.
+    normal : (n,), optional
+        s, for an intercept.
+
+    Returns
+    -------
+    norms
+        |R| / |S Y| in the 2-norm, and |R| / (|A| |u| + |S Y - b s|) in the infinity norm; with an intercept at least
+        |s^T u| / (|s|_1 |u|_inf), too.
+    intercept : (t,)
+        Of the centred targets.
+    """
+    alphas = np.full(rhs.num_columns, operator.alpha) if alpha is None else alpha
+    product = OperatorProduct(operator, workspace, scratch, phase="residual")
+    found, intercept = ResidualNorms([], []), np.zeros(rhs.num_columns)
+    for panel in range(rhs.num_panels):
+        columns, target, u = rhs.columns(panel), rhs.whole(panel), solution.whole(panel)
+        multiplied, shifted = product.exact(u), target
+        if normal is not None:
+            intercept[columns] = best_intercept(target - multiplied - alphas[columns] * u, normal)
+            shifted = target - normal[:, None] * intercept[columns]
+        norms = product_norms(product, alphas[columns], shifted, u, multiplied)
+        if normal is not None:
+            relative, backward = map(np.array, (norms.relative_residual, norms.backward_error))
+            both = bordered_norms(relative, backward, target, shifted, u, normal)
+            norms = ResidualNorms(both[0].tolist(), both[1].tolist())
+        found.relative_residual.extend(norms.relative_residual)
+        found.backward_error.extend(norms.backward_error)
+    return found, intercept
+
+
+def sampled_row_sums(operator: RidgeOperator) -> FloatMatrix:
+    """sum_q |(S K S)_pq| of at most 256 rows p: half of them evenly spread, half those with the largest diagonal.
+
+    Their maximum is a lower bound of |S K S|, so that a backward error from it is never too small. On whitened rows of
+    five data sets (8,000 rows, six kernels) it was at most 1.6 times too large for kernels that are bounded.
+
+    Cost: 256 n kernel entries, in this process.
+    """
+    (kernel, rows), n = operator.known(), operator.grid.n
+    diagonal = operator.diagonal_from(0)
+    spread = np.linspace(0, n - 1, SAMPLED_ROWS // 2).astype(np.int64)
+    largest = np.argsort(-np.abs(diagonal), kind="stable")[: SAMPLED_ROWS // 2]
+    index = np.unique(np.concatenate([spread, largest]))
+    root = operator.root_weights()
+    chosen, sums = rows.take(index, n), np.zeros(len(index))
+    with single_blas_thread():
+        for start in range(0, n, SAMPLED_COLUMNS):
+            span = slice(start, min(start + SAMPLED_COLUMNS, n))
+            entries = np.abs(kernel.block(chosen, rows.read(span.start, span.stop)))
+            sums += entries.sum(axis=1) if root is None else entries @ root[span]
+    return sums if root is None else root[index] * sums

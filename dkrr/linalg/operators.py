@@ -8,6 +8,7 @@ weighting and every alpha.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -19,13 +20,10 @@ from dkrr.dataset import Dataset, open_dataset
 from dkrr.dataset.prefix import before_appends
 from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.linalg.pairs import Entries, KernelEntries, Pair, StoredEntries, entry_nanoseconds, super_blocks
+from dkrr.linalg.blocks import FloatMatrix
+from dkrr.linalg.products import Entries, KernelEntries, StoredEntries, entry_nanoseconds, super_blocks
 from dkrr.store.chunks import FloatArray
 from dkrr.tiles import TileGrid, TileMatrix
-
-__all__ = ["RidgeOperator", "Rows", "open_rows"]
-
-FloatMatrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,19 @@ def _open_checked(store: Any, digest: str, version: int, facts: tuple[tuple[str,
     return found
 
 
+def _ends(span: slice) -> tuple[int, int]:
+    return span.start, span.stop
+
+
+@contextlib.contextmanager
+def _in_tile(i: int, j: int) -> Iterator[None]:
+    """What is wrong with entries is said of their tile."""
+    try:
+        yield
+    except DataError as exc:
+        raise DataError(f"tile ({i}, {j}): {exc.message}", hint=exc.hint, **exc.details) from exc
+
+
 @dataclass(frozen=True, kw_only=True)
 class RidgeOperator:
     """A = S K S + alpha I, symmetric positive definite for a positive semi-definite kernel and alpha > 0.
@@ -160,20 +171,26 @@ class RidgeOperator:
         """The same matrix with another ridge."""
         return replace(self, alpha=alpha)
 
-    def gram_tile(self, i: int, j: int, out: FloatArray | None = None) -> FloatArray:
-        """Tile (i, j) of K, i >= j, (rows of i, rows of j), evaluated from the kernel, in ``out`` if given."""
+    def known(self) -> tuple[Kernel, Rows]:
+        """The kernel and the rows.
+
+        Raises
+        ------
+        StoreError
+            The matrix was given: there are none.
+        """
         if self.kernel is None or self.rows is None:
             raise StoreError("a precomputed matrix has no kernel to evaluate", hint="give the matrix again")
+        return self.kernel, self.rows
+
+    def gram_tile(self, i: int, j: int, out: FloatArray | None = None) -> FloatArray:
+        """Tile (i, j) of K, i >= j, (rows of i, rows of j), evaluated from the kernel, in ``out`` if given."""
+        kernel, rows = self.known()
         a_span, b_span = self.grid.span(i), self.grid.span(j)
-        a = self.rows.read(a_span.start, a_span.stop)
-        if out is None:
-            out = np.empty(self.grid.shape(i, j))
-        b = a if i == j else self.rows.read(b_span.start, b_span.stop)
-        try:
-            self.kernel.block(a, b, out, same=i == j)
-        except DataError as exc:
-            raise DataError(f"tile ({i}, {j}): {exc.message}", hint=exc.hint, **exc.details) from exc
-        return out
+        a = rows.read(a_span.start, a_span.stop)
+        b = a if i == j else rows.read(b_span.start, b_span.stop)
+        with _in_tile(i, j):
+            return kernel.block(a, b, np.empty(self.grid.shape(i, j)) if out is None else out, same=i == j)
 
     def tile(self, i: int, j: int, out: FloatArray) -> FloatArray:
         """Tile (i, j) of A, i >= j, written to ``out`` (rows of i, rows of j)."""
@@ -191,19 +208,15 @@ class RidgeOperator:
 
     def gram_rows(self, i: int, j: int, start: int, stop: int, out: FloatArray) -> FloatArray:
         """Rows ``start`` to ``stop`` of tile (i, j) of K, in ``out``; of a diagonal tile its first ``stop`` columns."""
-        if self.kernel is None or self.rows is None:
-            raise StoreError("a precomputed matrix has no kernel to evaluate", hint="give the matrix again")
+        kernel, rows = self.known()
         first, other = self.grid.span(i).start, self.grid.span(j)
-        a = self.rows.read(first + start, first + stop)
-        try:
+        a = rows.read(first + start, first + stop)
+        with _in_tile(i, j):
             if i != j:
-                self.kernel.block(a, self.rows.read(other.start, other.stop), out)
-            else:
-                if start:
-                    self.kernel.block(a, self.rows.read(first, first + start), out[:, :start])
-                self.kernel.block(a, a, out[:, start:stop], same=True)
-        except DataError as exc:
-            raise DataError(f"tile ({i}, {j}): {exc.message}", hint=exc.hint, **exc.details) from exc
+                return kernel.block(a, rows.read(other.start, other.stop), out)
+            if start:
+                kernel.block(a, rows.read(first, first + start), out[:, :start])
+            kernel.block(a, a, out[:, start:stop], same=True)
         return out
 
     def tile_rows(self, i: int, j: int, start: int, stop: int, out: FloatArray) -> FloatArray:
@@ -227,31 +240,46 @@ class RidgeOperator:
 
     def diagonal(self, i: int) -> FloatArray:
         """Entries a_pp - alpha of row block i, the diagonal of S K S."""
-        span = self.grid.span(i)
-        if self.kernel is not None and self.rows is not None:
-            values = self.kernel.diag(self.rows.read(span.start, span.stop))
-        elif self.gram is not None:
-            values = np.diagonal(self.gram.read(i, i)).astype(np.float64)
+        return self.diagonal_of(*_ends(self.grid.span(i)))
+
+    def diagonal_of(self, start: int, stop: int) -> FloatArray:
+        """Entries a_pp - alpha of rows ``start`` to ``stop``."""
+        root, b = self.root_of(start, stop), self.grid.tile_size
+        if self.kernel is None and self.gram is not None:
+            tiles = range(start // b, -(-stop // b))
+            parts = [np.diagonal(self.gram.read(i, i)) for i in tiles]
+            values: FloatArray = np.concatenate(parts)[start - tiles.start * b :][: stop - start].astype(np.float64)
         else:
-            raise StoreError("a precomputed matrix has no kernel to evaluate", hint="give the matrix again")
-        root = self.root_weight(i)
+            kernel, rows = self.known()
+            values = kernel.diag(rows.read(start, stop))
         return values if root is None else root * root * values
 
+    def diagonal_from(self, start: int) -> FloatArray:
+        """The diagonal of S K S from row ``start`` on, (n - start,)."""
+        spans = [self.grid.span(i) for i in range(start // self.grid.tile_size, self.grid.num_tiles)]
+        return np.concatenate([self.diagonal_of(max(start, span.start), span.stop) for span in spans])
+
+    def root_of(self, start: int, stop: int) -> FloatMatrix | None:
+        """Square roots of the weights of rows ``start`` to ``stop``, None when the operator is not weighted."""
+        return self.rows.root_weight(start, stop) if self.weighted and self.rows is not None else None
+
     def root_weight(self, i: int) -> FloatMatrix | None:
-        """Square roots of the weights of row block i, None when the operator is not weighted."""
-        if not self.weighted or self.rows is None:
-            return None
-        span = self.grid.span(i)
-        return self.rows.root_weight(span.start, span.stop)
+        """The same of row block i."""
+        return self.root_of(*_ends(self.grid.span(i)))
 
     @property
     def num_features(self) -> int:
         """d of the rows; 1 for a precomputed matrix."""
         return 1 if self.rows is None else self.rows.open().num_features
 
+    def normal(self) -> FloatMatrix:
+        """s (n,), the diagonal of S; ones where the operator is not weighted."""
+        root = self.root_weights()
+        return np.ones(self.grid.n) if root is None else root
+
     def root_weights(self) -> FloatMatrix | None:
         """The diagonal of S (n,), None when the operator is not weighted."""
-        return self.rows.root_weight(0, self.grid.n) if self.weighted and self.rows is not None else None
+        return self.root_of(0, self.grid.n)
 
     def entries(self, *, use_gram: bool = False) -> Entries:
         """Where a product takes the entries of K from: the kernel and the rows, or the matrix that was given.
@@ -264,29 +292,10 @@ class RidgeOperator:
         """
         if self.gram is not None and (use_gram or self.kernel is None):
             return StoredEntries(self.gram)
-        if self.kernel is None or self.rows is None:
-            raise StoreError("the operator has neither a kernel nor a matrix", hint="give the matrix again")
-        return KernelEntries(self.kernel, self.rows, self.num_features)
+        return KernelEntries(*self.known(), self.num_features)
 
     def super_blocks(self, *, use_gram: bool = False, num_blocks: int | None = None) -> TileGrid:
-        """The partition of the rows for products; see :func:`~dkrr.linalg.pairs.super_blocks`."""
+        """The partition of the rows for products; see :func:`~dkrr.linalg.products.super_blocks`."""
         stored = self.gram is not None and (use_gram or self.kernel is None)
         kernel, tile_size = (None, self.grid.tile_size) if stored else (self.kernel, None)
         return super_blocks(self.grid.n, entry_nanoseconds(kernel, self.num_features), tile_size, num_blocks)
-
-    def matmul(self, v: FloatMatrix) -> FloatMatrix:
-        """A V (n, t) in this process, matrix-free (or from the given matrix), each entry evaluated once.
-
-        Cost
-        ----
-        n^2 / 2 kernel entries and 2 n^2 t flops; memory for two blocks of rows and one strip, and 3 n t numbers.
-        """
-        root, entries, blocks = self.root_weights(), self.entries(), self.super_blocks()
-        scaled = np.ascontiguousarray(v if root is None else root[:, None] * v, dtype=np.float64)
-        result = np.zeros(scaled.shape)
-        for i, j in blocks.lower():
-            rows, columns = blocks.span(i), blocks.span(j)
-            entries.multiply(Pair(rows, columns, scaled[rows], scaled[columns], result[rows], result[columns]))
-        if root is not None:
-            result *= root[:, None]
-        return result + self.alpha * v

@@ -18,8 +18,6 @@ from dkrr.errors import ResidualError
 from dkrr.kernels import Kernel
 from dkrr.linalg.products import kernel_product
 
-__all__ = ["ArrayRows", "RowSource", "check_training_rows", "predict_block"]
-
 TRAIN_ROWS = 2048
 CHECKED_ROWS = 16
 # Of an entry; distances are exact to a tenth of it.

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from dkrr.errors import ParameterError
 
-__all__ = ["Foreseen", "IterativeSettings", "NystromSettings", "way_name"]
-
 DEFAULT_MAX_ITER = 1000
 
 

@@ -7,8 +7,6 @@ from typing import Literal
 from dkrr.errors import ParameterError
 from dkrr.kernels import Kernel
 
-__all__ = ["BARE_BYTES", "BASELINE_BYTES", "choose_gram", "choose_tile_size", "task_bytes", "tile_bytes"]
-
 # A worker's interpreter with NumPy, SciPy and distributed, measured (peak, before any task): 92 to 105 MiB; and with
 # Numba, which it loads for compiled products: 194 to 206, and up to 262 where its libraries were just installed, for
 # more of their pages are mapped there.

@@ -6,26 +6,54 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.markup import facts_html, lines_text, named
 
 if TYPE_CHECKING:
     from dkrr.linalg.losses.problem import Certificate
 
-__all__ = ["BACKWARD_ERROR_FACTOR", "Solution", "backward_error_bar", "limit_bar"]
-
 # LAPACK's test suite calls a solve good when its ratio, which divides by n eps, is below 30.
 BACKWARD_ERROR_FACTOR = 30.0
+LIMIT_RESIDUAL = 0.05
 _EPS = {"float64": 2.220446049250313e-16, "float32": 1.1920928955078125e-07}
 
 
-def limit_bar(n: int) -> float:
-    """Of an iteration that gets no further: 30 n eps, and at most 100 eps, 100 times what rounding A moves it by."""
-    return min(100 * _EPS["float64"], backward_error_bar(n, "float64"))
+def is_limit(n: int, relative: NDArray[np.float64], backward: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which answers of an iteration that gets no further are as good as those of a float64 factor, (t,).
+
+    Their backward error is at most 30 n eps, and 100 eps, 100 times what rounding A moves it by. Huge coefficients make
+    any backward error small, so an answer also has to explain the targets: all but a twentieth of them.
+    """
+    bar = min(100 * _EPS["float64"], backward_error_bar(n, "float64"))
+    return (backward <= bar) & (relative <= LIMIT_RESIDUAL)
 
 
 def backward_error_bar(n: int, precision: str) -> float:
     """30 n eps of the answer's precision."""
     return BACKWARD_ERROR_FACTOR * n * _EPS[precision]
+
+
+def no_factor(
+    where: str, row: int, pivot: float, alpha: float, dtype: Any, n: int, largest: float
+) -> NotPositiveDefiniteError:
+    """The error for a matrix of n rows that has no Cholesky factor, with an alpha that would do.
+
+    Rounding is that of the ``largest`` diagonal entry, not of what is left at the pivot.
+    """
+    eps = _EPS[np.dtype(dtype).name]
+    suggested = alpha + (10 * max(abs(pivot), n * eps * largest) or eps)
+    return NotPositiveDefiniteError(
+        f"{where} is not positive definite at row {row:,} (pivot {pivot:.2g}, alpha {alpha:.3g}, {np.dtype(dtype)})",
+        hint=f"raise alpha to at least {suggested:.1g}, or remove duplicated rows; an indefinite kernel has no "
+        "Cholesky factor at small alpha",
+        row=row,
+        pivot=pivot,
+        alpha=alpha,
+        suggested_alpha=suggested,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -9,7 +9,7 @@ what they must be:
 
 Samples are taken when an interrupted run is continued, of tiles that are there already, and by ``dkrr info --verify``.
 They find every exchange of whole tiles, unless the tiles are equal to rounding; what changed in a single entry is found
-by the true residual (:mod:`dkrr.linalg.residual`) instead.
+by the true residual (:mod:`dkrr.linalg.matmul`) instead.
 
 Cost
 ----
@@ -29,8 +29,6 @@ from dkrr.linalg.workspace import INVERSE_DIAGONAL, MAKER
 from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.store.files import list_keys, local_root, read_json
 from dkrr.tiles import TileMatrix
-
-__all__ = ["factor_sample_agrees", "gram_samples_agree", "verify_array", "verify_factor", "verify_gram"]
 
 NUM_GRAM_SAMPLES = 4
 GRAM_RTOL = 1e-6

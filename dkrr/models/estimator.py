@@ -25,9 +25,8 @@ from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
 from dkrr.fit.inputs import TemporaryStore, check_given, find_dataset
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.factor.dense import DenseFit, fit_dense
-from dkrr.linalg.inference.calibration import IntervalMethod, check_coverage, check_method
-from dkrr.linalg.inference.calibration import coverage as share_inside
-from dkrr.linalg.inference.leave_one_out import LeaveOneOut
+from dkrr.linalg.inference.leave_one_out import IntervalMethod, LeaveOneOut, check_coverage, check_method
+from dkrr.linalg.inference.leave_one_out import coverage as share_inside
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal.solver import fit_primal_arrays, primal_features
 from dkrr.models.large_predictions import (
@@ -511,7 +510,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[
             "jackknife": f(z) -+ the ceil((n + 1) coverage)-th smallest absolute leave-one-out residual. "normalised":
             the same of residuals over their standard deviations, times that of the new observation: wider where there
             are few rows. "gaussian": the quantile of the Gaussian process, which no residual has been compared with.
-            What each may promise: :mod:`dkrr.linalg.inference.calibration`.
+            What each may promise: :mod:`dkrr.linalg.inference.leave_one_out`.
 
         Raises
         ------

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset, RowArray, ingest
 from dkrr.dataset.columns import feature_columns
 from dkrr.dataset.sources import open_table
-from dkrr.engine.cluster import runs_in_process
-from dkrr.engine.session import executor_for
+from dkrr.engine.cluster import executor_for, runs_in_process
 from dkrr.engine.tasks import Executor, RunSummary
 from dkrr.errors import ParameterError
 from dkrr.fit.inputs import TemporaryStore, find_dataset

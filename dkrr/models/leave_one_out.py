@@ -23,7 +23,8 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
-from dkrr.engine.session import blas_of, memory_limit_of
+from dkrr.engine.cluster import blas_of, memory_limit_of
+from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, ResidualError
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.fitting import residual_norm, ridge_operator, stored_gram
@@ -43,12 +44,12 @@ from dkrr.linalg.factor.dense import dense_diagonals
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
-from dkrr.linalg.nystrom.centers import read_rows
+from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
+from dkrr.linalg.nystrom.solver import read_rows
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
-from dkrr.linalg.primal.cross_validation import primal_leave_one_out
-from dkrr.linalg.primal.solver import array_source, stored_source
+from dkrr.linalg.primal.solver import array_source, primal_leave_one_out, stored_source
 from dkrr.linalg.sizes import choose_gram
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model
@@ -363,14 +364,9 @@ def _checked_ones(factor: CholeskyFactor, diagonal: FloatVector) -> FloatVector:
     scratch = place(work.store, "scratch", uuid.uuid4().hex + ".zarr")
     try:
         rhs = BlockColumns.create(scratch, "rhs", grid, 1 + len(rows), "float64")
-        for i in range(grid.num_tiles):
-            span, root = grid.span(i), operator.root_weight(i)
-            block = np.zeros((span.stop - span.start, 1 + len(rows)))
-            block[:, 0] = 1.0 if root is None else root
-            block[:, 1:] = np.arange(span.start, span.stop)[:, None] == rows
-            rhs.write(i, 0, block)
-        u, _ = factor.solve(rhs)
-        solved = np.concatenate([u.read(i, 0) for i in range(grid.num_tiles)]).astype(np.float64)
+        rhs.fill(np.hstack([operator.normal()[:, None], np.arange(grid.n)[:, None] == rows]))
+        u = factor.solve(rhs)[0]
+        solved = u.whole()
     finally:
         remove_array(scratch)
     error = np.abs(solved[rows, 1 + np.arange(len(rows))] / diagonal[rows] - 1)
@@ -389,7 +385,8 @@ def _predictions(dataset: Dataset, operator: RidgeOperator, model: Model, rows: 
     """f at some training rows (k, t), in the scale of the targets that were fitted."""
     coefficients = model.dual_coef.read(0, dataset.num_rows)
     if operator.kernel is None:
-        values = replace(operator, alpha=0.0, weighted=False).matmul(coefficients)[rows]
+        here = Workspace(store="", executor=InProcessExecutor())
+        values = OperatorProduct(replace(operator, weighted=False), here, "")(coefficients)[rows]
     else:
         values = np.empty((len(rows), dataset.num_targets))
         for start in range(0, len(rows), PREDICT_ROWS):

@@ -24,7 +24,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted
 
 from dkrr.engine.cluster import runs_in_process
-from dkrr.engine.environment import cpu_count
+from dkrr.engine.machine import cpu_count
 from dkrr.errors import DataError, ParameterError
 from dkrr.fit.inputs import check_given
 from dkrr.kernels import Kernel, make_kernel

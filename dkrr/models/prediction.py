@@ -21,7 +21,7 @@ import numpy as np
 
 from dkrr.dataset import Dataset, Floats, RowArray
 from dkrr.dataset.columns import match_features, match_targets
-from dkrr.engine.session import memory_limit_of
+from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.linalg.inference import variance

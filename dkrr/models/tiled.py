@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
-from dkrr.engine.memory import free_memory_bytes
-from dkrr.engine.session import blas_of, memory_limit_of
+from dkrr.engine.cluster import blas_of, memory_limit_of
+from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DataError, ParameterError
 from dkrr.fit.choices import FitSettings, Limits, Problem, SolverChoice, small_choice, ways_of

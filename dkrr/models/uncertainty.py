@@ -6,7 +6,7 @@ with the variance of :mod:`dkrr.linalg.inference.variance`, which needs a float6
 that the fit left in its store is found again, and compared with the kernel before it is used. Where there is none, at
 most 6,000 rows are factorised in memory (8 n^2 bytes, n^3 / 3 flops) when a variance is first asked for.
 
-Intervals need the quantiles of leave-one-out residuals that a model keeps (:mod:`dkrr.linalg.inference.calibration`);
+Intervals need the quantiles of leave-one-out residuals that a model keeps (:mod:`dkrr.linalg.inference.leave_one_out`);
 those of constant width need no factor at all.
 """
 
@@ -26,8 +26,7 @@ from scipy.special import ndtri
 from dkrr.dataset.table import to_floats
 from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import open_factor
-from dkrr.linalg.inference.calibration import IntervalMethod, Quantiles, check_coverage, check_method
-from dkrr.linalg.inference.leave_one_out import LeaveOneOut
+from dkrr.linalg.inference.leave_one_out import IntervalMethod, LeaveOneOut, Quantiles, check_coverage, check_method
 from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
 from dkrr.store.files import is_url

@@ -3,7 +3,7 @@
 A grid of alphas through tiles, for rows beyond an eigendecomposition in memory.
 
     cholesky    one stored Gram matrix; for each alpha a factor, the solution, the exact diagonal of the inverse
-    primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal.cross_validation`
+    primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal.solver`
 
 Factors of alphas that are not the best of any target are removed as soon as that is known, so that at most t + 1 lie on
 the disk at once; those that were in the store before, or that another fit has used meanwhile, stay there. The smallest
@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.engine.cluster import find_client
-from dkrr.engine.environment import cpu_count
-from dkrr.engine.memory import free_memory_bytes
+from dkrr.engine.machine import cpu_count, free_memory_bytes
 from dkrr.errors import ParameterError
 from dkrr.fit.choices import Candidate, FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.inputs import free_bytes

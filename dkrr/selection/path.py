@@ -1,4 +1,4 @@
-"""A grid of alphas in feature space (:mod:`dkrr.linalg.primal.cross_validation`): two passes over the rows for all.
+"""A grid of alphas in feature space (:mod:`dkrr.linalg.primal.solver`): two passes over the rows for all.
 
 Folds: which rows are predicted by a fit of which others.
 
@@ -42,14 +42,13 @@ from sklearn.model_selection import check_cv
 
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.factor.dense import DenseFit, judge_dense
+from dkrr.linalg.factor.dense import DenseFit, FactorRidge, judge_dense
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
-from dkrr.linalg.inference.factor_path import FactorRidge
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.losses.fit import fit_losses
 from dkrr.linalg.losses.loss import log_probabilities
-from dkrr.linalg.primal.cross_validation import leave_one_out_errors, primal_leave_one_out
 from dkrr.linalg.primal.passes import FeatureRows
+from dkrr.linalg.primal.solver import leave_one_out_errors, primal_leave_one_out
 from dkrr.models.tiled import label_targets
 from dkrr.selection.choice import FoldLoss
 

@@ -45,7 +45,7 @@ from scipy.spatial.distance import pdist
 from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
-from dkrr.linalg.nystrom.centers import read_rows
+from dkrr.linalg.nystrom.solver import read_rows
 from dkrr.selection.choice import FoldLoss, is_as_good
 from dkrr.selection.likelihood import FAMILIES, Evaluation, Explained, family_kernel
 from dkrr.selection.path import fold_losses

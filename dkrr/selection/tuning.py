@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.engine.session import memory_limit_of
+from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress
 from dkrr.errors import DataError
 from dkrr.fit.inputs import TemporaryStore, find_dataset, find_executor, rows_on_disk

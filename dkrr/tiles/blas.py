@@ -28,20 +28,6 @@ from scipy.linalg import cython_blas, cython_lapack
 
 from dkrr.store.chunks import FloatArray, on_release
 
-__all__ = [
-    "buffer",
-    "gemm_nt",
-    "gemm_tn",
-    "is_finite",
-    "leading_minor_pivot",
-    "potrf",
-    "rounded_pivot",
-    "syrk",
-    "syrk_tn",
-    "trsm_left",
-    "trsm_right",
-]
-
 # below these widths a single call is as fast as its parts
 BASE = 64
 POTRF_BASE = 256

@@ -64,7 +64,7 @@ def factorisation_rate(
     """Factorise K + alpha I of the rows in a folder on two workers, with gemm measured before and after."""
     import dkrr
     from dkrr.dataset import ingest
-    from dkrr.engine.session import memory_limit_of, start_local
+    from dkrr.engine.cluster import memory_limit_of, start_local
     from dkrr.kernels import make_kernel
     from dkrr.linalg.factor.cholesky import factorise
     from dkrr.linalg.gram import build_gram, rows_of

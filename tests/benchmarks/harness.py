@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.engine.environment import CORETYPE, ONE_THREAD, worker_environment
+from dkrr.engine.machine import CORETYPE, ONE_THREAD, worker_environment
 from tests.benchmarks.processes import clean_environment, run_sampled
 
 __all__ = ["ANSWER_RTOL", "Comparison", "Contender", "Problem", "Run", "contenders", "run_in_turns"]

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from dkrr.engine.environment import worker_environment
+from dkrr.engine.machine import worker_environment
 from dkrr.engine.tasks import InProcessExecutor, Node, Progress, RunSummary, run_task
 from tests.benchmarks.contenders import WORKERS
 from tests.benchmarks.factorisation import GEMM_SECONDS, gemm_rate_of_workers
@@ -127,7 +127,7 @@ def dask_against_pool(
 ) -> dict[str, Any]:
     """Factorise in turns, Dask first; seconds of every turn, the rate of gemm in between, and whether bytes agree."""
     from dkrr.dataset import ingest
-    from dkrr.engine.session import start_local
+    from dkrr.engine.cluster import start_local
     from dkrr.kernels import make_kernel
     from dkrr.linalg.factor.cholesky import factorise
     from dkrr.linalg.gram import rows_of

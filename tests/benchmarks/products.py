@@ -112,7 +112,7 @@ def symmetric_product(kernel: Any, x: Any, v: Any, precision: str, threads: int)
 
 
 def _dkrr(folder: str, gamma: float, precision: str, kernel: str) -> dict[str, Any]:
-    from dkrr.engine.environment import cpu_count
+    from dkrr.engine.machine import cpu_count
     from dkrr.kernels import make_kernel
 
     x, v = _problem(folder)

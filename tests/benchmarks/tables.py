@@ -10,7 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from dkrr.engine.environment import cpu_count
+from dkrr.engine.machine import cpu_count
 from tests.benchmarks.harness import Comparison, Run
 
 __all__ = ["comparison_rows", "comparison_table", "factorisation_rows", "factorisation_table", "machine"]

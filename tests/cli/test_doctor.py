@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from dkrr.cli import main
-from dkrr.engine import doctor
-from dkrr.engine.environment import worker_environment
+from dkrr.engine import machine
+from dkrr.engine.machine import worker_environment
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> doctor.MachineReport:
-    return doctor.machine_report(tmp_path_factory.mktemp("disk"))
+def report(tmp_path_factory: pytest.TempPathFactory) -> machine.MachineReport:
+    return machine.machine_report(tmp_path_factory.mktemp("disk"))
 
 
 def test_env_is_what_workers_get(tmp_path: Path) -> None:
@@ -31,8 +31,8 @@ def test_env_is_what_workers_get(tmp_path: Path) -> None:
     assert worker_environment().items() <= exported.items()
 
 
-def test_it_shows_what_was_measured(report: doctor.MachineReport, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "machine_report", lambda folder: report)
+def test_it_shows_what_was_measured(report: machine.MachineReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "machine_report", lambda folder: report)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0
     for word in (report.cpu, "GF/s float64", "self-test", "passed", report.folder, report.versions["numpy"]):
@@ -41,10 +41,10 @@ def test_it_shows_what_was_measured(report: doctor.MachineReport, monkeypatch: p
 
 
 def test_a_blas_that_computes_wrong_numbers_ends_with_5(
-    report: doctor.MachineReport, monkeypatch: pytest.MonkeyPatch
+    report: machine.MachineReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = replace(report, self_test_failures=["gemm is off by 3"])
-    monkeypatch.setattr(doctor, "machine_report", lambda folder: broken)
+    monkeypatch.setattr(machine, "machine_report", lambda folder: broken)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 5
     assert "FAILED" in result.stdout

@@ -63,7 +63,7 @@ def full_from(number: int) -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("replace", "link"):
             patch.setattr(os, name, failing(getattr(os, name)))
-        patch.setattr("dkrr.engine.running.IO_ATTEMPTS", 1)
+        patch.setattr("dkrr.engine.tasks.IO_ATTEMPTS", 1)
         yield seen
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
-from dkrr.engine.activity import WorkerMemory, describe_executor
-from dkrr.engine.session import checked_executor
+from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
+from dkrr.engine.workers import WorkerMemory, describe_executor
 from tests.faults import wait_until
 
 
@@ -19,19 +18,6 @@ def test_memory_of_every_worker(cluster_client: Any) -> None:
     assert all(10**7 < size < 2**31 for size in found.values())
 
 
-def test_asking_never_waits(cluster_client: Any) -> None:
-    memory = WorkerMemory(checked_executor(cluster_client))
-    began = time.perf_counter()
-    first = memory.poll()
-    assert time.perf_counter() - began < 5
-    assert first == {}
-    assert wait_until(memory.poll, 20)
-
-
-def test_a_process_without_a_scheduler_has_nothing_to_tell() -> None:
-    assert WorkerMemory(InProcessExecutor()).poll() == {}
-
-
 def test_a_scheduler_that_fails_to_answer(cluster_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = checked_executor(cluster_client)
     memory = WorkerMemory(executor)
@@ -39,7 +25,7 @@ def test_a_scheduler_that_fails_to_answer(cluster_client: Any, monkeypatch: pyte
     async def broken(*_: Any, **__: Any) -> Any:
         raise OSError("gone")
 
-    monkeypatch.setattr("dkrr.engine.activity._ask", broken)
+    monkeypatch.setattr(executor.client, "run_on_scheduler", broken)
     memory.poll()
     wait_until(lambda: memory._asked is not None and memory._asked.done(), 20)
     assert memory.poll() == {}

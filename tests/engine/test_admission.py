@@ -14,13 +14,10 @@ import dask
 import pytest
 from distributed import Client, LocalCluster
 
-from dkrr.engine import admission as admission_module
-from dkrr.engine.admission import MOST_NAMED, Admission
-from dkrr.engine.checks import WorkerInfo, check_workers, difference
-from dkrr.engine.cluster import local_cluster
-from dkrr.engine.roster import roster
-from dkrr.engine.session import checked_executor, memory_limit_of
+from dkrr.engine import workers as admission_module
+from dkrr.engine.cluster import checked_executor, local_cluster, memory_limit_of
 from dkrr.engine.tasks import DaskExecutor, Node
+from dkrr.engine.workers import MOST_NAMED, Admission, WorkerInfo, check_workers, roster
 from dkrr.errors import ClusterError
 from tests.faults import wait_until
 
@@ -158,23 +155,6 @@ def test_no_worker_for_too_long(client: Client, tmp_path: Path) -> None:
 # --- what is compared, and how many are named -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr"])
-def test_a_version_that_matters(worker: WorkerInfo, name: str) -> None:
-    assert difference(worker, replace(worker, address="tcp://127.0.0.1:2", pid=7)) == ""
-    other = difference(worker, replace(worker, **{name: "0.1"}))  # type: ignore[arg-type]
-    assert other == f"{name} 0.1, {getattr(worker, name)} on the others"
-
-
-def test_other_differences_that_matter(worker: WorkerInfo) -> None:
-    library = dict(worker.blas[0])
-    assert "openblas-Zen, openblas-SkylakeX on the others" in difference(
-        worker, replace(worker, blas=({**library, "architecture": "Zen"},))
-    )
-    assert "several threads" in difference(worker, replace(worker, blas=({**library, "num_threads": 4},)))
-    assert "gemm" in difference(worker, replace(worker, failures=("float64 gemm: residual",)))
-    assert difference(worker, replace(worker, store_problem="cannot write")) == "the store: cannot write"
-
-
 def test_a_task_names_few_of_many_workers(worker: WorkerInfo) -> None:
     workers = [replace(worker, address=f"tcp://127.0.0.1:{1000 + i}") for i in range(400)]
     admission = Admission(None, workers)
@@ -194,10 +174,6 @@ def test_a_worker_that_is_too_small(worker: WorkerInfo) -> None:
         admission.require_memory(2**28)
     executor = DaskExecutor(None, admission=admission)
     assert (executor.num_threads, memory_limit_of(executor)) == (4, 2**27)
-
-
-def test_without_a_limit_everything_fits(worker: WorkerInfo) -> None:
-    Admission(None, [replace(worker, memory_limit_bytes=None)]).require_memory(2**50)
 
 
 def test_the_clusters_of_others_are_restricted(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -24,8 +23,7 @@ from distributed.security import Security
 
 from dkrr.engine import local
 from dkrr.engine.cluster import connect, find_client, local_cluster, runs_in_process
-from dkrr.engine.memory import total_memory_bytes
-from dkrr.engine.roster import roster
+from dkrr.engine.workers import roster
 from dkrr.errors import ClusterError, ParameterError
 
 LINUX = sys.platform.startswith("linux")
@@ -113,19 +111,6 @@ def test_runs_from_a_plain_file_beside_a_module_and_a_decoy(tmp_path: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 42\n", "")
 
 
-@pytest.mark.thorough
-def test_runs_from_standard_input_in_silence(tmp_path: Path) -> None:
-    done = run_script(["-"], tmp_path, SCRIPT.format(extra="", remote="sum, [20, 22]"))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3 42\n", "")
-
-
-@pytest.mark.thorough
-def test_an_unclosed_cluster_ends_with_its_script(tmp_path: Path) -> None:
-    text = "import dkrr\ncluster = dkrr.local_cluster(workers=1)\nprint(len(cluster.scheduler_info['workers']))"
-    done = run_script(["-"], tmp_path, text)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
-
-
 def test_workers_are_as_promised(client: Client, scratch: Path) -> None:
     def settings(dask_worker: Any) -> dict[str, Any]:
         import dask
@@ -160,12 +145,6 @@ def test_everything_listens_on_loopback_only(client: Client) -> None:
     assert {address.ip for address in ports} == {"127.0.0.1"}
 
 
-def test_workers_outlive_the_thread_that_started_them(client: Client) -> None:
-    before = client.run(os.getpid)
-    time.sleep(0.3)
-    assert client.run(os.getpid) == before
-
-
 def test_a_killed_worker_is_replaced_by_an_equal_one(client: Client) -> None:
     before = client.run(os.getpid)
     victim, pid = sorted(before.items())[0]
@@ -186,13 +165,6 @@ def test_configuration_in_variables_does_not_undo_ours(name: str, monkeypatch: p
     config = dask.config.deserialize(variables["DASK_INTERNAL_INHERIT_CONFIG"])
     assert dask.config.get("distributed.worker.memory.spill", config=config) is False
     assert dask.config.get("distributed.worker.preload", config=config) == ["dkrr.engine.preload"]
-
-
-def test_preloads_and_logging_of_the_user_are_kept() -> None:
-    with dask.config.set({"distributed.worker.preload": "mine", "logging": {"distributed": "debug"}}):
-        config = dask.config.deserialize(local._process_environment()["DASK_INTERNAL_INHERIT_CONFIG"])
-    assert dask.config.get("distributed.worker.preload", config=config) == ["mine", "dkrr.engine.preload"]
-    assert config["logging"] == {"distributed": "debug"}
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,22 +209,6 @@ def test_a_failing_task_raises_and_prints_nothing(client: Client, capfd: pytest.
     with pytest.raises(ZeroDivisionError):
         client.submit(divmod, 1, 0).result()
     assert capfd.readouterr().err == ""
-
-
-def test_scaling(client: Client) -> None:
-    client.cluster.scale(3)
-    client.wait_for_workers(3, timeout=30)
-    client.cluster.scale(2)
-    assert wait_until(lambda: len(roster(client)) == 2, 10)
-
-
-def test_defaults_are_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(local, "LocalProcesses", lambda **arguments: given.update(arguments))
-    monkeypatch.setattr("dkrr.engine.cluster.cpu_count", lambda: 4)
-    local_cluster()
-    assert (given["workers"], given["threads_per_worker"]) == (4, 1)
-    assert given["memory_limit_bytes"] == total_memory_bytes() // 4
 
 
 @pytest.mark.parametrize(
@@ -386,11 +342,6 @@ def test_no_client_inside_a_task(client: Client) -> None:
     assert runs_in_process() is False
 
 
-def test_no_client_in_a_daemonic_process() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(runs_in_process) is True
-
-
 def test_an_asynchronous_client_is_an_error() -> None:
     import asyncio
 
@@ -452,11 +403,6 @@ def test_plain_tcp_to_another_machine_is_refused(host: str) -> None:
 def test_plain_tcp_to_this_machine_is_tried(host: str) -> None:
     with pytest.raises(ClusterError, match="no connection"):
         connect(f"tcp://{host}:1", timeout=0.2)
-
-
-def test_insecure_is_tried() -> None:
-    with pytest.raises(ClusterError, match="no connection"):
-        connect("tcp://scheduler.invalid:1", timeout=0.2, insecure=True)
 
 
 @pytest.mark.parametrize("address", ["ucx://127.0.0.1:8786", "http://127.0.0.1", "tcp://", "tcp://:x"])
@@ -521,27 +467,3 @@ def test_tls(certificate: dict[str, str], tmp_path: Path) -> None:
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.measure
-def test_start_and_close_times(capsys: pytest.CaptureFixture[str]) -> None:
-    from dkrr.engine.checks import check_workers
-
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        cluster = local_cluster(workers=2)
-        client = Client(cluster, set_as_default=False)
-        client.wait_for_workers(2)
-        running = time.perf_counter()
-        check_workers(client)
-        checked = time.perf_counter()
-        client.close()
-        cluster.close()
-        times.append((running - started, checked - running, time.perf_counter() - checked))
-    start, check, close = (sorted(column)[1] for column in zip(*times, strict=True))
-    with capsys.disabled():
-        print(f"\nlocal cluster of 2 workers: start {start:.2f} s, check {check:.2f} s, close {close:.2f} s")
-    assert start < 2.0
-    assert check < 0.3
-    assert close < 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import subprocess
@@ -15,7 +14,7 @@ import scipy.linalg.blas
 import scipy.linalg.lapack
 from distributed import Client
 
-from dkrr.engine import environment, selftest
+from dkrr.engine import machine as environment
 from dkrr.engine.cluster import local_cluster
 
 AVX512 = frozenset({"fpu", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"})
@@ -74,13 +73,6 @@ def test_recommended_coretype(
     assert environment.worker_environment() == variables
 
 
-def test_a_failed_test_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    machine(monkeypatch, AVX512, [HASWELL], "wrong numbers")
-    environment.worker_environment()
-    assert "Haswell" in caplog.text
-    assert "wrong numbers" in caplog.text
-
-
 def test_the_choice_of_the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, AVX512, [HASWELL], "")
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
@@ -90,14 +82,6 @@ def test_the_choice_of_the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
 def test_one_thread_overrides_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
     assert environment.worker_environment()["OPENBLAS_NUM_THREADS"] == "1"
-
-
-def test_the_machine_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, AVX512, [HASWELL], "")
-    calls: list[str] = []
-    monkeypatch.setattr(environment, "_problem_with", lambda coretype: calls.append(coretype) or "")
-    assert environment.worker_environment() == environment.worker_environment()
-    assert calls == ["SkylakeX"]
 
 
 def test_lines_are_what_a_shell_exports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,42 +94,9 @@ def test_lines_are_what_a_shell_exports(monkeypatch: pytest.MonkeyPatch) -> None
     assert {**ONE_THREAD, "OPENBLAS_CORETYPE": "SkylakeX"}.items() <= exported.items()
 
 
-def test_cpu_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text(
-        "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 avx512f\n\nprocessor\t: 1\nflags\t: x\n"
-    )
-    monkeypatch.setattr(environment, "_CPUINFO", path)
-    assert environment.cpu_flags() == {"fpu", "avx2", "avx512f"}
-    monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "missing")
-    assert environment.cpu_flags() == frozenset()
-
-
-def test_cpu_count_respects_affinity() -> None:
-    assert 1 <= environment.cpu_count() <= len(os.sched_getaffinity(0))
-
-
-def test_a_child_imports_what_this_process_imports(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "only_here.py").write_text("value = 42")
-    monkeypatch.syspath_prepend(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "import only_here, dkrr; print(only_here.value)"],
-        env=environment.subprocess_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == ("42\n", "")
-
-
 # --- the test in a process of its own ---------------------------------------------------------------------------------
 
 x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="needs an x86-64 CPU")
-
-
-@x86
-def test_a_core_type_that_works_has_no_problem() -> None:
-    assert environment._problem_with("Nehalem") == ""  # every x86-64 CPU of this century
 
 
 @x86
@@ -156,11 +107,6 @@ def test_a_core_type_that_openblas_does_not_take_is_named() -> None:
 def test_a_process_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert environment._problem_with("SkylakeX") == "the self-test ended with status 1"
-
-
-def test_a_process_that_hangs_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_TEST_SECONDS", 0.001)
-    assert "did not end" in environment._problem_with("SkylakeX")
 
 
 @x86
@@ -182,8 +128,8 @@ def test_workers_load_the_kernel_that_was_recommended(monkeypatch: pytest.Monkey
 
 
 def test_blas_here_is_right() -> None:
-    assert selftest.self_test() == []
-    assert {item["user_api"] for item in selftest.blas_libraries()} == {"blas"}
+    assert environment.self_test() == []
+    assert {item["user_api"] for item in environment.blas_libraries()} == {"blas"}
 
 
 def spoil(function: Any, change: Any) -> Any:
@@ -210,7 +156,7 @@ def off_by_a_nan(array: Any) -> None:
 def test_one_wrong_entry_is_found(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
     module = scipy.linalg.lapack if "potrf" in name else scipy.linalg.blas
     monkeypatch.setattr(module, name, spoil(getattr(module, name), change))
-    failures = selftest.self_test()
+    failures = environment.self_test()
     assert len(failures) == 1
     assert ("float64" if name[0] == "d" else "float32") in failures[0]
     assert name[1:] in failures[0]
@@ -218,4 +164,4 @@ def test_one_wrong_entry_is_found(monkeypatch: pytest.MonkeyPatch, name: str, ch
 
 def test_a_factorisation_that_stops_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scipy.linalg.lapack, "dpotrf", lambda a, **_: (a, 17))
-    assert selftest.self_test() == ["float64 potrf: stopped at row 17 of a positive definite matrix"]
+    assert environment.self_test() == ["float64 potrf: stopped at row 17 of a positive definite matrix"]

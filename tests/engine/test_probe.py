@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dkrr.engine import probe
-from dkrr.engine.probe import answer_challenge, challenge
+from dkrr.engine import workers
+from dkrr.engine.workers import answer_challenge, challenge
 from dkrr.errors import StoreError
 
 
@@ -34,13 +34,13 @@ def test_the_same_path_on_another_disk(tmp_path: Path) -> None:
     assert not (tmp_path / "there").exists()
 
 
-@pytest.mark.parametrize(("name", "step"), [("write_json", "write"), ("remove_object", "delete")])
+@pytest.mark.parametrize(("name", "step"), [("write_json", "write"), ("delete_key", "delete")])
 def test_what_cannot_be_done_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: str) -> None:
     def denied(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     with challenge(str(tmp_path)) as asked, monkeypatch.context() as patch:
-        patch.setattr(probe, name, denied)
+        patch.setattr(workers, name, denied)
         problem = answer_challenge(asked)
     assert problem.startswith(f"cannot {step} (PermissionError")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import ParameterError
-from dkrr.linalg.inference.calibration import Quantiles, check_method, conformal_rank, coverage
+from dkrr.linalg.inference.leave_one_out import Quantiles, conformal_rank, coverage
 
 
 def quantiles(n: int, t: int = 1) -> Quantiles:
@@ -16,13 +16,6 @@ def quantiles(n: int, t: int = 1) -> Quantiles:
     order = np.random.default_rng(0).permutation(n) + 1.0
     residuals = order[:, None] * np.resize([-1.0, 2.0, 3.0], t)
     return Quantiles.of(residuals, np.full((n, t), 4.0))
-
-
-@pytest.mark.parametrize(
-    ("n", "level", "expected"), [(99, 0.9, 90), (100, 0.9, 91), (9, 0.9, 9), (8, 0.9, 9), (999, 0.07, 70)]
-)
-def test_ranks_are_those_of_the_jackknife(n: int, level: float, expected: int) -> None:
-    assert conformal_rank(n, level) == expected
 
 
 @pytest.mark.parametrize("n", [19, 99, 250, 5000])
@@ -60,11 +53,6 @@ def test_too_few_rows_for_a_coverage() -> None:
 def test_a_coverage_is_between_0_and_1(level: float) -> None:
     with pytest.raises(ParameterError, match="between 0 and 1"):
         quantiles(50).half_width(level, "jackknife")
-
-
-def test_an_unknown_method() -> None:
-    with pytest.raises(ParameterError, match="one of jackknife, normalised, gaussian"):
-        check_method("bootstrap")
 
 
 def test_new_exchangeable_residuals_are_covered() -> None:

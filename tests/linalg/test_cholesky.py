@@ -10,7 +10,7 @@ import pytest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.factor.cholesky import CholeskyTask, factor_tile, factorise
-from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
+from dkrr.linalg.factor.schedule import Split, cholesky_nodes
 from dkrr.linalg.gram import build_gram
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.linalg.helpers import assembled, dense, operator, rows, snapshot
@@ -86,21 +86,6 @@ def test_an_indefinite_kernel_has_no_factor(tmp_path: Path) -> None:
         factor_of(operator(dataset, kernel="sigmoid", gamma=2.0, alpha=1e-6), tmp_path)
 
 
-def test_every_tile_waits_for_its_left_neighbour_and_its_diagonal() -> None:
-    grid = TileGrid(10 * 7 + 3, 10)
-    nodes = cholesky_nodes(grid)
-    position = {node.key: rank for rank, node in enumerate(nodes)}
-    assert len(nodes) == grid.num_lower
-    for node in nodes:
-        i, j = node.key
-        wanted = {(i, j - 1)} if j else set()
-        wanted |= {(j, j)} if i != j else set()
-        assert set(node.dependencies) == wanted
-        assert all(position[key] < position[node.key] for key in node.dependencies)
-    # the next diagonal tile comes right after the tile it waits for
-    assert position[3, 3] == position[3, 2] + 1
-
-
 def test_resume_computes_only_what_is_missing_and_gives_the_same_bytes(tmp_path: Path) -> None:
     dataset = rows(tmp_path)
     system = operator(dataset)
@@ -168,39 +153,6 @@ def test_partial_sums_change_no_byte_and_leave_nothing(tmp_path: Path, n: int, s
     assert [path.name for path in (tmp_path / "split").iterdir()] == ["L.zarr"]
 
 
-def test_what_is_usual_is_split_where_it_can_be() -> None:
-    for n, expected in ((150, 0), (250, 1), (420, 10)):
-        grid = TileGrid(n, 64)
-        nodes = cholesky_nodes(grid, usual_split(grid.num_tiles, 3))
-        assert sum(len(node.key) == 3 for node in nodes) == expected
-    assert not any(len(node.key) == 3 for node in cholesky_nodes(TileGrid(420, 64), usual_split(7, 1)))
-
-
-class CountsSums(InProcessExecutor):
-    """Looks how many partial sums there are after every task."""
-
-    most = 0
-
-    def run(self, phase, function, payload, nodes, progress=None):
-        def look(*_):
-            if payload.sums is not None:
-                self.most = max(self.most, len(list(payload.sums.grid.lower())) - len(payload.sums.missing()))
-
-        return super().run(phase, function, payload, nodes, look)
-
-
-def test_a_partial_sum_is_removed_with_its_use(tmp_path: Path) -> None:
-    dataset = rows(tmp_path, n=420)
-    system = operator(dataset, tile_size=30)
-    factor = TileMatrix.create(tmp_path / "L.zarr", system.grid, dtype="float64")
-    executor = CountsSums()
-    split = Split(num_columns=system.grid.num_tiles, num_last=2)
-    factorise(system, factor, executor, split=split)
-    num_sums = sum(len(node.key) == 3 for node in cholesky_nodes(system.grid, split))
-    assert num_sums == 55
-    assert 0 < executor.most <= 3 * system.grid.num_tiles
-
-
 def test_sums_of_another_split_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = rows(tmp_path, n=420)
     system = operator(dataset)
@@ -219,17 +171,6 @@ def test_sums_of_another_split_are_not_used(tmp_path: Path, caplog: pytest.LogCa
     assert contents(tmp_path / "L.zarr") == before
     assert "again" not in caplog.text  # a wrong tile would be found and repaired
     assert not (tmp_path / "L-sums.zarr").exists()
-
-
-def test_a_tile_whose_sum_a_twin_took_away_is_computed_whole(tmp_path: Path) -> None:
-    dataset = rows(tmp_path, n=420)
-    system = operator(dataset)
-    factor = factor_of(system, tmp_path)
-    before = contents(tmp_path / "L.zarr")
-    sums = TileMatrix.create(tmp_path / "sums.zarr", system.grid, dtype="float64")
-    factor.delete(6, 5)
-    assert factor_tile(CholeskyTask(system, factor, sums, Split(num_columns=7)), 6, 5)
-    assert contents(tmp_path / "L.zarr") == before
 
 
 def test_a_damaged_partial_sum_is_computed_again(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor import rows as factor_rows
-from dkrr.linalg.factor.schedule import STRIP, TERMS, cholesky_nodes, extension_nodes
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store import failpoints
-from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.tiles import TileMatrix
 from tests.linalg.helpers import assembled
 
 RNG = np.random.default_rng(0)
@@ -124,43 +123,6 @@ def test_an_extended_fit_equals_a_refit(
         assert len(same_files(results[-2], results[-1])) == full * (full + 1) // 2
 
 
-def test_the_second_half_of_a_sum_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[tuple[int, int]] = []
-
-    def copied(task: Any, i: int, j: int, s: int, c: Any) -> int:
-        begun.append((j, copy(task, i, j, s, c)))
-        return begun[-1][1]
-
-    copy = factor_rows._copy_terms
-    monkeypatch.setattr(factor_rows, "_copy_terms", copied)
-    fit(data(tmp_path / "a.zarr", [640]), tmp_path / "store")
-    assert not begun
-    fit(append(X[640:650], tmp_path / "a.zarr", y=Y[640:650, :1]), tmp_path / "store", threads=2)
-    assert {j for j, _ in begun} == set(range(11))
-    assert [count for _, count in begun] == [factor_rows.num_first_terms(j) for j, _ in begun]
-    assert max(count for _, count in begun) == 5
-
-
-@pytest.mark.parametrize(("start", "stop", "threads"), [(300, 310, 2), (300, 500, 3), (320, 330, 5), (300, 310, 1)])
-def test_the_disk_of_shared_rows_is_foreseen(
-    start: int, stop: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: dict[tuple[int, int], int] = {}
-
-    def noted(strips: Any, i: int, j: int, s: int, rows: Any, *, terms: bool = False) -> None:
-        write(strips, i, j, s, rows, terms=terms)
-        written[strips.index(i, j, s, terms=terms)] = strips.array.chunk_bytes + 4
-
-    write = factor_rows.Strips.write
-    monkeypatch.setattr(factor_rows.Strips, "write", noted)
-    fit(data(tmp_path / "a.zarr", [start]), tmp_path / "store")
-    made = append(X[start:stop], tmp_path / "a.zarr", y=Y[start:stop, :1])
-    fit(made, tmp_path / "store", threads=threads)
-    foreseen = factor_rows.strips_bytes(TileGrid(stop, 64), start, threads, 8)
-    assert foreseen / 2 <= sum(written.values()) <= foreseen
-    assert (foreseen > 0) == (threads > 1)
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
     old = fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")[1]
@@ -184,20 +146,6 @@ def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
     assert reused["seconds"] > 0
     assert reused["sources"] == [Path(old.factors[0]).name[:12]]
     assert not list((tmp_path / "store/factors").glob("*-strips*"))
-
-
-def test_no_scratch_stays_of_an_attempt_with_other_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")
-    made = append(X[300:400], tmp_path / "a.zarr", y=Y[300:400, :1])
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@9:memoryerror"))
-        with pytest.raises(MemoryError):
-            fit(made, tmp_path / "store", threads=3)
-    scratch = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "store/factors").glob("*-s*"))
-    assert scratch == ["strips.zarr", "sums.zarr"]
-    result = fit(made, tmp_path / "store", threads=1)[1]
-    assert sorted(path.name for path in (tmp_path / "store/factors").glob("*-s*")) == []
-    assert not TileMatrix.open(result.factors[0]).missing()
 
 
 def test_new_targets_reuse_the_factor_whole(tmp_path: Path) -> None:
@@ -364,17 +312,6 @@ def test_the_same_rows_with_other_weights_at_the_same_path_are_other_rows(tmp_pa
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
 
 
-def test_a_store_by_another_spelling_is_no_ancestor_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store: Any = f"{tmp_path}/.//store"
-    fit(data(tmp_path / "a.zarr", [100]), store)
-    made = append(X[100:190], tmp_path / "a.zarr", y=Y[100:190, :1])
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "_active", failpoints.Failpoints("cholesky.tile.after_write:@4:memoryerror"))
-        with pytest.raises(MemoryError):
-            fit(made, store)
-    assert fit(made, store)[1].solution.reused["factor"]["rows"] == 100
-
-
 def test_a_matrix_that_stops_being_definite_names_the_new_row(tmp_path: Path) -> None:
     x = X[:120].copy()
     data(tmp_path / "a.zarr", [100], x=x)
@@ -405,45 +342,3 @@ def test_the_centre_is_frozen_with_the_lineage(tmp_path: Path) -> None:
     assert with_lineage(wanted, made, str(tmp_path / "elsewhere")).center is None
     assert with_lineage(replace(wanted, tile_size=32), made, str(tmp_path / "store")).center is None
     assert with_lineage(replace(wanted, solver="cg"), made, str(tmp_path / "store")).center is None
-
-
-@dataclass(frozen=True)
-class Case:
-    n: int
-    b: int
-    m: int
-    threads: int
-
-
-@pytest.mark.parametrize(
-    "case",
-    [Case(310, 64, 300, 2), Case(310, 64, 256, 4), Case(400, 64, 300, 3), Case(40, 64, 30, 2), Case(128, 64, 64, 2)],
-)
-def test_the_graph_of_an_extension(case: Case, tmp_path: Path) -> None:
-    grid = TileGrid(case.n, case.b)
-    first = {i: case.m % case.b if case.m // case.b == i else 0 for i in range(grid.num_tiles)}
-    strips = {}
-    for i in range(case.m // case.b, grid.num_tiles):
-        starts = range(first[i], grid.rows(i), 10)
-        strips[i] = [(start, min(start + 10, grid.rows(i))) for start in starts]
-    nodes = extension_nodes(
-        grid, cholesky_nodes(grid), case.m // case.b, first, strips, lambda j: (j + 1) // 2 if j > 1 else 0
-    )
-    seen: set[tuple[int, ...]] = set()
-    for node in nodes:
-        assert seen.issuperset(node.dependencies), node
-        assert node.key not in seen
-        assert node.flops > 0
-        seen.add(node.key)
-    assert {key for key in seen if len(key) == 2} == set(grid.lower())
-    assert {key[:2] for key in seen if len(key) == 4} == {(i, j) for i in strips for j in range(i + 1)}
-    # a graph sends what is held back when all that it waits for has run, and nothing else may wait for that
-    by_key = {node.key: node for node in nodes}
-    for node in nodes:
-        assert node.held_back or not any(by_key[key].held_back for key in node.dependencies)
-        assert not (node.held_back and node.shares)
-    # strips of a row block do not wait for each other
-    for node in nodes:
-        if len(node.key) == 4 and node.key[0] != node.key[1]:
-            assert all(key[3] == node.key[3] for key in node.dependencies if len(key) == 4)
-            assert node.key[2] in (STRIP, TERMS)

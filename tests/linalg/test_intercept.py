@@ -14,15 +14,13 @@ from dkrr.errors import DataError, ResidualError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows
 from dkrr.fit.inputs import store_given_matrix
 from dkrr.kernels import make_kernel
-from dkrr.linalg.cg.plane import Plane, PlanePreconditioner
-from dkrr.linalg.factor.bordered import bordered_residual, solve_bordered
 from dkrr.linalg.factor.dense import fit_dense
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.intercept import centre_dataset, centre_targets
+from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
-from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
-from dkrr.linalg.targets import right_hand_sides
+from dkrr.linalg.solving import right_hand_sides
 from tests.linalg.helpers import operator, rows
 from tests.linalg.test_mixed import Stopping
 from tests.linalg.test_solve import workspace
@@ -170,13 +168,10 @@ def test_a_wrong_tile_shows_in_the_residual(tmp_path: Path) -> None:
     dataset = data(tmp_path, weights=True)
     system, work = operator(dataset, alpha=0.1), workspace(tmp_path)
     factor = CholeskySolver().prepare(system, work, weight_digest=dataset.digest_weight)
-    rhs = right_hand_sides(
-        dataset, system, [0, 1, 2], str(tmp_path / "solve"), centring=centre_dataset(dataset), with_normal=True
-    )
-    assert rhs.num_columns == 4
+    rhs = right_hand_sides(dataset, system, [0, 1, 2], str(tmp_path / "solve"), centring=centre_dataset(dataset))
     factor.factor.array.write((3, 1), factor.factor.array.read((2, 0)).copy())
     with pytest.raises(ResidualError, match="backward error"):
-        solve_bordered(factor, rhs)
+        factor.solve(rhs, bordered=True)
 
 
 def test_the_residual_is_that_of_both_rows_of_the_system(tmp_path: Path) -> None:
@@ -190,9 +185,8 @@ def test_the_residual_is_that_of_both_rows_of_the_system(tmp_path: Path) -> None
     u = type(rhs).create(str(tmp_path / "solve"), "u", rhs.grid, 3, "float64")
     guess = np.random.default_rng(0).standard_normal((N, 3))
     guess[:, 1] -= root * (root @ guess[:, 1]) / weight.sum()
-    for i, panel in u.blocks():
-        u.write(i, panel, guess[rhs.grid.span(i), u.columns(panel)])
-    norms, intercept = bordered_residual(system, rhs, u, np.full(3, 0.1), work)
+    u.fill(guess)
+    norms, intercept = residual_norms(system, rhs, u, work, str(tmp_path / "solve"), normal=system.normal())
     centred = root[:, None] * (y - weight @ y / weight.sum())
     left = centred - matrix @ guess
     b = root @ left / weight.sum()
@@ -235,80 +229,7 @@ def test_targets_that_cannot_be_centred(tmp_path: Path) -> None:
         centre_targets(lambda: [(y, None)], 1)
 
 
-def test_centring_is_exact_where_the_mean_is_large() -> None:
-    rng = np.random.default_rng(3)
-    y, weight = 1e8 + rng.standard_normal((1000, 2)), rng.uniform(0, 1, 1000)
-    parts = [(y[:300], weight[:300]), (y[300:], weight[300:])]
-    centring = centre_targets(lambda: parts, 2)
-    centred = centring.apply(y)
-    assert np.abs(weight @ centred).max() < 1e-12 * weight.sum()
-    np.testing.assert_allclose(centred + centring.offset, y, rtol=1e-15)
-    assert not centring.constant.any()
-    nearly = np.ones((1000, 1))
-    nearly[7] += np.finfo(float).eps
-    assert not centre_targets(lambda: [(nearly, None)], 1).constant.any()
-
-
-def test_constants_are_recognised_and_become_zero() -> None:
-    rng = np.random.default_rng(3)
-    weight = 10.0 ** rng.uniform(-3, 3, 1000)
-    y = np.tile(rng.standard_normal(200) * 10.0 ** rng.uniform(-9, 9, 200), (1000, 1))
-    centring = centre_targets(lambda: [(y, weight)], 200)
-    assert ((y - centring.mean) - centring.rest).any(), "rounding leaves something, or there is nothing to test"
-    assert centring.constant.all()
-    assert not centring.apply(y).any()
-    np.testing.assert_allclose(centring.offset, y[0], rtol=1e-15)
-
-
 # --- conjugate gradients in the plane ---------------------------------------------------------------------------------
-
-
-class Dense:
-    """M_alpha^-1 of a dense M."""
-
-    description, inexact = "dense", False
-
-    def __init__(self, matrix: np.ndarray) -> None:
-        self.matrix, self.num_applications = matrix, 0
-
-    def apply(self, r: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-        self.num_applications += 1
-        identity = np.eye(len(r))
-        columns = [
-            np.linalg.solve(self.matrix + a * identity, column) for a, column in zip(alpha.tolist(), r.T, strict=True)
-        ]
-        return np.stack(columns, axis=1)
-
-
-def test_the_preconditioner_solves_the_bordered_system() -> None:
-    rng = np.random.default_rng(0)
-    half, normal = rng.standard_normal((40, 40)), rng.uniform(0, 2, 40)
-    matrix = half @ half.T
-    inner, plane = Dense(matrix), Plane(normal)
-    preconditioner = PlanePreconditioner(plane, inner)
-    assert preconditioner.description == "dense"
-    r, alpha = rng.standard_normal((40, 3)), np.array([1.0, 0.2, 1.0])
-    kept = r.copy()
-    z = preconditioner.apply(r, alpha)
-    assert np.array_equal(r, kept)
-    for k in range(3):
-        whole = np.block([[matrix + alpha[k] * np.eye(40), normal[:, None]], [normal[None], np.zeros((1, 1))]])
-        np.testing.assert_allclose(z[:, k], np.linalg.solve(whole, np.append(r[:, k], 0.0))[:-1], rtol=1e-9, atol=1e-10)
-    assert inner.num_applications == 2
-    preconditioner.apply(r[:, :1], alpha[:1])
-    assert inner.num_applications == 3, "M^-1 s is known"
-    flat = PlanePreconditioner(plane, Identity()).apply(r, alpha)
-    np.testing.assert_allclose(flat, r - np.outer(normal, normal @ r) / (normal @ normal), atol=1e-12)
-
-
-def test_as_many_iterations_as_without_an_intercept(tmp_path: Path) -> None:
-    dataset = data(tmp_path, weights=False)
-    x, y, _ = values(dataset)
-    centred = ingest(x, tmp_path / "centred.zarr", y=y - y.mean(axis=0))
-    for parameters in ({"solver": "cg"}, {"precision": "mixed"}):
-        _, with_one = fit(tmp_path, dataset, **parameters)
-        _, without = fit(tmp_path, centred, fit_intercept=False, **parameters)
-        assert with_one.solution.num_iterations <= without.solution.num_iterations + 2
 
 
 @pytest.mark.parametrize("parameters", [{"solver": "cg"}, {"precision": "mixed"}], ids=str)
@@ -344,20 +265,6 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(tmp_path: Path, phase: str,
     assert np.array_equal(found, expected)
     assert np.array_equal(result.intercept, undisturbed.intercept)
     assert not list((tmp_path / "store/solves").iterdir())
-
-
-def test_a_factor_serves_fits_with_and_without_an_intercept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dkrr.fit.fitting as fitting
-
-    keys: list[str] = []
-    hold = fitting.hold_lock
-    monkeypatch.setattr(fitting, "hold_lock", lambda place: keys.append(str(place)) or hold(place))
-    dataset = data(tmp_path, weights=False)
-    _, first = fit(tmp_path, dataset)
-    _, second = fit(tmp_path, dataset, fit_intercept=False)
-    assert first.factors == second.factors
-    assert keys[0] != keys[1]
-    assert second.intercept is None
 
 
 # --- centres in place of rows -----------------------------------------------------------------------------------------
@@ -405,35 +312,6 @@ def test_nystrom_is_dense_least_squares_with_a_constant(
         assert np.linalg.norm(found - expected) < 1e-7 * np.linalg.norm(expected - expected.mean())
     assert max(result.solution.relative_residual) <= 2e-10
     assert result.solution.num_iterations < 60
-
-
-def test_nystrom_with_every_row_a_centre(tmp_path: Path) -> None:
-    dataset = data(tmp_path, weights=True)
-    x, _, weight = values(dataset)
-    assert weight is not None
-    result = nystrom(tmp_path, dataset, settings(dataset), int(np.count_nonzero(weight)), 1e-10)
-    expected, intercept = expected_of(dataset)
-    kernel = operator(dataset).kernel
-    found = kernel(x, result.centres) @ result.dual_coef + result.intercept
-    np.testing.assert_allclose(found, kernel(x, x) @ expected + intercept, rtol=0, atol=1e-7)
-
-
-def test_nystrom_takes_as_many_iterations_as_without_an_intercept(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2000, 4))
-    y = np.sin(x[:, :1]) + 0.1 * rng.standard_normal((2000, 1))
-    dataset = ingest(x, tmp_path / "rows.zarr", y=y - y.mean())
-    counts = []
-    for fit_intercept in (False, True):
-        chosen = FitSettings(
-            # nearly flat: f comes close to a constant, which a preconditioner that is not centred knows nothing of
-            kernel=make_kernel("rbf", gamma=0.01),
-            alpha=(0.01,),
-            tile_size=TILE,
-            fit_intercept=fit_intercept,
-        )
-        counts.append(nystrom(tmp_path, dataset, chosen, 80, 1e-7).solution.num_iterations)
-    assert counts[1] <= counts[0] + 2
 
 
 def test_nystrom_constant_targets(tmp_path: Path) -> None:

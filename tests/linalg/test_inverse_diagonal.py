@@ -13,20 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.engine.session import checked_executor
+from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import MemoryBudgetError, NumericalError
-from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, Workspace
+from dkrr.errors import NumericalError
+from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.inference.inverse_diagonal import (
-    PanelTask,
     inverse_diagonal,
     inverse_diagonal_dense,
     panel_bytes,
-    panel_task,
     panel_width,
 )
-from dkrr.store.chunks import ChunkArray
-from dkrr.tiles import TileGrid
+from dkrr.linalg.workspace import Workspace
 from dkrr.tiles.blas import potrf
 from tests.linalg.helpers import dense, operator, rows, snapshot
 
@@ -60,18 +57,6 @@ def test_the_width_of_a_panel_does_not_matter(tmp_path: Path, columns: int) -> N
     assert panel_width(factor.factor.grid, 8, 1, limit) == min(columns, 128)
     found = inverse_diagonal(factor, memory_bytes=limit)
     np.testing.assert_allclose(found, np.diag(np.linalg.inv(matrix)), rtol=1e-11)
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0, 300), (64, 300), (128, 299)])
-def test_a_panel_wider_than_a_strip(tmp_path: Path, start: int, stop: int) -> None:
-    factor, matrix = factored(tmp_path, n=640, tile_size=300)
-    result = ChunkArray.create(str(tmp_path / "result"), "", shape=(3, 300), chunks=(1, 64))
-    task = PanelTask(factor.factor, result, stop - start)
-    for j, offset in ((0, 0), (1, 300)):
-        assert panel_task(task, j, start, stop)
-        found = np.concatenate([result.read((j, chunk))[0] for chunk in task.chunks(start, stop)])[: stop - start]
-        expected = np.diag(np.linalg.inv(matrix))[offset + start : offset + stop]
-        np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
 def test_a_float32_factor_gives_single_accuracy(tmp_path: Path) -> None:
@@ -157,17 +142,6 @@ def test_a_killed_computation_goes_on(tmp_path: Path, site: str) -> None:
     np.testing.assert_allclose(inverse_diagonal(factor), np.diag(np.linalg.inv(matrix)), rtol=1e-11)
     if site.startswith("inverse.panel.after_write"):
         assert factor.workspace.phases["invert"].num_computed == 1  # of four panels
-
-
-def test_a_panel_fits_the_memory_of_a_worker() -> None:
-    grid = TileGrid(20_480, 2_048)
-    assert panel_width(grid, 8, 2, None) == 1024
-    for memory in (300, 400, 600):
-        width = panel_width(grid, 8, 2, memory * 2**20)
-        assert width % 64 == 0
-        assert panel_bytes(grid, width) <= memory * 2**20
-    with pytest.raises(MemoryBudgetError, match="64 columns"):
-        panel_width(grid, 8, 2, 100 * 2**20)
 
 
 def test_the_dense_diagonal() -> None:

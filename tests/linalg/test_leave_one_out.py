@@ -69,18 +69,6 @@ def test_residuals_are_those_of_refits(weighted: bool, intercept: bool) -> None:
         np.testing.assert_allclose(getattr(other, name), getattr(found, name), rtol=1e-8, atol=1e-9)
 
 
-def test_without_predictions_rows_of_weight_zero_are_not_guessed() -> None:
-    K, y, weight = problem(True)
-    assert weight is not None
-    a = bordered(K, np.sqrt(weight), 0.1)[:N, :N]
-    u = np.linalg.solve(a, np.sqrt(weight)[:, None] * y)
-    diagonal = np.diag(np.linalg.inv(a))[:, None]
-    found = loo_from_diagonal(y=y, u=u, inverse_diagonal=diagonal, alpha=0.1, root=np.sqrt(weight))
-    assert np.isnan(found.residuals[weight == 0]).all()
-    assert np.isfinite(found.residuals[weight > 0]).all()
-    assert np.isfinite(found.mean_squared_error).all()
-
-
 def test_alpha_zero_is_interpolation() -> None:
     K, y, _ = problem(False)
     K = K + 0.1 * np.eye(N)
@@ -105,17 +93,3 @@ def test_a_row_that_is_all_there_is_cannot_be_left_out() -> None:
         loo_from_leverages(residuals=np.zeros((3, 1)), leverages=np.array([[0.1], [0.2], [1.0]]), alpha=1.0)
     with pytest.raises(DataError, match="weight zero"):
         loo_from_leverages(residuals=np.zeros((3, 1)), leverages=np.zeros((3, 1)), alpha=1.0, root=np.zeros(3))
-
-
-def test_units() -> None:
-    K, y, _ = problem(False)
-    a = K + 0.1 * np.eye(N)
-    diagonal = np.diag(np.linalg.inv(a))[:, None]
-    plain, scaled = (
-        loo_from_diagonal(y=values, u=np.linalg.solve(a, values), inverse_diagonal=diagonal, alpha=0.1)
-        for values in (y, 3 * y)
-    )
-    found = plain.in_units(3.0)
-    for name in ("residuals", "gcv", "mean_squared_error", "degrees_of_freedom"):
-        np.testing.assert_allclose(getattr(found, name), getattr(scaled, name))
-    assert found.summary()["rmse"] == pytest.approx(np.sqrt(scaled.mean_squared_error).tolist())

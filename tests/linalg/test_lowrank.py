@@ -12,22 +12,20 @@ import pytest
 
 from dkrr.dataset import ingest
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor, RunSummary
-from dkrr.errors import ParameterError, StoreMismatchError
+from dkrr.errors import ParameterError
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cg.iteration import conjugate_gradients
+from dkrr.linalg.cg.precondition import Identity
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.lowrank import panels
 from dkrr.linalg.lowrank import preconditioner as lowrank
-from dkrr.linalg.lowrank.preconditioner import LowRank, build_low_rank, choose_rank, pivot_rows
-from dkrr.linalg.lowrank.ranks import estimate_iterations
-from dkrr.linalg.lowrank.rpcholesky import accept, draw_weighted
-from dkrr.linalg.lowrank.woodbury import KeptPanels, ShiftedGram, kept_panels
-from dkrr.linalg.precondition import Identity
+from dkrr.linalg.lowrank.preconditioner import LowRank, build_low_rank
+from dkrr.linalg.lowrank.rpcholesky import accept, draw_weighted, pivot_rows
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import local_root
-from dkrr.tiles import TileGrid, TileMatrix
-from tests.faults import Twice, failing_at, flip, truncate
+from dkrr.tiles import TileMatrix
+from tests.faults import failing_at, flip, truncate
 from tests.linalg.helpers import dense, operator, rows, snapshot
 
 MATERN: dict[str, Any] = {"kernel": "matern", "kernel_params": {"nu": 1.5, "length_scale": 1.0}}
@@ -141,20 +139,6 @@ def test_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster_c
     np.testing.assert_allclose(there.apply(r, alpha), expected, atol=1e-10 * np.abs(expected).max())
 
 
-def test_the_trace_is_near_the_best(tmp_path: Path) -> None:
-    # E trace(K - F F^T) <= (1 + eps) (best rank-k trace) for r of about k / eps (arXiv 2207.06503, theorem 5.1)
-    dataset = rows(tmp_path, n=800, d=2)
-    system = operator(dataset, gamma=0.5)
-    eigenvalues = np.linalg.eigvalsh(matrix(system, dataset))[::-1]
-    best = eigenvalues[60:].sum() / eigenvalues.sum()
-    left = [build(tmp_path / str(seed), system, 60, seed=seed).trace[-1][1] for seed in range(4)]
-    uniform = [
-        build(tmp_path / f"u{seed}", system, 60, seed=seed, preconditioner="nystrom").trace[-1][1] for seed in range(4)
-    ]
-    assert best <= np.mean(left) < 8 * best
-    assert np.mean(left) < 0.7 * np.mean(uniform), "pivots by residual beat uniform ones"
-
-
 def test_it_saves_iterations(tmp_path: Path) -> None:
     dataset = rows(tmp_path, n=600, t=2)
     system = operator(dataset, kernel="matern", kernel_params={"nu": 1.5, "length_scale": 3.0})
@@ -196,16 +180,6 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, site: str, visit: int) -> 
     assert {name: data for name, (data, _) in after.items()} == undisturbed
     rewritten = [name for name, value in made.items() if after[name] != value]
     assert not rewritten, "a valid chunk was written again"
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_tasks_that_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = rows(tmp_path, n=400)
-    twice = Twice()
-    monkeypatch.setattr(lowrank, "HELD_BYTES", 0)
-    low = build(tmp_path, operator(dataset, **MATERN), 100, twice)
-    low.apply(np.ones((400, 1)), np.array([0.1]))
-    assert not twice.computed_again
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -279,16 +253,6 @@ def test_duplicated_rows_and_one_feature(tmp_path: Path, method: Any) -> None:
     np.testing.assert_allclose(low.apply(r, np.array([0.1])), expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("n", [1, 40])
-def test_rank_at_least_n(tmp_path: Path, n: int) -> None:
-    dataset = rows(tmp_path, n=n)
-    system = operator(dataset, alpha=0.1, **MATERN)
-    low = build(tmp_path, system, 1000)
-    assert low.rank == n
-    r = np.ones((n, 1))
-    np.testing.assert_allclose(low.apply(r, np.array([0.1])), np.linalg.solve(dense(system, dataset), r), atol=1e-10)
-
-
 def test_alpha_below_rounding_shifts_the_preconditioner(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = rows(tmp_path, n=300)
     low = build(tmp_path, operator(dataset, gamma=0.01), 100)
@@ -299,21 +263,6 @@ def test_alpha_below_rounding_shifts_the_preconditioner(tmp_path: Path, caplog: 
     assert low.shift(1e-3) == 1e-3
     assert np.isfinite(z).all()
     assert (np.einsum("ij,ij->j", r, z) > 0).all()
-
-
-def test_the_place_tells_factors_apart(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset, **MATERN)
-    first = build(tmp_path, system, 30)
-    assert build(tmp_path, system.with_alpha(7.0), 30).panels.location == first.panels.location
-    for settings in ({"seed": 1}, {"preconditioner": "nystrom"}):
-        assert build(tmp_path, system, 30, **settings).panels.location != first.panels.location
-    assert build(tmp_path, system, 31).panels.location != first.panels.location
-    work = Workspace(str(tmp_path), InProcessExecutor())
-    with pytest.raises(StoreMismatchError, match="seed: 0 there, 3 wanted"):
-        build_low_rank(system, work, first.panels.location, IterativeSettings(seed=3), rank=30)
-    with pytest.raises(ParameterError, match="positive rank"):
-        build_low_rank(system, work, None, IterativeSettings(preconditioner="none"), rank=30)
 
 
 def test_rejection_gives_the_distribution_of_one_at_a_time() -> None:
@@ -357,19 +306,6 @@ def test_pivots_in_memory() -> None:
         pivot_rows(kernel, x, 60, 1, max_bytes=8 * 59 * 60)
 
 
-def test_what_a_worker_keeps_is_bounded(tmp_path: Path) -> None:
-    low = build(tmp_path, operator(rows(tmp_path, n=300), **MATERN), 100)
-    first, second = (low.panels.read(p, 0) for p in (0, 1))
-    kept = KeptPanels(first.nbytes + second.nbytes - 1)
-    for _ in range(2):
-        assert np.array_equal(kept.read(low.panels, 0, 0), first)
-        assert np.array_equal(kept.read(low.panels, 1, 0), second)
-    assert kept.num_bytes == first.nbytes
-    assert kept.read(low.panels, 0, 0) is kept.read(low.panels, 0, 0)
-    assert kept_panels("a", 1) is kept_panels("a", 1)
-    assert kept_panels("a", 1) is not kept_panels("b", 1)
-
-
 @pytest.mark.usefixtures("small_chunks")
 def test_a_worker_that_keeps_chunks_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowrank, "HELD_BYTES", 0)
@@ -383,36 +319,3 @@ def test_a_worker_that_keeps_chunks_gives_the_same(tmp_path: Path, monkeypatch: 
     r, alpha = np.random.default_rng(0).standard_normal((400, 2)), np.array([0.1, 0.2])
     for _ in range(2):
         assert np.array_equal(low.apply(r, alpha), without.apply(r, alpha))
-
-
-def test_the_small_system_with_few_and_many_shifts() -> None:
-    f = np.random.default_rng(0).standard_normal((50, 8))
-    b, shifts = np.ones((8, 6)), np.array([1.0, 0.1, 1.0, 0.5, 0.2, 0.3])
-    small = ShiftedGram(f.T @ f)
-    for columns in ([0, 1, 2], [0, 1, 2, 3, 4, 5], [0]):
-        y = small.solve(b[:, columns], shifts[columns])
-        for k, column in enumerate(columns):
-            np.testing.assert_allclose(y[:, k], np.linalg.solve(f.T @ f + shifts[column] * np.eye(8), b[:, 0]))
-
-
-def test_the_rank_that_is_chosen() -> None:
-    ranks = [choose_rank(n, 9, 0.1, tol=1e-6) for n in (100, 2_000, 16_000, 41_157)]
-    assert ranks == sorted(ranks)
-    assert ranks[0] == 10
-    assert 300 <= ranks[2] <= 1600
-    assert 1000 <= ranks[3] <= 4000
-    assert 8 * 250_000 * choose_rank(250_000, 10, 1.0, 2 << 30) <= 1 << 30
-    assert choose_rank(41_157, 9, 0.1, disk_bytes=16 * 41_157 * 300) == 300
-    assert choose_rank(41_157, 9, 0.1, seconds=0.5) < ranks[3]
-    assert choose_rank(41_157, 9, 1e4, tol=1e-6) < ranks[3], "an easy problem needs no large rank"
-    for rank, measured in ((500, 67), (1000, 45), (2000, 34)):
-        assert estimate_iterations(16_000, 0.1, rank, 1e-6) == pytest.approx(measured, rel=0.1)
-
-
-def test_row_chunks_depend_on_n_and_rank_alone() -> None:
-    assert panels.row_chunks(16_000, 500) == TileGrid(16_000, 2048)
-    assert panels.row_chunks(250_000, 500).tile_size == 16_384
-    for rank in (1, 777, 5000):
-        for n in (1, 257, 90_001):
-            grid = panels.row_chunks(n, rank)
-            assert grid.tile_size == 256 or grid.tile_size * rank * 8 <= panels.CHUNK_BYTES + 256 * rank * 8

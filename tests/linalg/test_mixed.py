@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import Dataset, ingest
-from dkrr.engine.session import start_local
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, NotPositiveDefiniteError
 from dkrr.fit.fitting import FitSettings, fit_rows
+from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import mixed
 from dkrr.linalg.cg.mixed import MixedSolver
 from dkrr.linalg.factor import direct
 from dkrr.linalg.factor.direct import CholeskySolver
-from dkrr.linalg.factor.triangular import BlockColumns
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
@@ -87,19 +86,6 @@ def test_the_answer_is_the_float64_answer(n: int, weights: bool, tmp_path: Path)
     assert Solution.from_dict(solution.to_dict()) == solution
 
 
-def test_the_factor_is_the_one_of_float32(tmp_path: Path) -> None:
-    system = operator(rows(tmp_path), TILE, alpha=0.1)
-    work = workspace(tmp_path)
-    single = CholeskySolver(precision="float32").prepare(system, work)
-    before = snapshot(tmp_path / "store/factors")
-    prepared = solver().prepare(system, work)
-    assert prepared.factor.location == single.factor.location
-    assert snapshot(tmp_path / "store/factors") == before
-    double = CholeskySolver().prepare(system, work).factor
-    assert double.location != prepared.factor.location
-    assert prepared.factor.num_bytes < 0.51 * double.num_bytes
-
-
 @pytest.mark.parametrize("n", [300, 700])
 def test_a_breakdown_shifts_the_preconditioner_only(n: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = near_duplicates(tmp_path, n)
@@ -119,7 +105,7 @@ def test_a_breakdown_shifts_the_preconditioner_only(n: int, tmp_path: Path, capl
     # the system is not shifted: its own residual says so, and the float64 factor's is no better than half
     residual = np.linalg.norm(values - dense(system, dataset) @ values_of(u)) / np.linalg.norm(values)
     (folder := tmp_path / "direct").mkdir()
-    _, reference = CholeskySolver().prepare(system, work).solve(right_hand_sides(folder, system.grid, values))
+    _, reference, _ = CholeskySolver().prepare(system, work).solve(right_hand_sides(folder, system.grid, values))
     assert residual < max(1e-9, 2 * reference.relative_residual[0])
     assert solution.relative_residual[0] == pytest.approx(residual, rel=0.1)
     # what broke down is gone, and another fit does not try it again
@@ -185,7 +171,7 @@ def test_too_few_iterations_are_an_error_unless_allowed(allow: bool, tmp_path: P
     prepared = solver(1e-13, max_iter=1, allow_unconverged=allow).prepare(system, workspace(tmp_path))
     rhs = right_hand_sides(tmp_path, system.grid, np.asarray(dataset.y.read(0, N)))
     if not allow:
-        with pytest.raises(ConvergenceError, match=r"NOT CONVERGED to 1\.0e-13 in 3 of 3 targets") as caught:
+        with pytest.raises(ConvergenceError, match=r"did not converge in 1 iterations.*3 of 3 targets") as caught:
             prepared.solve(rhs)
         assert not caught.value.converged.any()
         assert "max_iter" in caught.value.hint
@@ -291,27 +277,3 @@ def test_a_start_is_used(tmp_path: Path) -> None:
     answer = np.linalg.solve(dense(system, dataset), values)
     _, solution = prepared.solve(right_hand_sides(tmp_path, system.grid, values), answer)
     assert solution.num_iterations == 0
-
-
-def test_workers_give_the_bits_of_this_process(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset, TILE, alpha=0.1)
-    values = np.asarray(dataset.y.read(0, N))
-    found = []
-    with start_local(workers=2) as two:
-        for name, executor in (("process", InProcessExecutor()), ("workers", two)):
-            (folder := tmp_path / name).mkdir()
-            prepared = solver().prepare(system, workspace(folder, executor))
-            u, _ = prepared.solve(right_hand_sides(folder, system.grid, values))
-            found.append(values_of(u))
-            assert not list(folder.glob("rhs.zarr/p*-*")), "scratch files stay behind"
-    assert np.array_equal(*found)
-
-
-def test_an_error_of_the_factor_crosses_process_borders(tmp_path: Path) -> None:
-    dataset = near_duplicates(tmp_path, 300)
-    system = operator(dataset, 128, alpha=1e-6, **MATERN)
-    with start_local(workers=1) as one:
-        prepared = solver().prepare(system, workspace(tmp_path, one))
-        assert prepared.breakdown is not None
-        assert isinstance(prepared.breakdown["pivot"], float)

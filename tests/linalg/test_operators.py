@@ -20,7 +20,7 @@ from tests.linalg.helpers import dense, operator, rows
 @pytest.mark.parametrize("form", ["matrix-free", "stored", "given"])
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize(("n", "b"), [(1, 64), (64, 64), (65, 64), (700, 300)])
-def test_tiles_and_products(tmp_path: Path, form: str, weights: bool, n: int, b: int) -> None:
+def test_tiles(tmp_path: Path, form: str, weights: bool, n: int, b: int) -> None:
     dataset = rows(tmp_path, n=n, weights=weights and n > 1)
     system = operator(dataset, tile_size=b, alpha=0.3)
     a = dense(system, dataset)
@@ -32,23 +32,13 @@ def test_tiles_and_products(tmp_path: Path, form: str, weights: bool, n: int, b:
     for i, j in grid.lower():
         tile = system.tile(i, j, np.empty(grid.shape(i, j)))
         np.testing.assert_allclose(tile, a[grid.span(i), grid.span(j)], atol=1e-13)
-    v = np.random.default_rng(0).standard_normal((n, 3))
-    np.testing.assert_allclose(system.matmul(v), a @ v, atol=1e-11)
-
-
-def test_the_product_never_reads_stored_tiles_of_a_kernel(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset)
-    empty = TileMatrix.create(tmp_path / "K.zarr", system.grid, dtype="float64")
-    stored = replace(system, gram=empty)
-    v = np.ones((250, 1))
-    np.testing.assert_allclose(stored.matmul(v), dense(system, dataset) @ v, rtol=1e-12)
+    np.testing.assert_allclose(system.diagonal_from(0) + 0.3, np.diag(a), atol=1e-13)
 
 
 def test_an_operator_without_entries_is_refused(tmp_path: Path) -> None:
     system = replace(operator(rows(tmp_path)), kernel=None)
-    with pytest.raises(StoreError, match="neither a kernel nor a matrix"):
-        system.matmul(np.ones((250, 1)))
+    with pytest.raises(StoreError, match="no kernel to evaluate"):
+        system.entries()
 
 
 def test_float32_tiles_are_rounded_float64_tiles(tmp_path: Path) -> None:

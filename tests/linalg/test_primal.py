@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import Dataset, ingest
-from dkrr.engine.session import checked_executor
+from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor, Node
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
 from dkrr.kernels import make_kernel
@@ -222,23 +222,6 @@ def test_any_chunks_and_any_end(n: int, rows_per_chunk: int, tmp_path: Path, man
     np.testing.assert_allclose(found.intercept, constant, rtol=1e-11)
 
 
-@pytest.mark.parametrize("alpha", [1e-6, 1.0, 1e6])
-def test_a_constant_is_predicted_as_it_is(alpha: float) -> None:
-    x, _, weight = data(weights=True)
-    found = fit_primal_arrays(x, np.ones((300, 1)), kernel_of("poly 2", 4), [alpha], weight=weight, fit_intercept=True)
-    assert found.intercept is not None
-    np.testing.assert_allclose(found.features.apply(x, found.coef) + found.intercept, 1.0, rtol=0, atol=1e-12)
-    assert max(found.solution.relative_residual) < 1e-10
-
-
-def test_a_zero_target_has_nothing() -> None:
-    x, y, _ = data()
-    y[:, 1] = 0
-    found = fit_primal_arrays(x, y, kernel_of("linear", 4), [1.0])
-    assert not found.coef[:, 1].any()
-    assert found.solution.relative_residual[1] == found.solution.backward_error[1] == 0
-
-
 def test_features_that_others_determine_are_named() -> None:
     x, y, _ = data()
     x[:, 3] = x[:, 1]
@@ -246,12 +229,6 @@ def test_features_that_others_determine_are_named() -> None:
         fit_primal_arrays(x * 2.0**-3, y, kernel_of("linear", 4), [0.0])
     assert caught.value.suggested_alpha > 0
     assert fit_primal_arrays(x, y, kernel_of("linear", 4), [1e-3]).solution.converged
-
-
-def test_least_squares_without_a_ridge() -> None:
-    x, y, weight = data(weights=True)
-    found = fit_primal_arrays(x, y, kernel_of("linear", 4), [0.0], weight=weight)
-    np.testing.assert_allclose(found.coef, exact(x, y, 0.0, weight, False)[0], rtol=1e-10)
 
 
 def test_overflow_is_an_error_in_memory_and_on_disk(tmp_path: Path) -> None:
@@ -276,6 +253,6 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError, match="weight zero"):
         fit_primal_arrays(x, y, kernel_of("linear", 4), [1.0], weight=np.zeros(300))
     dataset = ingest(x, tmp_path / "rows.zarr", y=y)
-    monkeypatch.setattr("dkrr.linalg.row_pass.memory_limit_of", lambda executor: 100 << 20)
+    monkeypatch.setattr("dkrr.linalg.passes.memory_limit_of", lambda executor: 100 << 20)
     with pytest.raises(PlanRefusedError, match="4 features takes"):
         fitted(dataset, kernel_of("linear", 4), 1.0, tmp_path)

@@ -14,9 +14,8 @@ from dkrr.dataset import ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, NotPositiveDefiniteError
 from dkrr.kernels.features import feature_map
-from dkrr.linalg.primal.cross_validation import leave_one_out_errors, primal_leave_one_out
 from dkrr.linalg.primal.passes import FeatureRows
-from dkrr.linalg.primal.solver import array_source, stored_source
+from dkrr.linalg.primal.solver import array_source, leave_one_out_errors, primal_leave_one_out, stored_source
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.test_primal import KERNELS, data, exact, kernel_of
 

@@ -10,10 +10,10 @@ import pytest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ResidualError
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.linalg.factor.dense import solve_dense
-from dkrr.linalg.factor.direct import CholeskySolver, Workspace
-from dkrr.linalg.factor.triangular import BlockColumns
-from dkrr.linalg.sizes import choose_tile_size, task_bytes
+from dkrr.linalg.blocks import BlockColumns
+from dkrr.linalg.factor.dense import fit_dense
+from dkrr.linalg.factor.direct import CholeskySolver
+from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import dense, operator, rows
 
 
@@ -36,7 +36,7 @@ def test_solution_matches_a_dense_solve(tmp_path: Path, n: int, num_targets: int
     values = np.random.default_rng(0).standard_normal((n, num_targets))
     work = workspace(tmp_path)
     factor = CholeskySolver().prepare(system, work)
-    u, solution = factor.solve(right_hand_sides(tmp_path, system.grid, values))
+    u, solution, _ = factor.solve(right_hand_sides(tmp_path, system.grid, values))
     expected = np.linalg.solve(dense(system, dataset), values)
     found = np.vstack([u.read_rows(i) for i in range(system.grid.num_tiles)])
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
@@ -65,7 +65,7 @@ def test_a_tile_deleted_between_phases_is_computed_again(tmp_path: Path) -> None
     factor = CholeskySolver().prepare(system, workspace(tmp_path))
     factor.factor.delete(2, 1)
     values = np.random.default_rng(0).standard_normal((250, 2))
-    u, _ = factor.solve(right_hand_sides(tmp_path, system.grid, values))
+    u = factor.solve(right_hand_sides(tmp_path, system.grid, values))[0]
     found = np.vstack([u.read_rows(i) for i in range(system.grid.num_tiles)])
     np.testing.assert_allclose(found, np.linalg.solve(dense(system, dataset), values), rtol=1e-9, atol=1e-9)
 
@@ -106,17 +106,8 @@ def test_a_zero_target_has_zero_coefficients_and_residual() -> None:
     from dkrr.kernels import make_kernel
 
     y = np.stack([np.zeros(30), x[:, 0]], axis=1)
-    coefficients, solution = solve_dense(make_kernel("rbf", gamma=1.0), x, y, np.array([0.1]), None, "float64")
+    found = fit_dense(make_kernel("rbf", gamma=1.0), x, y, np.array([0.1]), None, "float64")
+    coefficients, solution = found.dual_coef, found.solution
     assert not coefficients[:, 0].any()
     assert solution.relative_residual[0] == 0
     assert solution.backward_error[0] == 0
-
-
-def test_the_tile_size_follows_rows_and_memory() -> None:
-    assert choose_tile_size(20_480, 10, 2**30) == 2048
-    assert choose_tile_size(100_000, 10, None) == 2560
-    assert choose_tile_size(10_000, 10, None, num_threads=16) == 384
-    assert choose_tile_size(40_960, 10, None) == 2048
-    assert choose_tile_size(300, 10, None) == 256
-    small = choose_tile_size(1_000_000, 10, 600 * 2**20)
-    assert task_bytes(small, 10) <= 0.8 * 600 * 2**20 < task_bytes(small + 128, 10)

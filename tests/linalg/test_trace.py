@@ -5,18 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkrr.linalg.trace import MOST_POINTS, ResidualTrace
-
-
-def test_a_short_history_is_kept() -> None:
-    trace = ResidualTrace("cg", 1e-8, [0.1])
-    for k in range(5):
-        trace.add(k, np.array([10.0**-k, 1.0]))
-    found = trace.to_dict()
-    assert found["iterations"] == [0, 1, 2, 3, 4]
-    assert found["relative_residual"][3] == [1e-3, 1.0]
-    assert found["curves"] == ["target 0", "target 1"]
-    assert found["is_over"] is False
+from dkrr.linalg.workspace import MOST_POINTS, ResidualTrace
 
 
 @pytest.mark.parametrize("count", [MOST_POINTS, MOST_POINTS + 1, 3 * MOST_POINTS + 1, 12_345])
@@ -32,13 +21,6 @@ def test_a_long_history_is_thinned(count: int) -> None:
         assert value == pytest.approx(1.0 / (iteration + 1))
     steps = np.diff(trace.iterations[:-1])
     assert len(set(steps.tolist())) <= 1  # evenly spaced but for the last one
-
-
-def test_many_targets_become_three_curves() -> None:
-    trace = ResidualTrace("cg", 1e-8, [0.1])
-    trace.add(0, np.arange(1.0, 10.0))
-    assert trace.to_dict()["curves"] == ["largest", "median", "smallest"]
-    assert trace.relative == [[9.0, 5.0, 1.0]]
 
 
 def test_the_whole_history_replaces_what_was_heard() -> None:

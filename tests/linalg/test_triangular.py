@@ -10,19 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dkrr.engine.session import start_local
+from dkrr.engine.cluster import start_local
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DamagedChunkError
+from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor import triangular
-from dkrr.linalg.factor.triangular import (
-    BlockColumns,
-    SweepsTask,
-    SweepTask,
-    choose_num_steps,
-    substitute,
-    sweep_nodes,
-    sweeps,
-)
+from dkrr.linalg.factor.triangular import SweepsTask, SweepTask, substitute, sweep_nodes, sweeps
 from dkrr.tiles import TileGrid, TileMatrix
 
 N, TILE = 310, 48  # seven tiles a side, the last one ragged
@@ -165,31 +158,3 @@ def test_a_damaged_tile_is_named_before_anything_is_written(
         sweeps("solve", (forward,), InProcessExecutor())
     assert caught.value.index == index
     assert not forward.result.is_valid(index[0], 0)
-
-
-def test_strips_are_the_tile_and_its_checksum_is_compared(tmp_path: Path) -> None:
-    factor = factor_of(tmp_path, 300, 290)
-    with mock.patch("dkrr.tiles.store.STRIP_BYTES", 8 * 290 * 100):
-        strips = list(factor.read_strips(1, 0))
-        assert [start for start, _ in strips] == [0]
-        assert np.array_equal(strips[0][1], factor.read(1, 0))
-        strips = list(factor.read_strips(0, 0))
-        assert [start for start, _ in strips] == [0, 100, 200]
-        assert np.array_equal(np.vstack([strip for _, strip in strips]), factor.read(0, 0))
-        path = tmp_path / "L-float64" / factor.array.chunk_key((0, 0))
-        content = bytearray(path.read_bytes())
-        content[-10] ^= 1  # in the last strip
-        path.write_bytes(content)
-        with pytest.raises(DamagedChunkError, match="crc32c"):
-            list(factor.read_strips(0, 0))
-        assert len(list(factor.read_strips(0, 0, verify=False))) == 3
-
-
-def test_the_steps_follow_work_and_workers() -> None:
-    small, large = TileGrid(8_192, 1024), TileGrid(40_960, 2048)
-    assert choose_num_steps(small, 4, 1, 2) == 1
-    assert choose_num_steps(large, 8, 1, 1) == 1
-    assert 4 <= choose_num_steps(large, 8, 1, 2) <= 8
-    assert choose_num_steps(large, 8, 1, 64) > 7
-    assert choose_num_steps(large, 8, 600, 2) == 1  # column blocks keep both workers busy
-    assert choose_num_steps(TileGrid(400_000, 4096), 8, 1, 1) >= 6  # no task of minutes

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import DamagedChunkError, NotPositiveDefiniteError, NumericalError
+from dkrr.errors import DamagedChunkError
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.direct import CholeskySolver
-from dkrr.linalg.inference.variance import DenseFactor, VarianceSystem, block_rows, maximum_likelihood_scale
+from dkrr.linalg.inference.variance import DenseFactor, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import dense, operator, rows
@@ -84,32 +84,12 @@ def test_blocks_of_rows_do_not_matter(tmp_path: Path, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(found.variance(z), whole, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("n", "memory", "expected"), [(1_000, None, 1024), (100_000, None, 335), (10**7, None, 32), (100_000, 2**26, 83)]
-)
-def test_rows_of_a_block_fit_in_memory(n: int, memory: int | None, expected: int) -> None:
-    assert block_rows(n, memory) == expected
-
-
 def test_at_a_training_row_without_noise_nothing_is_left_but_rounding(tmp_path: Path) -> None:
     found, _, _ = system(tmp_path, 64, alpha=1e-10, gamma=2.0)
     x = found.x.read(0, 250)
     values = found.variance(x)
     assert (values >= 0).all()
     assert values.max() < 1e-6
-
-
-def test_a_wrong_factor_is_no_rounding(tmp_path: Path) -> None:
-    found, _, _ = system(tmp_path, None)
-    found.factor.lower[...] *= 0.5  # type: ignore[attr-defined]
-    with pytest.raises(NumericalError, match=r"rounding .* does not explain"):
-        found.variance(found.x.read(0, 9))
-
-
-def test_a_factor_that_does_not_exist() -> None:
-    x = np.zeros((5, 2))
-    with pytest.raises(NotPositiveDefiniteError, match="no Cholesky factor at row 1"):
-        DenseFactor.of(make_kernel("rbf", gamma=1.0), x, None, 0.0)
 
 
 def test_a_damaged_tile_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from dkrr.dataset import RowArray
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import DamagedChunkError
 from dkrr.jobs.inspection import describe, verify
 from dkrr.kernels import RBF
 from dkrr.linalg.catalogue import factor_fields, gram_fields, key_of
@@ -24,8 +22,6 @@ from dkrr.linalg.verify import (
     _factor_errors,
     factor_sample_agrees,
     gram_samples_agree,
-    operator_entry,
-    read_rows,
     verify_array,
     verify_factor,
     verify_gram,
@@ -34,7 +30,7 @@ from dkrr.models.model import Model
 from dkrr.store.files import write_json, write_key
 from dkrr.tiles import TileMatrix
 from tests.faults import DAMAGES, FaultyStore, objects_in_memory, swap
-from tests.linalg.helpers import dense, operator, rows
+from tests.linalg.helpers import operator, rows
 
 __all__ = ["objects_in_memory"]
 
@@ -70,44 +66,6 @@ def test_right_tiles_agree_with_room_to_spare(tmp_path: Path, kernel: str, dtype
             assert error <= 0.01 * bar
 
 
-def test_an_entry_of_the_operator_is_that_of_the_dense_matrix(tmp_path: Path) -> None:
-    data = rows(tmp_path, n=100, weights=True)
-    system = operator(data, tile_size=48)
-    expected = dense(system, data)
-    for p, q in [(0, 0), (7, 7), (99, 3), (50, 49), (49, 49)]:
-        entry, scale = operator_entry(system, p, q)
-        assert entry == pytest.approx(expected[p, q], rel=1e-12)
-        assert abs(entry) <= scale * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("store", ["folder", "address"])
-def test_rows_of_tiles_are_read_without_the_rest(tmp_path: Path, store: str, objects_in_memory: None) -> None:
-    where: Any = tmp_path / "L" if store == "folder" else FaultyStore().address
-    system = operator(rows(tmp_path, n=150))
-    factor = factor_of(system, where)
-    found = read_rows(factor, [(0, 0, 5), (2, 1, 3), (1, 0, 63)])
-    for row, (i, k, p) in zip(found, [(0, 0, 5), (2, 1, 3), (1, 0, 63)], strict=True):
-        np.testing.assert_array_equal(row, factor.array.read((i, k))[p])
-    factor.delete(2, 1)
-    with pytest.raises(DamagedChunkError, match=r"chunk \(2, 1\) of .* is damaged \(missing\)"):
-        read_rows(factor, [(2, 1, 3)])
-    assert factor_sample_agrees(system, factor, 1, 1)
-
-
-def test_samples_read_two_rows_of_a_tile_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    system = operator(rows(tmp_path, n=300))
-    factor = factor_of(system, tmp_path / "L")
-    sizes = []
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: sizes.append(size) or pread(fd, size, offset))
-    assert factor_sample_agrees(system, factor, 4, 3)
-    assert sizes == [64 * 8] * (2 * 2 * 4)
-    monkeypatch.setattr(TileMatrix, "read", lambda *_: pytest.fail("a whole tile was read"))
-    assert factor_sample_agrees(system, factor, 3, 3)
-
-
 @pytest.mark.parametrize("gamma", [None, 4.0])
 def test_every_exchange_of_two_gram_tiles_is_found(tmp_path: Path, gamma: float | None) -> None:
     """Also of a short-ranged kernel, most of whose entries are nearly zero."""
@@ -134,28 +92,6 @@ def test_every_exchange_of_two_factor_tiles_is_found_at_the_first_of_them(tmp_pa
             swap(*paths)
             assert not factor_sample_agrees(system, factor, *first), (first, second)
             swap(*paths)
-
-
-def test_places_differ_from_tile_to_tile_and_not_from_run_to_run(tmp_path: Path) -> None:
-    from dkrr.linalg.verify import _factor_places
-
-    places = {(i, j): tuple(_factor_places(64, 64, i, j)) for i in range(6) for j in range(i + 1)}
-    assert places == {(i, j): tuple(_factor_places(64, 64, i, j)) for i in range(6) for j in range(i + 1)}
-    assert len(set(places.values())) == len(places)
-    assert all(q <= p for (i, j), found in places.items() if i == j for p, q in found)
-    assert _factor_places(1, 1, 0, 0) == [(0, 0), (0, 0)]
-
-
-def test_nothing_is_compared_with_a_given_matrix_of_gram_tiles(tmp_path: Path) -> None:
-    """But the factor of a given matrix is compared with the matrix."""
-    data = rows(tmp_path, n=150)
-    gram = gram_of(operator(data), tmp_path / "K")
-    given = replace(operator(data), kernel=None, rows=None, gram=gram)
-    factor = factor_of(given, tmp_path / "L")
-    assert gram_samples_agree(given, gram, 1, 0)
-    assert all(factor_sample_agrees(given, factor, i, j) for i, j in given.grid.lower())
-    swap(tmp_path / "L/c/1/0", tmp_path / "L/c/1/1")
-    assert not factor_sample_agrees(given, factor, 1, 0)
 
 
 # --- everything at a place --------------------------------------------------------------------------------------------

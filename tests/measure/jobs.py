@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dkrr.engine.roster import roster
+from dkrr.engine.workers import roster
 from dkrr.jobs import toml
 from tests.benchmarks.processes import Completed, MemorySampler, run_sampled
 

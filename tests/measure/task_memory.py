@@ -17,15 +17,18 @@ import numpy as np
 from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
-from dkrr.linalg.exchange import Layout, StoreExchange
-from dkrr.linalg.factor.cholesky import CholeskyTask, Split, factor_tile, factorise
-from dkrr.linalg.factor.triangular import BlockColumns, SweepsTask, SweepTask, substitute, sweep
+from dkrr.linalg.blocks import BlockColumns
+from dkrr.linalg.factor.cholesky import CholeskyTask, factor_tile, factorise
+from dkrr.linalg.factor.schedule import Split
+from dkrr.linalg.factor.triangular import SweepsTask, SweepTask, substitute, sweeps
 from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
-from dkrr.linalg.matmul import MultiplyTask, multiply_pair, panel_width
+from dkrr.linalg.matmul import PairProduct, panel_width
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.passes import Pass, compute_part
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.solution import Solution
+from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset
 from dkrr.tiles import TileGrid, TileMatrix
@@ -96,8 +99,8 @@ def write_system(folder: str, tile_size: int, d: int, t: int, precision: str) ->
     )
     for i, panel in rhs.blocks():
         rhs.write(i, panel, y[operator.grid.span(i), rhs.columns(panel)])
-    sweep(SweepTask(factor, rhs, z, "forward"), executor)
-    sweep(SweepTask(factor, z, u, "backward"), executor)
+    sweeps("solve", [SweepTask(factor, rhs, z, "forward")], executor)
+    sweeps("solve", [SweepTask(factor, z, u, "backward")], executor)
     Model(
         kernel=operator.kernel,
         x_fit=dataset.X,
@@ -142,7 +145,7 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
         for name, dtype in (("rhs", "float64"), ("z", factor.dtype.name), ("u", factor.dtype.name))
     )
     if kind == "residual":
-        return functools.partial(multiply_pair, residual_task(operator, f"{folder}/scratch", u), *index)
+        return functools.partial(compute_part, residual_task(operator, f"{folder}/scratch", u), 1)
     source, result_blocks = (rhs, z) if kind == "forward" else (z, u)
     result_blocks.array.delete(index)
     one = SweepTask(factor, source, result_blocks, kind)  # type: ignore[arg-type]
@@ -151,16 +154,25 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
     return functools.partial(substitute, SweepsTask((one,), operator.grid.num_tiles), 0, panel, step, step)
 
 
-def residual_task(operator: RidgeOperator, scratch: str, u: BlockColumns) -> MultiplyTask:
+def residual_task(operator: RidgeOperator, scratch: str, u: BlockColumns) -> Pass:
     """The product of two super-blocks; the first panel of the solutions waits in the scratch."""
     blocks = operator.super_blocks(num_blocks=2)
-    exchange = StoreExchange(Layout(blocks, (slice(0, panel_width(blocks.tile_size, u.num_columns)),)), scratch, "1")
-    v = np.vstack([u.read(i, 0) for i in range(operator.grid.num_tiles)])
-    for i in range(2):
-        exchange.write_vector(i, 0, v)
-    for j in range(2):
-        exchange.discard((1, j, 0))
-    return MultiplyTask(operator.entries(), exchange, operator.grid)
+    task, v = (
+        PairProduct(operator.entries(), blocks, "float64", False),
+        u.whole(0)[:, : panel_width(blocks.tile_size, u.num_columns)],
+    )
+    found = Pass(
+        "residual",
+        task.multiply,
+        task.explain,
+        [1.0] * 3,
+        (2 * blocks.tile_size, v.shape[1]),
+        operands={"v": [np.ascontiguousarray(v[blocks.span(i)]) for i in range(2)]},
+        workspace=Workspace(scratch, None),  # type: ignore[arg-type]  # tasks of workers, which are not here
+        store=scratch,
+    )
+    found.unwritten.pop().write()
+    return found
 
 
 def load_compiled_code() -> None:

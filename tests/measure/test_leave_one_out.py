@@ -13,8 +13,7 @@ from distributed import Client
 
 import dkrr
 from dkrr.dataset import ingest
-from dkrr.engine.cluster import local_cluster
-from dkrr.engine.session import blas_of, checked_executor, memory_limit_of
+from dkrr.engine.cluster import blas_of, checked_executor, local_cluster, memory_limit_of
 from dkrr.fit.fitting import FitSettings, ridge_operator
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.direct import CholeskySolver

@@ -14,8 +14,7 @@ from sklearn.linear_model import Ridge
 
 import dkrr
 from dkrr.dataset import Dataset, ingest, open_dataset
-from dkrr.engine.cluster import local_cluster
-from dkrr.engine.session import blas_of, checked_executor
+from dkrr.engine.cluster import blas_of, checked_executor, local_cluster
 from dkrr.engine.tasks import DaskExecutor, Node
 from dkrr.kernels import make_kernel
 from dkrr.linalg.primal.solver import PrimalResult, fit_primal

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dkrr.engine.admission import Admission
-from dkrr.engine.checks import check_workers
-from dkrr.engine.session import checked_executor
+from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import DaskExecutor, Executor, Node
+from dkrr.engine.workers import Admission, check_workers
 from dkrr.errors import CancelledError
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.gram import build_gram

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dkrr.dataset import ingest
-from dkrr.engine.session import start_local
+from dkrr.engine.cluster import start_local
 from dkrr.fit.rates import measure_machine
 from dkrr.fit.schedule import TileSeconds, simulate
 from dkrr.kernels import make_kernel

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.engine.environment import ONE_THREAD
+from dkrr.engine.machine import ONE_THREAD
 from dkrr.linalg.sizes import task_bytes, tile_bytes
 from tests.benchmarks.processes import clean_environment, run_sampled
 from tests.measure.figures import SCALE, Judge

@@ -202,7 +202,7 @@ def test_settings_that_are_not_allowed(change: dict[str, Any], expected: str) ->
 
 
 def test_workers_find_the_same(result: TuneResult, dataset: Dataset, tmp_path: Path, cluster_client: Any) -> None:
-    from dkrr.engine.session import checked_executor
+    from dkrr.engine.cluster import checked_executor
 
     phases: list[str] = []
     report: Callable[..., None] = lambda phase, *_: phases.append(phase)  # noqa: E731

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dkrr.tiles.blas import (
-    buffer,
     gemm_nt,
     gemm_tn,
     is_finite,
@@ -112,13 +111,3 @@ def test_finite_is_about_entries_and_not_about_their_sum() -> None:
         array = np.zeros((4, 4))
         array[2, 1] = bad
         assert not is_finite(array)
-
-
-def test_buffers_are_reused_and_grow() -> None:
-    first = buffer("test", (4, 4), "float64")
-    second = buffer("test", (2, 3), "float64")
-    assert first.ctypes.data == second.ctypes.data
-    assert second.shape == (2, 3)
-    assert second.flags.c_contiguous
-    assert buffer("test", (9, 9), "float64").shape == (9, 9)
-    assert buffer("test", (4, 4), "float32").dtype == np.float32

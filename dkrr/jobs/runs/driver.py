@@ -140,7 +140,7 @@ def start_driver(directory: RunDirectory) -> dict[str, Any]:
     record : dict
         ``kind`` ("here"), ``log``, and what :func:`dkrr.store.lease.process_record` says; plain values.
     """
-    from dkrr.engine.environment import subprocess_environment
+    from dkrr.engine.machine import subprocess_environment
 
     # -P: a file numpy.py in the current folder must not become NumPy
     command = [sys.executable, "-P", "-m", "dkrr.jobs.runs.driver", directory.location]

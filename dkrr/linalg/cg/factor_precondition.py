@@ -14,36 +14,43 @@ Cost
 ----
 An application reads the factor twice, n^2 elements: bound by memory bandwidth for a few columns. 4 n c elements pass
 through the store.
+
+The factor of another alpha, or of the first rows, as a preconditioner: for fits that differ little from others.
+
+    P = K + alpha' I,     eigenvalues of P^-1 (K + alpha I) between alpha / alpha' and 1 (or 1 and alpha / alpha')
+
+so conjugate gradients take about sqrt(alpha / alpha') / 2 ln(2 / tol) iterations, whatever the kernel: some 15 for
+twice the alpha, where a new factor takes n^3 / 3 flops. You need it when alpha is changed on rows whose factor is in
+the store.
+
+Cost
+----
+The search is that of :mod:`dkrr.linalg.catalogue`; an application is one pair of sweeps.
 """
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass, replace
+from math import log
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkrr.errors import DamagedChunkError, NumericalError
-from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns
-from dkrr.linalg.columns import norms
-from dkrr.linalg.factor.cholesky import factorise
+from dkrr.errors import NumericalError, StoreError
+from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns, FloatMatrix, FloatVector, norms
+from dkrr.linalg.catalogue import Ancestor, ancestors
+from dkrr.linalg.factor.direct import factor_owner
 from dkrr.linalg.factor.triangular import SweepTask, choose_num_steps, sweeps
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.repairs import Repairs
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Workspace, keep_for_others
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import place, remove_array
+from dkrr.store.files import name_of, place, remove_array
 from dkrr.tiles import TileMatrix
-
-__all__ = ["FactorPreconditioner", "diagonal_entries"]
-
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
 
 
 class FactorPreconditioner:
-    """P^-1 r = L^-T L^-1 r; a context manager that removes its scratch files.
+    """P^-1 r = L^-T L^-1 r.
 
     Parameters
     ----------
@@ -75,18 +82,10 @@ class FactorPreconditioner:
         self.description = description or f"{factor.array.dtype} Cholesky factor of {factor.grid.n:,} rows"
         m = factor.grid.n
         beyond = system is not None and system.grid.n > m
-        self.diagonal = diagonal_entries(system, m) if system is not None and beyond else np.empty(0)
+        self.diagonal = system.diagonal_from(m) if system is not None and beyond else np.empty(0)
         self.num_threads = workspace.executor.num_threads
         self.num_applications = 0
         self.inexact = factor.dtype == np.float32
-        # an earlier run that was killed may have workers that still write for it
-        self.folder = f"precondition-{uuid.uuid4().hex}"
-
-    def __enter__(self) -> FactorPreconditioner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        remove_array(place(self.scratch, self.folder))
 
     def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
         """Z (n, c) = P^-1 R; ``alpha`` (c,) counts only in rows beyond the factor's.
@@ -108,60 +107,134 @@ class FactorPreconditioner:
             raise NumericalError("a residual is not finite", hint="scale the targets")
         scale[scale == 0] = 1.0
         self.num_applications += 1
-        source, between, result = (self._columns(name, r.shape[1]) for name in ("r", "z", "u"))
+        # an earlier application that was given up may have workers that still write for it
+        folder, grid, dtype = f"precondition-{uuid.uuid4().hex}", self.factor.grid, self.factor.array.dtype
+        shape, chunks = (grid.n, r.shape[1]), (grid.tile_size, min(r.shape[1], MAX_BLOCK_COLUMNS))
+        source, between, result = (
+            # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
+            BlockColumns(ChunkArray(self.scratch, f"{folder}/{name}", shape, chunks, dtype), grid)
+            for name in ("r", "z", "u")
+        )
         try:
-            for i, panel in source.blocks():
-                columns = source.columns(panel)
-                block = r[source.grid.span(i), columns] / scale[columns]
-                source.write(i, panel, block.astype(self.factor.dtype))
+            source.fill((r[:m] / scale).astype(self.factor.dtype))
             self._sweep(source, between, result)
-            for i, panel in result.blocks():
-                columns = result.columns(panel)
-                z[result.grid.span(i), columns] = result.read(i, panel) * scale[columns]
+            z[:m] = result.whole() * scale
         finally:
-            for vectors in (source, between, result):
-                vectors.delete()
+            remove_array(place(self.scratch, folder))
         return z
-
-    def _columns(self, name: str, num_columns: int) -> BlockColumns:
-        """Vectors of this application: their blocks have names of their own, their folders stay."""
-        grid, path = self.factor.grid, f"{self.folder}/{name}-{num_columns}"
-        chunks = (grid.tile_size, min(num_columns, MAX_BLOCK_COLUMNS))
-        # nobody but the tasks of this application reads it, and they know its shape: no metadata on disk
-        array = ChunkArray(self.scratch, path, (grid.n, num_columns), chunks, self.factor.array.dtype)
-        return BlockColumns(array, grid, self.num_applications)
 
     def _sweep(self, source: BlockColumns, between: BlockColumns, result: BlockColumns) -> None:
         work, factor, verify = self.workspace, self.factor, self.num_applications == 1
         steps = choose_num_steps(factor.grid, factor.dtype.itemsize, source.num_columns, self.num_threads)
         forward = SweepTask(factor, source, between, "forward", verify)
         backward = SweepTask(factor, between, result, "backward", verify)
-        repairs = Repairs()
-        while True:
+        owners = {} if self.operator is None else factor_owner(self.operator, factor, work)
+        tasks = (forward, backward)
+        work.record("precondition", sweeps("precondition", tasks, work.executor, num_steps=steps, owners=owners))
+
+
+# more new rows than this make a block diagonal preconditioner worse than it is worth
+MAX_NEW_ROWS = 0.04
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierFactor:
+    """A whole factor of the first rows of a system, of some alpha.
+
+    Parameters
+    ----------
+    factor
+        Of m <= n rows.
+    alpha
+        Under which it was made.
+    operator
+        The system.
+    is_same
+        Whether it has all rows, in the same tiles, so that a damaged one can be computed again.
+    """
+
+    factor: TileMatrix
+    alpha: float
+    operator: RidgeOperator
+    is_same: bool
+
+    @property
+    def key(self) -> str:
+        """Its name in the store."""
+        return name_of(self.factor.location)
+
+    @property
+    def inexact(self) -> bool:
+        """As of the preconditioner that it becomes."""
+        return self.factor.dtype == np.float32
+
+    @property
+    def description(self) -> str:
+        """A few words for messages and records."""
+        rows, dtype = f"{self.factor.grid.n:,}", self.factor.array.dtype
+        return f"{dtype} Cholesky factor of {rows} rows and alpha {self.alpha:g} of an earlier fit"
+
+    def open(self, workspace: Workspace, scratch: Any) -> FactorPreconditioner:
+        """Ready to be applied."""
+        return FactorPreconditioner(
+            self.factor,
+            workspace,
+            scratch,
+            system=self.operator,
+            operator=self.operator.with_alpha(self.alpha) if self.is_same else None,
+            description=self.description,
+        )
+
+
+def find_earlier_factor(operator: RidgeOperator, workspace: Workspace) -> EarlierFactor:
+    """The factor in the workspace's store that comes nearest to a system: most rows first, then the nearest alpha.
+
+    Raises
+    ------
+    StoreError
+        There is none.
+    """
+    n = operator.grid.n
+    found: EarlierFactor | None = None
+    if operator.kernel is not None and operator.rows is not None:
+        candidates = ancestors(workspace.store, operator.rows.open(), operator.kernel.to_dict(), kinds=["factors"])
+        usable = [item for item in candidates if _is_usable(item, operator)]
+        for item in sorted(usable, key=lambda item: (-item.num_rows, _distance(item, operator.alpha))):
             try:
-                work.record("precondition", sweeps("precondition", (forward, backward), work.executor, num_steps=steps))
-                return
-            except DamagedChunkError as damage:
-                if damage.path != factor.location or self.operator is None:
-                    raise
-                repairs.add(damage)
-                factor.delete(*damage.index)
-                again = factorise(self.operator, factor, work.executor, work.progress, split=work.split)
-                work.record("factorise", again)
+                keep_for_others(item.location, workspace.maker)
+                factor = TileMatrix.open(item.location)
+            except StoreError:
+                continue
+            if not factor.missing():
+                is_same = _is_same(item, operator)
+                same = operator if not is_same else replace(operator, gram=None)
+                found = EarlierFactor(factor=factor, alpha=float(item.fields["alpha"]), operator=same, is_same=is_same)
+                break
+    if found is None:
+        raise StoreError(
+            f"{workspace.store} has no whole factor of at least the first {n - int(MAX_NEW_ROWS * n):,} of {n:,} rows",
+            hint="fit once with solver cholesky, or leave preconditioner = 'factor' out",
+        )
+    return found
 
 
-def diagonal_entries(operator: RidgeOperator, start: int = 0) -> FloatVector:
-    """The diagonal of S K S from row ``start`` on, (n - start,), without alpha."""
-    grid = operator.grid
-    parts = []
-    for i in range(start // grid.tile_size, grid.num_tiles):
-        span, root = grid.span(i), operator.root_weight(i)
-        if operator.kernel is not None and operator.rows is not None:
-            entries = operator.kernel.diag(operator.rows.read(span.start, span.stop))
-        elif operator.gram is not None:
-            entries = np.array(operator.gram.read(i, i).diagonal(), dtype=np.float64)
-        else:
-            raise ValueError("the operator has neither a kernel nor a matrix")
-        entries = entries if root is None else entries * root**2
-        parts.append(entries[max(0, start - span.start) :])
-    return np.concatenate(parts)
+def _is_usable(item: Ancestor, operator: RidgeOperator) -> bool:
+    """Whether all rows of a factor are rows of the system, and nearly all of the system's rows are there."""
+    fields = item.fields
+    return (
+        item.num_rows == fields["n"]
+        and item.num_rows >= (1 - MAX_NEW_ROWS) * operator.grid.n
+        and (fields["weight_digest"] is not None) == operator.weighted
+    )
+
+
+def _is_same(item: Ancestor, operator: RidgeOperator) -> bool:
+    fields, rows = item.fields, operator.rows
+    center = None if rows is None or rows.center is None else list(rows.center)
+    wanted = (operator.grid.n, operator.grid.tile_size, center, "on_the_fly")
+    return (fields["n"], fields["tile_size"], fields["center"], fields["gram"]) == wanted
+
+
+def _distance(item: Ancestor, alpha: float) -> float:
+    other = float(item.fields["alpha"])
+    return abs(log(other / alpha)) if other > 0 and alpha > 0 else float("inf")

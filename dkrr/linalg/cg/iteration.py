@@ -1,4 +1,8 @@
-"""Preconditioned conjugate gradients for many right-hand sides and many alphas that share every product.
+"""The state of conjugate gradients between two iterations: what a checkpoint holds.
+
+What conjugate gradients say when they cannot go on: which column, at which iteration, with which number, and why.
+
+Preconditioned conjugate gradients for many right-hand sides and many alphas that share every product.
 
     (K_s + alpha_k I) x_k = b_k,    K_s = S K S,    k = 1 .. t
 
@@ -23,34 +27,204 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import DataError, NumericalError
-from dkrr.linalg.cg.errors import indefinite_matrix, indefinite_preconditioner, not_converged
-from dkrr.linalg.cg.state import CGState, Checkpoint
-from dkrr.linalg.columns import add_scaled, dots, largest, norms, ratio, row_blocks, take
-from dkrr.linalg.precondition import Preconditioner
+from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, NumericalError, PreconditionerError
+from dkrr.linalg.blocks import FloatMatrix, FloatVector, add_scaled, dots, largest, norms, ratio, row_blocks, take
+from dkrr.linalg.cg.precondition import Preconditioner
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.store.failpoints import failpoint
 
-__all__ = ["CGResult", "CGState", "Checkpoint", "conjugate_gradients"]
+
+@dataclass
+class CGState:
+    """All that the next iteration depends on. Arrays over ``live`` have one column for each unfinished one.
+
+    Parameters
+    ----------
+    x : (n, t)
+    r, p : (n, c)
+        Residuals and directions of the c live columns.
+    live : (c,) int
+        Their numbers.
+    rz, aim, reference, failed : (c,)
+        r^T z; the recursive residual to freeze at; the last true residual; the least true residual that contradicted
+        a recursive one.
+    stalls : (c,) int
+        Contradictions in a row that did not halve it.
+    frozen : (c,) bool
+    relative, largest, iterations, converged : (t,)
+        ``largest`` is the largest entry of the last true residual.
+    """
+
+    x: FloatMatrix
+    r: FloatMatrix
+    p: FloatMatrix
+    live: NDArray[np.int64]
+    rz: FloatVector
+    aim: FloatVector
+    reference: FloatVector
+    failed: FloatVector
+    stalls: NDArray[np.int64]
+    frozen: NDArray[np.bool_]
+    relative: FloatVector
+    largest: FloatVector
+    iterations: NDArray[np.int64]
+    converged: NDArray[np.bool_]
+    iteration: int = 0
+    history: list[FloatVector] = field(default_factory=list)
+
+    def remaining_bytes(self) -> int:
+        """For the message of a full disk."""
+        return self.x.nbytes + self.r.nbytes + self.p.nbytes
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Only the masked live columns stay live."""
+        if mask.all():
+            return
+        kept = np.flatnonzero(mask)
+        self.r, self.p = take(self.r, kept), take(self.p, kept)
+        for name in ("live", "rz", "aim", "reference", "failed", "stalls", "frozen"):
+            setattr(self, name, getattr(self, name)[kept])
+
+
+class Checkpoint(Protocol):
+    """Where states are kept between processes."""
+
+    def load(self) -> CGState | None:
+        """The last state of the same system, if there is one."""
+        ...
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether to save now; asked after each iteration."""
+        ...
+
+    def save(self, state: CGState) -> None:
+        """Keep a state; a reader finds the old one or the new one."""
+        ...
+
+
+FLOAT64 = ', or set precision = "float64"'
+
+
+def indefinite_matrix(
+    state: CGState, target: int, *, curvature: float, square: float, floor: float, alpha: float, in_float32: bool
+) -> NotPositiveDefiniteError:
+    """p^T A p <= ``floor`` p^T p, or not a number. The quotient is a bound on how much alpha lacks at least.
+
+    ``precision`` is that of the products: of those in float32 the matrix may be another one.
+    """
+    precision = "float32" if in_float32 else "float64"
+    number = state.iteration + 1
+    where = f"at iteration {number:,} of target {target}"
+    if not np.isfinite(curvature):
+        return NotPositiveDefiniteError(
+            f"CG: p^T A p = {curvature:.3g} {where}: the matrix or the direction has entries that are not finite",
+            hint="scale the features and the targets",
+            iteration=number,
+            target=target,
+            curvature=curvature,
+            alpha=alpha,
+            precision=precision,
+        )
+    least = alpha + max(-curvature / square, 10 * floor)
+    rounding = "0" if curvature <= 0 else f"{floor * square:.3g}, its rounding,"
+    hint = f"raise alpha to more than {least:.1e}, or use a positive semi-definite kernel"
+    return NotPositiveDefiniteError(
+        f"CG: p^T A p = {curvature:.3g} <= {rounding} {where}: the matrix is not positive definite "
+        f"{'in float32 products ' if in_float32 else ''}(alpha {alpha:.3g})",
+        hint=hint + FLOAT64 * in_float32,
+        iteration=number,
+        target=target,
+        curvature=curvature,
+        alpha=alpha,
+        suggested_alpha=least,
+        precision=precision,
+    )
+
+
+def indefinite_preconditioner(
+    state: CGState, rz: NDArray[np.float64], targets: NDArray[np.int64], description: str
+) -> PreconditionerError:
+    """r^T z <= 0, or not a number, for one of the targets."""
+    worst = int(np.argmin(np.where(np.isnan(rz), -np.inf, rz)))
+    return PreconditionerError(
+        f"CG: r^T z = {rz[worst]:.3g} at iteration {state.iteration:,} of target {targets[worst]}: "
+        f"the preconditioner ({description}) is not positive definite",
+        hint="raise alpha, lower its rank, or use another preconditioner",
+        iteration=state.iteration,
+        target=int(targets[worst]),
+    )
+
+
+def not_converged(state: CGState, tol: float, description: str, *, approximate: bool) -> ConvergenceError:
+    """The error for the worst column, with the history."""
+    missing = np.flatnonzero(~state.converged)
+    worst = int(missing[np.argmax(state.relative[missing])])
+    residual = float(state.relative[worst])
+    stagnated = len(state.live) == 0
+    count = f"{len(missing)} of {len(state.converged)} targets"
+    if stagnated:
+        message = (
+            f"CG: the true relative residual of target {worst} stays at {residual:.2g} after "
+            f"{state.iteration:,} iterations and restarts; tol = {tol:.2g} is out of reach ({count})"
+        )
+        hint = f"set tol to at least {2 * residual:.1e}, or raise alpha" + FLOAT64 * approximate
+    else:
+        message = (
+            f"CG did not converge in {state.iteration:,} iterations: the relative residual of target {worst} is "
+            f"{residual:.2g}, tol = {tol:.2g} ({count}; preconditioner: {description})"
+        )
+        hint = (
+            "raise max_iter (the fit goes on), the rank of the preconditioner, tol or alpha, or set allow_unconverged"
+        )
+    return ConvergenceError(
+        message,
+        hint=hint,
+        history=list(state.history),
+        relative_residual=state.relative.copy(),
+        converged=state.converged.copy(),
+        num_iterations=state.iteration,
+        stagnated=stagnated,
+    )
+
+
+def too_slow(relative: NDArray[np.float64], iteration: int, foreseen: float, seconds_left: float) -> ConvergenceError:
+    """After more iterations than were foreseen, when another way would be done sooner.
+
+    ``falls``: whether there is an end in sight.
+    """
+    left = f"about {seconds_left:,.0f} s more" if np.isfinite(seconds_left) else "no end in sight"
+    return ConvergenceError(
+        f"CG: relative residual {relative.max():.2g} after {iteration:,} iterations, at most {foreseen:,.0f} were "
+        f"foreseen, {left}",
+        relative_residual=relative,
+        num_iterations=iteration,
+        stagnated=False,
+        slow=True,
+        falls=bool(np.isfinite(seconds_left)),
+    )
+
 
 logger = logging.getLogger("dkrr.linalg.cg.iteration")
 
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
 Multiply = Callable[[FloatMatrix], FloatMatrix]
 
 CHECK_EVERY = 50
+
 # an approximate product drifts: the true residual is due when a column fell this far since the last one
 RELIABLE_DROP = 1e-3
+
 # a recursive residual further than this from the true one says nothing about the next direction
 MAX_DEVIATION = 0.1
+
 # a column has reached what floating point allows when so many contradictions in a row did not halve its true residual
 MAX_STALLS = 3
+
 # of |A| p^T p: p^T A p below it is rounding, and A has no float64 Cholesky factor, either
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
 

@@ -29,29 +29,25 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceError, LockedError, NotPositiveDefiniteError
-from dkrr.linalg.blocks import BlockColumns
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix
 from dkrr.linalg.catalogue import ancestors, factor_fields, key_of
-from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, diagonal_entries
+from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
 from dkrr.linalg.cg.iteration import conjugate_gradients
-from dkrr.linalg.cg.solver import CGSolver, ExactProduct, PreparedCG, already_good
+from dkrr.linalg.cg.solver import CGSolver, PreparedCG
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.solution import Solution, limit_bar
+from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import place, read_json, remove_array, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileMatrix
 
-__all__ = ["MixedFactor", "MixedSolver"]
-
 logger = logging.getLogger("dkrr.linalg")
 
-FloatMatrix = NDArray[np.float64]
 
 # In parts of eps32 times the trace, which bounds how far rounding moves an eigenvalue. On matern kernels of condition
 # 1e9 a tenth was enough for 1,500 and 4,000 rows, and iterations grow with the root of the shift.
@@ -145,26 +141,23 @@ class MixedSolver:
         """
         workspace = made.factored.workspace
         scratch = place(workspace.store, "scratch")
-        with (
-            made.open(workspace, scratch) as preconditioner,
-            OperatorProduct(operator, workspace, scratch, phase="precondition", progress=None) as product,
-        ):
-            try:
-                conjugate_gradients(
-                    ExactProduct(product, always=False),
-                    _signs(operator.grid.n),
-                    np.array([operator.alpha]),
-                    preconditioner,
-                    replace(self.settings, max_iter=NUM_CURVATURES, allow_unconverged=True),
-                    norm=product.norm,
-                )
-            except NotPositiveDefiniteError as exc:
-                raise NotPositiveDefiniteError(
-                    f"the float32 factor breaks down at row {row:,}, and beyond rounding A is singular in float64, too "
-                    f"(random signs in the place of a target: {exc.message})",
-                    hint=exc.hint,
-                    **exc.details | {"row": row},
-                ) from exc
+        product = OperatorProduct(operator, workspace, scratch, phase="precondition", quiet=True)
+        try:
+            conjugate_gradients(
+                product.exact,
+                _signs(operator.grid.n),
+                np.array([operator.alpha]),
+                made.open(workspace, scratch),
+                replace(self.settings, max_iter=NUM_CURVATURES, allow_unconverged=True),
+                norm=product.norm,
+            )
+        except NotPositiveDefiniteError as exc:
+            raise NotPositiveDefiniteError(
+                f"the float32 factor breaks down at row {row:,}, and beyond rounding A is singular in float64, too "
+                f"(random signs in the place of a target: {exc.message})",
+                hint=exc.hint,
+                **exc.details | {"row": row},
+            ) from exc
 
 
 def _signs(n: int) -> FloatMatrix:
@@ -203,7 +196,7 @@ def _next_shift(
     operator: RidgeOperator, shifted: RidgeOperator, error: NotPositiveDefiniteError, record: dict[str, Any] | None
 ) -> dict[str, Any]:
     """What is remembered of a breakdown, with the shift to try next; raises when no shift is the answer."""
-    trace = float(diagonal_entries(operator).sum()) + operator.grid.n * operator.alpha
+    trace = float(operator.diagonal_from(0).sum()) + operator.grid.n * operator.alpha
     if trace <= 0:
         raise error  # in every precision
     if -float(error.pivot) > NOT_ROUNDING * EPS32 * trace:
@@ -261,7 +254,7 @@ class MadeFactor:
         )
 
     def open(self, workspace: Workspace, scratch: Any) -> FactorPreconditioner:
-        """Ready to be applied; a context manager."""
+        """Ready to be applied."""
         return FactorPreconditioner(
             self.factored.factor,
             workspace,
@@ -338,8 +331,7 @@ class MixedFactor:
         """Solve A u = rhs for all columns to a true relative residual of ``tol``, or to what float64 allows.
 
         A column whose true residual no restart halves any more has reached the limit of float64. It is accepted when
-        its backward error is below 100 eps, and below 30 n eps, the bar of a float64 Cholesky solve; the message says
-        so.
+        :func:`~dkrr.linalg.solution.is_limit` says so, and the message says so, too.
 
         Parameters
         ----------
@@ -348,7 +340,7 @@ class MixedFactor:
         start : (n, t), optional
             A guess of u.
         in_plane
-            With an intercept, see :mod:`dkrr.linalg.cg.plane`.
+            With an intercept, see :mod:`dkrr.linalg.cg.precondition`.
 
         Raises
         ------
@@ -358,55 +350,23 @@ class MixedFactor:
         NotPositiveDefiniteError, PreconditionerError
             See :func:`dkrr.linalg.cg.iteration.conjugate_gradients`.
         """
-        settings = self.solver.settings
-        alpha = np.full(rhs.num_columns, self.operator.alpha)
         prepared = PreparedCG(
-            solver=CGSolver(settings=replace(settings, allow_unconverged=True)),
+            solver=CGSolver(settings=self.solver.settings, accept_limit=True),
             operator=self.operator,
             workspace=self.workspace,
-            make=lambda: self.made,
+            make=lambda scratch: self.made.open(self.workspace, scratch),
             inexact=True,
             ready=self.ready,
             fields=self.fields | {"mixed": None},
         )
-        u, found = prepared.solve(rhs, alpha, start, in_plane=in_plane)
-        return u, self._judged(found, rhs.grid.n)
-
-    def _judged(self, found: Solution, n: int) -> Solution:
-        """The solution under the mixed solver's name; raises when it is not good enough."""
-        settings, bar = self.solver.settings, limit_bar(n)
-        residual, backward = np.array(found.relative_residual), np.array(found.backward_error)
-        missing = np.flatnonzero(~(residual <= settings.tol))
-        stagnated = found.num_iterations < settings.iterations
-        worst = residual.max(initial=0)
-        message = f"mixed precision: {already_good(worst)}"
-        if self._is_made:
-            message = (
-                f"{self.made.description}, {found.num_iterations:,} iterations in float64, "
-                f"largest relative residual {worst:.1e}"
-            )
-        good = not len(missing) or (stagnated and bool((backward[missing] <= bar).all()))
-        if good and len(missing):
-            message += (
-                f": above {settings.tol:.1e} in {len(missing)} of {len(residual)} targets and the limit of float64, "
-                f"backward error {backward[missing].max():.1e}"
-            )
-        if not good:
-            target = int(missing[np.argmax(residual[missing])])
-            message += f"; NOT CONVERGED to {settings.tol:.1e} in {len(missing)} of {len(residual)} targets"
-            if not settings.allow_unconverged:
-                raise ConvergenceError(
-                    f"{message} (target {target}: residual {residual[target]:.2g}, "
-                    f"backward error {backward[target]:.2g})"
-                    + (": float32 is no preconditioner at this condition" if stagnated else ""),
-                    hint='set precision = "float64", whose factor needs no iterations, or raise alpha'
-                    if stagnated
-                    else 'raise max_iter (the fit goes on) or alpha, or set precision = "float64"',
-                    history=[residual],
-                    relative_residual=residual,
-                    converged=residual <= settings.tol,
-                    num_iterations=found.num_iterations,
-                    stagnated=stagnated,
-                )
-            message += ", which was allowed"
-        return replace(found, solver="cholesky", precision="mixed", converged=good, message=message)
+        try:
+            u, found = prepared.solve(rhs, np.full(rhs.num_columns, self.operator.alpha), start, in_plane=in_plane)
+        except ConvergenceError as exc:
+            if not exc.stagnated:
+                raise
+            raise ConvergenceError(
+                f"{exc.message}: float32 is no preconditioner at this condition",
+                hint='set precision = "float64", whose factor needs no iterations, or raise alpha',
+                **exc.details,
+            ) from exc
+        return u, replace(found, solver="cholesky", precision="mixed")

@@ -1,4 +1,16 @@
-"""The iterative solver: conjugate gradients around products that run on the workers.
+"""How many iterations are left: from the residuals so far, and, before they tell, from what the plan foresaw.
+
+    log |r_k| is about a - s k    =>    (log |r_k| - log tol) / s  iterations more
+
+s is the median of the slopes between all pairs of the last points (Theil and Sen), so that a residual that jumps when
+the true one takes its place does not turn it. Up to the upper end of the plan's range the number stays between its
+lower end and twice its upper end.
+
+References
+----------
+Sen (1968), Estimates of the regression coefficient based on Kendall's tau.
+
+The iterative solver: conjugate gradients around products that run on the workers.
 
 The same two verbs as the direct solver: ``prepare`` sees only the matrix and says what the preconditioner is, ``solve``
 takes the right-hand sides, with an alpha for each. The preconditioner is made when it is first applied: a start that is
@@ -12,41 +24,115 @@ An iteration is one pass over n^2 / 2 kernel entries for all columns and alphas.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from math import ceil, inf, log
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, largest, ratio
 from dkrr.linalg.catalogue import key_of, short_name
 from dkrr.linalg.cg.checkpoint import EVERY_SECONDS, StoredCheckpoint
-from dkrr.linalg.cg.earlier_factor import find_earlier_factor
-from dkrr.linalg.cg.errors import too_slow
-from dkrr.linalg.cg.forecast import Forecast
-from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
-from dkrr.linalg.cg.plane import Plane, PlanePreconditioner, within
-from dkrr.linalg.cg.state import CGState
-from dkrr.linalg.columns import largest, ratio
-from dkrr.linalg.factor.triangular import BlockColumns
-from dkrr.linalg.lowrank.preconditioner import build_low_rank, choose_rank, low_rank_fields, low_rank_location
-from dkrr.linalg.matmul import OperatorProduct
+from dkrr.linalg.cg.factor_precondition import find_earlier_factor
+from dkrr.linalg.cg.iteration import CGResult, CGState, conjugate_gradients, too_slow
+from dkrr.linalg.cg.precondition import Deferred, Identity, Plane, PlanePreconditioner, Preconditioner, within
+from dkrr.linalg.lowrank.keys import low_rank_fields, low_rank_location
+from dkrr.linalg.lowrank.preconditioner import build_low_rank
+from dkrr.linalg.lowrank.rpcholesky import choose_rank
+from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.precondition import Deferred, Identity, Openable, Preconditioner
-from dkrr.linalg.residual import sampled_row_sums
-from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.solution import Solution, limit_bar
-from dkrr.linalg.trace import ResidualTrace
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.settings import Foreseen, IterativeSettings
+from dkrr.linalg.solution import Solution, is_limit
+from dkrr.linalg.workspace import ResidualTrace, Workspace
 from dkrr.store.files import place
 
-__all__ = ["CGSolver", "ExactProduct", "PreparedCG", "already_good", "backward_errors"]
+# fewer points tell nothing, more are of an earlier stage of the iteration
+LEAST_POINTS, MOST_POINTS = 5, 40
 
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
+
+class Forecast:
+    """The iterations and seconds that one call of conjugate gradients still needs.
+
+    Parameters
+    ----------
+    tol, limit
+        Relative residual to reach, and iterations allowed.
+    foreseen
+        What a plan says; None where there is none.
+    clock
+        Seconds that never run backwards.
+    """
+
+    def __init__(
+        self, tol: float, limit: int, foreseen: Foreseen | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.tol, self.limit, self.clock = tol, limit, clock
+        self.foreseen = foreseen if foreseen is not None and foreseen.high else None
+        self._points: deque[tuple[int, float, float]] = deque(maxlen=MOST_POINTS)
+
+    def add(self, iteration: int, relative: float) -> None:
+        """The largest relative residual of all columns after an iteration."""
+        self._points.append((iteration, log(max(relative, 1e-300)), self.clock()))
+
+    @property
+    def has_trend(self) -> bool:
+        """Whether the residuals tell anything yet."""
+        return len(self._points) >= LEAST_POINTS
+
+    @property
+    def iterations_left(self) -> float:
+        """By the trend alone; infinite where the residual does not fall."""
+        number, level, _ = self._points[-1]
+        missing = level - log(self.tol)
+        if missing <= 0:
+            return 0.0
+        # the later half: what went before is another stage
+        later = [point for point in self._points if point[0] >= number // 2]
+        points = np.array([point[:2] for point in (later if len(later) >= LEAST_POINTS else self._points)])
+        first, second = np.triu_indices(len(points), 1)
+        slopes = (points[second, 1] - points[first, 1]) / (points[second, 0] - points[first, 0])
+        slope = -float(np.median(slopes))
+        return missing / slope if slope > 0 else inf
+
+    @property
+    def seconds_left(self) -> float:
+        """By the trend, and at the pace of the last iterations."""
+        (first, _, begun), (last, _, now) = self._points[0], self._points[-1]
+        return self.iterations_left * (now - begun) / max(1, last - first)
+
+    @property
+    def phase(self) -> str:
+        """The phase's name, with what the plan foresees until the residuals tell more."""
+        if self.foreseen is None or self.has_trend or round(self.foreseen.low) >= round(self.foreseen.high):
+            return "cg"
+        return f"cg, {self.foreseen.low:,.0f} to {self.foreseen.high:,.0f} foreseen"
+
+    @property
+    def total(self) -> int:
+        """Iterations in all, as far as is known; 0 where nothing is."""
+        number = self._points[-1][0]
+        if self._points[-1][1] <= log(self.tol):
+            return number
+        found = number + self.iterations_left if self.has_trend else inf
+        if self.foreseen is not None and number <= self.foreseen.high:
+            found = self.foreseen.high if found == inf else min(max(found, self.foreseen.low), 2 * self.foreseen.high)
+        return 0 if found == inf else min(self.limit, max(number, ceil(found)))
+
+    def too_slow(self, iteration: int, other_seconds: Callable[[], float | None] | None) -> bool:
+        """Whether another way is done sooner: after twice the iterations foreseen, by the trend so far."""
+        if self.foreseen is None or other_seconds is None or iteration <= 2 * self.foreseen.high or not self.has_trend:
+            return False
+        left = self.seconds_left
+        if left == 0:
+            return False
+        price = other_seconds()
+        return price is not None and left > price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +148,7 @@ class CGSolver:
         the residual.
     accept_limit
         Whether an iterate that gets no further above ``tol`` counts as converged where its backward error is that of a
-        factor's answer, see :func:`~dkrr.linalg.solution.limit_bar`; else it is a ConvergenceError.
+        factor's answer, see :func:`~dkrr.linalg.solution.is_limit`; else it is a ConvergenceError.
     checkpoint_seconds, checkpoint_iterations
         When the state is kept: after so much time, or so many iterations.
     """
@@ -104,34 +190,35 @@ class CGSolver:
             weight_digest=weight_digest,
             source_digest=source_digest,
         )
-        make: Callable[[], Preconditioner | Openable] = Identity
         inexact = False
+        location = low_rank_location(workspace.store if store is None else store, fields)
+
+        @cache
+        def built() -> Preconditioner:
+            digests = {"weight_digest": weight_digest, "source_digest": source_digest}
+            return build_low_rank(operator, workspace, location, self.settings, rank=rank, **digests)  # type: ignore[arg-type]
+
+        def make(scratch: Any) -> Preconditioner:
+            return built() if rank else Identity()
+
         if self.settings.preconditioner == "factor":
             earlier = find_earlier_factor(operator, workspace)
-            make, inexact, fields = lambda: earlier, earlier.inexact, {**fields, "factor": earlier.key}
+            inexact, fields = earlier.inexact, {**fields, "factor": earlier.key}
             workspace.reused["preconditioner"] = {
                 "rows": earlier.factor.grid.n,
                 "of_rows": operator.grid.n,
                 "alpha": earlier.alpha,
                 "sources": [short_name(earlier.factor.location)],
             }
-        if rank:
-            location = low_rank_location(workspace.store if store is None else store, fields)
-            make = partial(
-                build_low_rank,
-                operator,
-                workspace,
-                location,
-                self.settings,
-                rank=rank,
-                weight_digest=weight_digest,
-                source_digest=source_digest,
-            )
+
+            def make(scratch: Any) -> Preconditioner:
+                return earlier.open(workspace, scratch)
+
         return PreparedCG(
             solver=self,
             operator=operator,
             workspace=workspace,
-            make=cache(make),
+            make=make,
             inexact=inexact,
             fields=fields,
             ready=ready,
@@ -157,22 +244,17 @@ class CGSolver:
 class PreparedCG:
     """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once.
 
-    ``make`` gives the preconditioner, the same one whenever it is called; ``inexact`` is what it will be. ``ready`` is
-    called before a stored Gram matrix of the operator is read.
+    ``make`` gives the preconditioner, whose vectors pass below a scratch folder; ``inexact`` is what it will be.
+    ``ready`` is called before a stored Gram matrix of the operator is read.
     """
 
     solver: CGSolver
     operator: RidgeOperator
     workspace: Workspace
-    make: Callable[[], Preconditioner | Openable]
+    make: Callable[[Any], Preconditioner]
     fields: dict[str, Any]
     inexact: bool = False
     ready: Callable[[], object] = lambda: None
-
-    @property
-    def preconditioner(self) -> Preconditioner | Openable:
-        """The preconditioner, made now if it was not needed before."""
-        return self.make()
 
     def solve(
         self,
@@ -193,7 +275,7 @@ class PreparedCG:
         start : (n, t), optional
             A guess of u. An interrupted solve goes on from its own state instead.
         in_plane
-            Solve for an intercept b as well: A u + b s = S Y with s^T u = 0, see :mod:`dkrr.linalg.cg.plane`.
+            Solve for an intercept b as well: A u + b s = S Y with s^T u = 0, see :mod:`dkrr.linalg.cg.precondition`.
 
         Returns
         -------
@@ -206,11 +288,9 @@ class PreparedCG:
             See :func:`dkrr.linalg.cg.iteration.conjugate_gradients`.
         """
         work, store, solver = self.workspace, rhs.array.store, self.solver
-        values: FloatMatrix = np.vstack([rhs.read_rows(i) for i in range(rhs.grid.num_tiles)]).astype(
-            np.float64, copy=False
-        )
+        values = rhs.whole()
         alpha = np.broadcast_to(np.asarray(alpha, np.float64), (rhs.num_columns,))
-        plane = self._plane() if in_plane else None
+        plane = Plane(self.operator.normal()) if in_plane else None
         if plane is not None:
             plane.project(values)
             start = None if start is None else plane.project(np.array(start, dtype=np.float64))
@@ -225,56 +305,45 @@ class PreparedCG:
         mixed = solver.precision == "mixed"
         stored = self.operator.gram is not None and self.operator.kernel is not None
         inexact = mixed or stored
-        with (
-            Deferred(partial(self._opened, store, trace), inexact=self.inexact) as preconditioner,
-            OperatorProduct(
-                self.operator, work, store, phase="residual" if inexact else "multiply", progress=None
-            ) as product,
-            OperatorProduct(
-                self.operator,
-                work,
-                store,
-                precision="float32" if mixed else "float64",
-                use_gram=stored,
-                progress=None,
-            ) as approximate,
-        ):
-            if inexact and self.operator.kernel is not None:
-                # a column of sums in every true residual would be a tenth of it; four times as much with signed entries
-                product.row_sums = sampled_row_sums(self.operator)
-            exact = within(plane, ExactProduct(product, always=inexact and self.operator.kernel is None))
+        product = OperatorProduct(self.operator, work, store, phase="residual" if inexact else "multiply", quiet=True)
+        precision: Literal["float64", "float32"] = "float32" if mixed else "float64"
+        approximate = OperatorProduct(self.operator, work, store, precision=precision, use_gram=stored, quiet=True)
 
-            def is_limit(state: CGState) -> NDArray[np.bool_]:
-                return backward_errors(product, alpha, values, state.x, state.largest) <= limit_bar(len(values))
+        def make() -> Preconditioner:
+            made = self.make(store)
+            trace.name = f"conjugate gradients, {made.description}"
+            return made
 
-            result = conjugate_gradients(
-                within(plane, self._when_ready(approximate)) if inexact else exact,
-                values,
-                alpha,
-                preconditioner if plane is None else PlanePreconditioner(plane, preconditioner),
-                solver.settings,
-                start=start,
-                norm=None if mixed else product.norm,
-                true_multiply=exact if inexact else None,
-                checkpoint=checkpoint,
-                on_iteration=self._report(rhs.num_columns, trace),
-                is_limit=is_limit if solver.accept_limit else None,
-            )
-            trace.replace(result.history)
-            num_products = product.num_products + approximate.num_products
-        u = BlockColumns.create(store, "u", rhs.grid, rhs.num_columns, "float64")
-        for i, panel in u.blocks():
-            u.write(i, panel, result.x[u.grid.span(i), u.columns(panel)])
+        preconditioner = Deferred(make, inexact=self.inexact)
+        if inexact and self.operator.kernel is not None:
+            # a column of sums in every true residual would be a tenth of it; four times as much with signed entries
+            product.row_sums = sampled_row_sums(self.operator)
+        exact = within(plane, partial(product.exact, always=inexact and self.operator.kernel is None))
+
+        def judged(state: CGState) -> NDArray[np.bool_]:
+            backward = backward_errors(product, alpha, values, state.x, state.largest)
+            return is_limit(len(values), state.relative, backward)
+
+        result = conjugate_gradients(
+            within(plane, self._when_ready(approximate)) if inexact else exact,
+            values,
+            alpha,
+            preconditioner if plane is None else PlanePreconditioner(plane, preconditioner),
+            solver.settings,
+            start=start,
+            norm=None if mixed else product.norm,
+            true_multiply=exact if inexact else None,
+            checkpoint=checkpoint,
+            on_iteration=self._report(rhs.num_columns, trace),
+            is_limit=judged if solver.accept_limit else None,
+        )
+        trace.replace(result.history)
+        num_products = product.num_products + approximate.num_products
+        u = BlockColumns.create(store, "u", rhs.grid, rhs.num_columns, "float64").fill(result.x)
         backward = backward_errors(product, alpha, values, result.x, result.largest_residual)
         if start is not None:
             work.reused.setdefault("start", {})["relative_residual"] = float(result.history[0].max())
         return u, self._solution(result, backward, num_products, preconditioner)
-
-    def _opened(self, store: Any, trace: ResidualTrace) -> contextlib.AbstractContextManager[Preconditioner]:
-        """The preconditioner, ready to be applied."""
-        made = self.preconditioner
-        trace.name = f"conjugate gradients, {made.description}"
-        return made.open(self.workspace, store) if isinstance(made, Openable) else contextlib.nullcontext(made)
 
     def _when_ready(self, product: OperatorProduct) -> Callable[[FloatMatrix], FloatMatrix]:
         """The product, whose tiles are there when it is first called."""
@@ -284,10 +353,6 @@ class PreparedCG:
             return product(v)
 
         return multiply
-
-    def _plane(self) -> Plane:
-        root = self.operator.root_weights()
-        return Plane(np.ones(self.operator.grid.n) if root is None else root)
 
     def _fingerprint(self, values: FloatMatrix, alpha: FloatVector) -> dict[str, Any]:
         settings = self.solver.settings
@@ -331,7 +396,10 @@ class PreparedCG:
         if 0 < begun < 1:
             message += f", from earlier coefficients whose residual was {begun:.1e}"
         if converged and begun and not result.num_iterations and preconditioner.made is None:
-            message = f"conjugate gradients, {num_products:,} product: {already_good(begun)}"
+            message = (
+                f"conjugate gradients, {num_products:,} product: the start already has residual {begun:.1e}; "
+                "nothing was built"
+            )
         above = result.converged & (result.relative_residual > self.solver.settings.tol)
         if above.any():
             message += (
@@ -355,39 +423,12 @@ class PreparedCG:
         )
 
 
-def already_good(relative_residual: float) -> str:
-    """What a solution says of a start that was the answer."""
-    return f"the start already has residual {relative_residual:.1e}; nothing was built"
-
-
-class ExactProduct:
-    """A float64 product that also sums up the rows of |S K S|, for the norm of the matrix, unless it has ``row_sums``.
-
-    Parameters
-    ----------
-    product
-        In float64 and from the kernel.
-    always
-        In every pass, not only in the first one: for a product that is not the one of the iterations, whose bits must
-        not depend on whether a process was killed in between.
-    """
-
-    def __init__(self, product: OperatorProduct, *, always: bool) -> None:
-        self.product, self.always = product, always
-
-    def __call__(self, v: FloatMatrix) -> FloatMatrix:
-        if self.product.row_sums is not None and not self.always:
-            return self.product(v)
-        result, self.product.row_sums = self.product.with_row_sums(v)
-        return np.ascontiguousarray(result)
-
-
 def backward_errors(
     product: OperatorProduct, alpha: FloatVector, rhs: FloatMatrix, x: FloatMatrix, largest_residual: FloatVector
 ) -> FloatVector:
     """|R| / (|A| |u| + |S Y|) per column in the infinity norm, (t,), from the last true residual.
 
     |A| is the largest sum of |k_pq| over a row, plus alpha; from some rows, and so perhaps smaller, where products of
-    the iterations are approximate, see :func:`~dkrr.linalg.residual.sampled_row_sums`.
+    the iterations are approximate, see :func:`~dkrr.linalg.matmul.sampled_row_sums`.
     """
     return ratio(largest_residual, (product.norm() + alpha) * largest(x) + largest(rhs))

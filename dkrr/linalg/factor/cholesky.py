@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,18 +36,26 @@ from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, StoreMismatchError
 from dkrr.linalg.catalogue import TakenOver
 from dkrr.linalg.factor.rows import Strips, assemble, choose_strips, compute_strip, num_first_terms
-from dkrr.linalg.factor.schedule import PARTIAL, TERMS, Split, cholesky_nodes, extension_nodes, usual_split
-from dkrr.linalg.factor.scratch import remove_scratch, scratch_location
-from dkrr.linalg.gram import repair_gram_tile
+from dkrr.linalg.factor.schedule import (
+    PARTIAL,
+    TERMS,
+    Split,
+    cholesky_nodes,
+    extension_nodes,
+    remove_scratch,
+    scratch_location,
+    usual_split,
+)
+from dkrr.linalg.gram import gram_owner
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.repairs import Repairs, check_finite, wrong_tile
+from dkrr.linalg.passes import made, run_tasks
+from dkrr.linalg.repairs import check_finite, wrong_tile
+from dkrr.linalg.solution import no_factor
 from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, is_finite, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
-
-__all__ = ["CholeskyTask", "Split", "factorise"]
 
 logger = logging.getLogger("dkrr.linalg")
 
@@ -80,16 +89,16 @@ class CholeskyTask:
 
 
 def factor_tile(
-    task: CholeskyTask, i: int, j: int, partial: int = 0, strip: int = 0
+    task: CholeskyTask, i: int, j: int, kind: int = 0, strip: int = 0
 ) -> tuple[bool, dict[str, Any]] | bool:
     """Compute and write L[i, j], its partial sum (1), a strip of it (2) or first terms of one (3), unless it is there.
 
     A tile that is there was written by an earlier run, or by an attempt whose receipt was lost. Two of its entries are
     compared with A: it may have changed places with another tile, whose checksum is as good.
     """
-    if partial:
-        is_sum = partial == PARTIAL
-        computed = _compute_partial_sum(task, i, j) if is_sum else _compute_strip(task, i, j, strip, partial == TERMS)
+    if kind:
+        is_sum = kind == PARTIAL
+        computed = _compute_partial_sum(task, i, j) if is_sum else _compute_strip(task, i, j, strip, kind == TERMS)
         return computed, {"part": 1} if computed else {}
     factor = task.factor
     suspect = factor.is_valid(i, j)
@@ -97,22 +106,24 @@ def factor_tile(
         if factor_sample_agrees(task.operator, factor, i, j):
             return False
         logger.warning("tile (%d, %d) of %s does not give back the matrix; computing it again", i, j, factor.location)
-    failpoint("cholesky.tile.before_read")
-    # a tile that was wrong may be so because the rows that it kept are
-    c, info = assemble(task, i, j) if task.is_extended(i) and not suspect else _whole(task, i, j)
-    rounded = 0 if info or i != j else rounded_pivot(c, task.operator.diagonal(j), task.operator.alpha, task.grid.n)
-    if info or rounded:
-        _check_operands(task, i, j)
-        raise _not_positive_definite(task, j, info, (rounded, float(c[rounded - 1, rounded - 1]) ** 2))
-    failpoint("cholesky.tile.after_compute", c)
-    if not is_finite(c):
-        _check_operands(task, i, j)
-        raise _not_finite(task, i, j, c)
-    if not (suspect and _is_stored(factor, i, j, c)):
+
+    def compute() -> Any:
+        # a tile that was wrong may be so because the rows that it kept are
+        c, info = assemble(task, i, j) if task.is_extended(i) and not suspect else _whole(task, i, j)
+        rounded = 0 if info or i != j else rounded_pivot(c, task.operator.diagonal(j), task.operator.alpha, task.grid.n)
+        if info or rounded:
+            _check_operands(task, i, j)
+            raise _not_positive_definite(task, j, info, (rounded, float(c[rounded - 1, rounded - 1]) ** 2))
+        return c
+
+    def write(c: Any) -> None:
+        if suspect and _is_stored(factor, i, j, c):
+            return
         if suspect:
             _forget_sums(task, i)  # first: what comes between must not leave sums of a tile that is gone
         factor.write(i, j, c)
-        failpoint("cholesky.tile.after_write")
+
+    made("cholesky.tile", compute, write, partial(_not_finite, task, i, j))
     if task.sums is not None and task.is_split(j):
         task.sums.delete(i, j)  # so that only the sums of a few columns exist at once
     return True
@@ -160,15 +171,14 @@ def _compute_partial_sum(task: CholeskyTask, i: int, j: int) -> bool:
     assert task.sums is not None  # noqa: S101  (narrows the type)
     if task.factor.is_valid(i, j) or task.sums.is_valid(i, j):
         return False
-    c = buffer("accumulator", task.grid.shape(i, j), task.factor.dtype)
-    task.operator.tile(i, j, c)
-    _subtract(task, i, j, c, range(task.split.first_rest(task.grid, j)))
-    failpoint("cholesky.sum.after_compute", c)
-    if not is_finite(c):
-        _check_operands(task, i, j)
-        raise _not_finite(task, i, j, c)
-    task.sums.write(i, j, c)
-    return True
+
+    def compute() -> Any:
+        c = buffer("accumulator", task.grid.shape(i, j), task.factor.dtype)
+        task.operator.tile(i, j, c)
+        _subtract(task, i, j, c, range(task.split.first_rest(task.grid, j)))
+        return c
+
+    return made("cholesky.sum", compute, partial(task.sums.write, i, j), partial(_not_finite, task, i, j))
 
 
 def _compute_strip(task: CholeskyTask, i: int, j: int, strip: int, terms: bool) -> bool:
@@ -179,7 +189,6 @@ def _compute_strip(task: CholeskyTask, i: int, j: int, strip: int, terms: bool) 
         return False
     failpoint("cholesky.strip.after_compute", found)
     if not is_finite(np.tril(found, found.shape[1] - len(found)) if i == j else found):
-        _check_operands(task, i, j)
         raise _not_finite(task, i, j, found)
     task.strips.write(i, j, strip, found, terms=terms)
     return True
@@ -245,28 +254,14 @@ def _not_positive_definite(
     if info:
         c = _update(task, j, j)
         order, pivot = leading_minor_pivot(np.tril(c) + np.tril(c, -1).T, info)
-    row = grid.span(j).start + order - 1
-    eps = float(np.finfo(factor_dtype(task)).eps)
-    # rounding is that of the matrix, not of what the update left of it
-    scale = float(np.abs(task.operator.diagonal(j)).max())
-    suggested = alpha + (10 * max(abs(pivot), grid.n * eps * scale) or eps)
-    return NotPositiveDefiniteError(
-        f"tile ({j}, {j}) of {task.factor.location} is not positive definite at row {row:,} "
-        f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {task.factor.array.dtype})",
-        hint=f"raise alpha to at least {suggested:.1g}, or remove duplicated rows; an indefinite kernel has no "
-        "Cholesky factor at small alpha",
-        row=row,
-        pivot=pivot,
-        alpha=alpha,
-        suggested_alpha=suggested,
-    )
-
-
-def factor_dtype(task: CholeskyTask) -> np.dtype[Any]:
-    return task.factor.dtype
+    row, largest = grid.span(j).start + order - 1, float(np.abs(task.operator.diagonal(j)).max())
+    where = f"tile ({j}, {j}) of {task.factor.location}"
+    return no_factor(where, row, pivot, alpha, task.factor.dtype, grid.n, largest)
 
 
 def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
+    """The error for a tile, unless a stored one that it rests on is to blame."""
+    _check_operands(task, i, j)
     row, column = np.argwhere(~np.isfinite(c))[0]
     return DataError(
         f"tile ({i}, {j}) of {task.factor.location} is not finite at entry ({row}, {column}), "
@@ -280,13 +275,13 @@ def _scratch(factor: TileMatrix, split: Split) -> TileMatrix:
 
     Sums that an earlier attempt cut at another term are removed.
     """
-    beside = scratch_location(factor, "sums")
-    attributes = {"num_last": split.num_last}
+    beside, dtype = scratch_location(factor, "sums"), factor.array.dtype
+    make = partial(TileMatrix.create, beside, factor.grid, dtype=dtype, attributes={"num_last": split.num_last})
     try:
-        return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)
+        return make()
     except StoreMismatchError:
         remove_array(beside)
-        return TileMatrix.create(beside, factor.grid, dtype=factor.array.dtype, attributes=attributes)
+        return make()
 
 
 def factorise(
@@ -331,28 +326,20 @@ def factorise(
         spans = {i: strips.spans(i, grid.rows(i)) for i in strips.first} if strips is not None else {}
         first = {i: taken.first(i) for i in range(grid.num_tiles)}
         nodes = extension_nodes(grid, nodes, taken.num_rows // grid.tile_size, first, spans, num_first_terms)
-    repairs, gram = Repairs(), operator.gram
-    while True:
-        try:
-            summary = executor.run("factorise", factor_tile, task, nodes, progress)
-            remove_scratch(factor)
-            # what was done is counted in tiles
-            summary.num_computed -= sum(len(key) > 2 for key in summary.values)
-            summary.num_tasks = factor.grid.num_lower
-            return summary
-        except DamagedChunkError as damage:
-            if sums is not None and damage.path == sums.location:
-                repairs.add(damage)
-                sums.delete(*damage.index)
-            elif strips is not None and damage.path == strips.array.location:
-                repairs.add(damage)
-                strips.array.delete(damage.index)
-            elif damage.path == factor.location:
-                repairs.add(damage)
-                _forget_sums(task, damage.index[0])
-                factor.delete(*damage.index)
-            elif gram is not None and damage.path == gram.location and operator.kernel is not None:
-                repairs.add(damage)
-                repair_gram_tile(operator, damage.index, executor)
-            else:
-                raise
+    owners: dict[str, Any] = {factor.location: partial(_again, task), **gram_owner(operator, executor)}
+    if sums is not None:
+        owners[sums.location] = sums.array.delete
+    if strips is not None:
+        owners[strips.array.location] = strips.array.delete
+    summary = run_tasks(executor, "factorise", factor_tile, task, nodes, progress, owners=owners)
+    remove_scratch(factor)
+    # what was done is counted in tiles
+    summary.num_computed -= sum(len(key) > 2 for key in summary.values)
+    summary.num_tasks = factor.grid.num_lower
+    return summary
+
+
+def _again(task: CholeskyTask, index: tuple[int, ...]) -> None:
+    """Remove a tile, and what was made with it."""
+    _forget_sums(task, index[0])
+    task.factor.array.delete(index)

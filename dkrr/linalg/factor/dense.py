@@ -1,8 +1,13 @@
 """The same system in memory, for small n: one potrf in this process, milliseconds, no cluster.
 
+:class:`FactorRidge` is for a few alphas of one Gram matrix, where an eigendecomposition would cost more than their
+factors: half of its flops are products of a matrix and a vector, and at n = 3,000 with one thread it took 8.2 to 9.8
+times as long as a factor and its inverse's diagonal. What it answers, it answers as
+:class:`dkrr.linalg.inference.eigen.EigenRidge` does.
+
 Cost
 ----
-n^3 / 3 flops with one BLAS thread; 8 n^2 bytes.
+n^3 / 3 flops with one BLAS thread, 8 n^2 bytes; of an alpha of FactorRidge twice as much.
 """
 
 from __future__ import annotations
@@ -16,21 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import get_lapack_funcs
 
-from dkrr.errors import DataError, NotPositiveDefiniteError, ResidualError
+from dkrr.errors import DataError, ResidualError
 from dkrr.kernels import Kernel
+from dkrr.linalg.blocks import Floats
 from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal_dense
-from dkrr.linalg.intercept import (
-    best_intercept,
-    bordered_norms,
-    centre_targets,
-    solve_bordered,
-)
+from dkrr.linalg.inference.leave_one_out import bordered_diagonal
+from dkrr.linalg.intercept import best_intercept, bordered_norms, offset_of, solve_bordered, without_means
+from dkrr.linalg.matmul import block_norms, combine_norms
 from dkrr.linalg.predict import ArrayRows, check_training_rows
-from dkrr.linalg.residual import block_norms, combine_norms
-from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.solution import Solution, backward_error_bar, no_factor
 from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf, rounded_pivot
-
-__all__ = ["DenseFit", "dense_diagonals", "dense_factor", "fit_dense", "judge_dense", "solve_dense", "substitute"]
 
 STRIP_ROWS = 512
 
@@ -39,30 +39,17 @@ STRIP_ROWS = 512
 class DenseFit:
     """Coefficients (n, t), how good they are, and the intercepts (t,) or None."""
 
-    dual_coef: NDArray[np.float64]
+    dual_coef: Floats
     solution: Solution
-    intercept: NDArray[np.float64] | None = None
-
-
-def solve_dense(
-    kernel: Kernel | None,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    alpha: NDArray[np.float64],
-    weight: NDArray[np.float64] | None,
-    precision: str,
-) -> tuple[NDArray[np.float64], Solution]:
-    """:func:`fit_dense` without an intercept: dual_coef (n, t) and the solution."""
-    fit = fit_dense(kernel, x, y, alpha, weight, precision)
-    return fit.dual_coef, fit.solution
+    intercept: Floats | None = None
 
 
 def fit_dense(
     kernel: Kernel | None,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    alpha: NDArray[np.float64],
-    weight: NDArray[np.float64] | None,
+    x: Floats,
+    y: Floats,
+    alpha: Floats,
+    weight: Floats | None,
     precision: str,
     *,
     fit_intercept: bool = False,
@@ -82,10 +69,9 @@ def fit_dense(
     started = time.perf_counter()
     n, t = y.shape
     root = None if weight is None else np.sqrt(weight)
-    offset, normal = None, None
-    if fit_intercept:
-        centring = centre_targets(lambda: [(y, weight)], t)
-        y, offset, normal = centring.apply(y), centring.offset, np.ones(n) if root is None else root
+    y, centring = without_means(y, weight, fit_intercept)
+    offset = None if centring is None else centring.offset
+    normal = np.ones(n) if root is None else root
     rhs = y if root is None else root[:, None] * y
     alphas = np.broadcast_to(alpha, (t,))
     u = np.zeros((n, t))
@@ -93,12 +79,14 @@ def fit_dense(
     for value in distinct:
         targets = np.flatnonzero(alphas == value)
         a = dense_factor(kernel, x, root, value, precision)
-        if normal is None:
-            u[:, targets] = substitute(a, rhs[:, targets])
+        if fit_intercept:
+
+            def multiply(v: Floats, value: float = value) -> Floats:
+                return _product(kernel, x, root, v)[0] + value * v
+
+            u[:, targets] = solve_bordered(partial(substitute, a), multiply, rhs[:, targets], normal)
         else:
-            u[:, targets] = solve_bordered(
-                partial(substitute, a), partial(_multiply, kernel, x, root, value), rhs[:, targets], normal
-            )
+            u[:, targets] = substitute(a, rhs[:, targets])
         del a
     return judge_dense(
         kernel, x, root, alphas, rhs, u, offset, solver="cholesky", precision=precision, started=started,
@@ -108,12 +96,12 @@ def fit_dense(
 
 def judge_dense(
     kernel: Kernel | None,
-    x: NDArray[np.float64],
-    root: NDArray[np.float64] | None,
-    alphas: NDArray[np.float64],
-    rhs: NDArray[np.float64],
-    u: NDArray[np.float64],
-    offset: NDArray[np.float64] | None,
+    x: Floats,
+    root: Floats | None,
+    alphas: Floats,
+    rhs: Floats,
+    u: Floats,
+    offset: Floats | None,
     *,
     solver: str,
     precision: str,
@@ -142,14 +130,13 @@ def judge_dense(
     product += alphas * u
     norms = row_sums[:, None] + np.abs(diagonal[:, None] + alphas) - np.abs(diagonal[:, None])
     shifted = rhs
-    if offset is None:
-        intercept = None
-        relative, backward = _norms(rhs, u, product, norms)
-    else:
-        normal = np.ones(n) if root is None else root
+    intercept, normal = None, np.ones(n) if root is None else root
+    if offset is not None:
         found = best_intercept(rhs - product, normal)
         intercept, shifted = offset + found, rhs - normal[:, None] * found
-        relative, backward = bordered_norms(*_norms(shifted, u, product, norms), rhs, shifted, u, normal)
+    relative, backward = map(np.array, combine_norms([block_norms(shifted - product, shifted, u, norms)]))
+    if offset is not None:
+        relative, backward = bordered_norms(relative, backward, rhs, shifted, u, normal)
     bar = backward_error_bar(n, precision)
     if not max(backward) <= bar:
         raise ResidualError(
@@ -177,7 +164,7 @@ def judge_dense(
     return DenseFit(dual_coef, solution, intercept)
 
 
-def substitute(factor: Any, rhs: NDArray[np.float64]) -> NDArray[np.float64]:
+def substitute(factor: Any, rhs: Floats) -> Floats:
     """A^-1 S Y (n, t)."""
     (potrs,) = get_lapack_funcs(("potrs",), dtype=factor.dtype)
     solved, _ = potrs(factor.T, rhs.astype(factor.dtype, copy=False), lower=0)
@@ -186,13 +173,13 @@ def substitute(factor: Any, rhs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def dense_diagonals(
     kernel: Kernel | None,
-    x: NDArray[np.float64],
-    alphas: NDArray[np.float64],
-    root: NDArray[np.float64] | None,
+    x: Floats,
+    alphas: Floats,
+    root: Floats | None,
     precision: str,
     *,
     fit_intercept: bool,
-) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+) -> tuple[Floats, Floats | None]:
     """The diagonals of A^-1 (n, t) and, for an intercept, A^-1 s (n, t); 2 n^3 / 3 flops for each distinct alpha.
 
     Parameters
@@ -221,15 +208,18 @@ def dense_factor(kernel: Kernel | None, x: Any, root: Any, alpha: float, precisi
         raise DataError(f"the Gram matrix is not finite in {precision}", hint="scale the features")
     diagonal = a.diagonal().astype(np.float64)
     info = potrf(a)
+    order = 0 if info else rounded_pivot(a, diagonal, alpha, len(a))
+    if not info and not order:
+        return a
     if info:
         order, pivot = leading_minor_pivot(_system(kernel, x, root, alpha).astype(precision, copy=False), info)
-        raise _not_positive_definite(precision, diagonal, order, pivot, alpha)
-    if order := rounded_pivot(a, diagonal, alpha, len(a)):
-        raise _not_positive_definite(precision, diagonal, order, float(a[order - 1, order - 1]) ** 2, alpha)
-    return a
+    else:
+        pivot = float(a[order - 1, order - 1]) ** 2
+    where = f"the matrix of {len(a):,} rows"
+    raise no_factor(where, order - 1, pivot, alpha, precision, len(a), float(np.abs(diagonal).max()))
 
 
-def _system(kernel: Kernel | None, x: Any, root: Any, alpha: float) -> NDArray[np.float64]:
+def _system(kernel: Kernel | None, x: Any, root: Any, alpha: float) -> Floats:
     """S K S + alpha I."""
     a = np.array(x, dtype=np.float64, order="C") if kernel is None else kernel.block(x, x, same=True)
     if root is not None:
@@ -239,14 +229,7 @@ def _system(kernel: Kernel | None, x: Any, root: Any, alpha: float) -> NDArray[n
     return a
 
 
-def _multiply(kernel: Kernel | None, x: Any, root: Any, alpha: float, u: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(S K S + alpha I) u (n, t)."""
-    return _product(kernel, x, root, u)[0] + alpha * u
-
-
-def _product(
-    kernel: Kernel | None, x: Any, root: Any, u: Any
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _product(kernel: Kernel | None, x: Any, root: Any, u: Any) -> tuple[Floats, Floats, Floats]:
     """S K S u (n, t) from the kernel, a strip at a time; sums of |S K S| over its rows (n,), and its diagonal (n,)."""
     product, row_sums, diagonal = np.empty(u.shape), np.empty(len(x)), np.empty(len(x))
     for start in range(0, len(x), STRIP_ROWS):
@@ -263,26 +246,75 @@ def _product(
     return product, row_sums, diagonal
 
 
-def _norms(
-    rhs: NDArray[np.float64], u: NDArray[np.float64], product: NDArray[np.float64], row_sums: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Relative residual and backward error (t,)."""
-    relative, backward = combine_norms([block_norms(rhs - product, rhs, u, row_sums)])
-    return np.array(relative), np.array(backward)
+class FactorRidge:
+    """Kernel ridge regression for some alphas, from S K S.
 
+    Parameters
+    ----------
+    matrix
+        S K S (m, m).
+    y : (m, t)
+    root : (m,), optional
+        s, the square roots of the weights, all positive; None means 1.
+    fit_intercept
+        Solve the bordered system of :mod:`dkrr.linalg.intercept`.
+    """
 
-def _not_positive_definite(
-    precision: str, diagonal: NDArray[np.float64], order: int, pivot: float, alpha: float
-) -> NotPositiveDefiniteError:
-    eps = float(np.finfo(precision).eps)
-    suggested = alpha + (10 * max(abs(pivot), len(diagonal) * eps * float(np.abs(diagonal).max())) or eps)
-    return NotPositiveDefiniteError(
-        f"the matrix of {len(diagonal):,} rows is not positive definite at row {order - 1:,} "
-        f"(pivot {pivot:.2g}, alpha {alpha:.3g}, {precision})",
-        hint=f"raise alpha to at least {suggested:.1g}, or remove duplicated rows; an indefinite kernel has no "
-        "Cholesky factor at small alpha",
-        row=order - 1,
-        pivot=pivot,
-        alpha=alpha,
-        suggested_alpha=suggested,
-    )
+    def __init__(self, matrix: Floats, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False):
+        self.matrix = matrix
+        self.root = np.ones(len(y)) if root is None else root
+        y, self.centring = without_means(y, np.square(self.root), fit_intercept)
+        self.offset = np.zeros(y.shape[1]) + offset_of(self.centring)
+        self.rhs = self.root[:, None] * y
+        self._solutions: dict[float, Floats] = {}
+
+    def _solve(self, alpha: float, *, diagonal: bool = False) -> tuple[Floats, Floats]:
+        """u (m, t), kept; and the diagonal (m,) of the inverse, or nothing, of one factor."""
+        if alpha in self._solutions and not diagonal:
+            return self._solutions[alpha], np.empty(0)
+        factor = dense_factor(None, self.matrix, None, alpha, "float64")
+        solve = partial(substitute, factor)
+        if self.centring is None:
+            u = solve(self.rhs)
+        else:
+            u = solve_bordered(solve, lambda u: self.matrix @ u + alpha * u, self.rhs, self.root)
+        self._solutions[alpha] = u
+        if not diagonal:
+            return u, np.empty(0)
+        ones = solve(self.root[:, None]) if self.centring else None
+        found = inverse_diagonal_dense(factor)[:, None]
+        return u, (found if ones is None else bordered_diagonal(found, ones, self.root))[:, 0]
+
+    def leave_one_out(self, alphas: Floats) -> Floats:
+        """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i)."""
+        residuals = np.empty((*self.rhs.shape, len(alphas)))
+        for number, alpha in enumerate(alphas.tolist()):
+            u, diagonal = self._solve(alpha, diagonal=True)
+            np.divide(u, (self.root * diagonal)[:, None], out=residuals[:, :, number])
+        return residuals
+
+    def solve_each(self, alphas: Floats) -> tuple[Floats, Floats]:
+        """u (m, t) and the intercepts (t,) with one alpha for each target, ``alphas`` (t,)."""
+        u = np.empty(self.rhs.shape)
+        for target, alpha in enumerate(alphas.tolist()):
+            u[:, target] = self._solve(alpha)[0][:, target]
+        return u, self._intercept(u, alphas)
+
+    def _intercept(self, u: Floats, alphas: Floats) -> Floats:
+        """b = s^T (S Y - A u) / s^T s (t,), and what was subtracted from the targets."""
+        if self.centring is None:
+            return self.offset
+        return best_intercept(self.rhs - self.matrix @ u - alphas * u, self.root) + self.offset
+
+    def project(self, block: Floats) -> Floats:
+        """k(z, X) S (z, m) for a block k(z, X) (z, m) of the kernel."""
+        projected: Floats = block * self.root
+        return projected
+
+    def predict(self, projected: Floats, alphas: Floats) -> Floats:
+        """Predictions (z, t, k) for points z given by :meth:`project`."""
+        predictions = np.empty((len(projected), self.rhs.shape[1], len(alphas)))
+        for number, alpha in enumerate(alphas.tolist()):
+            u, _ = self._solve(alpha)
+            predictions[:, :, number] = projected @ u + self._intercept(u, np.full(u.shape[1], alpha))
+        return predictions

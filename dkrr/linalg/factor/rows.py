@@ -34,7 +34,7 @@ import numpy as np
 
 from dkrr.errors import DamagedChunkError, StoreMismatchError
 from dkrr.linalg.catalogue import TakenOver
-from dkrr.linalg.factor.scratch import scratch_location
+from dkrr.linalg.factor.schedule import scratch_location
 from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.store.chunks import CRC_BYTES, ChunkArray, FloatArray
 from dkrr.store.files import remove_array
@@ -44,7 +44,6 @@ from dkrr.tiles.blas import buffer, gemm_nt, potrf, syrk, trsm_right
 if TYPE_CHECKING:
     from dkrr.linalg.factor.cholesky import CholeskyTask
 
-__all__ = ["Strips", "assemble", "choose_strips", "compute_strip", "num_first_terms", "strips_bytes"]
 
 # narrower products run well below the rate of gemm
 MIN_STRIP_ROWS = 32

@@ -20,21 +20,27 @@ Cost
 ----
 N (N + 1) / 2 nodes with at most three dependencies, and as many again where every column is split. The scratch matrix
 holds about (w + 1) N tiles at most.
+
+Scratch beside a factor, there until its rows are whole: partial sums of columns, and strips of new rows.
+
+It is named after the factor, so that an attempt finds what an earlier one left; what that one used and this one has no
+use for (strips where there is one thread now, say) is removed all the same when the factor is whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from dkrr.engine.receipts import Key, Node
+from dkrr.engine.tasks import Key, Node
 from dkrr.errors import ParameterError
-from dkrr.tiles import TileGrid
-
-__all__ = ["PARTIAL", "STRIP", "TERMS", "Split", "cholesky_nodes", "extension_nodes", "usual_split"]
+from dkrr.store.files import join, name_of, parent_of, remove_array
+from dkrr.tiles import TileGrid, TileMatrix
 
 # the third number of a task's key: a partial sum, a strip, or the first terms of one; the strip's number comes fourth
 PARTIAL, STRIP, TERMS = 1, 2, 3
+
 # a task that finds its tile takes as long as so much arithmetic
 LOOK_FLOPS = 1e8
 
@@ -110,12 +116,12 @@ def cholesky_nodes(grid: TileGrid, split: Split | None = None) -> list[Node]:
             before.append((j, j))
         if is_split[j]:
             before.append((i, j, 1))
-        return Node((i, j), tuple(before), rest + (w if is_split[j] else j) * update, shares=True)
+        return Node((i, j), tuple(before), rest + (w if is_split[j] else j) * update)
 
     def partial(i: int, j: int) -> Node:
         last = j - w - 1
         before = ((i, last),) if i == j else ((i, last), (j, last))
-        return Node((i, j, 1), before, (j - w) * (cube if i == j else 2 * cube), shares=True)
+        return Node((i, j, 1), before, (j - w) * (cube if i == j else 2 * cube))
 
     nodes = [tile(0, 0)]
     for j in range(side):
@@ -149,8 +155,7 @@ def extension_nodes(
         For each row block how many of its rows are finished in an earlier factor.
     strips
         For some row blocks the spans of rows that are tasks of their own, with keys (i, j, 2, number). Strips of a row
-        block do not wait for each other until its diagonal tile, and are sent to whoever is free; the task of a tile
-        joins them.
+        block do not wait for each other until its diagonal tile; the task of a tile joins them.
     terms
         h(j): so many terms of the sum of a strip in column j are a task of their own, with key (i, j, 3, number), that
         needs the columns before h only; 0 for none.
@@ -167,12 +172,10 @@ def extension_nodes(
             if len(node.key) > 2:
                 continue
             before = tuple(key for key in before if len(key) == 2)
-        # what waits for something that is held back is held back itself
-        is_held = bool(strips)
-        shares = node.shares and not is_held
+        shares = not strips
         if i not in strips:
             flops = node.flops * (grid.rows(i) - first.get(i, 0)) / grid.tile_size
-            found.append(replace(node, dependencies=before, flops=max(flops, area), held_back=is_held, shares=shares))
+            found.append(replace(node, dependencies=before, flops=max(flops, area), shares=shares))
             continue
         keys: list[Key] = []
         h = terms(j)
@@ -182,17 +185,17 @@ def extension_nodes(
             if h:
                 ahead = (i, h - 1) if i == j else (i, h - 1, STRIP, s)
                 before_it = tuple(dict.fromkeys((ahead, (j, h - 1))))
-                found.append(Node((i, j, TERMS, s), before_it, rows * 2 * h, held_back=True))
+                found.append(Node((i, j, TERMS, s), before_it, rows * 2 * h, shares=False))
                 behind = ((i, j, TERMS, s),)
             if i == j:
                 waits_for: tuple[Key, ...] = ((i, j - 1),) if j else ()
             else:
                 waits_for = (*(((i, j - 1, STRIP, s),) if j else ()), (j, j))
             flops = rows * (2 * (j - h) + (i != j))
-            found.append(Node((i, j, STRIP, s), (*waits_for, *behind), max(flops, area), held_back=True))
+            found.append(Node((i, j, STRIP, s), (*waits_for, *behind), max(flops, area), shares=False))
             keys.append((i, j, STRIP, s))
         flops = area * grid.tile_size / 3 if i == j else area
-        found.append(replace(node, dependencies=(*before, *keys), flops=flops, held_back=is_held, shares=shares))
+        found.append(replace(node, dependencies=(*before, *keys), flops=flops, shares=shares))
     return _new_rows_early(found, num_whole) if strips else found
 
 
@@ -208,3 +211,28 @@ def _new_rows_early(nodes: Sequence[Node], num_whole: int) -> list[Node]:
         return (place[j, j], 1) if j < num_whole <= i else (place[node.key], 0)
 
     return sorted(nodes, key=rank)
+
+
+Kind = Literal["sums", "strips"]
+
+_KINDS: tuple[Kind, ...] = ("sums", "strips")
+
+
+def scratch_location(factor: TileMatrix, kind: Kind) -> str:
+    """Where it is."""
+    location = factor.array.store
+    return join(parent_of(location), f"{name_of(location).removesuffix('.zarr')}-{kind}.zarr")
+
+
+def remove_scratch(factor: TileMatrix) -> None:
+    """Remove all that is beside a factor whose rows are whole."""
+    for kind in _KINDS:
+        remove_array(scratch_location(factor, kind))
+
+
+def factor_of_scratch(name: str) -> str | None:
+    """Name of the factor that something in the folder of factors is scratch of; None for what is not scratch."""
+    for kind in _KINDS:
+        if name.endswith(f"-{kind}.zarr"):
+            return f"{name.removesuffix(f'-{kind}.zarr')}.zarr"
+    return None

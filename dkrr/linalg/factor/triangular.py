@@ -34,13 +34,12 @@ import numpy as np
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns
+from dkrr.linalg.passes import Owners, run_tasks
 from dkrr.linalg.repairs import check_finite
 from dkrr.store.chunks import FloatArray
 from dkrr.store.failpoints import failpoint
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import is_finite, trsm_left
-
-__all__ = ["BlockColumns", "SweepTask", "SweepsTask", "choose_num_steps", "substitute", "sweep", "sweeps"]
 
 # Up to so many columns a tile is multiplied in strips, right behind its checksum: two to four times faster than whole.
 NARROW = 16
@@ -264,7 +263,7 @@ def sweep_nodes(task: SweepsTask) -> list[Node]:
                     before.append((number, panel, stage, stage - 2))
                 own = rows / 2 + len(task.positions(stage - 1)) if stage else rows / 2
                 key = (number, panel, stage, stage)
-                nodes.append(Node(key, tuple(before), flops * rows * own, held_back=True))
+                nodes.append(Node(key, tuple(before), flops * rows * own, shares=False))
             # what the blocks of the step before this one contribute to all later steps but this one
             for step in range(stage + 1, count):
                 for panel in range(one.source.num_panels if stage else 0):
@@ -273,7 +272,7 @@ def sweep_nodes(task: SweepsTask) -> list[Node]:
                     done = (number, panel, stage - 1, stage - 1)
                     sums = ((number, panel, step, stage - 2),) if stage > 1 else ()
                     flops = 2.0 * entries * (columns.stop - columns.start)
-                    nodes.append(Node((number, panel, step, stage - 1), (done, *sums), flops, held_back=True))
+                    nodes.append(Node((number, panel, step, stage - 1), (done, *sums), flops, shares=False))
     return nodes
 
 
@@ -284,22 +283,19 @@ def sweeps(
     progress: Progress | None = None,
     *,
     num_steps: int | None = None,
+    owners: Owners | None = None,
 ) -> RunSummary:
-    """Run substitutions one after the other in one graph; the source of each is the result of the one before."""
+    """Run substitutions one after the other in one graph; the source of each is the result of the one before.
+
+    ``owners`` compute tiles of the factor again.
+    """
     first = tasks[0]
     if num_steps is None:
         itemsize = first.factor.dtype.itemsize
         num_steps = choose_num_steps(first.grid, itemsize, first.source.num_columns, executor.num_threads)
     task = SweepsTask(tuple(tasks), num_steps)
-    summary = executor.run(phase, substitute, task, sweep_nodes(task), progress)
+    summary = run_tasks(executor, phase, substitute, task, sweep_nodes(task), progress, owners=owners or {})
     for one in tasks:
         for step in range(num_steps - 2):
             one.sums(num_steps, step).delete()
     return summary
-
-
-def sweep(
-    task: SweepTask, executor: Executor, progress: Progress | None = None, *, num_steps: int | None = None
-) -> RunSummary:
-    """Run one substitution."""
-    return sweeps(f"solve {task.direction}", [task], executor, progress, num_steps=num_steps)

@@ -30,12 +30,9 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, eigh
 
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
-from dkrr.linalg.intercept import Centring, best_intercept, centre_targets, solve_bordered
+from dkrr.linalg.blocks import Floats
+from dkrr.linalg.intercept import best_intercept, offset_of, solve_bordered, without_means
 from dkrr.tiles.blas import is_finite
-
-__all__ = ["EigenRidge", "Spectrum", "decompose", "eigen_bytes"]
-
-Floats = NDArray[np.float64]
 
 STRIP_ROWS = 64
 
@@ -135,14 +132,9 @@ class EigenRidge:
     def __init__(self, spectrum: Spectrum, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False):
         self.spectrum = spectrum
         self.root = np.ones(len(y)) if root is None else root
-        self.ones: Floats | None = None  # q_s (m,)
-        self.centring: Centring | None = None
-        if fit_intercept:
-            weight, given = np.square(self.root), y
-            self.centring = centre_targets(lambda: [(given, weight)], y.shape[1])
-            y = self.centring.apply(y)
-            self.ones = spectrum.vectors.T @ self.root
-        self.offset = np.zeros(y.shape[1]) if self.centring is None else self.centring.offset
+        y, self.centring = without_means(y, np.square(self.root), fit_intercept)
+        self.offset = np.zeros(y.shape[1]) + offset_of(self.centring)
+        self.ones = spectrum.vectors.T @ self.root if fit_intercept else None  # q_s (m,)
         self.rhs = (spectrum.vectors.T @ (self.root[:, None] * y))[:, :, None]  # q_y (m, t, 1)
 
     @property

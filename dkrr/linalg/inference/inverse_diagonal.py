@@ -27,34 +27,23 @@ for matrix inversion, IMA J. Numer. Anal. 12 (1992).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import get_lapack_funcs
 
-from dkrr.engine.tasks import Node, RunSummary
+from dkrr.engine.tasks import Node
 from dkrr.errors import DamagedChunkError, MemoryBudgetError, NumericalError
-from dkrr.linalg.factor.cholesky import factorise
+from dkrr.linalg.blocks import FloatVector
 from dkrr.linalg.factor.direct import CholeskyFactor
+from dkrr.linalg.passes import made, run_tasks
 from dkrr.linalg.repairs import Repairs, check_finite
 from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.workspace import INVERSE_DIAGONAL
 from dkrr.store.chunks import ChunkArray, FloatArray
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer, gemm_nt, trsm_right
-
-__all__ = [
-    "forget_inverse_diagonal",
-    "inverse_diagonal",
-    "inverse_diagonal_dense",
-    "inverse_room",
-    "panel_bytes",
-    "panel_width",
-]
-
-FloatVector = NDArray[np.float64]
 
 # A wider panel reads the factor less often: at tiles of 2,048 rows and 512 columns reading is a tenth of the work.
 MAX_WIDTH = 1024
@@ -157,20 +146,21 @@ def panel_task(task: PanelTask, j: int, start: int, stop: int) -> bool:
     """Compute and write the diagonal entries ``start:stop`` of row block j unless they are there."""
     if task.is_valid(j, start, stop):
         return False
-    failpoint("inverse.panel.before_read")
-    values = _squares(task.factor, j, start, stop)
-    failpoint("inverse.panel.after_compute", values)
-    if not (np.isfinite(values).all() and (values > 0).all()):
-        grid = task.grid
+    grid = task.grid
+
+    def explain(_: object) -> NumericalError:
         check_finite(task.factor, ((i, k) for k in range(j, grid.num_tiles) for i in range(k, grid.num_tiles)))
-        raise NumericalError(
+        return NumericalError(
             f"the diagonal of the inverse is not finite and positive in rows {grid.span(j).start + start:,} to "
             f"{grid.span(j).start + stop:,} of {task.factor.location} ({task.factor.array.dtype})",
             hint="raise alpha",
         )
-    task.write(j, start, values)
-    failpoint("inverse.panel.after_write")
-    return True
+
+    def compute() -> FloatVector:
+        values = _squares(task.factor, j, start, stop)
+        return np.where(values > 0, values, np.nan)
+
+    return made("inverse.panel", compute, partial(task.write, j, start), explain)
 
 
 def _squares(factor: TileMatrix, j: int, start: int, stop: int) -> FloatVector:
@@ -241,28 +231,20 @@ def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = Non
     task = PanelTask(factor, result, width)
     repairs = Repairs()
     while True:
+        summary = run_tasks(
+            work.executor, "invert", panel_task, task, task.nodes(), work.progress, owners=factored.owner
+        )
+        work.record("invert", summary)
         try:
-            work.record("invert", work.executor.run("invert", panel_task, task, task.nodes(), work.progress))
             return task.read()
         except DamagedChunkError as damage:
             repairs.add(damage)
-            if damage.path == factor.location:
-                factor.delete(*damage.index)
-                work.record("factorise", _factorise_again(factored))
-            elif damage.path == result.location:
-                result.delete(damage.index)
-            else:
-                raise
+            result.delete(damage.index)
 
 
 def forget_inverse_diagonal(factored: CholeskyFactor) -> None:
     """Remove a result, so that the next call computes it again."""
     remove_array(place(factored.factor.array.store, INVERSE_DIAGONAL))
-
-
-def _factorise_again(factored: CholeskyFactor) -> RunSummary:
-    work = factored.workspace
-    return factorise(factored.operator, factored.factor, work.executor, work.progress, split=work.split)
 
 
 def inverse_diagonal_dense(lower: FloatArray) -> FloatVector:

@@ -34,19 +34,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
+from dkrr.errors import DataError, NumericalError
 from dkrr.kernels import Kernel
+from dkrr.linalg.blocks import FloatVector
+from dkrr.linalg.factor.dense import dense_factor
 from dkrr.linalg.predict import CHECK_TOLERANCE, RowSource
 from dkrr.linalg.products import kernel_product
 from dkrr.store.chunks import FloatArray
 from dkrr.tiles import TileGrid
-from dkrr.tiles.blas import gemm_nt, is_finite, potrf, trsm_right
-
-__all__ = ["DenseFactor", "LowerTiles", "VarianceSystem", "block_rows", "maximum_likelihood_scale"]
+from dkrr.tiles.blas import gemm_nt, trsm_right
 
 logger = logging.getLogger("dkrr.linalg")
 
-FloatVector = NDArray[np.float64]
 
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 32, 1024
 BLOCK_BYTES = 256 * 2**20
@@ -85,22 +84,7 @@ class DenseFactor:
         ----
         n^3 / 3 flops, 8 n^2 bytes.
         """
-        a = kernel.block(x, x, same=True)
-        if root is not None:
-            a *= root[:, None]
-            a *= root[None, :]
-        a[np.diag_indices_from(a)] += alpha
-        if not is_finite(a):
-            raise DataError("the Gram matrix is not finite", hint="scale the features")
-        info = potrf(a)
-        if info:
-            raise NotPositiveDefiniteError(
-                f"the matrix of {len(a):,} rows has no Cholesky factor at row {info - 1:,} (alpha {alpha:.3g})",
-                hint="raise alpha, or remove duplicated rows; without a factor there is no variance",
-                row=info - 1,
-                alpha=alpha,
-            )
-        return cls(a)
+        return cls(dense_factor(kernel, x, root, alpha, "float64"))
 
     @property
     def grid(self) -> TileGrid:

@@ -33,13 +33,13 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.linalg.blocks import dots, norms, ratio
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
-from dkrr.linalg.columns import dots, norms, ratio
+from dkrr.linalg.cg.precondition import Identity
 from dkrr.linalg.losses.loss import PiecewiseQuadratic, make_loss
 from dkrr.linalg.losses.problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify, root_of
+from dkrr.linalg.lowrank.preconditioner import ShiftedGram
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
-from dkrr.linalg.lowrank.woodbury import ShiftedGram
-from dkrr.linalg.precondition import Identity
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.tiles.blas import potrf, trsm_right
 

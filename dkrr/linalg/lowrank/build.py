@@ -9,33 +9,32 @@ and a valid chunk is never computed again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.engine.tasks import Node
-from dkrr.errors import DamagedChunkError, StoreError
-from dkrr.linalg.lowrank.panels import Panels, Pivots
+from dkrr.errors import DamagedChunkError, NumericalError, StoreError
+from dkrr.linalg.blocks import Floats
+from dkrr.linalg.lowrank.panels import Panels, PanelTask, Pivots, given_block, gram_group, panel_chunk, start_diagonal
 from dkrr.linalg.lowrank.rpcholesky import FLOOR, accept, block_size, draw_uniform, draw_weighted
-from dkrr.linalg.lowrank.tasks import PanelTask, given_block, gram_group, panel_chunk, start_diagonal
 from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.passes import Owners, Pass, run_tasks
 from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
-from dkrr.store.files import is_below, name_of, place, read_json, remove_array
+from dkrr.store.files import place, read_json, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import gemm_nt, trsm_right
-
-__all__ = ["PHASE", "PanelBuild"]
 
 logger = logging.getLogger("dkrr.linalg")
 
 PHASE = "precondition"
-
-Floats = NDArray[np.float64]
 
 
 @dataclass
@@ -50,17 +49,14 @@ class PanelBuild:
     seed: int
     trace: list[tuple[int, float]] = field(default_factory=list)
     pivots: list[Pivots] = field(default_factory=list)
-    repairs: Repairs = field(default_factory=Repairs)
 
     def __post_init__(self) -> None:
         rows = self.operator.rows
-        known = self.operator.kernel is not None and rows is not None
-        self.num_features = rows.open().num_features if known and rows is not None else 0
+        self.num_features = 0 if self.operator.kernel is None or rows is None else rows.open().num_features
         self._lower = np.zeros((self.rank, self.rank))
         self._x = np.empty((self.rank, self.num_features))
         self._root = np.ones(self.rank)
-        weighted = self.operator.weighted and rows is not None
-        self._roots = rows.root_weight(0, self.operator.grid.n) if weighted and rows is not None else None
+        self._roots = self.operator.normal()
 
     @property
     def task(self) -> PanelTask:
@@ -106,7 +102,7 @@ class PanelBuild:
 
     def gram(self) -> Floats:
         """F^T F (r, r), read or computed by tasks over groups of row chunks and summed in their order."""
-        panels, task = self.panels, self.task
+        panels, work = self.panels, self.workspace
         if not panels.rank:  # a matrix of zeros
             return np.zeros((0, 0))
         array = panels.gram()
@@ -114,80 +110,83 @@ class PanelBuild:
             return np.array(array.read((0, 0)))
         except DamagedChunkError:
             array.delete((0, 0))
-        flops = float(panels.grid.n) * panels.rank**2 / panels.num_groups
-        while True:
-            parts = panels.gram_parts()
-            missing = [Node((g,), (), flops) for g in range(panels.num_groups) if not parts.is_valid((g, 0))]
-            self._run(gram_group, missing, task)
-            total = np.zeros((panels.rank, panels.rank))
-            try:
-                for g in range(panels.num_groups):
-                    total += parts.read((g, 0))
-            except DamagedChunkError as damage:
-                self.repairs.add(damage)
-                parts.delete(damage.index)
-                continue
-            ChunkArray.create(array.store, array.path, shape=array.shape, chunks=array.chunks)
-            array.write((0, 0), total)
-            remove_array(place(panels.location, "gram-parts"))
-            return total
+        total: Floats = Pass(
+            PHASE,
+            partial(gram_group, self.task),
+            lambda g: NumericalError(f"F^T F of the preconditioner is not finite in group {g}", hint="raise alpha"),
+            [float(panels.grid.n) * panels.rank**2 / panels.num_groups] * panels.num_groups,
+            (panels.rank, panels.rank),
+            operands={},
+            workspace=work,
+            store=panels.location,
+            folder="gram-parts",
+            owners=self.owners,
+        ).sum()
+        ChunkArray.create(array.store, array.path, shape=array.shape, chunks=array.chunks)
+        array.write((0, 0), total)
+        remove_array(place(panels.location, "gram-parts"))
+        return total
 
-    def repair(self, damage: DamagedChunkError) -> None:
-        """Compute a damaged chunk of the factor again.
+    @property
+    def owners(self) -> Owners:
+        """How a damaged chunk of the factor is made again."""
+        panels = self.panels
+        made: dict[str, Any] = {panels.diagonal(0).location: partial(self._diagonal_again, 0)}
+        for p in range(panels.num_panels):
+            made[place(panels.location, f"pivots-{p:04d}")] = partial(self._pivots_again, p)
+            made[panels.panel(p).location] = partial(self._panel_again, p)
+            made[panels.diagonal(p + 1).location] = partial(self._diagonal_again, p + 1)
+        return made
+
+    def _pivots_again(self, p: int, _: tuple[int, ...]) -> None:
+        self._store_pivots(p, self.pivots[p])
+
+    def _panel_again(self, p: int, index: tuple[int, ...]) -> None:
+        self.panels.panel(p).delete(index)
+        self._run(panel_chunk, [self._node(p, index[0])])
+
+    def _diagonal_again(self, p: int, index: tuple[int, ...]) -> None:
+        self.panels.diagonal(p).delete(index)
+        if p:
+            self._run(panel_chunk, [self._node(p - 1, index[0])])
+        else:
+            self._run(start_diagonal, [Node((index[0],), (), 1.0)])
+
+    def mended(self, read: Callable[[], Any]) -> Any:
+        """What ``read()`` gives, once whatever of the factor it finds damaged has been made again.
 
         Raises
         ------
-        DamagedChunkError
-            The chunk belongs to something else.
         StoreError
             It is damaged again and again.
         """
-        inside = is_below(damage.path, self.panels.location)
-        kind, _, number = name_of(damage.path).rpartition("-")
-        if not inside or kind not in ("panel", "diagonal", "pivots"):
-            raise damage
-        self.repairs.add(damage)
-        p, c = int(number), damage.index[0]
-        if kind == "pivots":
-            self._store_pivots(p, self.pivots[p])
-        elif kind == "panel":
-            self.panels.panel(p).delete((c, 0))
-            self._run(panel_chunk, [self._node(p, c)])
-        else:
-            self.panels.diagonal(p).delete((c, 0))
-            if p:
-                self._run(panel_chunk, [self._node(p - 1, c)])
-            else:
-                self._run(start_diagonal, [Node((c,), (), 1.0)])
+        repairs = Repairs()
+        while True:
+            try:
+                return read()
+            except DamagedChunkError as damage:
+                if damage.path not in self.owners:
+                    raise
+                repairs.add(damage)
+                self.owners[damage.path](damage.index)
 
     def _node(self, p: int, c: int) -> Node:
         width = self.panels.widths[p]
         flops = float(self.panels.grid.rows(c) * width * (2 * self.panels.first(p) + width + 2 * self.num_features))
         return Node((p, c), (), flops)
 
-    def _run(self, function: Any, nodes: list[Node], task: PanelTask | None = None) -> None:
+    def _run(self, function: Any, nodes: list[Node]) -> None:
         """Run tasks; whatever of the factor they find damaged is computed again first."""
-        while nodes:
-            try:
-                work = self.workspace
-                work.record(PHASE, work.executor.run(PHASE, function, task or self.task, nodes, work.progress))
-                return
-            except DamagedChunkError as damage:
-                self.repair(damage)
+        work = self.workspace
+        if nodes:
+            summary = run_tasks(work.executor, PHASE, function, self.task, nodes, work.progress, owners=self.owners)
+            work.record(PHASE, summary)
 
     def _diagonal(self, p: int) -> Floats:
         """The residual diagonal before panel p (n,)."""
-        panels = self.panels
-        values = np.empty(panels.grid.n)
-        for c in range(panels.grid.num_tiles):
-            while True:
-                try:
-                    part = panels.diagonal(p).read((c, 0))
-                    break
-                except DamagedChunkError as damage:
-                    self.repair(damage)
-            values[panels.grid.span(c)] = part[: panels.grid.rows(c), 0]
-        return values
+        array, chunks = self.panels.diagonal(p), range(self.panels.grid.num_tiles)
+        parts = [self.mended(partial(array.read, (c, 0)))[: self.panels.grid.rows(c), 0] for c in chunks]
+        return np.concatenate(parts)
 
     def _draw(self, p: int, residual: Floats, floors: Floats) -> Pivots | None:
         """The pivots of panel p; None when nothing is left to draw from."""
@@ -216,21 +215,20 @@ class PanelBuild:
     def _residual_block(self, proposals: NDArray[np.int64]) -> tuple[Pivots, Floats]:
         """Features, weights and F[S', :] of the proposals S', and (S K S - F F^T)[S', S']."""
         first, operator, b = self.panels.rank, self.operator, len(proposals)
-        root = np.ones(b) if self._roots is None else self._roots[proposals]
+        root = self._roots[proposals]
         h, known = np.empty((b, b)), np.empty((b, first))
-        if operator.kernel is None:
-            assert operator.gram is not None  # noqa: S101  (narrows the type)
+        if operator.kernel is None and operator.gram is not None:
             x = np.empty((b, 0))
             columns = np.concatenate([proposals, self.index])
             block = np.empty((b, len(columns)))
             given_block(operator.gram, proposals, columns, block)
             h[...], known[...] = block[:, :b], block[:, b:]
         else:
-            assert operator.rows is not None  # noqa: S101
-            x = operator.rows.take(proposals, operator.grid.n)
-            operator.kernel.block(x, x, h, same=True)
+            kernel, rows = operator.known()
+            x = rows.take(proposals, operator.grid.n)
+            kernel.block(x, x, h, same=True)
             if first:
-                operator.kernel.block(x, self._x[:first], known)
+                kernel.block(x, self._x[:first], known)
         h *= root[:, None]
         h *= root
         if first:

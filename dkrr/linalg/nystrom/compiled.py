@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 
 from dkrr.kernels.compiled import PANEL_VECTORS, ROWS, STORE, Vectors, _compile, _step
 from dkrr.kernels.pairwise import Packed, pack_rows, pack_sums
-
-__all__ = ["add_compiled"]
-
-FloatMatrix = NDArray[np.float64]
+from dkrr.linalg.blocks import FloatMatrix
 
 
 def _integer(value: int) -> Any:

@@ -43,16 +43,13 @@ from scipy.linalg import blas, lapack
 
 from dkrr.errors import DataError, NotPositiveDefiniteError
 from dkrr.kernels import Kernel
-from dkrr.linalg.row_pass import Operands, RowPass
+from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.linalg.passes import Operands, Pass
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles.blas import buffer, potrf, syrk, trsm_right
 
-__all__ = ["CenterFactor", "SampleGram", "independent_centers", "preconditioner_bytes", "sample_size", "solve_lower"]
-
 logger = logging.getLogger("dkrr.linalg.nystrom.solver")
 
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
 
 BLOCK_ROWS = 512
 EPS = float(np.finfo(np.float64).eps)
@@ -221,20 +218,19 @@ class SampleGram:
         rows = np.zeros((-(-len(sample) // count) * count, centers.shape[1] + 1))  # a row whose root is 0 is none
         rows[: len(sample), :-1], rows[: len(sample), -1] = sample, root
         self.weight = float(root @ root)
-        self.parts = RowPass(
+        self.shape = (m + centred, m)
+        self.parts = Pass(
             "precondition",
             partial(_sample_gram, kernel),
             _not_finite,
-            count,
-            (m + centred, m),
-            flops=2.0 * m * m * len(rows) / count,
+            [2.0 * m * m * len(rows) / count] * count,
+            self.shape,
             operands={"centers": [centers], "factor": [triangle.square], "sample": np.split(rows, count)},
             workspace=workspace,
             store=scratch,
             folder="sample",
             parts="grams",
         )
-        next(iter(self.parts))  # all of them are computed now
 
     def factor(self, alpha: float, whole: FloatMatrix) -> FloatMatrix:
         """R (m, m) lower with R R^T = G + alpha I, in the first rows of ``whole``, an array as large as a part.
@@ -246,8 +242,7 @@ class SampleGram:
         out, sums = whole[:m], whole[m:]
         while True:
             whole[...] = 0.0
-            for part in self.parts:
-                whole -= part
+            self.parts.consume(lambda _, part: np.subtract(whole, part, out=whole))
             for start in range(0, m if len(sums) and self.weight else 0, BLOCK_ROWS):
                 rows = slice(start, start + BLOCK_ROWS)
                 out[rows] -= sums[0, rows, None] * (sums[0] / self.weight)

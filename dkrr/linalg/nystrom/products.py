@@ -3,7 +3,7 @@
     V = Y            the right-hand side
     V = Y - B P      the residual, and with Y = 0 the negative of a product of the conjugate gradients
 
-Each is a :class:`~dkrr.linalg.row_pass.RowPass` over ranges that depend on n and m alone. X is never in memory as a
+Each is a :class:`~dkrr.linalg.passes.Pass` over ranges that depend on n and m alone. X is never in memory as a
 whole, and B nowhere: the entries of a few rows and all m centres are evaluated once and used twice while they are in
 the cache, for V, which needs whole rows of B, and for their share of B^T S^2 V. Compiled code does it for kernels that
 are a function of one distance or inner product, at least 1,024 centres and at most 8 targets
@@ -23,21 +23,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkrr.errors import DataError
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS, compiled_form, pack
+from dkrr.linalg.blocks import FloatMatrix, FloatVector
 from dkrr.linalg.operators import Rows
-from dkrr.linalg.pairs import is_nonnegative
-from dkrr.linalg.row_pass import ROW_MULTIPLE, Operand, Operands, RowPass, RowRanges
+from dkrr.linalg.passes import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, is_here
+from dkrr.linalg.products import is_nonnegative
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles.blas import buffer
 
-__all__ = ["CentreProducts", "Precision", "can_compile", "product_task_bytes"]
-
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
 Precision = Literal["float64", "float32"]
 
 BLOCK_BYTES = 8 << 20
@@ -104,7 +100,7 @@ class CentreProducts:
     ) -> None:
         self.kernel, self.rows, self.workspace, self.scratch = kernel, rows, workspace, scratch
         self.shape, self.ranges, self.num_passes = centers.shape, RowRanges.of(n, len(centers)), 0
-        self.centers = Operand.of(scratch, "centers", [centers])
+        self.centers = Operand.of(None if is_here(workspace) else scratch, "centers", [centers])
         self.centers.write()
         self.compiled = can_compile(kernel, len(centers), num_targets)
 
@@ -132,18 +128,17 @@ class CentreProducts:
         columns = len(targets) + absolute_last
         task = _Product(self.kernel, self.rows, self.ranges, targets, shifts, precision, absolute_last, self.compiled)
         self.num_passes += 1
-        return RowPass(  # type: ignore[no-any-return]
+        return Pass(  # type: ignore[no-any-return]
             "nystrom",
             task.add,
             task.not_finite,
-            len(self.ranges),
+            [float(self.ranges.size) * m * (2.0 * d + 4.0 * columns)] * len(self.ranges),
             (m, columns),
-            flops=float(self.ranges.size) * m * (2.0 * d + 4.0 * columns),
             operands={} if p is None else {"p": [p]},
             shared={"centers": self.centers},
             workspace=self.workspace,
             store=self.scratch,
-        ).reduce()
+        ).sum()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,18 @@
-"""Nystrom regression: f = sum_j c_j k(z_j, .) over m centres instead of n rows. An approximation, and named as one.
+"""Which rows are the centres of a Nystrom regression, and which ones its preconditioner looks at.
+
+Centres are rows with a positive weight: drawn without replacement, or chosen by randomly pivoted Cholesky from a random
+part of the rows, which covers the kernel's range with fewer centres when it is far from uniform.
+
+Cost
+----
+One pass over the weights, and one over the chunks that hold a row that was drawn. Pivoting: m kernel columns of the
+candidates and 8 c (m + d) bytes for c candidates, in the driver.
+
+References
+----------
+Chen, Epperly, Tropp and Webber, Randomly pivoted Cholesky, 2022, arXiv 2207.06503.
+
+Nystrom regression: f = sum_j c_j k(z_j, .) over m centres instead of n rows. An approximation, and named as one.
 
     minimise  sum_i w_i |y_i - f(x_i)|^2 + alpha |f|^2
     (B^T S^2 B + alpha K) c = B^T S^2 Y        B = k(X, Z) (n, m),  K = k(Z, Z) (m, m),  S^2 = diag(w)
@@ -43,18 +57,19 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset
+from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
 from dkrr.engine.tasks import RunSummary
-from dkrr.errors import ConvergenceError, ParameterError
+from dkrr.errors import ConvergenceError, DataError, ParameterError
 from dkrr.kernels import Kernel
+from dkrr.linalg.blocks import FloatMatrix, FloatVector, Indices, ratio
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
-from dkrr.linalg.columns import ratio
+from dkrr.linalg.cg.precondition import Identity
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.intercept import centre_dataset, total_weight
-from dkrr.linalg.nystrom.centers import choose_rows, read_rows
+from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.nystrom.precondition import (
     CenterFactor,
     SampleGram,
@@ -64,25 +79,103 @@ from dkrr.linalg.nystrom.precondition import (
     solve_lower,
 )
 from dkrr.linalg.nystrom.products import CentreProducts, Precision, can_compile, product_task_bytes
-from dkrr.linalg.precondition import Identity
-from dkrr.linalg.row_pass import check_task_memory, resumable_folder
+from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.targets import target_alphas
+from dkrr.linalg.solving import target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import place
 
-__all__ = ["DEFAULT_TOL", "MAX_CENTERS", "NystromResult", "fit_nystrom", "nystrom_baseline", "nystrom_bytes"]
+CANDIDATE_BYTES = 1 << 30
+
+# fewer candidates than this many times m leave pivoting nothing to choose
+MIN_CANDIDATES = 2
+
+
+@dataclass(frozen=True)
+class ChosenRows:
+    """Row numbers, ascending, and what a sampled row stands for.
+
+    Parameters
+    ----------
+    centers : (m,) int
+    sample : (s,) int
+        Other rows with a positive weight, drawn uniformly.
+    factor
+        Rows with a positive weight that are no centres, for each one in the sample.
+    """
+
+    centers: Indices
+    sample: Indices
+    factor: float
+
+
+def choose_rows(
+    dataset: Dataset,
+    kernel: Kernel,
+    center: tuple[float, ...] | None,
+    nystrom: NystromSettings,
+    seed: int,
+) -> ChosenRows:
+    """Choose centres and sample; the same for the same rows, weights and seed, whatever the chunks.
+
+    Raises
+    ------
+    ParameterError
+        More centres than rows with a positive weight.
+    DataError
+        The kernel is zero on all rows that centres are chosen from.
+    """
+    n, m = dataset.num_rows, nystrom.num_centers
+    used = np.arange(n)
+    if dataset.weight is not None:
+        used = np.flatnonzero(dataset.weight.read(0, n)[:, 0] > 0)
+    if m > len(used):
+        kind = "" if len(used) == n else " with a positive weight"
+        raise ParameterError(
+            f"{m:,} centres of {len(used):,} rows{kind}", hint=f"set num_centers to at most {len(used):,}"
+        )
+    random = np.random.default_rng([seed, 1])
+    if nystrom.centers == "uniform":
+        centers = np.sort(random.choice(used, m, replace=False))
+    else:
+        # as many as 1 GiB holds columns of, at least 2 m
+        most = max(MIN_CANDIDATES * m, CANDIDATE_BYTES // (8 * (m + dataset.num_features)))
+        count = min(len(used), most)
+        candidates = np.sort(random.choice(used, count, replace=False))
+        rows = read_rows(dataset.X, candidates, center)
+        # fewer than m where the rows left over are in the span of those that were chosen
+        centers = np.sort(candidates[pivot_rows(kernel, rows, m, seed, max_bytes=max(CANDIDATE_BYTES, 8 * m * count))])
+        if not len(centers):
+            raise DataError(f"{kernel.describe()} is zero on all {count:,} candidates", hint="use another kernel")
+    others = np.setdiff1d(used, centers, assume_unique=True)
+    size = sample_size(len(used), len(centers))
+    sample = np.sort(np.random.default_rng([seed, 2]).choice(others, size, replace=False))
+    return ChosenRows(centers, sample, len(others) / size if size else 0.0)
+
+
+def read_rows(array: RowArray, numbers: Indices, center: tuple[float, ...] | None = None) -> FloatMatrix:
+    """The rows (s, k) with these ascending numbers, centred if asked; only chunks that hold one are read."""
+    result = np.empty((len(numbers), array.num_columns))
+    for start, stop in array.blocks():
+        first, last = np.searchsorted(numbers, (start, stop))
+        if first < last:
+            result[first:last] = array.read(start, stop)[numbers[first:last] - start]
+    if center is not None:
+        result -= np.asarray(center)
+    return result
+
 
 logger = logging.getLogger("dkrr.linalg.nystrom.solver")
 
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
 
 MAX_CENTERS = 10_000
+
 DEFAULT_TOL = 1e-7
+
 CHECKPOINT_SECONDS = 20.0
+
 # a backward error of this size is that of a solution rounded to float64
 ROUNDING = float(np.finfo(np.float64).eps)
 
@@ -252,7 +345,7 @@ class _Fit:
         relative, backward = np.zeros(t), np.zeros(t)
         history: list[FloatVector] = []
         intercept = None if self.centring is None else self.centring.offset
-        out = np.empty(self.sample.parts.shape)
+        out = np.empty(self.sample.shape)
         for number, alpha in enumerate(dict.fromkeys(self.alphas.tolist())):
             targets = np.flatnonzero(self.alphas == alpha)
             system = _System(self.products, self.triangle, alpha, self.sample.factor(alpha, out), self.border)

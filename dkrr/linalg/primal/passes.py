@@ -1,4 +1,13 @@
-"""What a regression in feature space needs of the rows, one strip after the other.
+"""The rows of a pass in feature space: strips of X, Y and weights, from memory or from a data set on disk.
+
+On disk a chunk of X is mapped, its checksum compared, and used where it lies. That a chunk is intact does not say that
+it is in its place, so the first whole digest block of each chunk is compared with the digests of the data set where
+that is asked for: a chunk is what a store can lose, mix up or bring back, and one block of it says which one it is.
+That costs SHA-256 of 1,024 rows a chunk, an eighth of all rows at 50 features.
+
+Cost: X, Y and weights are read once; memory for one chunk of X and what of Y and the weights belongs to it.
+
+What a regression in feature space needs of the rows, one strip after the other.
 
     sums        G = F^T W F,  F^T W [Y, 1],  [Y, 1]^T W [Y, 1]
     residual    F^T W R,  1^T W R,  R^2 weighted,     R = Y - b - F c
@@ -8,7 +17,7 @@
 F (n, D) is never in memory as a whole. Features and targets are taken minus a *shift*, fixed before the pass, so that
 large means do not swallow what differs from row to row. Sums are of monomials: their scale comes in afterwards.
 
-Each is a :class:`~dkrr.linalg.row_pass.RowPass`: rows in memory are one range, those of a data set up to 64 of whole
+Each is a :class:`~dkrr.linalg.passes.Pass`: rows in memory are one range, those of a data set up to 64 of whole
 chunks, which depend on n, d and D alone. Where D is large G is cut into tiles, one task for a tile of a range. The sums
 are kept until the fit is over under a name made of what decides them, so that a fit that was interrupted goes on.
 
@@ -20,39 +29,209 @@ path: 2 n D^2. Memory of a task: :func:`task_memory`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import isqrt
-from typing import Any
+from math import isqrt, lcm
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkrr.errors import DataError
+from dkrr.dataset import Dataset
+from dkrr.dataset.dataset import Part
+from dkrr.dataset.rows import DIGEST_ROWS, block_digest, decode_floats, prefix_digest
+from dkrr.errors import DamagedChunkError, DataError
 from dkrr.kernels.features import FeatureMap
+from dkrr.linalg.blocks import FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.inference.leave_one_out import MIN_SHARE
-from dkrr.linalg.primal.rows import DatasetRows, MemoryRows, Strip
-from dkrr.linalg.row_pass import Operands, RowPass, RowRanges
+from dkrr.linalg.operators import Rows
+from dkrr.linalg.passes import Operands, Pass, RowRanges
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn
 
-__all__ = ["Affine", "FeatureRows", "panels", "row_ranges", "strip_rows", "sums_length", "sums_of", "task_memory"]
+# what of Y and the weights is read at once
+TARGET_BYTES = 64 << 20
 
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
+
+class Strip(NamedTuple):
+    """A few rows: the number of the first, X (q, d) read-only, Y (q, t), weights (q,) or None."""
+
+    start: int
+    x: FloatMatrix
+    y: FloatMatrix
+    weight: FloatVector | None
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryRows:
+    """Rows in memory: x (n, d), y (n, t), weight (n,) or None."""
+
+    x: FloatMatrix
+    y: FloatMatrix
+    weight: FloatVector | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """n and t."""
+        return self.y.shape[0], self.y.shape[1]
+
+    @property
+    def multiple(self) -> int:
+        """Rows that are gone through together: all of them."""
+        return len(self.x)
+
+    def weights(self) -> FloatVector | None:
+        """All weights (n,)."""
+        return self.weight
+
+    def means(self) -> tuple[FloatVector, FloatVector, FloatVector]:
+        """Unweighted means of X, their standard deviations, and means of Y."""
+        return self.x.mean(axis=0), self.x.std(axis=0), self.y.mean(axis=0)
+
+    def sample(self, num_rows: int) -> list[Strip]:
+        """Strips from everywhere, for a guess of the means; all rows here."""
+        return list(self.between(0, len(self.x), -(-len(self.x) // 4)))
+
+    def between(self, start: int, stop: int, num_rows: int, *, placed: bool = False) -> Iterator[Strip]:
+        """Strips of at most ``num_rows`` rows that cover rows ``start`` to ``stop`` in order.
+
+        ``placed`` has every chunk looked at, whether it is in its place.
+        """
+        for first in range(start, stop, num_rows):
+            rows = slice(first, min(first + num_rows, stop))
+            x = np.ascontiguousarray(self.x[rows], dtype=np.float64)
+            yield Strip(first, x, self.y[rows], None if self.weight is None else self.weight[rows])
+
+    def not_finite(self, features: FeatureMap, start: int, stop: int) -> DataError:
+        """The error for sums over rows ``start`` to ``stop`` that are not finite."""
+        return features.overflow(self.x[start:stop])
+
+
+@dataclass(frozen=True)
+class DatasetRows:
+    """The same for the rows of a data set."""
+
+    rows: Rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        dataset = self.rows.open()
+        return dataset.num_rows, dataset.num_targets
+
+    @property
+    def multiple(self) -> int:
+        """Whole chunks of X, and of Y and the weights too unless those would be many."""
+        dataset = self.rows.open()
+        together = lcm(*(array.rows_per_chunk for array in dataset.parts().values()), DIGEST_ROWS)
+        width = 8 * (dataset.num_targets + 1)
+        return together if together * width <= TARGET_BYTES else lcm(dataset.X.rows_per_chunk, DIGEST_ROWS)
+
+    def weights(self) -> FloatVector | None:
+        weight = self.rows.open().weight
+        return None if weight is None else weight.read(0, weight.num_rows)[:, 0]
+
+    def means(self) -> tuple[FloatVector, FloatVector, FloatVector]:
+        dataset = self.rows.open()
+        # a data set gives a constant column the deviation 1, for those who divide by it
+        return dataset.x_mean, decode_floats(dataset.records["X"]["std"]), dataset.y_mean
+
+    def sample(self, num_rows: int) -> list[Strip]:
+        """The first strip of each of four chunks."""
+        x = self.rows.open().X
+        numbers = sorted({x.num_chunks * k // 4 for k in range(4)})
+        return [next(self.between(*x.span(number), num_rows)) for number in numbers]
+
+    def between(self, start: int, stop: int, num_rows: int, *, placed: bool = False) -> Iterator[Strip]:
+        dataset, step = self.rows.open(), self.multiple
+        for first in range(start - start % step, stop, step):
+            yield from _strips(dataset, max(first, start), min(first + step, stop), num_rows, placed)
+
+    def not_finite(self, features: FeatureMap, start: int, stop: int) -> DataError:
+        """Looks for a row that was never written first: of mapped chunks nobody else does.
+
+        Raises
+        ------
+        DamagedChunkError
+            There is one.
+        """
+        x = self.rows.open().X
+        for first in range(start, stop, x.rows_per_chunk):
+            x.read(first, min(first + x.rows_per_chunk, stop))
+        return DataError(
+            f"the sums over rows {start:,} to {stop - 1:,} are not finite ({features.kernel.describe()})",
+            hint="scale the features and the targets",
+        )
+
+
+def _strips(dataset: Dataset, start: int, stop: int, num_rows: int, placed: bool) -> Iterator[Strip]:
+    """Strips of rows whose targets and weights are read at once."""
+    read: dict[Any, Any] = {name: array.read(start, stop) for name, array in dataset.parts().items() if name != "X"}
+    array, size = dataset.X, dataset.X.rows_per_chunk
+    for part in read if placed else ():
+        _check_places(dataset, part, start, read[part])
+    for first in range(start, stop, DIGEST_ROWS) if placed and size % DIGEST_ROWS else ():
+        _check_places(dataset, "X", first, array.read(first, min(first + DIGEST_ROWS, stop)))
+    for first in range(start - start % size, stop, size):
+        chunk: Any = array.array.read((first // size, 0))
+        begin, end = max(first, start), min(first + size, stop)
+        if placed and size % DIGEST_ROWS == 0:
+            _check_places(dataset, "X", begin, chunk[begin - first : end - first])
+        for row in range(begin, end, num_rows):
+            last = min(row + num_rows, end)
+            weight = read["weight"][row - start : last - start, 0] if "weight" in read else None
+            yield Strip(row, chunk[row - first : last - first], read["y"][row - start : last - start], weight)
+        del chunk  # unmapped before the next one is mapped
+
+
+def _check_places(dataset: Dataset, part: Part, start: int, rows: FloatMatrix) -> None:
+    """Compare rows from ``start`` on, where a digest block begins, with the digests that prove each chunk's place.
+
+    One digest block of each chunk; all of them where a block is longer than a chunk; and the rows left over at the end
+    of the array where their chunk has no whole block.
+    """
+    array, record = dataset.parts()[part], dataset.records[part]
+    stop, blocks = start + len(rows), record["block_digests"]
+    whole = array.num_rows - array.num_rows % DIGEST_ROWS
+    step = array.rows_per_chunk if array.rows_per_chunk % DIGEST_ROWS == 0 else DIGEST_ROWS
+    for chunk in range(start - start % step, stop, step):
+        first = max(chunk, start)
+        last = first + DIGEST_ROWS
+        if last <= min(stop, whole):
+            number = first // DIGEST_ROWS
+            good = number < len(blocks) and block_digest(rows[first - start : last - start]) == blocks[number]
+        elif stop == array.num_rows:
+            first, last = whole, stop
+            good = prefix_digest(blocks, rows[whole - start :]) == record["digest"]
+        else:
+            continue
+        if not good:
+            index, reason = (first // array.rows_per_chunk, 0), f"rows {first} to {last - 1} are others"
+            raise DamagedChunkError(
+                f"chunk {index} of {array.array.location} is damaged ({reason})",
+                hint="restore it, or ingest the source again",
+                path=array.array.location,
+                index=index,
+                reason=reason,
+            )
+
 
 PANEL = 2048
+
 # features of a strip: many enough rows for a product with a tile, else what stays in a cache
 STRIP_BYTES, CACHED_BYTES = 16 << 20, 2 << 20
+
 MIN_STRIP_ROWS, GOOD_STRIP_ROWS, MAX_STRIP_ROWS = 128, 1024, 4096
+
 # a task takes at least this long, at rates that one core reaches
 TASK_SECONDS, FLOP_SECONDS, BYTE_SECONDS = 0.1, 3e-11, 3e-10
+
 MAX_RANGES = 64
+
 # what all tiles of all ranges together may take on disk, unless a few ranges already take more
 SUMS_BYTES, FEWEST_RANGES = 4 << 30, 4
+
 CHUNK_BYTES = 4 << 20
 
 
@@ -298,29 +477,33 @@ class FeatureRows:
     workspace: Workspace | None = None
     scratch: str = ""
 
-    def sums(self, affine: Affine) -> Iterator[tuple[int, int, FloatVector]]:
-        """(p, q, vector of :func:`sums_of`), for p >= q, several of each."""
+    def sums(self, affine: Affine, add: Callable[[int, int, FloatVector], None]) -> None:
+        """Call ``add(p, q, vector of sums_of)``, for p >= q, several times for each."""
         grid = panels(self.features.num_features)
         length = sums_length(grid.tile_size, self.rows.shape[1])
         folder = "" if self.workspace is None else f"sums-{key_of({'shift': affine.pack().tobytes().hex()})[:12]}"
         parts = self._pass("sums", affine, (length,), 2.0 * grid.tile_size**2, folder=folder, num_tiles=grid.num_lower)
-        for number, part in enumerate(parts):
-            yield (*_tile(number % grid.num_lower), part)
+        parts.consume(lambda number, part: add(*_tile(number % grid.num_lower), part))
 
     def residual(self, affine: Affine) -> FloatVector:
         """F^T W R (D, t), 1^T W R (t) and sum_i w_i R_i^2 (t) in one vector."""
         d, t = affine.coef.shape
-        return self._pass("residual", affine, ((d + 2) * t,), 4.0 * d * t).reduce()  # type: ignore[no-any-return]
+        return self._pass("residual", affine, ((d + 2) * t,), 4.0 * d * t).sum()  # type: ignore[no-any-return]
 
     def hat(self, affine: Affine, basis: FloatMatrix, weights: FloatMatrix) -> FloatMatrix:
         """R and q_i of every row (n, t + k)."""
         columns, size = affine.coef.shape[1] + weights.shape[1], self.ranges.size
         parts = self._pass("hat", affine, (size, columns), 2.0 * len(basis) ** 2, basis, weights)
         if self.workspace is None:  # one range: no second array
-            return parts.part(0)  # type: ignore[no-any-return]
+            found: list[FloatMatrix] = []
+            parts.consume(lambda _, part: found.append(part))
+            return found[0]
         out = np.empty((self.ranges.n, columns))
-        for i, part in enumerate(parts):
+
+        def add(i: int, part: FloatMatrix) -> None:
             out[i * size : (i + 1) * size] = part[: self.ranges.n - i * size]
+
+        parts.consume(add)
         return out
 
     def path(
@@ -330,9 +513,12 @@ class FeatureRows:
         columns, k = affine.coef.shape[1], weights.shape[1]
         flops = 2.0 * len(basis) * (len(basis) + columns)
         squares, largest = np.zeros(columns), np.zeros(k)
-        for part in self._pass("path", affine, (columns + k,), flops, basis, weights, constant=constant):
-            squares += part[:columns]
+
+        def add(_: int, part: FloatVector) -> None:
+            np.add(squares, part[:columns], out=squares)
             np.maximum(largest, part[columns:], out=largest)
+
+        self._pass("path", affine, (columns + k,), flops, basis, weights, constant=constant).consume(add)
         return squares, largest
 
     @cached_property
@@ -351,7 +537,7 @@ class FeatureRows:
         *,
         folder: str = "",
         **algebra: Any,
-    ) -> RowPass:
+    ) -> Pass:
         """The pass of that name, whose parts have this shape."""
         task = _Algebra(self.features, self.rows, self.ranges, **algebra)
         operands = {"coefficients": [affine.pack()[None]]}
@@ -361,13 +547,12 @@ class FeatureRows:
             count = 1 if self.workspace is None else grid.num_tiles
             whole = np.pad(basis, ((0, 0), (0, -len(basis) % grid.tile_size))) if count > 1 else basis
             operands |= {"basis": np.split(whole, count, axis=1), "weights": [weights]}
-        return RowPass(
+        return Pass(
             name,
             getattr(task, name),
             task.not_finite,
-            len(self.ranges) * task.num_tiles,
+            [row_flops * self.ranges.size] * (len(self.ranges) * task.num_tiles),
             shape,
-            flops=row_flops * self.ranges.size,
             operands=operands,
             workspace=self.workspace,
             store=self.scratch,

@@ -1,4 +1,8 @@
-"""Conjugate gradients with an intercept: the same iteration in the plane s^T u = 0.
+"""What a preconditioner is: an approximate inverse of A = S K S + alpha I, symmetric positive definite.
+
+The low-rank ones and the one made of a tile factor live in modules of their own.
+
+Conjugate gradients with an intercept: the same iteration in the plane s^T u = 0.
 
     P A P u = P S Y,    P = I - s s^T / s^T s,    b = s^T (S Y - A u) / s^T s
 
@@ -27,18 +31,64 @@ optimization, SIAM J. Sci. Comput. 23 (2001).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import DataError
-from dkrr.linalg.columns import row_blocks
-from dkrr.linalg.precondition import Preconditioner
+from dkrr.linalg.blocks import FloatMatrix, FloatVector, row_blocks
 
-__all__ = ["Plane", "PlanePreconditioner", "within"]
 
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
+class Preconditioner(Protocol):
+    """P_alpha^-1 for any alpha, applied to many columns at once.
+
+    ``inexact`` says that rounding in an application is far above that of float64, so that it is not quite symmetric:
+    directions are then made conjugate to the last one by its product instead of by r^T z.
+    """
+
+    inexact: bool
+
+    @property
+    def description(self) -> str:
+        """A few words for messages and records, e.g. "randomly pivoted Cholesky of rank 1,000"."""
+        ...
+
+    def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
+        """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed."""
+        ...
+
+
+class Identity:
+    """No preconditioner."""
+
+    description, inexact = "none", False
+
+    def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
+        return r.copy()
+
+
+class Deferred:
+    """A preconditioner that is made when it is first applied: never, where every column is good to begin with.
+
+    ``inexact`` is that of the preconditioner to come.
+    """
+
+    def __init__(self, make: Callable[[], Preconditioner], *, inexact: bool) -> None:
+        self.make, self.inexact = make, inexact
+        self.made: Preconditioner | None = None
+
+    @property
+    def description(self) -> str:
+        """That of the preconditioner, once there is one."""
+        return "none was needed" if self.made is None else self.made.description
+
+    def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
+        if self.made is None:
+            self.made = self.make()
+        return self.made.apply(r, alpha)
+
+
 Multiply = Callable[[FloatMatrix], FloatMatrix]
 
 

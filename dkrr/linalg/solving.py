@@ -9,13 +9,9 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
 from dkrr.errors import DamagedChunkError, ParameterError
-from dkrr.linalg.factor.triangular import BlockColumns
+from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.intercept import Centring
 from dkrr.linalg.operators import RidgeOperator
-
-__all__ = ["right_hand_sides", "target_alphas"]
-
-FloatMatrix = NDArray[np.float64]
 
 
 def target_alphas(alpha: Any, num_targets: int) -> NDArray[np.float64]:
@@ -43,7 +39,6 @@ def right_hand_sides(
     store: Any,
     *,
     centring: Centring | None = None,
-    with_normal: bool = False,
 ) -> BlockColumns:
     """S Y in blocks. A block that an earlier attempt left is compared: the residual rests on it.
 
@@ -51,18 +46,14 @@ def right_hand_sides(
     ----------
     centring
         Of all targets of the data set, to be subtracted from Y.
-    with_normal
-        Append the column s, the diagonal of S.
     """
     assert dataset.y is not None  # noqa: S101  (narrows the type)
-    rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets) + with_normal, "float64")
+    rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets), "float64")
     for i in range(operator.grid.num_tiles):
         span = operator.grid.span(i)
         block = dataset.y.read(span.start, span.stop)[:, targets]
         if centring is not None:
             block = centring.take(targets).apply(block)
-        if with_normal:
-            block = np.hstack([block, np.ones((len(block), 1))])
         root = operator.root_weight(i)
         if root is not None:
             block = root[:, None] * block

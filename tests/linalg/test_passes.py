@@ -13,8 +13,7 @@ from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.nystrom.solver import fit_nystrom
-from dkrr.linalg.primal.cross_validation import primal_leave_one_out
-from dkrr.linalg.primal.solver import fit_primal, stored_source
+from dkrr.linalg.primal.solver import fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from tests.faults import Spoiling, Twice, chunk_files, failing_at, flip
@@ -51,9 +50,12 @@ PHASES: list[tuple[Solve, str, int]] = [
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Rows of which every pass has several ranges."""
-    monkeypatch.setattr("dkrr.linalg.row_pass.MIN_TASK_ENTRIES", 1)
+    monkeypatch.setattr("dkrr.linalg.passes.MIN_TASK_ENTRIES", 1)
     monkeypatch.setattr("dkrr.linalg.nystrom.precondition.MIN_PART_ROWS", 100)
     monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
+    # operands and parts travel through the store as they do to workers
+    monkeypatch.setattr("dkrr.linalg.passes.is_here", lambda workspace: workspace is None)
+    monkeypatch.setattr("dkrr.linalg.nystrom.products.is_here", lambda workspace: workspace is None)
     x, y, weight = data(n=2100, weights=True)
     return ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=1024)
 

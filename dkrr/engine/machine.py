@@ -1,0 +1,532 @@
+"""This machine: its memory, its processors, its BLAS, what worker processes need for it, and how fast it is.
+
+Memory counts as far as the control groups of this process allow it to be used.
+
+A wrong BLAS kernel (a core type that does not suit the CPU, a broken build, threads that overwrite each other's
+buffers) gives wrong numbers without an error, so every worker computes known answers when it is first used; 20 to 30
+ms. ``python -m dkrr.engine.machine`` prints the outcome as JSON.
+
+OpenBLAS reads its variables once, when it is loaded, so they must be set before a worker process starts. The wheels of
+NumPy and SciPy fall back to AVX2 kernels on CPUs that are newer than their OpenBLAS, at about half the speed of the
+AVX-512 kernels; ``OPENBLAS_CORETYPE=SkylakeX`` is recommended there, after a process that uses it has passed the
+self-test: 0.3 s, once per process, and nothing where OpenBLAS already uses an AVX-512 kernel.
+
+All rates are measured in this process with one BLAS thread, the way a worker runs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import resource
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from dkrr._version import __version__
+from dkrr.errors import StorageFullError, StoreError
+from dkrr.threads import single_blas_thread
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def total_memory_bytes() -> int:
+    """Installed memory, or the smallest memory limit of the control groups around this process."""
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _cgroups())])
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping: available on the machine and left under every control group limit.
+
+    Page cache counts as free, for the kernel gives it up.
+    """
+    return max(0, min([int(psutil.virtual_memory().available), *(limit - used for limit, used in _cgroups())]))
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory that this process ever had.
+
+    ``VmHWM`` where there is one: ``ru_maxrss`` of a child starts with the peak of the process that started it.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _cgroups() -> Iterator[tuple[int, int]]:
+    """Limit and use (without inactive page cache) of every control group around this process that has a limit."""
+    for folder, limit_name, use_name, cache_name in _folders():
+        try:
+            limit = int((folder / limit_name).read_text())
+            used = int((folder / use_name).read_text())
+            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue  # no limit here ("max"), or a folder that is not visible from inside a container
+        yield limit, max(0, used - int(statistics.get(cache_name, 0)))
+
+
+def _folders() -> Iterator[tuple[Path, str, str, str]]:
+    """Folders of the control groups from this process' own up to the root; version 2, then version 1."""
+    try:
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, names = _CGROUP, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = _CGROUP / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            yield folder, *names
+            if folder == root:
+                break
+
+
+# neither is a multiple of a register block, so that the edges of the kernels are used as well
+_ORDER, _DEPTH = 203, 67
+
+_BAR = 30.0
+
+
+def blas_libraries() -> list[dict[str, Any]]:
+    """The BLAS libraries that NumPy and SciPy loaded, as ``threadpoolctl.threadpool_info`` describes them."""
+    import scipy.linalg  # noqa: F401  (loads SciPy's own BLAS)
+    from threadpoolctl import threadpool_info
+
+    return [dict(library) for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+def blas_kernel(libraries: Iterable[Mapping[str, Any]]) -> str:
+    """Names of the BLAS kernels in use, e.g. "openblas-SkylakeX"; the same bits need the same kernel."""
+    return "+".join(sorted({f"{item['internal_api']}-{item.get('architecture', 'unknown')}" for item in libraries}))
+
+
+def self_test() -> list[str]:
+    """Check gemm, syrk, potrf and trsm in float64 and float32 against sums that use no BLAS.
+
+    Returns
+    -------
+    failures : list of str
+        One sentence for each routine whose residual is above 30 in units of n |A| |B| eps; empty when all is well.
+    """
+    from scipy.linalg import blas, lapack
+
+    failures: list[str] = []
+    for letter, dtype in (("d", np.float64), ("s", np.float32)):
+        gemm, syrk, trsm = (getattr(blas, letter + name) for name in ("gemm", "syrk", "trsm"))
+        failures += _test(dtype, gemm, syrk, trsm, getattr(lapack, letter + "potrf"))
+    return failures
+
+
+def _test(
+    dtype: type[np.floating[Any]],
+    gemm: Callable[..., Any],
+    syrk: Callable[..., Any],
+    trsm: Callable[..., Any],
+    potrf: Callable[..., Any],
+) -> list[str]:
+    name = np.dtype(dtype).name
+    generator = np.random.default_rng(0)
+    rows = generator.standard_normal((_ORDER, _DEPTH)).astype(dtype)
+    right = generator.standard_normal((_ORDER, _DEPTH)).astype(dtype)
+    failures: list[str] = []
+
+    def compare(routine: str, found: NDArray[Any], expected: NDArray[Any], scale: float) -> None:
+        residual = float(np.max(np.abs(found - expected))) / (scale * float(np.finfo(dtype).eps))
+        if not residual < _BAR:  # NaN fails as well
+            failures.append(f"{name} {routine}: residual {residual:.1e} eps, at most {_BAR:.0f} expected")
+
+    gram = _plain_product(rows, rows)
+    size = float(np.max(gram))
+    compare("gemm", gemm(1.0, rows, rows, trans_b=1), gram, size)
+    compare("matmul", np.matmul(rows, right.T), _plain_product(rows, right), size)
+    compare("syrk", np.tril(syrk(1.0, rows, lower=1)), np.tril(gram), size)
+
+    matrix = gram / dtype(_DEPTH) + np.eye(_ORDER, dtype=dtype)
+    size = float(np.max(matrix)) * _ORDER
+    factor, info = potrf(matrix, lower=1, clean=1)
+    if info:
+        return [*failures, f"{name} potrf: stopped at row {info} of a positive definite matrix"]
+    compare("potrf", _plain_product(factor, factor), matrix, size)
+    # L from a matrix that is known, so that trsm is judged apart from potrf
+    lower = np.tril(matrix)
+    solution = trsm(1.0, lower, right, lower=1)
+    compare(
+        "trsm", _plain_product(lower, np.ascontiguousarray(solution.T)), right, size * float(np.max(np.abs(solution)))
+    )
+    return failures
+
+
+def _plain_product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """A B^T summed in float64 by einsum's own loops."""
+    wide: NDArray[Any] = np.einsum("ik,jk->ij", a.astype(np.float64), b.astype(np.float64), optimize=False)
+    product: NDArray[Any] = wide.astype(a.dtype)
+    return product
+
+
+if __name__ == "__main__":
+    libraries = [{key: library.get(key) for key in ("internal_api", "architecture")} for library in blas_libraries()]
+    json.dump({"failures": self_test(), "libraries": libraries}, sys.stdout)
+
+logger = logging.getLogger("dkrr.engine.machine")
+
+CORETYPE = "OPENBLAS_CORETYPE"
+MISSING = "missing"
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"})  # what SkylakeX kernels use
+
+_AVX2_KERNELS = frozenset({"haswell", "zen"})
+
+_AVX512_KERNEL = "SkylakeX"
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+_TEST_SECONDS = 30.0
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use, as Dask counts them: affinity and control group quota respected."""
+    from dask.system import CPU_COUNT
+
+    return int(CPU_COUNT)
+
+
+def _cpuinfo(name: str) -> str:
+    """What Linux says of the first processor under a name; "" on other systems."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of the CPU, as Linux names them; empty on other systems and other processors."""
+    return frozenset(_cpuinfo("flags").split())
+
+
+def cpu_model() -> str:
+    """Name of this machine's processor."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of dkrr and of packages as installed here; "missing" for what is not there."""
+    found = {"dkrr": __version__}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = MISSING
+    return found
+
+
+def recommended_coretype(flags: Collection[str], libraries: Collection[Mapping[str, Any]]) -> str | None:
+    """The OpenBLAS core type that is worth setting on this CPU.
+
+    Parameters
+    ----------
+    flags
+        Instruction sets of the CPU, from :func:`cpu_flags`.
+    libraries
+        The BLAS libraries in use without the variable, from :func:`dkrr.engine.machine.blas_libraries`.
+
+    Returns
+    -------
+    coretype : str or None
+        "SkylakeX" where the CPU has AVX-512, an AVX2 kernel is in use, and a process with the variable set uses the
+        kernel and computes right numbers; None otherwise.
+    """
+    slow = [
+        library
+        for library in libraries
+        if library["internal_api"] == "openblas" and str(library.get("architecture")).lower() in _AVX2_KERNELS
+    ]
+    if not slow or not set(flags) >= _AVX512:
+        return None
+    problem = _problem_with(_AVX512_KERNEL)
+    if problem:
+        logger.warning(
+            "the CPU has AVX-512 but OpenBLAS uses %s kernels, and %s=%s is not usable: %s",
+            slow[0]["architecture"],
+            CORETYPE,
+            _AVX512_KERNEL,
+            problem,
+        )
+        return None
+    return _AVX512_KERNEL
+
+
+def _problem_with(coretype: str) -> str:
+    """Run the self-test in a process that uses ``coretype``; "" when it is in use and right."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "dkrr.engine.machine"],
+            env={**subprocess_environment(), **ONE_THREAD, CORETYPE: coretype},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TEST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the self-test did not end within {_TEST_SECONDS:.0f} s"
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        return f"the self-test ended with status {done.returncode} {reason[0]}".rstrip()
+    outcome = json.loads(done.stdout)
+    if outcome["failures"]:
+        return "; ".join(outcome["failures"])
+    used = {str(item["architecture"]) for item in outcome["libraries"] if item["internal_api"] == "openblas"}
+    return "" if used == {coretype} else f"OpenBLAS used {', '.join(sorted(used))} instead"
+
+
+@lru_cache(maxsize=1)
+def _coretype_here() -> str | None:
+    flags = cpu_flags()
+    # SciPy is loaded for the look at its BLAS only where the answer can matter
+    return recommended_coretype(flags, blas_libraries()) if flags >= _AVX512 else None
+
+
+def worker_environment() -> dict[str, str]:
+    """Variables to set before a worker process starts.
+
+    One BLAS thread a process, whatever the caller's own setting: threaded OpenBLAS is slower per core on tiles and has
+    returned wrong numbers. ``OPENBLAS_CORETYPE`` where :func:`recommended_coretype` says so; a value that the user set
+    is left alone.
+    """
+    variables = dict(ONE_THREAD)
+    if CORETYPE not in os.environ:
+        coretype = _coretype_here()
+        if coretype is not None:
+            variables[CORETYPE] = coretype
+    return variables
+
+
+def subprocess_environment() -> dict[str, str]:
+    """The environment of this process, with its import path: a child imports what this process can import."""
+    path = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)  # "" is the current folder
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def environment_lines() -> list[str]:
+    """``worker_environment()`` as shell lines ``export NAME=value``, for workers that others start."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in sorted(worker_environment().items())]
+
+
+GEMM_EDGE = 1024
+
+KERNEL_SHAPE = (1024, 1024, 10)
+
+REPORT_DISK_BYTES = 256 * 2**20
+
+CALIBRATION_DISK_BYTES = 32 * 2**20
+
+BLOCK_BYTES = 8 * 2**20
+
+REPEATS = 3
+
+_PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "scikit-learn", "crc32c")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How fast one worker process with one thread would be here.
+
+    ``kernel_entry_seconds`` is the time of one entry of an rbf kernel block with 10 features. Disk rates are those of
+    one writer, with fsync, and of one reader that does not find the file in the page cache.
+    """
+
+    gemm_flops_per_second_float64: float
+    gemm_flops_per_second_float32: float
+    kernel_entry_seconds: float
+    disk_write_bytes_per_second: float
+    disk_read_bytes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineReport:
+    """What ``dkrr doctor`` shows; plain values throughout, ``to_dict`` is ready for JSON."""
+
+    cpu: str
+    num_cpus: int
+    has_avx512: bool
+    blas: list[dict[str, Any]]
+    self_test_failures: list[str]
+    worker_environment: dict[str, str]
+    total_memory_bytes: int
+    free_memory_bytes: int
+    folder: str
+    free_disk_bytes: int
+    speed: Calibration
+    versions: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as nested dicts and lists of plain values."""
+        return asdict(self)
+
+
+def machine_report(folder: str | os.PathLike[str] = ".") -> MachineReport:
+    """Describe this machine and measure it; the disk in ``folder``, with a file of 256 MiB that is removed again.
+
+    Raises
+    ------
+    StoreError
+        The folder does not exist or cannot be written.
+    StorageFullError
+        There is no room for even a small file.
+
+    Cost
+    ----
+    One second, and the time to write and read 256 MiB (less where less than 1 GiB is free).
+    """
+    return MachineReport(
+        cpu=cpu_model(),
+        num_cpus=cpu_count(),
+        has_avx512="avx512f" in cpu_flags(),
+        blas=blas_libraries(),
+        self_test_failures=self_test(),
+        worker_environment=worker_environment(),
+        total_memory_bytes=total_memory_bytes(),
+        free_memory_bytes=free_memory_bytes(),
+        folder=os.path.abspath(folder),
+        free_disk_bytes=_free_disk_bytes(Path(folder)),
+        speed=_measure(Path(folder), REPORT_DISK_BYTES),
+        versions=versions_of(_PACKAGES) | {"python": platform.python_version()},
+    )
+
+
+def calibrate(folder: str | os.PathLike[str], *, seconds: float = 0.5) -> Calibration:
+    """Measure quickly what a plan needs, in about ``seconds`` (0.2 s are needed at least); see :func:`machine_report`.
+
+    On a slow disk it takes longer: at least 8 MiB are written, and waited for.
+    """
+    return _measure(Path(folder), CALIBRATION_DISK_BYTES, seconds)
+
+
+def disk_rates(folder: str | os.PathLike[str], *, seconds: float = 0.25) -> tuple[float, float]:
+    """Bytes per second written (with fsync) and read back, in about ``seconds``; see :func:`calibrate`."""
+    return _disk_rates(Path(folder), CALIBRATION_DISK_BYTES, seconds)
+
+
+def _measure(folder: Path, disk_bytes: int, seconds: float = float("inf")) -> Calibration:
+    start = time.perf_counter()
+    with single_blas_thread():
+        double, single = _gemm_rate(np.float64), _gemm_rate(np.float32)
+        entry = _kernel_entry_seconds()
+    left = max(0.0, seconds - (time.perf_counter() - start))
+    write, read = _disk_rates(folder, disk_bytes, left)
+    return Calibration(
+        gemm_flops_per_second_float64=double,
+        gemm_flops_per_second_float32=single,
+        kernel_entry_seconds=entry,
+        disk_write_bytes_per_second=write,
+        disk_read_bytes_per_second=read,
+    )
+
+
+def _median_seconds(work: Callable[[], Any]) -> float:
+    work()  # loads code and touches memory
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _gemm_rate(dtype: type[np.floating[Any]]) -> float:
+    """Flops per second of the gemm that tiles use (SciPy's), edge 1024."""
+    from scipy.linalg.blas import dgemm, sgemm
+
+    gemm = dgemm if dtype is np.float64 else sgemm
+    a, b = np.random.default_rng(0).standard_normal((2, GEMM_EDGE, GEMM_EDGE)).astype(dtype)
+    c = np.zeros((GEMM_EDGE, GEMM_EDGE), dtype, order="F")
+    return 2.0 * GEMM_EDGE**3 / _median_seconds(lambda: gemm(-1.0, a.T, b.T, 1.0, c, trans_a=1, overwrite_c=1))
+
+
+def _kernel_entry_seconds() -> float:
+    from dkrr.kernels import make_kernel
+
+    m, n, d = KERNEL_SHAPE
+    a, b = np.random.default_rng(0).standard_normal((m + n, d)).reshape(2, m, d)
+    kernel = make_kernel("rbf", gamma=1.0 / d)
+    out = np.empty((m, n))
+    return _median_seconds(lambda: kernel.block(a, b, out)) / (m * n)
+
+
+def _free_disk_bytes(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as exc:
+        raise StoreError(f"{folder} cannot be measured ({exc.strerror})", hint="give an existing folder") from exc
+
+
+def _disk_rates(folder: Path, num_bytes: int, seconds: float) -> tuple[float, float]:
+    """Write and read rates in bytes per second of up to ``num_bytes``, fewer when they would take over ``seconds``."""
+    free = _free_disk_bytes(folder)
+    num_bytes = min(num_bytes, free // 4)
+    if num_bytes < BLOCK_BYTES:
+        raise StorageFullError(
+            f"{free:,} bytes are free in {folder}, {4 * BLOCK_BYTES:,} needed to measure it", hint="free some space"
+        )
+    path = folder / f".dkrr-speed-{uuid.uuid4().hex}"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as exc:
+        raise StoreError(f"{folder} cannot be written ({exc.strerror})", hint="give a folder that can be") from exc
+    try:
+        path.unlink()  # the file goes with its descriptor, however this ends
+        block = bytearray(np.random.default_rng().bytes(BLOCK_BYTES))  # random, for disks that compress
+        start = time.perf_counter()
+        _write_through(descriptor, block, 0, BLOCK_BYTES)
+        rate = BLOCK_BYTES / (time.perf_counter() - start)
+        # half of the time for the rest of the file, half for reading it
+        written = int(min(num_bytes, BLOCK_BYTES + rate * max(0.0, seconds / 2)))
+        _write_through(descriptor, block, BLOCK_BYTES, written)
+        write_rate = written / (time.perf_counter() - start)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        start = time.perf_counter()
+        read = 0
+        while read < written:
+            read += os.preadv(descriptor, [block], read)
+        return write_rate, written / (time.perf_counter() - start)
+    finally:
+        os.close(descriptor)
+
+
+def _write_through(descriptor: int, block: bytearray, start: int, stop: int) -> None:
+    """Fill the file from ``start`` to ``stop`` and wait until the disk has it."""
+    view = memoryview(block)
+    while start < stop:
+        start += os.pwrite(descriptor, view[: stop - start], start)
+    os.fsync(descriptor)

@@ -1,0 +1,640 @@
+"""The workers of a cluster: what they are, whether they may work together, which may get tasks, what memory they take.
+
+Dask compares the versions of a few packages and only warns. Tiles written by workers of different NumPy builds or BLAS
+kernels differ in their last bits, and a pickle of one Dask version may fail in another one, so differences are errors.
+So is a store that a worker cannot see, write, read or delete from: a path that exists on every machine and is another
+disk on each of them would swallow tiles that the next task looks for.
+
+The scheduler hands tasks to whoever is there, so on a scheduler that dkrr did not start every task names the workers
+that may run it. A worker that joins late (or was restarted by its nanny, which gives it another address) is described
+as at the start: an equal one takes part from then on, another one is named in ``refused`` and gets no task.
+A task names at most 64 workers, another 64 every time: with a choice among so many the shortest queue is as short as
+among all (Mitzenmacher), and the message stays below 2 kB on any number of workers.
+
+Cost: one call on every worker at once, with three operations on the store; 0.2 s on the first call, when the workers
+load SciPy, 0.03 s later. While a graph runs, one small message a second to the scheduler, which also tells that the
+scheduler is alive; nothing waits for it.
+
+References
+----------
+Mitzenmacher, The power of two choices in randomized load balancing, IEEE Trans. Parallel Distrib. Syst. 12 (2001).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import platform
+import random
+import socket
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dkrr._version import __version__
+from dkrr.engine.configuration import timeout_seconds
+from dkrr.engine.machine import (
+    MISSING,
+    blas_kernel,
+    blas_libraries,
+    cpu_count,
+    cpu_model,
+    self_test,
+    total_memory_bytes,
+    versions_of,
+)
+from dkrr.engine.tasks import DaskExecutor, Executor
+from dkrr.errors import ClusterError, DkrrError, StoreError
+from dkrr.store.files import delete_key, local_root, read_json, write_json
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Challenge = dict[str, Any]
+
+"""``{"store": path or URL, "key": name of an object, "token": what it holds}``"""
+
+
+@contextmanager
+def challenge(store: Any) -> Iterator[Challenge | None]:
+    """A small object in ``store`` while the block runs, for workers to find; None when there is no store to look at.
+
+    Raises
+    ------
+    StoreError
+        The store cannot be written from here.
+    """
+    if store is None:
+        yield None
+        return
+    asked = {"store": store, "key": f"probe-{uuid.uuid4().hex}.json", "token": uuid.uuid4().hex}
+    root = local_root(store)
+    try:
+        if root is not None:
+            root.mkdir(parents=True, exist_ok=True)
+        write_json(store, asked["key"], {"token": asked["token"]})
+    except OSError as exc:
+        raise StoreError(f"{store} cannot be written ({exc})", hint="choose another [output] store") from exc
+    try:
+        yield asked
+    finally:
+        with contextlib.suppress(OSError, StoreError):
+            delete_key(store, asked["key"])
+
+
+def answer_challenge(asked: Challenge | None) -> str:
+    """What is wrong with the store in this process; "" when all is well."""
+    if asked is None:
+        return ""
+    store, key = asked["store"], asked["key"]
+    mine = f"{key.removesuffix('.json')}-{uuid.uuid4().hex}.json"
+    step = "see what was written elsewhere"
+    try:
+        found = read_json(store, key)
+        if not isinstance(found, dict) or found.get("token") != asked["token"]:
+            return f"cannot {step}: it is not the same place"
+        step = "write"
+        write_json(store, mine, {"token": asked["token"]})
+        step = "read"
+        if read_json(store, mine) != {"token": asked["token"]}:
+            return "cannot read what it has just written"
+        step = "delete"
+        delete_key(store, mine)
+    except Exception as exc:
+        return f"cannot {step} ({type(exc).__name__}: {exc})"
+    return ""
+
+
+logger = logging.getLogger("dkrr.engine.workers")
+
+PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "crc32c")
+
+
+_COMPARED = ("python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr")
+
+_MATTERS = (*_COMPARED, "blas_kernel")
+
+_SHOWN_WORKERS = 8
+
+_EXPORT_HINT = 'start workers with the lines that "dkrr doctor --env" prints on their machine'
+
+_HINTS = {"BLAS kernel": _EXPORT_HINT, "store": "give a store that every worker reaches: a shared file system or s3://"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInfo:
+    """What one worker process is.
+
+    ``python`` is the minor version ("3.11"), the packages' versions are those installed where the worker runs, and
+    ``blas`` describes each loaded BLAS library as ``threadpoolctl.threadpool_info`` does (``internal_api``,
+    ``architecture``, ``version``, ``num_threads``, ...), after the limit to one thread. ``failures`` are wrong answers
+    of the BLAS, ``store_problem`` says what it cannot do with the store; both are empty when all is well.
+    """
+
+    address: str
+    name: str
+    host: str
+    pid: int
+    threads: int
+    memory_limit_bytes: int | None
+    python: str
+    numpy: str
+    scipy: str
+    zarr: str
+    dask: str
+    distributed: str
+    dkrr: str
+    crc32c: str
+    blas: tuple[dict[str, Any], ...]
+    blas_threads_before: int = 1
+    failures: tuple[str, ...] = ()
+    store_problem: str = ""
+
+    @property
+    def blas_kernel(self) -> str:
+        """Names of the BLAS kernels in use, e.g. "openblas-SkylakeX"."""
+        return blas_kernel(self.blas) or "unknown"
+
+
+def describe_process(dask_worker: Any = None) -> dict[str, Any]:
+    """Describe this process and put it in order.
+
+    BLAS is limited to one thread, then tested. The answer is made of plain values, which any version can read.
+    """
+    from threadpoolctl import threadpool_limits
+
+    libraries = blas_libraries()
+    threads_before = max((int(library["num_threads"]) for library in libraries), default=1)
+    # OpenMP keeps the limit of each thread apart: it cannot be set here for the threads that will run the tasks
+    per_thread = any(library.get("threading_layer") == "openmp" for library in libraries)
+    if threads_before > 1 and not per_thread:
+        threadpool_limits(limits=1, user_api="blas")
+        libraries = blas_libraries()
+        threads_after = max(int(library["num_threads"]) for library in libraries)
+        logger.warning("BLAS used %d threads in this process; now %d", threads_before, threads_after)
+    return {
+        **process_versions(),
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "name": "" if dask_worker is None else str(dask_worker.name),
+        "threads": 1 if dask_worker is None else int(dask_worker.state.nthreads),
+        "memory_limit_bytes": None if dask_worker is None else dask_worker.memory_manager.memory_limit,
+        "blas": libraries,
+        "blas_threads_before": threads_before,
+        "failures": self_test(),
+    }
+
+
+async def describe_worker(dask_worker: Any = None, **request: Any) -> dict[str, Any]:
+    """What :func:`check_workers` runs on every worker: :func:`describe_process`, and a look at the store.
+
+    On the event loop, so that a busy worker answers as well; the store in a thread, for it may be slow. What another
+    version of dkrr asks for besides is ignored.
+    """
+    description = describe_process(dask_worker)
+    description["store_problem"] = await asyncio.to_thread(answer_challenge, request.get("challenge"))
+    return description
+
+
+def process_versions() -> dict[str, str]:
+    """Versions of Python (minor), dkrr and the packages that matter, as installed here."""
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **versions_of(PACKAGES)}
+
+
+def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -> list[WorkerInfo]:
+    """Describe, put in order and test every worker of a cluster.
+
+    A worker whose BLAS uses several threads is limited to one, and a warning is logged.
+
+    Parameters
+    ----------
+    client
+        A synchronous client.
+    timeout
+        Seconds within which every worker must answer.
+    store
+        Path or URL where every worker must see what this process writes, and write, read and delete.
+
+    Returns
+    -------
+    workers : list of WorkerInfo
+        In the order of their addresses.
+
+    Raises
+    ------
+    ClusterError
+        There are no workers; one does not answer, lacks dkrr, fails the self-test or cannot use the store; or Python's
+        minor version, NumPy, SciPy, Zarr, Dask, distributed, dkrr or the BLAS kernel are not the same everywhere. One
+        table names them all.
+    StoreError
+        The store cannot be written from here.
+    """
+    addresses = sorted(roster(client))
+    if not addresses:
+        where = client.scheduler.address if client.scheduler is not None else "no address"
+        raise ClusterError(f"the scheduler at {where} has no workers", hint="start some first")
+    with challenge(store) as asked:
+        workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, asked)
+    _compare(workers)
+    wrong = [f"{worker.address}: {text}" for worker in workers for text in worker.failures]
+    if wrong:
+        raise ClusterError(
+            f"BLAS computes wrong numbers on {len(wrong)} counts: {'; '.join(wrong[:_SHOWN_WORKERS])}",
+            hint="unset OPENBLAS_CORETYPE there, or install another build of NumPy and SciPy",
+        )
+    _report_threads(workers)
+    return workers
+
+
+def difference(reference: WorkerInfo, worker: WorkerInfo) -> str:
+    """Why a worker must not work beside ``reference``, one that passed the check; "" when it may."""
+    differing = [
+        f"{label} {getattr(worker, name)}, {getattr(reference, name)} on the others"
+        for label, name in ((("BLAS kernel" if name == "blas_kernel" else name), name) for name in _MATTERS)
+        if getattr(worker, name) != getattr(reference, name)
+    ]
+    if worker.failures:
+        differing.append(f"BLAS computes wrong numbers ({'; '.join(worker.failures)})")
+    if any(int(library["num_threads"]) > 1 for library in worker.blas):
+        differing.append("BLAS uses several threads")
+    if worker.store_problem:
+        differing.append(f"the store: {worker.store_problem}")
+    return "; ".join(differing)
+
+
+async def describe_workers(
+    client: Client, addresses: Sequence[str], timeout: float, asked: Challenge | None
+) -> list[WorkerInfo]:
+    """Run :func:`describe_worker` on workers, all at once; to be awaited on the client's loop.
+
+    Raises
+    ------
+    ClusterError
+        One does not answer within ``timeout`` seconds, or dkrr does not run there.
+    """
+    tasks = {
+        address: asyncio.ensure_future(
+            client.run(describe_worker, workers=[address], on_error="return", asynchronous=True, challenge=asked)
+        )
+        for address in addresses
+    }
+    _, late = await asyncio.wait(tasks.values(), timeout=timeout)
+    for task in late:
+        task.cancel()
+    if late:
+        silent = [address for address, task in tasks.items() if task in late]
+        raise ClusterError(
+            f"{_some(silent)} did not answer within {timeout:g} s",
+            hint="restart these workers, or look at what their processes wait for",
+        )
+    # a worker that left meanwhile is absent from its own answer
+    answers = {address: task.result().get(address, "it left the cluster") for address, task in tasks.items()}
+    bad = {address: answer for address, answer in answers.items() if not isinstance(answer, dict)}
+    if bad:
+        address, reason = next(iter(bad.items()))
+        raise ClusterError(
+            f"dkrr does not run on {_some(list(bad))} (on {address}: {reason})",
+            hint=f"install dkrr {__version__} there",
+        ) from (reason if isinstance(reason, BaseException) else None)
+    return [_worker_info(address, answers[address]) for address in addresses]
+
+
+def _worker_info(address: str, answer: Mapping[str, Any]) -> WorkerInfo:
+    fields = {name: answer[name] for name in WorkerInfo.__dataclass_fields__ if name in answer}
+    missing = {name: MISSING for name in (*_COMPARED, "crc32c") if name not in answer}
+    lists = {name: tuple(answer.get(name, ())) for name in ("blas", "failures")}
+    return WorkerInfo(**{**fields, **missing, **lists, "address": address})
+
+
+def _compare(workers: Sequence[WorkerInfo]) -> None:
+    here = process_versions()
+    rows, hints = [], []
+    for label, name in (*((name, name) for name in _COMPARED), ("BLAS kernel", "blas_kernel"), ("store", "")):
+        groups: dict[str, list[str]] = defaultdict(list)
+        for worker in workers:
+            groups[getattr(worker, name) if name else worker.store_problem or "usable"].append(worker.address)
+        # the BLAS of this process takes no part in the work
+        expected = "usable" if not name else here.get(name, "")
+        if len(groups) > 1 or (expected and expected not in groups):
+            values = [f"{value} on {_some(addresses)}" for value, addresses in sorted(groups.items())]
+            rows.append((label, expected, "; ".join(values)))
+            hints.append(_HINTS.get(label, "install the same versions everywhere"))
+    if rows:
+        table = [("", "here", "workers"), *rows]
+        widths = [max(len(row[column]) for row in table) for column in (0, 1)]
+        lines = [f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in table]
+        raise ClusterError(
+            "\n".join(["the workers and this process differ", *lines, ""]), hint=", and ".join(dict.fromkeys(hints))
+        )
+
+
+def _report_threads(workers: Sequence[WorkerInfo]) -> None:
+    unlimited = [w.address for w in workers if any(int(library["num_threads"]) > 1 for library in w.blas)]
+    if unlimited:
+        raise ClusterError(
+            f"BLAS uses several threads on {_some(unlimited)} and could not be limited to one",
+            hint=_EXPORT_HINT,
+        )
+    limited = [worker.address for worker in workers if worker.blas_threads_before > 1]
+    if limited:
+        logger.warning(
+            "BLAS used up to %d threads on %s; dkrr limited it to one: %s",
+            max(worker.blas_threads_before for worker in workers),
+            _some(limited),
+            _EXPORT_HINT,
+        )
+
+
+def _some(addresses: Sequence[str]) -> str:
+    shown = ", ".join(addresses[:_SHOWN_WORKERS])
+    return f"{len(addresses)} worker{'s' * (len(addresses) > 1)} ({shown}{', ...' * (len(addresses) > _SHOWN_WORKERS)})"
+
+
+def roster(client: Any) -> dict[str, dict[str, Any]]:
+    """``{address: what the scheduler knows of the worker}``; one round trip.
+
+    Raises
+    ------
+    OSError
+        The scheduler does not answer.
+    """
+    identity = client.sync(client.scheduler.identity, n_workers=-1)
+    workers: dict[str, dict[str, Any]] = identity["workers"]
+    return workers
+
+
+SURVEY_SECONDS = 1.0
+
+SILENT_SECONDS = 20.0
+
+AWAY_SECONDS = 5.0
+
+ANSWER_SECONDS = 30.0
+
+ASK_AGAIN_SECONDS = 60.0
+
+MOST_NAMED = 64
+
+
+class Admission:
+    """The workers of a scheduler that others run, as far as a fit may use them.
+
+    Parameters
+    ----------
+    client
+        A synchronous ``distributed.Client``.
+    workers
+        Those that passed the start-up check; none of them means that there is nothing to compare with, an error.
+    store
+        Where late workers must be able to read and write, as in :func:`dkrr.engine.workers.check_workers`.
+
+    Attributes
+    ----------
+    workers : list of WorkerInfo
+        Admitted; also those that have left since, as the last survey may be a second old.
+    refused : list of dict
+        ``{"address", "name", "reason"}`` of workers that are there and get no task.
+    """
+
+    def __init__(self, client: Any, workers: Sequence[WorkerInfo], *, store: Any = None) -> None:
+        if not workers:
+            raise ClusterError("no worker has been checked", hint="start some first")
+        self.client, self.store = client, store
+        self.workers: list[WorkerInfo] = list(workers)
+        self.refused: list[dict[str, str]] = []
+        self._reference = workers[0]
+        self._needed_bytes = 0
+        self._empty_seconds = timeout_seconds("no-workers")
+        self._there: dict[str, int] = {worker.address: worker.threads for worker in workers}
+        self._allowed = sorted(self._there)
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._ask_again: dict[str, float] = {}
+        self._survey: concurrent.futures.Future[None] | None = None
+        self._surveyed = self._answered = self._looked = self._last_worker = time.monotonic()
+        self._random = random.Random(0)  # noqa: S311  (spreads load)
+
+    @property
+    def num_threads(self) -> int:
+        """Tasks that the admitted workers run at once, as of the last survey; at least 1."""
+        return max(1, sum(self._there.get(address, 0) for address in self._allowed))
+
+    def require_memory(self, bytes_per_thread: int) -> None:
+        """Refuse workers that could not hold a task: they would be killed again and again.
+
+        Raises
+        ------
+        ClusterError
+            One of the present workers is too small.
+        """
+        self._needed_bytes = bytes_per_thread
+        for worker in self.workers:
+            if reason := self._too_small(worker):
+                raise ClusterError(
+                    f"worker {worker.address}: {reason}",
+                    hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
+                )
+
+    def choose(self) -> list[str]:
+        """Addresses that the next task may run on."""
+        if len(self._allowed) <= MOST_NAMED:
+            return self._allowed
+        return self._random.sample(self._allowed, MOST_NAMED)
+
+    def can_run(self, addresses: Iterable[str]) -> bool:
+        """Whether a task that names ``addresses`` can still be run, as of the last survey."""
+        return any(address in self._there for address in addresses)
+
+    @property
+    def present(self) -> list[str]:
+        """Addresses of the admitted workers that are there, as of the last survey."""
+        return [address for address in self._allowed if address in self._there]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no admitted worker is there."""
+        return not self.can_run(self._allowed)
+
+    def look(self) -> None:
+        """Keep up with who is there; never waits. To be called now and then while tasks run.
+
+        Raises
+        ------
+        ClusterError
+            The scheduler has not answered for 20 s, or no worker that may be used has been there for as long as
+            ``dkrr.timeouts.no-workers`` says, a minute where it says nothing.
+        """
+        now = time.monotonic()
+        if now - self._looked > AWAY_SECONDS:  # this process was busy elsewhere, or stopped: that is no silence
+            self._answered = self._last_worker = now
+        self._looked = now
+        if not self.is_empty:
+            self._last_worker = now
+        elif now - self._last_worker > self._empty_seconds:
+            refused = "; ".join(f"{entry['address']}: {entry['reason']}" for entry in self.refused)
+            raise ClusterError(
+                f"no worker that may be used has been there for {self._empty_seconds:.0f} s"
+                + (f" (refused: {refused})" if refused else ""),
+                hint="start workers, then start the same job again; every finished tile is kept",
+            )
+        if self._survey is None or self._survey.done():
+            if now - self._surveyed >= SURVEY_SECONDS:
+                self._surveyed = now
+                self._survey = asyncio.run_coroutine_threadsafe(self._look(), self.client.loop.asyncio_loop)
+        elif now - self._answered > SILENT_SECONDS:
+            raise ClusterError(
+                f"the scheduler {self.client.scheduler.address} has not answered for {now - self._answered:.0f} s",
+                hint="look at its process and the network; start the same job again, every finished tile is kept",
+            )
+
+    async def _look(self) -> None:
+        there: dict[str, int] = await self.client.nthreads(asynchronous=True)
+        self._answered, self._there = time.monotonic(), there
+        known = {worker.address for worker in self.workers}
+        if not known <= there.keys():  # a worker that comes back is another process, even at its old address
+            self._admit(worker for worker in self.workers if worker.address in there)
+        self.refused = [entry for entry in self.refused if entry["address"] in there]
+        settled = known | {entry["address"] for entry in self.refused} | self._asking.keys()
+        again = {address for address, due in self._ask_again.items() if due < self._answered and address in there}
+        for address in (there.keys() - settled) | (again - self._asking.keys()):
+            self._ask_again.pop(address, None)
+            self._asking[address] = asyncio.ensure_future(self._ask(address))
+
+    async def _ask(self, address: str) -> None:
+        try:
+            name, reason = "", ""
+            try:
+                worker = await self._describe(address)
+            except DkrrError as exc:
+                reason = exc.message
+                self._ask_again[address] = time.monotonic() + ASK_AGAIN_SECONDS
+            else:
+                name = worker.name
+                reason = difference(self._reference, worker) or self._too_small(worker)
+            self.refused = [entry for entry in self.refused if entry["address"] != address]
+            if reason:
+                self._refuse(address, name, reason)
+            elif address in self._there:
+                logger.info("worker %s takes part", address)
+                self._admit([*self.workers, worker])
+        except OSError as exc:  # the scheduler is gone: the next survey says so
+            logger.debug("worker %s could not be asked (%s)", address, exc)
+        finally:
+            self._asking.pop(address, None)
+
+    async def _describe(self, address: str) -> WorkerInfo:
+        # the object for the worker to find is written in a thread: a slow store must not hold up this client
+        context = challenge(self.store)
+        asked = await asyncio.to_thread(context.__enter__)
+        try:
+            (worker,) = await describe_workers(self.client, [address], ANSWER_SECONDS, asked)
+        finally:
+            await asyncio.to_thread(context.__exit__, None, None, None)
+        return worker
+
+    def _too_small(self, worker: WorkerInfo) -> str:
+        limit = worker.memory_limit_bytes
+        if not limit or not self._needed_bytes or limit // max(1, worker.threads) >= self._needed_bytes:
+            return ""
+        return f"it may use {limit // max(1, worker.threads):,} bytes a thread, a task needs {self._needed_bytes:,}"
+
+    def _admit(self, workers: Iterable[WorkerInfo]) -> None:
+        self.workers = list(workers)
+        self._allowed = sorted(worker.address for worker in self.workers)
+
+    def _refuse(self, address: str, name: str, reason: str) -> None:
+        logger.warning("worker %s (%s) gets no task: %s", address, name, reason)
+        self.refused = [*self.refused, {"address": address, "name": name, "reason": reason}]
+
+
+MOST_WORKERS = 1000
+
+MOST_SHOWN = 16
+
+
+class WorkerMemory:
+    """Asks a scheduler now and then how much memory its workers take.
+
+    Parameters
+    ----------
+    executor
+        Whose workers; one without a scheduler has nothing to tell.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor if isinstance(executor, DaskExecutor) else None
+        self._asked: concurrent.futures.Future[Any] | None = None
+        self._last: dict[str, int] = {}
+
+    def poll(self) -> dict[str, int]:
+        """Resident bytes by address, as of the last answer, and ask again; never waits.
+
+        Empty until there was an answer, and when the scheduler is gone.
+        """
+        executor = self._executor
+        if executor is None or executor.client.status != "running":
+            return {}
+        if self._asked is not None and self._asked.done():
+            try:
+                self._last = {address: size for address, size in self._asked.result() if size}
+            except Exception as exc:  # whatever a scheduler answers, the work does not depend on it
+                self._last = {}
+                logger.debug("the scheduler does not say what its workers take (%r)", exc)
+            self._asked = None
+        if self._asked is None:
+            question = executor.client.run_on_scheduler(_question(), most=MOST_WORKERS, asynchronous=True)
+            self._asked = asyncio.run_coroutine_threadsafe(question, executor.client.loop.asyncio_loop)
+        return self._last
+
+
+def _question() -> Callable[..., Any]:
+    """A function that travels as its code: a scheduler need not have dkrr installed."""
+
+    def workers_now(most: int, dask_scheduler: Any = None) -> Any:
+        found = list(dask_scheduler.workers.values())[:most]
+        return [(w.address, int(w.metrics.get("memory", 0))) for w in found]
+
+    return workers_now
+
+
+def describe_executor(executor: Executor) -> dict[str, Any]:
+    """Versions, processor and BLAS of this process and of the workers, as plain values.
+
+    Workers that are alike in everything but their address are one entry, with their number; at most 16 entries.
+    """
+    driver = {
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "num_cpus": cpu_count(),
+        "memory_bytes": total_memory_bytes(),
+        "versions": process_versions() | {"python": platform.python_version()},
+        "blas": [_library(item) for item in blas_libraries()],
+    }
+    workers = list(executor.workers) if isinstance(executor, DaskExecutor) else []
+    groups: dict[str, dict[str, Any]] = {}
+    for worker in workers:
+        entry = _described(worker)
+        groups.setdefault(repr(entry), {**entry, "num_workers": 0, "addresses": []})
+        group = groups[repr(entry)]
+        group["num_workers"] += 1
+        group["addresses"] = [*group["addresses"], worker.address][:MOST_SHOWN]
+    return {"driver": driver, "workers": list(groups.values())[:MOST_SHOWN], "num_workers": len(workers)}
+
+
+def _described(worker: WorkerInfo) -> dict[str, Any]:
+    names = ("host", "threads", "memory_limit_bytes", "python", "dkrr", *PACKAGES)
+    known = asdict(worker)
+    libraries = [_library(item) for item in worker.blas]
+    return {name: known[name] for name in names} | {"blas": libraries, "blas_kernel": worker.blas_kernel}
+
+
+def _library(item: dict[str, Any]) -> dict[str, Any]:
+    """A BLAS library without the path of its file."""
+    return {name: item.get(name) for name in ("internal_api", "version", "architecture", "num_threads")}
