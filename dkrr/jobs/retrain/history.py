@@ -55,6 +55,7 @@ MOST_AGAIN = 0.1
 
 Mask = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
+Rules = tuple[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -294,17 +295,20 @@ class History:
         """The files that may hold batches, by name."""
         return deliveries(self.spec.retrain.incoming, self.spec.own_files)
 
-    def rules(self, dataset: Dataset | None) -> str:
-        """Hash of what a verdict depends on, besides the batch: with other rules, refused batches are judged again."""
+    def rules(self, dataset: Dataset | None) -> Rules:
+        """What a verdict depends on, besides the batch: a hash, and the generations that were dropped by hand.
+
+        With another hash, or where one more was dropped, refused batches are judged again.
+        """
         spec = self.spec
-        return hash_of(
+        found = hash_of(
             spec.drift.model_dump(),
             spec.job.data.options(),
             spec.job.data.one_hot,
             spec.holdout.mask if spec.holdout.path is None else held_out_bytes(spec),
             None if self.reference is None else self.reference.document,
-            sorted(self.labels.keys() - self._not_again(dataset)),
         )
+        return found, sorted(self.labels.keys() - self._not_again(dataset))
 
     def _not_again(self, dataset: Dataset | None) -> set[int]:
         """Generations whose rows must not come again: all but those that were dropped by hand.
@@ -315,15 +319,15 @@ class History:
         oldest = min(present) if present and self.spec.window is not None else 0
         return present | {number for number in self.labels if number < oldest}
 
-    def is_due(self, delivery: Delivery, rules: str) -> bool:
+    def is_due(self, delivery: Delivery, rules: Rules) -> bool:
         """Whether something is left to do with a delivery; without reading it."""
         known = self.files.get(delivery.name)
         if known is None or known["state"] != delivery.state:
             return True
         refused = self.refused.get(known["key"])
-        return known["key"][:PREFIX] not in self.batches and (
-            refused is None or refused["judged_by"] not in (rules, None)
-        )
+        if known["key"][:PREFIX] in self.batches or (refused is not None and refused["judged_by"] is None):
+            return False
+        return refused is None or refused["judged_by"][0] != rules[0] or not {*rules[1]} <= {*refused["judged_by"][1]}
 
     def stage(self, delivery: Delivery) -> str:
         """The hash of a delivery, which is read unless it is known and has not changed."""
@@ -334,7 +338,7 @@ class History:
             self.write("stage")
         return str(known["key"])
 
-    def validate(self, delivery: Delivery, key: str, dataset: Dataset | None, rules: str) -> Dataset | None:
+    def validate(self, delivery: Delivery, key: str, dataset: Dataset | None, rules: Rules) -> Dataset | None:
         """The rows of a batch that is accepted, as a data set of their own; None for others, which are noted."""
         failpoint("retrain.validate.before")
         spec, staged = self.spec, None
