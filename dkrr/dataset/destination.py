@@ -106,9 +106,8 @@ def check_outside(location: Any) -> None:
     StoreError
         Names what ``location`` lies in.
     """
-    folder = str(location) if is_url(location) else os.path.realpath(Path(location) / os.pardir / "_")
-    while (above := parent_of(folder)) != folder:
-        folder = above
+    inner = Path(os.path.realpath(Path(location) / os.pardir))
+    for folder in _above(str(location)) if is_url(location) else map(str, (inner, *inner.parents)):
         try:
             documents = [read_json(folder, name) or {} for name in ("zarr.json", "version.json")]
         except (OSError, StoreError):  # of somebody else, or not ours to look at
@@ -123,6 +122,11 @@ def check_outside(location: Any) -> None:
                 f"{location} lies in {folder}, which dkrr wrote and which must hold nothing else",
                 hint="choose a place outside of it",
             )
+
+
+def _above(url: str) -> Iterator[str]:
+    while (above := parent_of(url)) != url:
+        yield (url := above)
 
 
 @contextlib.contextmanager

@@ -124,3 +124,14 @@ def test_more_iterations_are_advised_only_where_they_help(estimator: Any) -> Non
         estimator(tol=1e-14, C=100, kernel="linear").fit(rows + 1e4, labels)
     assert (stopped.value.stagnated, stalled.value.stagnated) == (False, True)
     assert stalled.value.history
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_linear_fit_that_is_nearly_constant_is_no_indefinite_matrix(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    X = random.standard_normal((121, 4))
+    rare = (random.random(121) < 0.3).astype(float)
+    model = dkrr.KernelQuantileRegressor(quantile=[0.5], alpha=0.01, kernel="linear", tol=1e-6).fit(X, rare)
+    np.testing.assert_allclose(model.predict(X), 0.0, atol=1e-9)  # the median of every row
+    ordered = np.digitize(X @ [1, 2, 0, 1], [-1.0, 1.0])  # the middle class against the rest
+    assert dkrr.KernelSVC(C=10.0, kernel="linear").fit(X, ordered).score(X, ordered) > 0.8

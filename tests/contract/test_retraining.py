@@ -821,3 +821,27 @@ def test_a_refusal_whose_report_was_not_written_is_told_by_the_next_run(
         project.run()
     assert reason in report.read_text()
     assert project.run().outcome == "nothing new"
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_few_rows_that_come_again_stay_held_out_or_trained_on(dropped: bool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    first = project.deliver("n1", seed=1, num_rows=200)
+    project.run()
+    trained = fitted_rows(project, project.model.resolve().id)
+    if dropped:
+        project.deliver("n2", seed=2, num_rows=200)
+        project.run()
+        dkrr.dataset.drop_generations(project.folder / "rows.zarr", [1])
+    lines = first.read_text().splitlines()[1:]
+    more = project.deliver("more", seed=3, num_rows=190)
+    more.write_text("\n".join([*more.read_text().splitlines(), *lines[:15]]) + "\n")
+    if dropped:
+        first.unlink()
+    with contextlib.suppress(RefusedError):
+        project.run()
+    model = project.model.resolve()
+    again = fitted_rows(project, model.id)
+    kept = {tuple(np.round([float(value) for value in line.split(",")], 6)[:3]) for line in lines[:15]}
+    assert len(kept & trained) not in (0, 15)  # some of the rows were held out
+    assert kept & again == kept & trained

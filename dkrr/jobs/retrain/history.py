@@ -226,11 +226,14 @@ class History:
         elif holdout.mask is not None:
             mask = self._marked(dataset, generation)
         hashes, before = _row_hashes(dataset, generation.start, generation.n), self.known_rows()
-        if _come_again(hashes, before):  # those that a fit may have seen stay seen
-            mask = np.array(mask)
-            seen = np.concatenate([item.hashes[~item.held_out] for item in before])
-            is_known = np.isin(hashes, np.concatenate([item.hashes for item in before]))
-            mask[kept] = np.where(is_known, ~np.isin(hashes, seen), mask[kept])
+        known = np.concatenate([np.zeros(0, np.uint64), *(item.hashes for item in before)])
+        seen = np.concatenate([np.zeros(0, np.uint64), *(item.hashes[~item.held_out] for item in before)])
+        # no fit sees a row that was held out; one that a fit may have seen judges none, unless it is there by chance
+        stays = np.isin(hashes, known) & ~np.isin(hashes, seen)
+        mask = np.array(mask)
+        mask[kept] |= stays
+        if _come_again(hashes, before, most=0.0):
+            mask[kept] &= stays | ~np.isin(hashes, seen)
         np.save(buffer := io.BytesIO(), hashes)
         self.directory.write_bytes(self._path(generation.number, ".npy"), buffer.getvalue())
         document = {
@@ -286,7 +289,7 @@ class History:
         if self.spec.holdout.path is None:
             return ""
         mine = _row_hashes(self.read(self.spec.holdout.path, "held-out", like))
-        again = _come_again(mine, known, to_train_on=True)
+        again = _come_again(mine, known, to_train_on=True, most=0.0)
         return f"{again:,} of the {len(mine):,} held-out rows of {self.spec.holdout.path}" if again else ""
 
     # --- batches ------------------------------------------------------------------------------------------------------
@@ -512,15 +515,15 @@ def _row_hashes(dataset: Dataset, start: int = 0, stop: int | None = None) -> Ha
     return np.concatenate(parts)
 
 
-def _come_again(mine: Hashes, known: list[KnownRows], *, to_train_on: bool = False) -> int:
+def _come_again(mine: Hashes, known: list[KnownRows], *, to_train_on: bool = False, most: float = MOST_AGAIN) -> int:
     """How many rows are known, or known as such ``to_train_on``; 0 where no more are than come again by chance.
 
-    A new row is there by chance as often as the known rows are alike among themselves. The rows of a whole generation
-    do not come again by chance.
+    A new row is there by chance as often as the known rows are alike among themselves; ``most`` is the share that is
+    allowed beyond that. The rows of a whole generation do not come again by chance.
     """
     counted = [item.hashes[~item.held_out] if to_train_on else item.hashes for item in known]
     values, counts = np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *counted]), return_counts=True)
     alike = counts[counts > 1].sum() / max(1, counts.sum())
     again = int(np.count_nonzero(np.isin(mine, values)))
     is_whole = any(np.array_equal(item.hashes, mine) for item in known)
-    return again if is_whole or again > (MOST_AGAIN + alike) * len(mine) else 0
+    return again if is_whole or again > (most + alike) * len(mine) else 0

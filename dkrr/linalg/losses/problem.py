@@ -41,7 +41,8 @@ Matrix = NDArray[np.float64]
 MAX_BLOCK = 6_000
 MIN_ENTRIES_OF_A_THREAD = 1_000_000
 # of |a|_1: how large 1^T a may be by the rounding of sums
-SUM_ROUNDING = 8 * float(np.finfo(np.float64).eps)
+EPS = float(np.finfo(np.float64).eps)
+SUM_ROUNDING = 8 * EPS
 
 
 class GramColumns:
@@ -240,7 +241,10 @@ def certify(problem: LossProblem, a: Vector, b: float, f: Vector | None = None) 
     """Both objectives at (a, b); ``f`` = K a where it is known, evaluated otherwise (n times support entries)."""
     f = problem.columns.product(a) if f is None else f
     norm, slopes = 0.5 * float(a @ f), problem.slopes(a)
-    if norm < -problem.rounding - 1e-10 * float(np.abs(a) @ np.abs(f)):
+    length = float(np.abs(a) @ np.sqrt(np.maximum(problem.columns.diagonal, 0.0)))
+    # f itself is rounding where it is (nearly) 0: of sums whose terms are at most |a_j| (k_ii k_jj)^1/2
+    lost = problem.rounding + 1e-10 * float(np.abs(a) @ np.abs(f)) + len(a) * EPS * length**2
+    if norm < -lost:
         raise NotPositiveDefiniteError(
             f"a^T K a is {2 * norm:.3g} for the coefficients a of a fit: the Gram matrix has negative eigenvalues, "
             "so that the objective has no minimum that could be certified",
