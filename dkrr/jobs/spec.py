@@ -164,6 +164,11 @@ class EvaluateSpec(Table):
     def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
         return locate(value, info) if is_data_file(value) else value
 
+    @field_validator("leave_one_out", mode="before")
+    @classmethod
+    def _is_exact(cls, value: Any) -> Any:
+        return True if value == "exact" else value  # the word of jobs that had a choice
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]

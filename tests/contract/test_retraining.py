@@ -845,3 +845,15 @@ def test_a_few_rows_that_come_again_stay_held_out_or_trained_on(dropped: bool, t
     kept = {tuple(np.round([float(value) for value in line.split(",")], 6)[:3]) for line in lines[:15]}
     assert len(kept & trained) not in (0, 15)  # some of the rows were held out
     assert kept & again == kept & trained
+
+
+def test_a_file_that_was_refused_for_its_name_comes_in_under_another_one(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", gate={"tolerance": 9.0})
+    project.deliver("n1", seed=1)
+    project.run()
+    again = project.deliver("n1", seed=2)
+    with pytest.raises(RefusedError, match="under another name"):
+        project.run()
+    again.rename(again.with_name("n1-corrected.csv"))
+    assert [(batch["name"], batch["outcome"]) for batch in project.run().batches] == [("n1-corrected.csv", "appended")]
+    assert project.run().outcome == "nothing new"

@@ -330,7 +330,9 @@ class History:
         refused = self.refused.get(known["key"])
         if known["key"][:PREFIX] in self.batches or (refused is not None and refused["judged_by"] is None):
             return False
-        return refused is None or refused["judged_by"][0] != rules[0] or not {*rules[1]} <= {*refused["judged_by"][1]}
+        if refused is None or (refused["stage"] == "stage" and refused["name"] != delivery.name):  # for its name alone
+            return True
+        return refused["judged_by"][0] != rules[0] or not {*rules[1]} <= {*refused["judged_by"][1]}
 
     def stage(self, delivery: Delivery) -> str:
         """The hash of a delivery, which is read unless it is known and has not changed."""
