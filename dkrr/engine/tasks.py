@@ -454,26 +454,17 @@ class DaskExecutor:
         answers: queue.SimpleQueue[int] = queue.SimpleQueue()
         sent: dict[int, _Message] = {}
         ungathered: list[_Message] = []
+
+        def again(bundle: Bundle) -> _Message:  # before all others: nothing waits for it but its receipts
+            return self._send(bundle, graph, next(numbers), len(nodes), function, payload)
+
         started = last_progress = time.monotonic()
         try:
             while True:
                 while len(sent) < WINDOW * num_threads and (bundle := waiting.take()):
                     number = next(numbers)
-                    allowed = [] if self.admission is None else self.admission.choose()
-                    future = self.client.submit(
-                        run_tasks,
-                        function,
-                        payload,
-                        [node.key for node in bundle],
-                        graph,
-                        key=(graph, number, *bundle[0].key),
-                        priority=-waiting.rank[bundle[0].key],
-                        pure=False,
-                        workers=allowed or None,
-                        allow_other_workers=False,
-                    )
-                    sent[number] = _Message(bundle, future, allowed)
-                    future.add_done_callback(lambda _, number=number: answers.put(number))
+                    sent[number] = self._send(bundle, graph, number, -waiting.rank[bundle[0].key], function, payload)
+                    sent[number].future.add_done_callback(lambda _, number=number: answers.put(number))
                 if not sent:
                     break
                 self._check_cancelled()
@@ -496,8 +487,8 @@ class DaskExecutor:
                 for node in message.bundle:
                     reporter.finished(node)
                 if len(ungathered) == GATHER_TOGETHER:
-                    self._gather(ungathered, summary)
-            self._gather(ungathered, summary)
+                    self._gather(ungathered, summary, again)
+            self._gather(ungathered, summary, again)
         except BaseException as error:
             futures = [message.future for message in (*sent.values(), *ungathered)]
             self._abandon(graph, futures, wait=isinstance(error, CancelledError))
@@ -506,6 +497,24 @@ class DaskExecutor:
             raise ClusterError(f"{phase}: {len(nodes) - reporter.done:,} tasks wait for others that are not there")
         summary.seconds = time.monotonic() - started
         return summary
+
+    def _send(
+        self, bundle: Bundle, graph: str, number: int, priority: int, function: TaskFunction, payload: Any
+    ) -> _Message:
+        allowed = [] if self.admission is None else self.admission.choose()
+        future = self.client.submit(
+            run_tasks,
+            function,
+            payload,
+            [node.key for node in bundle],
+            graph,
+            key=(graph, number, *bundle[0].key),
+            priority=priority,
+            pure=False,
+            workers=allowed or None,
+            allow_other_workers=False,
+        )
+        return _Message(bundle, future, allowed)
 
     def _stranded(self, sent: dict[int, _Message]) -> list[int]:
         """Messages for workers that are all gone, where others have taken their place."""
@@ -541,11 +550,19 @@ class DaskExecutor:
         if self.admission is not None:
             self.admission.look()
 
-    def _gather(self, finished: list[_Message], summary: RunSummary) -> None:
-        """Fetch receipts, many in one message: one at a time they cost the client more than all else."""
-        futures = [message.future for message in finished]
-        answer: Coroutine[Any, Any, Any] = self.client.gather(futures, errors="skip", asynchronous=True)
-        gathered = self._wait_for(answer)
+    def _gather(self, finished: list[_Message], summary: RunSummary, again: Callable[[Bundle], _Message]) -> None:
+        """Fetch receipts, many in one message: one at a time they cost the client more than all else.
+
+        Those that went with the last worker that might have run their tasks are made ``again``, by others.
+        """
+        gathered = None
+        while gathered is None:
+            for k in self._stranded(dict(enumerate(finished))):
+                self.client.cancel([finished[k].future], force=True)
+                finished[k] = again(finished[k].bundle)
+            futures = [message.future for message in finished]
+            answer: Coroutine[Any, Any, Any] = self.client.gather(futures, errors="skip", asynchronous=True)
+            gathered = self._wait_for(answer, lambda: bool(self._stranded(dict(enumerate(finished)))))
         if len(gathered) != len(finished):  # a worker died with its receipts, and the task that ran again failed
             for message in finished:
                 self._raise_if_failed(message)
@@ -555,8 +572,8 @@ class DaskExecutor:
                 summary.add(receipt, node)
         finished.clear()
 
-    def _wait_for(self, answer: Coroutine[Any, Any, Any]) -> Any:
-        """The answer to a request; a scheduler that is silent or gone does not hold us up for ever."""
+    def _wait_for(self, answer: Coroutine[Any, Any, Any], is_vain: Callable[[], bool]) -> Any:
+        """The answer to a request, or None; a scheduler that is silent or gone does not hold us up for ever."""
         future = asyncio.run_coroutine_threadsafe(answer, self.client.loop.asyncio_loop)
         try:
             while True:
@@ -569,6 +586,8 @@ class DaskExecutor:
                     raise self._lost()
                 self._check_cancelled()
                 self._look()
+                if is_vain():
+                    return None
         finally:
             future.cancel()
 
