@@ -81,7 +81,8 @@ def test_a_killed_fit_goes_on_where_it_was(loss: str, tmp_path: Path) -> None:
     assert gaps[0] > gaps[1] > gaps[2] > TOL
     assert again["history"][-1][0][1] <= gaps[2] * (1 + 1e-6)
     assert whole["num_iterations"] > 2 * kills
-    assert again["num_iterations"] <= whole["num_iterations"] - 2 * kills + 1
+    # at most one iteration of each kill is done again: a fit that goes on has to find its working set
+    assert again["num_iterations"] <= whole["num_iterations"] - 2 * kills + kills < whole["num_iterations"]
     for name in ("primal", "dual"):
         first, second = (result["certificates"][-1][name] for result in (whole, again))
         assert second == pytest.approx(first, rel=TOL)
