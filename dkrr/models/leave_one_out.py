@@ -45,8 +45,7 @@ from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal, inverse_room
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
-from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
-from dkrr.linalg.nystrom.solver import read_rows
+from dkrr.linalg.nystrom.solver import Centres, nystrom_leave_one_out, read_rows
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
 from dkrr.linalg.primal.solver import array_source, primal_leave_one_out, stored_source

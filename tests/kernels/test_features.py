@@ -22,7 +22,7 @@ def test_inner_products_are_the_kernel(d: int, degree: int, gamma: float | None,
     rng = np.random.default_rng(d * 10 + degree)
     x, z = rng.standard_normal((40, d)), rng.standard_normal((30, d))
     features = feature_map(kernel, d)
-    fx, fz = features(x), features(z)
+    fx, fz = features.design(x), features.design(z)
     assert fx.shape == (40, features.num_features)
     exact = kernel(x, z)
     scale = np.sqrt(np.outer(kernel.diag(x), kernel.diag(z)))
@@ -43,14 +43,14 @@ def test_every_feature_is_the_monomial_with_its_multinomial_weight(coef0: float)
             continue
         count = factorial(p) / (prod(map(factorial, exponents)) * factorial(rest))
         expected.append(sqrt(count * 0.4 ** (p - rest) * coef0**rest) * np.prod(x**exponents, axis=1))
-    found = features(x).T
+    found = features.design(x).T
     np.testing.assert_allclose(found[np.argsort(found[:, 0])], sorted(expected, key=lambda one: one[0]), rtol=1e-14)
 
 
 def test_linear_features_are_the_rows() -> None:
     x = np.random.default_rng(1).standard_normal((9, 4))
     features = feature_map(make_kernel("linear"), 4)
-    np.testing.assert_array_equal(features(x), x)
+    np.testing.assert_array_equal(features.design(x), x)
     coef = np.arange(8.0).reshape(4, 2)
     np.testing.assert_array_equal(features.apply(x, coef), x @ coef)
 
@@ -61,7 +61,7 @@ def test_products_in_strips(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     features = feature_map(make_kernel("poly", degree=2), 5)
     rng = np.random.default_rng(m)
     x, coef = rng.standard_normal((m, 5)), rng.standard_normal((features.num_features, 3))
-    np.testing.assert_allclose(features.apply(x, coef), features(x) @ coef, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(features.apply(x, coef), features.design(x) @ coef, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(

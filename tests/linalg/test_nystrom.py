@@ -25,7 +25,7 @@ from dkrr.errors import (
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg import passes
 from dkrr.linalg.factor.dense import fit_dense
-from dkrr.linalg.nystrom import precondition, products
+from dkrr.linalg.nystrom import centres
 from dkrr.linalg.nystrom import solver as nystrom
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.settings import IterativeSettings, NystromSettings
@@ -56,15 +56,15 @@ KERNELS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges of 256 rows and parts of 100 sampled rows, so that small data sets have several."""
+    """Ranges of 256 rows and parts of few sampled rows, so that small data sets have several."""
     monkeypatch.setattr(passes, "MIN_TASK_ENTRIES", 1)
-    monkeypatch.setattr(precondition, "MIN_PART_ROWS", 100)
+    monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
 
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code also for few centres."""
-    monkeypatch.setattr(products, "MIN_COLUMNS", 1)
+    monkeypatch.setattr(centres, "MIN_COLUMNS", 1)
 
 
 def fit(

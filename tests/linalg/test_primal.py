@@ -88,7 +88,7 @@ def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_and_disk_give_the_dense_solution(name: str, weights: bool, intercept: bool, tmp_path: Path) -> None:
     x, y, weight = data(weights=weights)
     kernel, alpha = kernel_of(name, 4), [0.5, 2.0]
-    coef, constant = exact(feature_map(kernel, 4)(x), y, alpha, weight, intercept)
+    coef, constant = exact(feature_map(kernel, 4).design(x), y, alpha, weight, intercept)
     found = fit_primal_arrays(x, y, kernel, alpha, weight=weight, fit_intercept=intercept)
     dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
     stored = fitted(dataset, kernel, alpha, tmp_path, fit_intercept=intercept)
@@ -176,7 +176,7 @@ def test_workers_give_the_same_bits_as_this_process(cluster_client: Any, tmp_pat
     kernel = kernel_of("poly 2", 3)
     alone = fitted(dataset, kernel, 0.1, tmp_path / "a", fit_intercept=True)
     together = fitted(dataset, kernel, 0.1, tmp_path / "b", checked_executor(cluster_client), fit_intercept=True)
-    coef, _ = exact(feature_map(kernel, 3)(x), y, 0.1, weight, True)
+    coef, _ = exact(feature_map(kernel, 3).design(x), y, 0.1, weight, True)
     np.testing.assert_allclose(together.coef, coef, rtol=0, atol=1e-10 * np.abs(coef).max())
     np.testing.assert_allclose(together.coef, alone.coef, rtol=0, atol=1e-13 * np.abs(coef).max())
 

@@ -54,7 +54,7 @@ def test_leave_one_out_is_n_fits(name: str, weights: bool, intercept: bool, wher
     kernel = kernel_of(name, 3)
     with source(where, x, y, kernel, weight, intercept, tmp_path) as rows:
         found = primal_leave_one_out(rows, ALPHAS, fit_intercept=intercept)
-    brute = left_out(feature_map(kernel, 3)(x), y, ALPHAS, weight, intercept)
+    brute = left_out(feature_map(kernel, 3).design(x), y, ALPHAS, weight, intercept)
     np.testing.assert_allclose(found.residuals, brute, rtol=0, atol=1e-10)
 
 
