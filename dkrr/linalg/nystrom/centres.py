@@ -6,7 +6,7 @@
     V = Y            the right-hand side                                              W = B^T S^2 V
     V = Y - B P      the residual, and with Y = 0 the negative of a product of the conjugate gradients
 
-:class:`CentreFeatures` serve the sums of the preconditioner and of leave-one-out (:mod:`dkrr.linalg.primal.passes`).
+Features L^-1 k(Z, x) serve the sums of the preconditioner and of leave-one-out (:mod:`dkrr.linalg.primal.passes`).
 :class:`CentreProducts` are the passes of the conjugate gradients. X is never in memory as a whole, and B nowhere: the
 entries of a few rows and all m centres are evaluated once and used twice while they are in the cache, for V, which
 needs whole rows of B, and for their share of B^T S^2 V. Compiled code does it for kernels that are a function of one
@@ -25,7 +25,6 @@ many from each. Memory of a task: :func:`product_task_bytes`. L: m^2 entries and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -40,7 +39,7 @@ from dkrr.linalg.blocks import FloatMatrix, FloatVector
 from dkrr.linalg.passes import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, is_here
 from dkrr.linalg.primal.passes import CentredRows
 from dkrr.linalg.workspace import Workspace
-from dkrr.tiles.blas import buffer, potrf, trsm_right
+from dkrr.tiles.blas import buffer, potrf
 
 Precision = Literal["float64", "float32"]
 
@@ -161,43 +160,6 @@ class CenterFactor:
 def solve_lower(square: FloatMatrix, b: FloatMatrix, *, transposed: bool) -> FloatMatrix:
     """L^-1 B or L^-T B with L below and on the diagonal of a C-order square; m^2 t flops."""
     return np.ascontiguousarray(blas.dtrsm(1.0, square.T, b, lower=0, trans_a=int(not transposed)))
-
-
-@dataclass(frozen=True, eq=False)
-class CentreFeatures:
-    """phi(x) = L^-1 k(Z, x), for centres (m, d), centred as the rows are, and L (m, m)."""
-
-    kernel: Kernel
-    centers: FloatMatrix
-    factor: FloatMatrix
-
-    # a row takes m^2 flops: all of G is summed by one task of a range
-    has_panels = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what goes through the store."""
-        return {"kernel": self.kernel, "centers": self.centers[:, :0], "factor": None}
-
-    @property
-    def num_features(self) -> int:
-        """m."""
-        return len(self.centers)
-
-    num_monomials = num_features
-
-    def operands(self) -> dict[str, Sequence[FloatMatrix]]:
-        """What :meth:`design` reads."""
-        return {"centers": [self.centers], "factor": [self.factor]}
-
-    def design(self, x: FloatMatrix, operands: Operands, room: FloatMatrix) -> FloatMatrix:
-        """The features of rows (q, d), row by row in ``room``, which holds q m numbers."""
-        block = room.reshape(len(x), self.num_features)
-        self.kernel.block(x, np.array(operands["centers"].read()), block)
-        trsm_right(block, operands["factor"].read())
-        return block
-
-    def typical(self, mean: FloatVector, std: FloatVector) -> None:
-        """Their means are not known before they are summed."""
 
 
 def block_rows(num_features: int, num_targets: int) -> int:

@@ -85,7 +85,6 @@ from dkrr.linalg.intercept import Centring, centre_dataset, offset_of, total_wei
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.nystrom.centres import (
     CenterFactor,
-    CentreFeatures,
     CentreProducts,
     Precision,
     can_compile,
@@ -94,7 +93,7 @@ from dkrr.linalg.nystrom.centres import (
     solve_lower,
 )
 from dkrr.linalg.passes import check_task_memory, resumable_folder
-from dkrr.linalg.primal.passes import CentredRows, FeatureRows, MemoryRows
+from dkrr.linalg.primal.passes import CentredRows, CentreFeatures, FeatureRows, MemoryRows
 from dkrr.linalg.primal.solver import Equations, left_out
 from dkrr.linalg.products import is_nonnegative
 from dkrr.linalg.settings import IterativeSettings, NystromSettings

@@ -6,7 +6,7 @@
     path        squares of leave-one-out residuals, summed over the rows for each of many alphas
 
 You need it for every regression whose unknowns are D coefficients of features and not n of rows: monomials
-(:class:`~dkrr.kernels.features.FeatureMap`) or kernels at centres (:mod:`dkrr.linalg.nystrom.centres`). Features have a
+(:class:`~dkrr.kernels.features.FeatureMap`) or kernels at centres (:class:`CentreFeatures`). Features have a
 method ``design(x, operands)`` that gives F of a few rows. F (n, D) is never in memory as a whole. Features and targets
 are taken minus a *shift* and means, fixed before the pass, so that large means do not swallow what differs from row to
 row.
@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import isqrt, lcm
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,10 +51,7 @@ from dkrr.linalg.operators import Rows
 from dkrr.linalg.passes import ROW_MULTIPLE, Operands, Pass, RowRanges
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid
-from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn
-
-if TYPE_CHECKING:
-    from dkrr.linalg.nystrom.centres import CentreFeatures
+from dkrr.tiles.blas import buffer, gemm_nt, gemm_tn, syrk, syrk_tn, trsm_right
 
 # what of Y and the weights is read at once
 TARGET_BYTES = 64 << 20
@@ -77,7 +74,44 @@ CHUNK_BYTES = 4 << 20
 PANEL = 2048
 
 
-Features: TypeAlias = "FeatureMap | CentreFeatures"
+@dataclass(frozen=True, eq=False)
+class CentreFeatures:
+    """phi(x) = L^-1 k(Z, x), for centres (m, d), centred as the rows are, and L (m, m)."""
+
+    kernel: Kernel
+    centers: FloatMatrix
+    factor: FloatMatrix
+
+    # a row takes m^2 flops: all of G is summed by one task of a range
+    has_panels = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what goes through the store."""
+        return {"kernel": self.kernel, "centers": self.centers[:, :0], "factor": None}
+
+    @property
+    def num_features(self) -> int:
+        """m."""
+        return len(self.centers)
+
+    num_monomials = num_features
+
+    def operands(self) -> dict[str, Sequence[FloatMatrix]]:
+        """What :meth:`design` reads."""
+        return {"centers": [self.centers], "factor": [self.factor]}
+
+    def design(self, x: FloatMatrix, operands: Operands, room: FloatMatrix) -> FloatMatrix:
+        """The features of rows (q, d), row by row in ``room``, which holds q m numbers."""
+        block = room.reshape(len(x), self.num_features)
+        self.kernel.block(x, np.array(operands["centers"].read()), block)
+        trsm_right(block, operands["factor"].read())
+        return block
+
+    def typical(self, mean: FloatVector, std: FloatVector) -> None:
+        """Their means are not known before they are summed."""
+
+
+Features = FeatureMap | CentreFeatures
 
 
 class Strip(NamedTuple):
