@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shlex
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -73,17 +72,6 @@ def test_recommended_coretype(
     assert environment.worker_environment() == variables
 
 
-def test_the_choice_of_the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, AVX512, [HASWELL], "")
-    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    assert environment.worker_environment() == ONE_THREAD
-
-
-def test_one_thread_overrides_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
-    assert environment.worker_environment()["OPENBLAS_NUM_THREADS"] == "1"
-
-
 def test_lines_are_what_a_shell_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, AVX512, [ZEN], "")
     lines = environment.environment_lines()
@@ -102,11 +90,6 @@ x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="
 @x86
 def test_a_core_type_that_openblas_does_not_take_is_named() -> None:
     assert "instead" in environment._problem_with("Pentium9")
-
-
-def test_a_process_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert environment._problem_with("SkylakeX") == "the self-test ended with status 1"
 
 
 @x86
@@ -146,12 +129,8 @@ def off_by_a_little(array: Any) -> None:
     array[-1, 0] += np.asarray(0.02, array.dtype)
 
 
-def off_by_a_nan(array: Any) -> None:
-    array[-1, 0] = np.nan
-
-
 @pytest.mark.whole
-@pytest.mark.parametrize("change", [off_by_a_little, off_by_a_nan])
+@pytest.mark.parametrize("change", [off_by_a_little])
 @pytest.mark.parametrize("name", ["dgemm", "sgemm", "dsyrk", "ssyrk", "dtrsm", "strsm", "dpotrf", "spotrf"])
 def test_one_wrong_entry_is_found(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
     module = scipy.linalg.lapack if "potrf" in name else scipy.linalg.blas
@@ -160,8 +139,3 @@ def test_one_wrong_entry_is_found(monkeypatch: pytest.MonkeyPatch, name: str, ch
     assert len(failures) == 1
     assert ("float64" if name[0] == "d" else "float32") in failures[0]
     assert name[1:] in failures[0]
-
-
-def test_a_factorisation_that_stops_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scipy.linalg.lapack, "dpotrf", lambda a, **_: (a, 17))
-    assert environment.self_test() == ["float64 potrf: stopped at row 17 of a positive definite matrix"]
