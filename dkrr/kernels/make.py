@@ -26,12 +26,9 @@ from typing import Any, Self
 import numpy as np
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import Constant, Fill, FloatArray, Kernel, Product, Sum
-from dkrr.kernels.checks import check_names, nearest
-from dkrr.kernels.formulas import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
-from dkrr.kernels.histogram import Chi2
-
-__all__ = ["FunctionKernel", "SklearnKernel", "kernel_from_dict", "make_kernel"]
+from dkrr.kernels.base import Constant, Fill, Kernel, Product, Sum
+from dkrr.kernels.checks import FloatArray, check_names, nearest
+from dkrr.kernels.formulas import RBF, Chi2, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
 
 KINDS = ("block", "pair")
 BLOCKS = "let it take blocks (m, d) and (n, d) and return (m, n)"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import ParameterError
 from dkrr.kernels import Constant, kernel_from_dict, make_kernel
 from dkrr.kernels.features import count_features, feature_map
 
@@ -47,14 +47,6 @@ def test_every_feature_is_the_monomial_with_its_multinomial_weight(coef0: float)
     np.testing.assert_allclose(found[np.argsort(found[:, 0])], sorted(expected, key=lambda one: one[0]), rtol=1e-14)
 
 
-def test_linear_features_are_the_rows() -> None:
-    x = np.random.default_rng(1).standard_normal((9, 4))
-    features = feature_map(make_kernel("linear"), 4)
-    np.testing.assert_array_equal(features.design(x), x)
-    coef = np.arange(8.0).reshape(4, 2)
-    np.testing.assert_array_equal(features.apply(x, coef), x @ coef)
-
-
 @pytest.mark.parametrize("m", [1, 15, 700])
 def test_products_in_strips(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkrr.kernels.features.STRIP_BYTES", 1 << 14)
@@ -85,13 +77,3 @@ def test_a_matrix_and_a_sum_have_none() -> None:
     with pytest.raises(ParameterError, match="precomputed"):
         feature_map(None, 3)
     assert count_features(make_kernel("linear") + Constant(value=1.0), 3) is None
-
-
-def test_overflow_is_named() -> None:
-    features = feature_map(make_kernel("poly", degree=3), 2)
-    with pytest.raises(DataError, match="scale the features"):
-        features.apply(np.full((2, 2), 1e200), np.ones((features.num_features, 1)))
-
-
-def test_a_count_is_known_without_building_anything() -> None:
-    assert count_features(make_kernel("poly", degree=20), 1000) == comb(1020, 20)
