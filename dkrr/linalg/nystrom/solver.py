@@ -111,32 +111,22 @@ CANDIDATE_BYTES = 1 << 30
 MIN_CANDIDATES = 2
 
 
-@dataclass(frozen=True)
-class ChosenRows:
-    """Row numbers, ascending, and what a sampled row stands for.
-
-    Parameters
-    ----------
-    centers : (m,) int
-    sample : (s,) int
-        Other rows with a positive weight, drawn uniformly.
-    factor
-        Rows with a positive weight that are no centres, for each one in the sample.
-    """
-
-    centers: Indices
-    sample: Indices
-    factor: float
-
-
 def choose_rows(
     dataset: Dataset,
     kernel: Kernel,
     center: tuple[float, ...] | None,
     nystrom: NystromSettings,
     seed: int,
-) -> ChosenRows:
+) -> tuple[Indices, Indices, float]:
     """Choose centres and sample; the same for the same rows, weights and seed, whatever the chunks.
+
+    Returns
+    -------
+    centers : (m,) int
+    sample : (s,) int
+        Other rows with a positive weight, drawn uniformly.
+    factor
+        Rows with a positive weight that are no centres, for each one in the sample.
 
     Raises
     ------
@@ -170,7 +160,7 @@ def choose_rows(
     others = np.setdiff1d(used, centers, assume_unique=True)
     size = sample_size(len(used), len(centers))
     sample = np.sort(np.random.default_rng([seed, 2]).choice(others, size, replace=False))
-    return ChosenRows(centers, sample, len(others) / size if size else 0.0)
+    return centers, sample, len(others) / size if size else 0.0
 
 
 def read_rows(array: RowArray, numbers: Indices, center: tuple[float, ...] | None = None) -> FloatMatrix:
@@ -328,10 +318,9 @@ def fit_nystrom(
         "seed": iterative.seed,
         "tol": iterative.tol,
         "precision": precision,
+        "fit_intercept": fit_intercept,
         "blas": workspace.blas,
     }
-    if fit_intercept:  # absent without one: what began before there were intercepts keeps its key
-        fields["fit_intercept"] = True
     # two chunks of rows that changed places pass their checksums, and every residual after that
     with storage_errors(workspace.store):
         dataset.verify()
@@ -419,8 +408,8 @@ class _Fit:
         """L and the sampled estimate of G; numbers of the centres that are not in the span of others."""
         dataset, started = self.dataset, time.perf_counter()
         self.rows = rows_of(dataset, self.kernel)
-        chosen = choose_rows(dataset, self.kernel, self.rows.center, self.nystrom, self.iterative.seed)
-        candidates = read_rows(dataset.X, chosen.centers, self.rows.center)
+        centers, others, factor = choose_rows(dataset, self.kernel, self.rows.center, self.nystrom, self.iterative.seed)
+        candidates = read_rows(dataset.X, centers, self.rows.center)
         kept = independent_centers(self.kernel, candidates)
         if len(kept) < len(candidates):
             logger.info("%d of %d centres are in the span of the others", len(candidates) - len(kept), len(candidates))
@@ -430,11 +419,11 @@ class _Fit:
         self.single = self.precision == "mixed" and can_compile(self.kernel, len(points), columns)
         precision: Precision = "float32" if self.single else "float64"
         self.triangle = CenterFactor(self.kernel, points, dataset.num_rows, float(self.alphas.min()), precision)
-        weight = np.repeat([1.0, chosen.factor], [len(chosen.centers), len(chosen.sample)])
+        weight = np.repeat([1.0, factor], [len(centers), len(others)])
         if dataset.weight is not None:
-            own = [read_rows(dataset.weight, part)[:, 0] for part in (chosen.centers, chosen.sample)]
+            own = [read_rows(dataset.weight, part)[:, 0] for part in (centers, others)]
             weight *= np.concatenate(own)
-        rows = np.concatenate([candidates, read_rows(dataset.X, chosen.sample, self.rows.center)])
+        rows = np.concatenate([candidates, read_rows(dataset.X, others, self.rows.center)])
         sample = MemoryRows(rows, np.empty((len(rows), 0)), weight)
         features = CentreFeatures(self.kernel, points, self.triangle.square)
         source = FeatureRows(features, sample, self.workspace, self.location, phase="precondition")
@@ -445,7 +434,7 @@ class _Fit:
         rows_below = CentredRows(self.rows)
         self.products = CentreProducts(self.kernel, rows_below, points, columns, self.workspace, below)
         self.workspace.record("prepare", RunSummary(seconds=time.perf_counter() - started))
-        return chosen.centers[kept]
+        return centers[kept]
 
     def _first_pass(self) -> FloatVector:
         """B^T S^2 Y and, for an intercept, B^T S^2 1; sums of |B|^T S^2 |B| over its rows (m,)."""
@@ -615,67 +604,58 @@ def _factorise(estimate: FloatMatrix, alpha: float, out: FloatMatrix) -> None:
         shift = larger
 
 
-@dataclass(frozen=True, kw_only=True)
-class Centres:
-    """A fitted regression on centres: f = k(., Z) c + b.
-
-    Parameters
-    ----------
-    kernel
-        Resolved.
-    points : (m, d), coefficients : (m, t)
-        Not centred.
-    center : (d,), optional
-        Subtracted from rows and centres.
-    intercept : (t,), optional
-    """
-
-    kernel: Kernel
-    points: FloatMatrix
-    coefficients: FloatMatrix
-    center: FloatVector | None
-    intercept: FloatVector | None
-
-
 def nystrom_leave_one_out(
-    dataset: Dataset, fitted: Centres, alphas: tuple[float, ...], workspace: Workspace
+    dataset: Dataset,
+    kernel: Kernel,
+    points: FloatMatrix,
+    coefficients: FloatMatrix,
+    alphas: Sequence[float],
+    workspace: Workspace,
+    *,
+    center: FloatVector | None,
+    intercept: FloatVector | None,
 ) -> LeaveOneOut:
-    """Leave-one-out of a regression on fixed centres.
+    """Leave-one-out of a regression f = k(., Z) c + b on fixed centres.
 
     Parameters
     ----------
     dataset
         The rows it was fitted to.
-    fitted
-        The regression.
+    kernel
+        Resolved.
+    points : (m, d), coefficients : (m, t)
+        Z, not centred, and c.
     alphas
         One, or one for each target.
     workspace
         Where, and on whom.
+    center : (d,), optional
+        Subtracted from rows and centres.
+    intercept : (t,), optional
+        b.
 
     Raises
     ------
     NotPositiveDefiniteError
         alpha is 0, or lost in rounding, and the rows do not determine the coefficients.
     """
-    kernel, wanted = fitted.kernel, target_alphas(alphas, dataset.num_targets)
-    points = fitted.points if fitted.center is None else fitted.points - fitted.center
+    wanted = target_alphas(alphas, dataset.num_targets)
+    points = points if center is None else points - center
     order = independent_centers(kernel, points)
     triangle = CenterFactor(kernel, points[order], dataset.num_rows, float(wanted.min()), "float64")
     # f does not change when a centre in the span of the others is left out, but its coefficient has to go somewhere
     if len(order) == len(points):
-        coef = triangle.reduced(fitted.coefficients[order])
+        coef = triangle.reduced(coefficients[order])
     else:
-        coef = triangle.solve(kernel.block(points[order], points) @ fitted.coefficients, transposed=False)
+        coef = triangle.solve(kernel.block(points[order], points) @ coefficients, transposed=False)
     scratch = place(workspace.store, "scratch", uuid.uuid4().hex + ".zarr")
     features, rows = CentreFeatures(kernel, points[order], triangle.square), CentredRows(rows_of(dataset, kernel))
     try:
         with single_blas_thread():
             source = FeatureRows(features, rows, workspace, scratch, phase="leverage")
-            equations = Equations.of(source, fitted.intercept is not None)
-            intercept = np.zeros(coef.shape[1]) if fitted.intercept is None else fitted.intercept
+            equations = Equations.of(source, intercept is not None)
             shift, centring = equations.source.shift, equations.source.centring
-            about = intercept - offset_of(centring) + (0.0 if shift is None else shift @ coef)
-            return left_out(equations, coef, about, wanted)
+            about = (np.zeros(coef.shape[1]) if intercept is None else intercept) - offset_of(centring)
+            return left_out(equations, coef, about if shift is None else about + shift @ coef, wanted)
     finally:
         remove_array(scratch)
