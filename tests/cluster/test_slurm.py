@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.helpers import ByHandJob, byte_for_byte
+from tests.cluster.helpers import ByHandJob
 from tests.cluster.programs import CLUSTER, programs
 from tests.cluster.slurm import Slurm, slurm_of_our_own
 from tests.faults import wait_until
@@ -95,18 +95,6 @@ def through_its_time_limit(slurm: Slurm, folder: Path) -> tuple[Submitted, dict[
     assert "time limit: the driver is told to stop" in submitted.log
     written = submitted.job.fewer_than_all(5)
     return submitted, written, slurm.wait(submitted.number, 600)
-
-
-@pytest.mark.system
-@pytest.mark.timeout(900)
-def test_a_time_limit_in_mid_factorisation(slurm: Slurm, tmp_path: Path) -> None:
-    local = ByHandJob(tmp_path / "local")
-    local.fit()
-    submitted, written, ended = through_its_time_limit(slurm, tmp_path)
-    assert ended["JobState"] == "COMPLETED", submitted.log
-    assert int(ended["Restarts"]) >= 1
-    assert written.items() <= submitted.job.tiles().items()
-    byte_for_byte(local, submitted.job)
 
 
 def test_without_a_job_file_that_it_can_use_it_says_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from distributed import Client
 
 from dkrr.engine.cluster import checked_executor, local_cluster, memory_limit_of
 from dkrr.engine.tasks import DaskExecutor, Node
-from dkrr.engine.workers import MOST_NAMED, Admission, WorkerInfo, check_workers, roster
+from dkrr.engine.workers import Admission, WorkerInfo, check_workers, roster
 from dkrr.errors import ClusterError
 from tests.faults import wait_until
 
@@ -120,17 +120,6 @@ def test_no_worker_for_too_long(client: Client, tmp_path: Path) -> None:
 
 
 # --- what is compared, and how many are named -------------------------------------------------------------------------
-
-
-def test_a_task_names_few_of_many_workers(worker: WorkerInfo) -> None:
-    workers = [replace(worker, address=f"tcp://127.0.0.1:{1000 + i}") for i in range(400)]
-    admission = Admission(None, workers)
-    chosen = [admission.choose() for _ in range(200)]
-    assert {len(set(names)) for names in chosen} == {MOST_NAMED}
-    assert len({name for names in chosen for name in names}) == 400
-    assert len(" ".join(chosen[0])) < 2048
-    assert admission.num_threads == 800
-    assert Admission(None, workers[:3]).choose() == sorted(w.address for w in workers[:3])
 
 
 def test_a_worker_that_is_too_small(worker: WorkerInfo) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from dkrr.engine import workers as checks
 from dkrr.engine.cluster import local_cluster
@@ -141,30 +141,6 @@ def test_several_blas_threads_are_limited_for_good(client: Client, caplog: pytes
     assert caplog.text == ""
 
 
-def test_a_worker_without_dkrr(client: Client) -> None:
-    odd = addresses(client)[0]
-
-    def hide() -> None:
-        import sys
-
-        sys.hidden = sys.modules["dkrr.engine.workers"]  # type: ignore[attr-defined]
-        sys.modules["dkrr.engine.workers"] = None  # type: ignore[assignment]
-
-    def show() -> None:
-        import sys
-
-        sys.modules["dkrr.engine.workers"] = sys.hidden  # type: ignore[attr-defined]
-
-    client.run(hide, workers=[odd])
-    try:
-        with pytest.raises(ClusterError, match=rf"does not run on 1 worker \({odd}\)") as caught:
-            check_workers(client)
-    finally:
-        client.run(show, workers=[odd])
-    assert "install dkrr" in caught.value.hint
-    assert len(check_workers(client)) == 2
-
-
 def test_a_stopped_worker(client: Client) -> None:
     odd = addresses(client)[0]
     pid = client.run(os.getpid)[odd]
@@ -175,12 +151,3 @@ def test_a_stopped_worker(client: Client) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     assert len(check_workers(client)) == 2
-
-
-def test_no_workers() -> None:
-    with (
-        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-        pytest.raises(ClusterError, match="has no workers"),
-    ):
-        check_workers(client)
