@@ -242,14 +242,16 @@ class CentreProducts:
             A chunk of the rows is missing or damaged.
         """
         (m, d), columns = self.shape, len(targets)
+        operands = {"p": [p] if p is not None else [], "shifts": [np.stack(shifts)] if len(shifts) else []}
+        operands = {name: matrices for name, matrices in operands.items() if matrices}
         self.num_passes += 1
         return Pass(  # type: ignore[no-any-return]
             "nystrom",
-            partial(self._add, np.array(targets), shifts, precision, absolute),
+            partial(self._add, tuple(targets), precision, absolute),
             self._not_finite,
             [float(self.ranges.size) * m * (2.0 * d + 4.0 * columns)] * len(self.ranges),
             (m, columns),
-            operands={} if p is None else {"p": [p]},
+            operands=operands,
             shared={"centers": self.centers},
             workspace=self.workspace,
             store=self.scratch,
@@ -260,8 +262,7 @@ class CentreProducts:
 
     def _add(
         self,
-        targets: NDArray[np.int64],
-        shifts: Sequence[FloatVector],
+        targets: tuple[int, ...],
         precision: Precision,
         absolute: bool,
         operands: Operands,
@@ -269,7 +270,7 @@ class CentreProducts:
         total: FloatMatrix,
     ) -> None:
         """Add W of range i to ``total``."""
-        centers, is_target = np.array(operands["centers"].read()), targets >= 0
+        centers, columns = np.array(operands["centers"].read()), np.array(targets)
         p = np.array(operands["p"].read()) if "p" in operands else None
         step = block_rows(self.shape[1], self.rows.shape[1])
         for strip in self.rows.strips(operands, self.ranges, i, step):
@@ -277,8 +278,8 @@ class CentreProducts:
             if used is None:
                 continue
             y = np.zeros((len(used.x), len(targets)))
-            y[:, is_target] = used.y[:, targets[is_target]]
-            for shift in shifts:
+            y[:, columns >= 0] = used.y[:, columns[columns >= 0]]
+            for shift in operands["shifts"].read() if "shifts" in operands else ():
                 y += shift
             weight = np.ones(len(y)) if used.weight is None else used.weight
             form = compiled_form(self.kernel) if self.is_compiled and not absolute else None

@@ -87,14 +87,17 @@ class CentreFeatures:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what goes through the store."""
-        return {"kernel": self.kernel, "centers": self.centers[:, :0], "factor": None}
+        return {"kernel": self.kernel, "num_features": self.num_features}
 
-    @property
+    @cached_property
     def num_features(self) -> int:
         """m."""
         return len(self.centers)
 
-    num_monomials = num_features
+    @property
+    def num_monomials(self) -> int:
+        """Numbers that are made on the way to the features of a row: m."""
+        return self.num_features
 
     def operands(self) -> dict[str, Sequence[FloatMatrix]]:
         """What :meth:`design` reads."""
@@ -142,9 +145,9 @@ class MemoryRows:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the rows."""
-        return {"x": self.x[:0], "y": self.y[:0], "weight": None}
+        return {"shape": self.shape}
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """n and t."""
         return self.y.shape[0], self.y.shape[1]
