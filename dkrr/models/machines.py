@@ -31,7 +31,7 @@ from dkrr.kernels import Kernel, make_kernel
 from dkrr.kernels.checks import check_names
 from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.losses.loss import Loss, log_probabilities, make_loss
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.models.estimator import WithModel, keeps_its_fit
 from dkrr.models.model import Model
 from dkrr.models.tiled import label_targets, loss_details, loss_parts
