@@ -380,7 +380,8 @@ def _score_path(
     for number, model in enumerate(models):
         location = place(directory, f"path-{number:03}.zarr")
         model.write(location, overwrite=True)
-        score, run = score_dataset(load_model(location), test, workspace.executor, workspace.progress)
+        saved, (work, progress) = load_model(location), (workspace.executor, workspace.progress)
+        score, run = score_dataset(saved, test, work, progress, store=workspace.store)
         workspace.record("path", run)
         metric = (None if job.evaluate is None else job.evaluate.metric) or score.metric
         points.append(
