@@ -25,7 +25,7 @@ from dkrr.linalg.factor.dense import fit_dense
 from dkrr.linalg.nystrom import centres
 from dkrr.linalg.nystrom import solver as nystrom
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
-from dkrr.linalg.settings import IterativeSettings, NystromSettings
+from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import rows
 from tests.reference import reference_kernel

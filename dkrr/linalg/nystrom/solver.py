@@ -81,7 +81,6 @@ from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
 from dkrr.linalg.cg.precondition import Identity
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
-from dkrr.linalg.intercept import Centring, centre_dataset, offset_of, total_weight
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.nystrom.centres import (
     CenterFactor,
@@ -96,10 +95,9 @@ from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.primal.passes import CentredRows, CentreFeatures, FeatureRows, MemoryRows
 from dkrr.linalg.primal.solver import Equations, left_out
 from dkrr.linalg.products import is_nonnegative
-from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
-from dkrr.linalg.solution import Solution
-from dkrr.linalg.solving import target_alphas
+from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
+from dkrr.linalg.targets import Centring, centre_dataset, offset_of, target_alphas, total_weight
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import place, remove_array
 from dkrr.threads import single_blas_thread

@@ -70,7 +70,6 @@ from dkrr.linalg.blocks import FloatMatrix, FloatVector, ratio
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
-from dkrr.linalg.intercept import offset_of
 from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.primal.passes import (
     MAX_STRIP_ROWS,
@@ -83,7 +82,7 @@ from dkrr.linalg.primal.passes import (
 )
 from dkrr.linalg.sizes import BARE_BYTES
 from dkrr.linalg.solution import Solution, backward_error_bar
-from dkrr.linalg.solving import target_alphas
+from dkrr.linalg.targets import offset_of, target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left
