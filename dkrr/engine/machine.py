@@ -30,7 +30,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -341,45 +340,15 @@ REPEATS = 3
 _PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "scikit-learn", "crc32c")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """How fast one worker process with one thread would be here.
-
-    ``kernel_entry_seconds`` is the time of one entry of an rbf kernel block with 10 features. Disk rates are those of
-    one writer, with fsync, and of one reader that does not find the file in the page cache.
-    """
-
-    gemm_flops_per_second_float64: float
-    gemm_flops_per_second_float32: float
-    kernel_entry_seconds: float
-    disk_write_bytes_per_second: float
-    disk_read_bytes_per_second: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineReport:
-    """What ``dkrr doctor`` shows; plain values throughout, ``to_dict`` is ready for JSON."""
-
-    cpu: str
-    num_cpus: int
-    has_avx512: bool
-    blas: list[dict[str, Any]]
-    self_test_failures: list[str]
-    worker_environment: dict[str, str]
-    total_memory_bytes: int
-    free_memory_bytes: int
-    folder: str
-    free_disk_bytes: int
-    speed: Calibration
-    versions: dict[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as nested dicts and lists of plain values."""
-        return asdict(self)
-
-
-def machine_report(folder: str | os.PathLike[str] = ".") -> MachineReport:
+def machine_report(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
     """Describe this machine and measure it; the disk in ``folder``, with a file of 256 MiB that is removed again.
+
+    Returns
+    -------
+    report : dict
+        What ``dkrr doctor`` shows, plain values throughout. ``speed`` is that of one worker process with one thread:
+        ``kernel_entry_seconds`` the time of one entry of an rbf kernel block with 10 features, disk rates those of one
+        writer, with fsync, and of one reader that does not find the file in the page cache.
 
     Raises
     ------
@@ -395,30 +364,30 @@ def machine_report(folder: str | os.PathLike[str] = ".") -> MachineReport:
     with single_blas_thread():
         double, single, entry = _gemm_rate(np.float64), _gemm_rate(np.float32), _kernel_entry_seconds()
     write, read = _disk_rates(Path(folder), REPORT_DISK_BYTES, float("inf"))
-    return MachineReport(
-        cpu=cpu_model(),
-        num_cpus=cpu_count(),
-        has_avx512="avx512f" in cpu_flags(),
-        blas=blas_libraries(),
-        self_test_failures=self_test(),
-        worker_environment=worker_environment(),
-        total_memory_bytes=total_memory_bytes(),
-        free_memory_bytes=free_memory_bytes(),
-        folder=os.path.abspath(folder),
-        free_disk_bytes=_free_disk_bytes(Path(folder)),
-        speed=Calibration(
-            gemm_flops_per_second_float64=double,
-            gemm_flops_per_second_float32=single,
-            kernel_entry_seconds=entry,
-            disk_write_bytes_per_second=write,
-            disk_read_bytes_per_second=read,
-        ),
-        versions=versions_of(_PACKAGES) | {"python": platform.python_version()},
-    )
+    return {
+        "cpu": cpu_model(),
+        "num_cpus": cpu_count(),
+        "has_avx512": "avx512f" in cpu_flags(),
+        "blas": blas_libraries(),
+        "self_test_failures": self_test(),
+        "worker_environment": worker_environment(),
+        "total_memory_bytes": total_memory_bytes(),
+        "free_memory_bytes": free_memory_bytes(),
+        "folder": os.path.abspath(folder),
+        "free_disk_bytes": _free_disk_bytes(Path(folder)),
+        "speed": {
+            "gemm_flops_per_second_float64": double,
+            "gemm_flops_per_second_float32": single,
+            "kernel_entry_seconds": entry,
+            "disk_write_bytes_per_second": write,
+            "disk_read_bytes_per_second": read,
+        },
+        "versions": versions_of(_PACKAGES) | {"python": platform.python_version()},
+    }
 
 
 def disk_rates(folder: str | os.PathLike[str], *, seconds: float = 0.25) -> tuple[float, float]:
-    """Bytes per second written (with fsync) and read back, in about ``seconds``; see :class:`Calibration`."""
+    """Bytes per second written (with fsync) and read back, in about ``seconds``; with a file of 32 MiB."""
     return _disk_rates(Path(folder), CALIBRATION_DISK_BYTES, seconds)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import namedtuple
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from dkrr.engine import machine
-from dkrr.engine.machine import Calibration, free_memory_bytes, machine_report, total_memory_bytes
+from dkrr.engine.machine import free_memory_bytes, machine_report, total_memory_bytes
 from dkrr.errors import StoreError
 
 MiB = 2**20
@@ -25,25 +24,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "GEMM_EDGE", 256)
 
 
-def rates(calibration: Calibration) -> list[float]:
-    return [getattr(calibration, field.name) for field in fields(calibration)]
-
-
 @pytest.mark.usefixtures("small")
 def test_report_is_plain_and_complete(tmp_path: Path) -> None:
     report = machine_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
-    assert report.cpu
-    assert report.num_cpus >= 1
-    assert report.self_test_failures == []
-    assert 0 < report.free_memory_bytes <= report.total_memory_bytes <= psutil.virtual_memory().total
-    assert report.free_disk_bytes > 0
-    assert report.folder == str(tmp_path)
-    assert report.worker_environment["OPENBLAS_NUM_THREADS"] == "1"
-    assert report.versions["numpy"] == np.__version__
-    assert {"dkrr", "python", "scipy", "zarr", "dask", "distributed"} <= set(report.versions)
-    assert all(rate > 0 and np.isfinite(rate) for rate in rates(report.speed))
+    assert json.loads(json.dumps(report)) == report
+    assert report["num_cpus"] >= 1
+    assert report["self_test_failures"] == []
+    assert 0 < report["free_memory_bytes"] <= report["total_memory_bytes"] <= psutil.virtual_memory().total
+    assert report["worker_environment"]["OPENBLAS_NUM_THREADS"] == "1"
+    assert {"dkrr", "python", "numpy", "scipy", "zarr", "dask", "distributed"} <= set(report["versions"])
+    assert all(rate > 0 and np.isfinite(rate) for rate in report["speed"].values())
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
