@@ -7,7 +7,6 @@ import stat
 import subprocess
 from pathlib import Path
 
-import dask
 import pytest
 from distributed.security import Security
 
@@ -59,23 +58,6 @@ def test_again_keeps_the_authority_and_renews_the_rest(certificates: Path, tmp_p
     same = {str(path) for path in before if before[path] == after[path]}
     assert same == {"ca.pem", "ca-key.pem", *(f"{role}/ca.pem" for role in ROLES)}
     assert verify(folder, "worker", "sslserver") == 0
-
-
-def test_each_role_has_its_whole_configuration(certificates: Path, tmp_path: Path) -> None:
-    assert make(tmp_path / "tls", "-p", "/etc/dkrr").returncode == 0
-    sample = SCRIPT.parent.parent / "dask/dkrr.yaml"
-    for role in ROLES:
-        for folder, prefix in ((certificates, str(certificates)), (tmp_path / "tls", "/etc/dkrr")):
-            config = dask.config.merge(*dask.config.collect_yaml([str(folder / role)]))
-            files = config["distributed"]["comm"]["tls"]
-            assert files["ca-file"] == f"{prefix}/{role}/ca.pem"
-            assert files["worker"] == {kind: f"{prefix}/{role}/{role}{end}.pem" for kind, end in ENDS.items()}
-            assert config["distributed"]["scheduler"]["worker-ttl"] == "60s"
-            assert (folder / role / "dkrr.yaml").read_bytes() == sample.read_bytes()
-    changed = tmp_path / "tls/client/dkrr.yaml"
-    changed.write_text("dkrr: {}\n")
-    assert make(tmp_path / "tls").returncode == 0
-    assert changed.read_text() == "dkrr: {}\n"
 
 
 @pytest.mark.parametrize("options", [("-d", "0"), ("-p", "tls"), ("-d", "x"), ("-n", "a/b"), ("-z",), ("two",)])

@@ -25,19 +25,6 @@ def laplacian(x: np.ndarray, dtype: type, c: float = 1.0) -> np.ndarray:
     return out[:, 0]
 
 
-@pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 990), (np.float32, 95)])
-def test_powers_of_two_over_the_whole_range(dtype: type, largest: int) -> None:
-    c = float(np.log(2))
-    assert c * pairwise.LOG2E == 1.0, "the exponent is x itself"
-    x = np.random.default_rng(0).uniform(0, largest, 20001).astype(dtype)
-    exact = np.exp2(-x.astype(np.longdouble))
-    assert float((np.abs(laplacian(x.astype(float), dtype, c) - exact) / exact).max()) < 2 * np.finfo(dtype).eps
-    sixteenths = np.arange(16 * largest) / 16
-    values = laplacian(sixteenths, dtype, c)
-    np.testing.assert_array_equal(values[::16], 2.0 ** -np.arange(largest))
-    np.testing.assert_allclose(values, np.exp2(-sixteenths), rtol=2 * np.finfo(dtype).eps)
-
-
 @pytest.mark.parametrize(("dtype", "cutoff"), [(np.float64, 1000 * np.log(2)), (np.float32, 100 * np.log(2))])
 def test_the_exponential_of_large_arguments(dtype: type, cutoff: float) -> None:
     x = np.linspace(1.0, cutoff - 0.01, 10001).astype(dtype)

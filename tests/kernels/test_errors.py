@@ -101,19 +101,6 @@ def test_resolve_decides_gamma_and_checks_the_length_scales() -> None:
         make_kernel(gp.Matern([1.0, 2.0])).resolve(3)
 
 
-def test_a_class_that_is_not_of_scikit_learn_works_but_is_not_stored() -> None:
-    class Own(gp.RBF):
-        pass
-
-    rows = np.random.default_rng(0).random((5, 3))
-    kernel = make_kernel(2.0 * Own(0.5))
-    np.testing.assert_allclose(kernel(rows, rows), 2.0 * gp.RBF(0.5)(rows), rtol=1e-13)
-    with pytest.raises(ParameterError, match="Own cannot be stored by name"):
-        kernel.to_dict()
-    with pytest.raises(ParameterError, match=r"metric = .* cannot be stored"):
-        make_kernel(gp.PairwiseKernel(metric=np.dot)).to_dict()
-
-
 def test_histograms_are_not_negative() -> None:
     rows = np.random.default_rng(0).random((9, 4))
     bad = rows.copy()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-from math import comb, factorial, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -27,33 +25,6 @@ def test_inner_products_are_the_kernel(d: int, degree: int, gamma: float | None,
     exact = kernel(x, z)
     scale = np.sqrt(np.outer(kernel.diag(x), kernel.diag(z)))
     assert np.max(np.abs(fx @ fz.T - exact) / scale) < 1e-14 * 5
-
-
-@pytest.mark.parametrize("coef0", [0.0, 2.0])
-def test_every_feature_is_the_monomial_with_its_multinomial_weight(coef0: float) -> None:
-    p, d = 3, 4
-    features = feature_map(make_kernel("poly", degree=p, gamma=0.4, coef0=coef0), d)
-    assert features.num_features == comb(d + p - (coef0 == 0), p)
-    assert features.num_monomials == comb(d + p, p)
-    x = np.random.default_rng(0).random((5, d)) + 0.5
-    expected = []
-    for exponents in product(range(p + 1), repeat=d):
-        rest = p - sum(exponents)
-        if rest < 0 or (coef0 == 0 and rest > 0):
-            continue
-        count = factorial(p) / (prod(map(factorial, exponents)) * factorial(rest))
-        expected.append(sqrt(count * 0.4 ** (p - rest) * coef0**rest) * np.prod(x**exponents, axis=1))
-    found = features.design(x).T
-    np.testing.assert_allclose(found[np.argsort(found[:, 0])], sorted(expected, key=lambda one: one[0]), rtol=1e-14)
-
-
-@pytest.mark.parametrize("m", [1, 15, 700])
-def test_products_in_strips(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.kernels.features.STRIP_BYTES", 1 << 14)
-    features = feature_map(make_kernel("poly", degree=2), 5)
-    rng = np.random.default_rng(m)
-    x, coef = rng.standard_normal((m, 5)), rng.standard_normal((features.num_features, 3))
-    np.testing.assert_allclose(features.apply(x, coef), features.design(x) @ coef, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -89,5 +89,5 @@ def test_a_row_that_decides_its_own_prediction() -> None:
 def test_an_alpha_that_is_lost_beside_the_eigenvalues() -> None:
     x, y, _ = data(n=30)
     x[:, 3] = x[:, 2]
-    with pytest.raises(NotPositiveDefiniteError, match="leave out every alpha below"):
+    with pytest.raises(NotPositiveDefiniteError, match="raise alpha to at least"):
         leave_one_out_errors(array_source(x, y, kernel_of("linear", 4)), [1.0, 0.0])

@@ -516,29 +516,12 @@ def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_in
     """
     with single_blas_thread():
         equations = Equations.of(source, fit_intercept)
+        equations.factor(float(min(alphas)))  # raises where there is none
         lam, q = eigh(equations.gram, driver="evd")
-        inverse = _inverse(np.maximum(lam, 0.0), np.asarray(alphas, dtype=np.float64))
+        inverse = 1.0 / (np.maximum(lam, 0.0)[:, None] + np.asarray(alphas, dtype=np.float64))
         rotated = q.T @ equations.cross
         columns = np.concatenate([q @ (inverse[:, k, None] * rotated) for k in range(len(alphas))], axis=1)
         about, intercept, basis, constant = equations.leverages(columns, -equations.offset @ columns, q)
         squares, largest = about.path(columns, intercept, basis, inverse, constant)
     decides = (1 - largest <= MIN_SHARE)[:, None]
     return np.where(decides, np.inf, squares.reshape(len(alphas), -1) / equations.weight)
-
-
-def _inverse(lam: FloatVector, alphas: FloatVector) -> FloatMatrix:
-    """(lam + alpha)^-1 (D, k)."""
-    rounding = len(lam) * EPS * float(lam[-1])
-    bad = np.flatnonzero(lam[0] + alphas <= rounding)
-    if len(bad):
-        alpha = float(alphas[bad[0]])
-        raise NotPositiveDefiniteError(
-            f"F^T W F + alpha I of {len(lam):,} features is not positive definite: its smallest eigenvalue is "
-            f"{lam[0]:.2g} (largest {lam[-1]:.2g}) with alpha {alpha:.3g}",
-            hint=f"leave out every alpha below {10 * rounding:.1g}, or features that others determine",
-            row=None,
-            pivot=float(lam[0] + alpha),
-            alpha=alpha,
-            suggested_alpha=10 * rounding,
-        )
-    return np.asarray(1.0 / (lam[:, None] + alphas))
