@@ -63,9 +63,7 @@ def graph(n: int) -> list[Node]:
 def test_a_worker_that_differs_is_named_and_gets_no_task(client: Client, tmp_path: Path) -> None:
     executor = DaskExecutor(client, admission=Admission(client, check_workers(client)))
     assert executor.admission is not None
-    executor.admission._reference = replace(
-        executor.workers[0], versions={**executor.workers[0].versions, "dkrr": "0.0", "numpy": "1.0"}
-    )
+    executor.admission._expected = {**executor.workers[0].matters, "dkrr": "0.0", "numpy": "1.0"}
     first = {worker.address for worker in executor.workers}
     client.cluster.scale(3)
     client.wait_for_workers(3, timeout=60)
@@ -82,7 +80,7 @@ def test_a_worker_that_differs_is_named_and_gets_no_task(client: Client, tmp_pat
     assert entry["address"] not in first
     assert entry["name"].startswith("local-")
     assert "numpy" in entry["reason"]
-    assert "0.0 on the others" in entry["reason"]
+    assert "instead of 0.0" in entry["reason"]
 
 
 @pytest.mark.system
