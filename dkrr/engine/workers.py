@@ -160,6 +160,17 @@ class WorkerInfo:
         return blas_kernel(self.blas) or "unknown"
 
     @property
+    def bytes_per_thread(self) -> int | None:
+        """Memory that a task may take; None where there is no limit."""
+        return self.memory_limit_bytes // max(1, self.threads) if self.memory_limit_bytes else None
+
+    def too_small(self, needed: int) -> str:
+        """Why it cannot hold a task of so many bytes; "" when it can."""
+        limit = self.bytes_per_thread
+        is_enough = limit is None or limit >= needed
+        return "" if is_enough else f"it may use {limit:,} bytes a thread, a task needs {needed:,}"
+
+    @property
     def matters(self) -> dict[str, str]:
         """What must be the same on all workers."""
         return {name: self.versions.get(name, MISSING) for name in _COMPARED} | {_KERNEL: self.blas_kernel}
@@ -374,6 +385,8 @@ class Admission:
         Admitted; also those that have left since, as the last survey may be a second old.
     refused : list of dict
         ``{"address", "name", "reason"}`` of workers that are there and get no task.
+    needed_bytes : int
+        Memory of a task; smaller workers are refused, for they would be killed again and again.
     """
 
     def __init__(self, client: Any, workers: Sequence[WorkerInfo], *, store: Any = None) -> None:
@@ -383,7 +396,7 @@ class Admission:
         self.workers: list[WorkerInfo] = list(workers)
         self.refused: list[dict[str, str]] = []
         self._expected = workers[0].matters
-        self._needed_bytes = 0
+        self.needed_bytes = 0
         self._empty_seconds = timeout_seconds("no-workers")
         self._there: dict[str, int] = {worker.address: worker.threads for worker in workers}
         self._allowed = sorted(self._there)
@@ -397,22 +410,6 @@ class Admission:
     def num_threads(self) -> int:
         """Tasks that the admitted workers run at once, as of the last survey; at least 1."""
         return max(1, sum(self._there.get(address, 0) for address in self._allowed))
-
-    def require_memory(self, bytes_per_thread: int) -> None:
-        """Refuse workers that could not hold a task: they would be killed again and again.
-
-        Raises
-        ------
-        ClusterError
-            One of the present workers is too small.
-        """
-        self._needed_bytes = bytes_per_thread
-        for worker in self.workers:
-            if reason := self._too_small(worker):
-                raise ClusterError(
-                    f"worker {worker.address}: {reason}",
-                    hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
-                )
 
     def choose(self) -> list[str]:
         """Addresses that the next task may run on."""
@@ -489,7 +486,7 @@ class Admission:
                 self._ask_again[address] = time.monotonic() + ASK_AGAIN_SECONDS
             else:
                 name = worker.name
-                reason = "; ".join(differences(self._expected, worker)) or self._too_small(worker)
+                reason = "; ".join(differences(self._expected, worker)) or worker.too_small(self.needed_bytes)
             self.refused = [entry for entry in self.refused if entry["address"] != address]
             if reason:
                 self._refuse(address, name, reason)
@@ -510,12 +507,6 @@ class Admission:
         finally:
             await asyncio.to_thread(context.__exit__, None, None, None)
         return worker
-
-    def _too_small(self, worker: WorkerInfo) -> str:
-        limit = worker.memory_limit_bytes
-        if not limit or not self._needed_bytes or limit // max(1, worker.threads) >= self._needed_bytes:
-            return ""
-        return f"it may use {limit // max(1, worker.threads):,} bytes a thread, a task needs {self._needed_bytes:,}"
 
     def _admit(self, workers: Iterable[WorkerInfo]) -> None:
         self.workers = list(workers)

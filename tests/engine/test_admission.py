@@ -13,7 +13,7 @@ import dask
 import pytest
 from distributed import Client
 
-from dkrr.engine.cluster import checked_executor, local_cluster, memory_limit_of
+from dkrr.engine.cluster import checked_executor, local_cluster, memory_limit_of, require_memory
 from dkrr.engine.tasks import DaskExecutor, Node
 from dkrr.engine.workers import Admission, WorkerInfo, check_workers, roster
 from dkrr.errors import ClusterError
@@ -123,8 +123,8 @@ def test_no_worker_for_too_long(client: Client, tmp_path: Path) -> None:
 def test_a_worker_that_is_too_small(worker: WorkerInfo) -> None:
     small = replace(worker, address="tcp://127.0.0.1:2", memory_limit_bytes=2**28)
     admission = Admission(None, [worker, small])
-    admission.require_memory(2**26)
-    with pytest.raises(ClusterError, match=r"tcp://127.0.0.1:2: it may use 134,217,728 bytes a thread, a task needs"):
-        admission.require_memory(2**28)
     executor = DaskExecutor(None, admission=admission)
+    require_memory(executor, 2**26)
+    with pytest.raises(ClusterError, match=r"tcp://127.0.0.1:2: it may use 134,217,728 bytes a thread, a task needs"):
+        require_memory(executor, 2**28)
     assert (executor.num_threads, memory_limit_of(executor)) == (4, 2**27)
