@@ -425,13 +425,12 @@ class _Fit:
         sample = MemoryRows(rows, np.empty((len(rows), 0)), weight)
         features = CentreFeatures(self.kernel, points, self.triangle.square)
         source = FeatureRows(features, sample, self.workspace, self.location, phase="precondition")
+        rows_below, below = CentredRows(self.rows), place(self.location, "rows")
+        self.products = CentreProducts(self.kernel, rows_below, points, columns, self.workspace, below)
+        self.workspace.record("prepare", RunSummary(seconds=time.perf_counter() - started))
         self.estimate, cross, squares = source.sums()
         for i in range(len(cross) if self.centring is not None and squares[0] else 0):
             self.estimate[i] -= cross[i] * (cross[:, 0] / squares[0])
-        below = place(self.location, "rows")
-        rows_below = CentredRows(self.rows)
-        self.products = CentreProducts(self.kernel, rows_below, points, columns, self.workspace, below)
-        self.workspace.record("prepare", RunSummary(seconds=time.perf_counter() - started))
         return centers[kept]
 
     def _first_pass(self) -> FloatVector:
