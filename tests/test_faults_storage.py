@@ -405,7 +405,7 @@ def test_a_fault_during_the_recovery_from_damage(damage: str, fault: str, tmp_pa
         ((0, 0), (1, 0)),
         ((1, 0), (1, 1)),
         ((4, 0), (4, 1)),
-        ((3, 1), (3, 3, 1)),
+        ((3, 1), (3, 3, 0)),
         ((4, 3), (4, 4)),
         ((4, 4), None),
     ],
@@ -439,7 +439,7 @@ def test_a_wrong_tile_is_blamed_before_the_matrix(tmp_path: Path) -> None:
     system = small_system(4 * TILE)
     expected, factor = tiles(system, tmp_path / "right"), tiles(system, tmp_path / "L")
     factorise(system, expected, InTurn())
-    executor = Spoiling("factorise", (3, 3, 1), lambda: factor.write(3, 0, 10 * factor.read(3, 0)))
+    executor = Spoiling("factorise", (3, 3, 0), lambda: factor.write(3, 0, 10 * factor.read(3, 0)))
     factorise(system, factor, executor)
     assert executor.done
     assert contents(tmp_path / "L") == contents(tmp_path / "right")

@@ -47,7 +47,6 @@ from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product
 from dkrr.kernels.checks import as_rows, check_features
 from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
 from dkrr.linalg.blocks import FloatMatrix
-from dkrr.linalg.repairs import check_finite
 from dkrr.tiles import MAX_TILE_SIZE, TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer
 
@@ -482,7 +481,7 @@ class StoredEntries:
                     yield i, j
 
     def explain(self, rows: slice, columns: slice) -> DataError:
-        check_finite(self.gram, self._tiles(rows, columns))
+        self.gram.check_finite(self._tiles(rows, columns))
         return DataError(
             f"the product of rows {rows.start:,} to {rows.stop:,} with rows {columns.start:,} to {columns.stop:,} of "
             f"{self.gram.location} is not finite",

@@ -19,7 +19,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.kernels import make_kernel
-from dkrr.linalg.factor import rows as factor_rows
+from dkrr.linalg.factor import schedule
 from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store import failpoints
@@ -41,7 +41,7 @@ class Workers(InProcessExecutor):
 
 @pytest.fixture(autouse=True)
 def _narrow_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factor_rows, "MIN_STRIP_ROWS", 3)
+    monkeypatch.setattr(schedule, "MIN_STRIP_ROWS", 3)
 
 
 def data(path: Path, ends: list[int], t: int = 1, weights: bool = False, x: Any = X) -> Dataset:
@@ -145,7 +145,7 @@ def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
     assert reused["share"] == pytest.approx((300 / 310) ** 3)
     assert reused["seconds"] > 0
     assert reused["sources"] == [Path(old.factors[0]).name[:12]]
-    assert not list((tmp_path / "store/factors").glob("*-strips*"))
+    assert not list((tmp_path / "store/factors").glob("*-sums*"))
 
 
 def test_new_targets_reuse_the_factor_whole(tmp_path: Path) -> None:

@@ -9,10 +9,6 @@ nothing but w sums of squares. Panels do not depend on one another; the largest 
 factor's folder, in chunks of at most 64, and go with it: a computation that was interrupted is run again, and panels
 whose sums are there return at once. Exact leave-one-out needs this diagonal, and nothing else of n^3 flops.
 
-X is stored transposed, (w, rows) a block, which makes the product C -= A B^T of C-order tiles and the solve
-C <- C L^-T: those of the factorisation. Column p of the panel is zero above row c0 + p, so the products with its first
-w rows are cut into strips.
-
 Cost
 ----
 n^3 / 3 flops, as much as the factor, at the rate of products of b x b with b x w. A panel reads the part of the factor
@@ -33,23 +29,22 @@ import numpy as np
 from scipy.linalg import get_lapack_funcs
 
 from dkrr.engine.tasks import Node
-from dkrr.errors import DamagedChunkError, MemoryBudgetError, NumericalError
+from dkrr.errors import MemoryBudgetError, NumericalError
 from dkrr.linalg.blocks import FloatVector
 from dkrr.linalg.factor.direct import CholeskyFactor
-from dkrr.linalg.passes import made, run_tasks
-from dkrr.linalg.repairs import Repairs, check_finite
+from dkrr.linalg.factor.triangular import solve_rows
+from dkrr.linalg.passes import made, repaired
 from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.workspace import INVERSE_DIAGONAL
 from dkrr.store.chunks import ChunkArray, FloatArray
 from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, trsm_right
+from dkrr.tiles.blas import buffer
 
 # A wider panel reads the factor less often: at tiles of 2,048 rows and 512 columns reading is a tenth of the work.
 MAX_WIDTH = 1024
 # Panels for each worker, so that the last ones, which are short, even out what the first ones took.
 PANELS_PER_THREAD = 8
-STRIP_COLUMNS = 128
 CHUNK_ENTRIES = 64
 # of a worker's memory, as for tiles
 MEMORY_SHARE = 0.8
@@ -149,7 +144,7 @@ def panel_task(task: PanelTask, j: int, start: int, stop: int) -> bool:
     grid = task.grid
 
     def explain(_: object) -> NumericalError:
-        check_finite(task.factor, ((i, k) for k in range(j, grid.num_tiles) for i in range(k, grid.num_tiles)))
+        task.factor.check_finite((i, k) for k in range(j, grid.num_tiles) for i in range(k, grid.num_tiles))
         return NumericalError(
             f"the diagonal of the inverse is not finite and positive in rows {grid.span(j).start + start:,} to "
             f"{grid.span(j).start + stop:,} of {task.factor.location} ({task.factor.array.dtype})",
@@ -157,46 +152,20 @@ def panel_task(task: PanelTask, j: int, start: int, stop: int) -> bool:
         )
 
     def compute() -> FloatVector:
-        values = _squares(task.factor, j, start, stop)
+        """Sums of squares of these columns of L^-1."""
+        width, first = stop - start, grid.span(j).start + start
+        half = buffer("panel", (width, grid.n - first), task.factor.dtype)
+
+        def fill(i: int, block: FloatArray) -> None:
+            block[...] = 0
+            if i == j:
+                np.fill_diagonal(block, 1)
+
+        solve_rows(task.factor, half, fill, first)
+        values = np.einsum("pr,pr->p", half, half, dtype=np.float64)
         return np.where(values > 0, values, np.nan)
 
     return made("inverse.panel", compute, partial(task.write, j, start), explain)
-
-
-def _squares(factor: TileMatrix, j: int, start: int, stop: int) -> FloatVector:
-    """Sums of squares of columns ``start:stop`` of row block j of L^-1."""
-    grid, width = factor.grid, stop - start
-    first = grid.span(j).start + start
-    memory = buffer("panel", (width * (grid.n - first),), factor.dtype)
-    blocks: list[FloatArray] = []
-    total = np.zeros(width)
-    for i in range(j, grid.num_tiles):
-        span = grid.span(i)
-        rows = slice(max(span.start, first) - first, span.stop - first)
-        block = memory[width * rows.start : width * rows.stop].reshape(width, rows.stop - rows.start)
-        block[...] = 0
-        # at most one tile is mapped at once, and dropped after its product
-        if i == j:
-            block[np.arange(width), np.arange(width)] = 1
-            trsm_right(block, factor.read(j, j)[start:, start:])
-        else:
-            _subtract_first(block, blocks[0], factor.read(i, j)[:, start:])
-            for k in range(j + 1, i):
-                gemm_nt(block, blocks[k - j], factor.read(i, k))
-            trsm_right(block, factor.read(i, i))
-        blocks.append(block)
-        total += np.einsum("pr,pr->p", block, block, dtype=np.float64)
-    return total
-
-
-def _subtract_first(block: FloatArray, known: FloatArray, tile: FloatArray) -> None:
-    """block -= known tile^T for the first rows of a panel, where known[p, q] is zero for q < p."""
-    width = len(known)
-    for start in range(0, width, STRIP_COLUMNS):
-        stop = min(start + STRIP_COLUMNS, width)
-        gemm_nt(block[:stop], known[:stop, start:stop], tile[:, start:stop])
-    if known.shape[1] > width:
-        gemm_nt(block, known[:, width:], tile[:, width:])
 
 
 def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = None) -> FloatVector:
@@ -229,17 +198,12 @@ def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = Non
     shape = (grid.num_tiles, grid.tile_size)
     result = ChunkArray.create(factor.array.store, INVERSE_DIAGONAL, shape=shape, chunks=(1, chunk))
     task = PanelTask(factor, result, width)
-    repairs = Repairs()
-    while True:
-        summary = run_tasks(
-            work.executor, "invert", panel_task, task, task.nodes(), work.progress, owners=factored.owner
-        )
-        work.record("invert", summary)
-        try:
-            return task.read()
-        except DamagedChunkError as damage:
-            repairs.add(damage)
-            result.delete(damage.index)
+
+    def run() -> FloatVector:
+        work.record("invert", work.executor.run("invert", panel_task, task, task.nodes(), work.progress))
+        return task.read()
+
+    return repaired(run, {**factored.owner, result.location: result.delete})
 
 
 def forget_inverse_diagonal(factored: CholeskyFactor) -> None:

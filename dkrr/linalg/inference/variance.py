@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +37,11 @@ from dkrr.errors import DataError, NumericalError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatVector
 from dkrr.linalg.factor.dense import dense_factor
+from dkrr.linalg.factor.triangular import LowerTiles, solve_rows
 from dkrr.linalg.predict import CHECK_TOLERANCE, RowSource
 from dkrr.linalg.products import kernel_product
 from dkrr.store.chunks import FloatArray
 from dkrr.tiles import TileGrid
-from dkrr.tiles.blas import gemm_nt, trsm_right
 
 logger = logging.getLogger("dkrr.linalg")
 
@@ -54,15 +53,6 @@ PASS_ROWS = 65_536
 ROUNDING_FACTOR = 30.0
 # of alpha: an error E of A changes no variance by more than |E| / alpha of k(z, z)
 HARMLESS_ERROR = 1e-6
-
-
-class LowerTiles(Protocol):
-    """A Cholesky factor in tiles: a ``TileMatrix`` in a store, or :class:`DenseFactor`."""
-
-    @property
-    def grid(self) -> TileGrid: ...
-
-    def read(self, i: int, j: int) -> FloatArray: ...
 
 
 @dataclass(frozen=True)
@@ -199,19 +189,17 @@ class VarianceSystem:
 
     def _half(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """The transpose of L^-1 S [k(X, z), 1] (m or m + 1, n), by row blocks, in place."""
-        factor, grid = self.factor, self.factor.grid
+        grid = self.factor.grid
         half = np.empty((len(z) + self.intercept, grid.n))
-        for i in range(grid.num_tiles):
-            span = grid.span(i)
-            block = half[:, span]
-            self.kernel.block(z, self._rows(span), block[: len(z)])
+
+        def fill(i: int, block: FloatArray) -> None:
+            self.kernel.block(z, self._rows(grid.span(i)), block[: len(z)])
             if self.intercept:
                 block[-1] = 1.0
             if self.root is not None:
-                block *= self.root[span]
-            for k in range(i):
-                gemm_nt(block, half[:, grid.span(k)], factor.read(i, k))
-            trsm_right(block, factor.read(i, i))
+                block *= self.root[grid.span(i)]
+
+        solve_rows(self.factor, half, fill)
         return half
 
     def _clipped(self, values: FloatVector, own: FloatVector) -> FloatVector:
