@@ -244,8 +244,7 @@ def _update(
         del begun
     else:
         h = 0
-        with np.errstate(over="ignore"):  # what float32 cannot hold is named before a tile is written
-            task.operator.tile_rows(i, j, start, stop, c)
+        task.operator.tile(i, j, c, start=start, stop=stop)
     for k in range(h, j if last is None else last):
         # at most two tiles are mapped at once, and both are dropped after their product
         right = factor.read(j, k)
