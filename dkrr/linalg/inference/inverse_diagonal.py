@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from scipy.linalg import get_lapack_funcs
 
 from dkrr.engine.tasks import Node
 from dkrr.errors import MemoryBudgetError, NumericalError
@@ -209,14 +208,3 @@ def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = Non
 def forget_inverse_diagonal(factored: CholeskyFactor) -> None:
     """Remove a result, so that the next call computes it again."""
     remove_array(place(factored.factor.array.store, INVERSE_DIAGONAL))
-
-
-def inverse_diagonal_dense(lower: FloatArray) -> FloatVector:
-    """The same (n,) for a factor L (n, n) in memory, C-order, which is overwritten by L^-1. n^3 / 3 flops."""
-    (trtri,) = get_lapack_funcs(("trtri",), (lower,))
-    # L in C order is the upper triangle L^T in Fortran order
-    inverse, info = trtri(lower.T, lower=0, overwrite_c=1)
-    if info:
-        raise NumericalError(f"pivot {info - 1:,} of the factor is zero", hint="raise alpha")
-    squares: FloatVector = np.einsum("cr,cr->c", inverse, inverse, dtype=np.float64)
-    return squares

@@ -36,12 +36,10 @@ from numpy.typing import NDArray
 from dkrr.errors import DataError, NumericalError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatVector
-from dkrr.linalg.factor.dense import dense_factor
 from dkrr.linalg.factor.triangular import LowerTiles, solve_rows
 from dkrr.linalg.predict import CHECK_TOLERANCE, RowSource
 from dkrr.linalg.products import kernel_product
 from dkrr.store.chunks import FloatArray
-from dkrr.tiles import TileGrid
 
 logger = logging.getLogger("dkrr.linalg")
 
@@ -53,36 +51,6 @@ PASS_ROWS = 65_536
 ROUNDING_FACTOR = 30.0
 # of alpha: an error E of A changes no variance by more than |E| / alpha of k(z, z)
 HARMLESS_ERROR = 1e-6
-
-
-@dataclass(frozen=True)
-class DenseFactor:
-    """L in memory, as one tile."""
-
-    lower: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, kernel: Kernel, x: NDArray[np.float64], root: FloatVector | None, alpha: float) -> DenseFactor:
-        """Factorise S K S + alpha I for centred rows x (n, d).
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            It is not positive definite in float64.
-
-        Cost
-        ----
-        n^3 / 3 flops, 8 n^2 bytes.
-        """
-        return cls(dense_factor(kernel, x, root, alpha, "float64"))
-
-    @property
-    def grid(self) -> TileGrid:
-        return TileGrid(len(self.lower), len(self.lower))
-
-    def read(self, i: int, j: int) -> FloatArray:
-        """The whole factor."""
-        return self.lower
 
 
 def block_rows(n: int, memory_bytes: int | None = None) -> int:
@@ -246,18 +214,10 @@ def maximum_likelihood_scale(
     ----------
     Rasmussen and Williams, 2006, section 5.4.1; Mardia and Marshall, Biometrika 71 (1984).
     """
-    n = y.num_rows
-    # an intercept makes dual_coef orthogonal to constants: a large mean would only be rounded
-    shift = _mean(y) if intercept else np.zeros(y.num_columns)
-    total = np.zeros(y.num_columns)
-    for start in range(0, n, PASS_ROWS):
-        stop = min(start + PASS_ROWS, n)
-        total += np.einsum("it,it->t", y.read(start, stop) - shift, dual_coef.read(start, stop))
+    spans = [(start, min(start + PASS_ROWS, y.num_rows)) for start in range(0, y.num_rows, PASS_ROWS)]
+    shift, total = np.zeros(y.num_columns), np.zeros(y.num_columns)
+    if intercept:  # it makes dual_coef orthogonal to constants: a large mean would only be rounded
+        shift = sum((y.read(*span).sum(axis=0) for span in spans), shift) / y.num_rows
+    for span in spans:
+        total += np.einsum("it,it->t", y.read(*span) - shift, dual_coef.read(*span))
     return np.maximum(total, 0.0) / max(1, num_weighted - intercept)
-
-
-def _mean(y: RowSource) -> FloatVector:
-    total = np.zeros(y.num_columns)
-    for start in range(0, y.num_rows, PASS_ROWS):
-        total += y.read(start, min(start + PASS_ROWS, y.num_rows)).sum(axis=0)
-    return total / y.num_rows
