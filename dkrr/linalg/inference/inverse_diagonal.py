@@ -2,7 +2,7 @@
 
     (A^-1)_cc = sum_{r >= c} (L^-1)_rc^2
 
-    X_j = L[j,j]^-1 E,   X_i = -L[i,i]^-1 sum_{j<=k<i} L[i,k] X_k    i = j+1 .. N-1, columns c0 .. c0+w of block j
+    X = L^-1 E,   X_i = L[i,i]^-1 (E_i - sum_{k<i} L[i,k] X_k)    for the columns c0 .. c0+w of I, by row blocks i
 
 A panel is one task: it substitutes downwards from its own row block, keeps X, (n - c0) w numbers, in memory, and writes
 nothing but w sums of squares. Panels do not depend on one another; the largest come first. The sums are kept in the
@@ -23,19 +23,18 @@ for matrix inversion, IMA J. Numer. Anal. 12 (1992).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from dkrr.engine.tasks import Node
 from dkrr.errors import MemoryBudgetError, NumericalError
-from dkrr.linalg.blocks import FloatVector
+from dkrr.linalg.blocks import BlockColumns, FloatVector
 from dkrr.linalg.factor.direct import CholeskyFactor
 from dkrr.linalg.factor.triangular import solve_rows
 from dkrr.linalg.passes import made, repaired
 from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.workspace import INVERSE_DIAGONAL
-from dkrr.store.chunks import ChunkArray, FloatArray
+from dkrr.store.chunks import FloatArray
 from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import buffer
@@ -56,47 +55,17 @@ class PanelTask:
     """Which factor, where the sums go, and how many columns a panel has."""
 
     factor: TileMatrix
-    result: ChunkArray
+    result: BlockColumns
     width: int
 
     @property
     def grid(self) -> TileGrid:
         return self.factor.grid
 
-    def chunks(self, start: int, stop: int) -> range:
-        """Chunks of a row block that hold its entries ``start:stop``."""
-        return range(start // self.result.chunks[1], -(-stop // self.result.chunks[1]))
-
-    def is_valid(self, j: int, start: int, stop: int) -> bool:
-        return all(self.result.is_valid((j, chunk)) for chunk in self.chunks(start, stop))
-
-    def write(self, j: int, start: int, values: FloatVector) -> None:
-        """Write the sums of a panel, chunk by chunk, padded with NaN."""
-        length = self.result.chunks[1]
-        for chunk in self.chunks(start, start + len(values)):
-            padded = np.full((1, length), np.nan)
-            part = values[chunk * length - start : (chunk + 1) * length - start]
-            padded[0, : len(part)] = part
-            self.result.write((j, chunk), padded)
-
-    def read(self) -> FloatVector:
-        """All sums (n,)."""
-        diagonal = np.empty(self.grid.n)
-        for j in range(self.grid.num_tiles):
-            span = self.grid.span(j)
-            rows = [self.result.read((j, chunk))[0] for chunk in self.chunks(0, span.stop - span.start)]
-            diagonal[span] = np.concatenate(rows)[: span.stop - span.start]
-        return diagonal
-
     def nodes(self) -> list[Node]:
-        """Panels (j, start, stop) of row block j, the ones with most rows below them first."""
-        grid, nodes = self.grid, []
-        for j in range(grid.num_tiles):
-            for start in range(0, grid.rows(j), self.width):
-                stop = min(start + self.width, grid.rows(j))
-                below = grid.n - grid.span(j).start - start
-                nodes.append(Node((j, start, stop), flops=float(below) ** 2 * (stop - start)))
-        return nodes
+        """Panels of columns, the ones with most rows below them first."""
+        n = self.grid.n
+        return [Node((c,), flops=float(n - c) ** 2 * min(self.width, n - c)) for c in range(0, n, self.width)]
 
 
 def panel_bytes(grid: TileGrid, width: int, itemsize: int = 8) -> int:
@@ -136,35 +105,41 @@ def panel_width(grid: TileGrid, itemsize: int, num_threads: int, memory_bytes: i
     return width // chunk * chunk
 
 
-def panel_task(task: PanelTask, j: int, start: int, stop: int) -> bool:
-    """Compute and write the diagonal entries ``start:stop`` of row block j unless they are there."""
-    if task.is_valid(j, start, stop):
+def panel_task(task: PanelTask, first: int) -> bool:
+    """Compute and write the diagonal entries of a panel, from column ``first`` on, unless they are there."""
+    grid, factor, sums = task.grid, task.factor, task.result
+    stop = min(first + task.width, grid.n)
+    blocks = range(first // sums.grid.tile_size, -(-stop // sums.grid.tile_size))
+    if all(sums.is_valid(i, 0) for i in blocks):
         return False
-    grid = task.grid
-
-    def explain(_: object) -> NumericalError:
-        task.factor.check_finite((i, k) for k in range(j, grid.num_tiles) for i in range(k, grid.num_tiles))
-        return NumericalError(
-            f"the diagonal of the inverse is not finite and positive in rows {grid.span(j).start + start:,} to "
-            f"{grid.span(j).start + stop:,} of {task.factor.location} ({task.factor.array.dtype})",
-            hint="raise alpha",
-        )
 
     def compute() -> FloatVector:
         """Sums of squares of these columns of L^-1."""
-        width, first = stop - start, grid.span(j).start + start
-        half = buffer("panel", (width, grid.n - first), task.factor.dtype)
+        half = buffer("panel", (stop - first, grid.n - first), factor.dtype)
 
         def fill(i: int, block: FloatArray) -> None:
             block[...] = 0
-            if i == j:
-                np.fill_diagonal(block, 1)
+            np.fill_diagonal(block[max(0, grid.span(i).start - first) :], 1)
 
-        solve_rows(task.factor, half, fill, first)
+        solve_rows(factor, half, fill, first)
         values = np.einsum("pr,pr->p", half, half, dtype=np.float64)
         return np.where(values > 0, values, np.nan)
 
-    return made("inverse.panel", compute, partial(task.write, j, start), explain)
+    def write(values: FloatVector) -> None:
+        for i in blocks:
+            span = sums.grid.span(i)
+            sums.write(i, 0, values[span.start - first : span.stop - first, None])
+
+    def explain(_: object) -> NumericalError:
+        side, begin = grid.num_tiles, first // grid.tile_size
+        factor.check_finite((i, k) for k in range(begin, side) for i in range(k, side))
+        return NumericalError(
+            f"the diagonal of the inverse is not finite and positive in rows {first:,} to {stop:,} of "
+            f"{factor.location} ({factor.array.dtype})",
+            hint="raise alpha",
+        )
+
+    return made("inverse.panel", compute, write, explain)
 
 
 def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = None) -> FloatVector:
@@ -192,17 +167,16 @@ def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = Non
     n^3 / 3 flops; n^3 / (6 w) elements of the factor read; 8 n bytes written.
     """
     factor, work = factored.factor, factored.workspace
-    grid, chunk = factor.grid, min(CHUNK_ENTRIES, factor.grid.tile_size)
-    width = panel_width(grid, factor.dtype.itemsize, work.executor.num_threads, memory_bytes)
-    shape = (grid.num_tiles, grid.tile_size)
-    result = ChunkArray.create(factor.array.store, INVERSE_DIAGONAL, shape=shape, chunks=(1, chunk))
+    rows = TileGrid(factor.grid.n, min(CHUNK_ENTRIES, factor.grid.tile_size))
+    result = BlockColumns.create(factor.array.store, INVERSE_DIAGONAL, rows, 1, "float64")
+    width = panel_width(factor.grid, factor.dtype.itemsize, work.executor.num_threads, memory_bytes)
     task = PanelTask(factor, result, width)
 
     def run() -> FloatVector:
         work.record("invert", work.executor.run("invert", panel_task, task, task.nodes(), work.progress))
-        return task.read()
+        return result.whole()[:, 0]
 
-    return repaired(run, {**factored.owner, result.location: result.delete})
+    return repaired(run, {**factored.owner, result.array.location: result.array.delete})
 
 
 def forget_inverse_diagonal(factored: CholeskyFactor) -> None:
