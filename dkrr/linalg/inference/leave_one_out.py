@@ -71,7 +71,8 @@ class LeaveOneOut:
     degrees_of_freedom : (t,)
         The trace of the hat matrix, an intercept included.
     gcv : (t,)
-        Generalised cross validation: the mean squared error with the leverages replaced by their mean.
+        Generalised cross validation: the weighted mean squared error with the leverages replaced by their mean,
+        n^2 / (n - dof)^2 sum_i w_i r_i^2 / sum_i w_i for the residuals r of the fit.
     mean_squared_error : (t,)
         Weighted mean of the squared residuals over the rows of positive weight.
     inverse_diagonal : (n, a)
@@ -206,7 +207,7 @@ def _left_out(
     return LeaveOneOut(
         residuals=residuals,
         degrees_of_freedom=len(weight) - unit * total,
-        gcv=len(weight) * np.square(weighted[seen] / total).sum(axis=0),
+        gcv=len(weight) * np.square(weighted[seen] / total).sum(axis=0) / weight.mean(),
         mean_squared_error=np.asarray(weight @ np.square(residuals[seen]) / weight.sum()),
         inverse_diagonal=np.ascontiguousarray(np.broadcast_to(diagonal, residuals.shape)[:, columns]),
         seen=seen,
