@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import destination
 from dkrr.dataset.columns import Column, Layout, did_you_mean, is_number, resolve, target_columns
-from dkrr.dataset.dataset import Dataset, open_dataset
+from dkrr.dataset.dataset import Dataset, fields_of, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import MISSING_MARKS, Header, Table
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
 from dkrr.store.files import check_place, overlaps
-
-__all__ = ["append", "fields_of", "ingest"]
+from dkrr.store.lease import hold_lock
 
 Missing = Literal["error", "drop"]
 
@@ -147,7 +146,7 @@ def ingest(
     table = open_table(source, **text, y=y, sample_weight=sample_weight)
     with contextlib.ExitStack() as stack:
         if append or state != "complete":  # else rows are compared, and none is written
-            stack.enter_context(destination.writing(dest, wait=wait))
+            stack.enter_context(hold_lock(dest, wait=wait))
         existing = open_dataset(dest) if destination.inspect(dest) == "complete" else None
         base = existing if append else None
         if base is not None:
@@ -460,12 +459,6 @@ def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, A
         "classes": table.classes if labels is None else labels.classes,
         "y_is_1d": layout.y_is_1d and labels is None,
     }
-
-
-def fields_of(dataset: Dataset) -> dict[str, Any]:
-    """What :class:`DatasetWriter` is told about columns, as a data set has them."""
-    names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d", "made_up")
-    return {name: getattr(dataset, name) for name in names}
 
 
 def _as_before(base: Dataset, table: Table, target: Any, features: Any, weight: Any) -> tuple[Any, Any, Any]:

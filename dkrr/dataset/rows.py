@@ -32,21 +32,6 @@ from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.files import read_json, write_json
 
-__all__ = [
-    "DIGEST_ROWS",
-    "CheckedRows",
-    "Floats",
-    "Moments",
-    "RowArray",
-    "RowSummary",
-    "block_digest",
-    "decode_floats",
-    "default_rows_per_chunk",
-    "lazy_rows",
-    "prefix_digest",
-    "row_moments",
-]
-
 Floats = NDArray[np.float64]
 
 CHUNK_BYTES = 4 << 20
@@ -308,7 +293,6 @@ def prefix_digest(block_digests: Sequence[str], tail: Floats) -> str:
 
 
 NARROW = 32
-SAFE = (1e-280, 1e280)  # sums of squares in here have lost nothing to underflow and not overflowed
 
 
 @dataclass(frozen=True)
@@ -349,16 +333,12 @@ class Moments:
         # columns beyond 1e150 may overflow here; what comes out is inf or NaN and refused by whoever scales with it
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             mean = columns.sum(axis=1) / count
+            mean += (columns - mean[:, None]).sum(axis=1) / count  # what the first sum has lost
             deviations = columns - mean[:, None]
-            correction = deviations.sum(axis=1) / count
-            mean += correction
-            squares = np.einsum("ji,ji->j", deviations, deviations) - count * correction * correction
-            unsafe = ~constant & ~((squares > SAFE[0]) & (squares < SAFE[1]))
-            norm = np.sqrt(np.where(unsafe, 0.0, np.maximum(squares, 0.0)))
-            if unsafe.any():
-                deviations = columns[unsafe] - mean[unsafe, None]
-                largest = np.abs(deviations).max(axis=1)
-                norm[unsafe] = largest * np.sqrt(((deviations / largest[:, None]) ** 2).sum(axis=1))
+            # deviations of any scale can be squared when they are divided by the largest
+            largest = np.abs(deviations).max(axis=1)
+            deviations /= np.where(constant | (largest == 0), 1.0, largest)[:, None]
+            norm = largest * np.sqrt(np.einsum("ji,ji->j", deviations, deviations))
         mean[constant] = rows[0, constant]
         norm[constant] = 0.0
         return cls(count, mean, norm)
@@ -398,6 +378,23 @@ class RowSummary:
         mean, norm = decode_floats(record["block_mean"]), decode_floats(record["block_norm"])
         summary._moments = Moments(len(summary.block_digests) * DIGEST_ROWS, mean, norm)
         summary.add(tail)
+        return summary
+
+    @classmethod
+    def of(
+        cls,
+        array: RowArray,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        without: NDArray[np.bool_] | None = None,
+        digests: bool = True,
+    ) -> RowSummary:
+        """Of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out."""
+        summary = cls(array.num_columns, digests=digests)
+        for first, last in array.blocks(first=start, end=stop):
+            rows = array.read(first, last)
+            summary.add(rows if without is None else rows[~without[first:last]])
         return summary
 
     def add(self, rows: Floats) -> None:
@@ -449,8 +446,4 @@ def row_moments(
 
     Cost: reads those rows once; memory for one chunk.
     """
-    summary = RowSummary(array.num_columns, digests=False)
-    for first, last in array.blocks(first=start, end=stop):
-        rows = array.read(first, last)
-        summary.add(rows if without is None else rows[~without[first:last]])
-    return summary.moments()
+    return RowSummary.of(array, start, stop, without=without, digests=False).moments()

@@ -1,4 +1,4 @@
-"""The rows that a fit uses: training rows only, whitened if wanted.
+"""The rows that a fit uses: which are held out, whitening if wanted, and how far later rows have drifted.
 
 Whitening is x -> (x - mean) / std, column by column, with statistics of the training rows, or of an earlier fit that
 these rows continue; they are stored and travel with the model.
@@ -7,6 +7,7 @@ these rows continue; they are stored and travel with the model.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import destination
-from dkrr.dataset.dataset import Dataset, open_dataset
-from dkrr.dataset.ingest import fields_of
-from dkrr.dataset.rows import Floats, row_moments
+from dkrr.dataset.columns import column_number, is_number
+from dkrr.dataset.dataset import Dataset, Mask, fields_of, open_dataset
+from dkrr.dataset.rows import Floats, Moments, row_moments
+from dkrr.dataset.sources import open_table
+from dkrr.dataset.table import Header
 from dkrr.dataset.writer import DatasetWriter
-from dkrr.errors import DataError, StoreMismatchError
-
-__all__ = ["Scaling", "mask_digest", "prepare_rows"]
-
-Mask = NDArray[np.bool_]
+from dkrr.errors import DataError, ParameterError, StoreMismatchError
+from dkrr.store.lease import hold_lock
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,7 +171,7 @@ def prepare_rows(
     }
     if destination.inspect(dest) == "complete":
         return _reuse(dest, origin)
-    with destination.writing(dest, wait=True):
+    with hold_lock(dest, wait=True):
         if destination.inspect(dest) == "complete":
             return _reuse(dest, origin)
         dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
@@ -222,3 +222,182 @@ def _reuse(dest: Any, origin: dict[str, Any]) -> tuple[Dataset, Scaling | None]:
             fields=differing,
         )
     return existing, None if resolved is None else Scaling.from_dict(resolved)
+
+
+# --- rows that are held out -------------------------------------------------------------------------------------------
+
+_VALUES = {"1": True, "true": True, "0": False, "false": False, "1.0": True, "0.0": False}
+
+
+def row_hash_fraction(start: int, stop: int, fraction: float, seed: int = 0) -> Mask:
+    """Rows of ``start`` to ``stop`` that belong to a random ``fraction``; a row's answer depends on its number only.
+
+    Row i is chosen when h(i) / 2^64 < fraction, where h is the SplitMix64 output function at
+    state ``seed' + (i + 1) * 0x9E3779B97F4A7C15`` and seed' that of ``seed``. Rows keep their answer when others are
+    appended, and larger fractions contain smaller ones.
+
+    Returns
+    -------
+    mask : (stop - start,) bool
+
+    References
+    ----------
+    Steele, Lea, Flood (2014), "Fast splittable pseudorandom number generators", OOPSLA.
+    """
+    if not 0.0 <= fraction <= 1.0:
+        raise ParameterError(f"fraction is {fraction!r}; 0 to 1 expected", hint="use 0.1 for a tenth")
+    if not 0 <= start <= stop:
+        raise ParameterError(f"rows {start} to {stop}", hint="0 <= start <= stop")
+    gamma = np.uint64(0x9E3779B97F4A7C15)
+    seeded = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + gamma)
+    hashed = _mix(seeded + np.arange(start + 1, stop + 1, dtype=np.uint64) * gamma)
+    # the upper 53 bits are exact in a float64
+    return np.asarray((hashed >> np.uint64(11)) * 2.0**-53 < fraction)
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def read_mask(
+    source: str | os.PathLike[str],
+    num_rows: int,
+    *,
+    column: str | int | None = None,
+    header: Header = "auto",
+    delimiter: str | None = None,
+    decimal: str = ".",
+) -> Mask:
+    """Read a mask of rows from a column of any file that can be ingested.
+
+    Parameters
+    ----------
+    source
+        The file; values are 0, 1, true and false.
+    num_rows
+        Number of rows expected.
+    column
+        Name or number of the column; None means the first.
+    header
+        Of a text file; "auto" takes a first line whose value is no 0, 1, true or false for names.
+    delimiter, decimal
+        Of a text file, as in :func:`~dkrr.dataset.ingest`.
+
+    Returns
+    -------
+    mask : (num_rows,) bool
+
+    Raises
+    ------
+    DataError
+        Another number of rows, or a value that is neither true nor false, with its line.
+    StoreError
+        The file cannot be read.
+    """
+    has_names = not is_number(0 if column is None else column, []) if header == "auto" else header
+    text: dict[str, Any] = {"header": has_names, "delimiter": delimiter, "decimal": decimal}
+    table = open_table(source, **text, allow_1d=True)
+    j, row, parts = column_number(table, 0 if column is None else column, "column"), 0, list[Mask]()
+    for _, labels in table.blocks([], j):
+        texts = [str(label).lower() for label in labels or ()]
+        if row == 0 and header == "auto" and table.num_rows is None and not has_names and texts[0] not in _VALUES:
+            texts, row = texts[1:], 1  # a name
+        for number, value in enumerate(texts, row):
+            if value in _VALUES:
+                continue
+            where = table.locate(number) or f"row {number}"
+            raise DataError(
+                f"mask {source}, {where}, column {j}: {value!r}; 0, 1, true or false expected",
+                hint="correct the file, or choose another column",
+                row=number,
+                column=j,
+            )
+        parts.append(np.array([_VALUES[text] for text in texts], dtype=bool))
+        row += len(texts)
+    mask = np.concatenate(parts)
+    if table.dropped is not None:
+        mask, kept = np.zeros(len(table.dropped), dtype=bool), mask
+        mask[~table.dropped] = kept
+    if len(mask) != num_rows:
+        raise DataError(
+            f"mask {source} has {len(mask)} rows; {num_rows} expected",
+            hint="a mask needs one value for each row, those dropped for missing values included",
+        )
+    return mask
+
+
+# --- drift ------------------------------------------------------------------------------------------------------------
+
+# before everything is fitted anew: a mean may move by one standard deviation
+DRIFT_LIMIT = 1.0
+
+# of fewer rows a mean and a spread say little
+MIN_ROWS = 30
+NOISE = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """How far rows that came later lie from the rows whose statistics they are whitened with, in the worst column.
+
+        drift_j = max(|mean_j(new) - mean_j| / std_j - 3 / sqrt(m), log(std_j(new) / std_j))
+
+    for column j and m new rows: a mean that moved by one standard deviation, beyond three times the noise of a mean of
+    m rows, counts as 1, and so does a spread that is e times as large. A spread that shrank is no harm. Whitening rests
+    on statistics that no longer describe the rows when this is large: kernels then see columns at the wrong scale, and
+    a fit should be made anew with statistics of all rows.
+
+    Parameters
+    ----------
+    value
+        0 where there are too few new rows to tell.
+    column
+        Name of the column, "" where there is none.
+    num_rows
+        m.
+    """
+
+    value: float = 0.0
+    column: str = ""
+    num_rows: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"value": self.value, "column": self.column, "rows": self.num_rows}
+
+    def words(self) -> str:
+        """How far, and how far it may be."""
+        of_column = f"{self.column}; " if self.column else ""
+        return f"{self.num_rows:,} newer rows drift by {self.value:.2g} ({of_column}limit {DRIFT_LIMIT:g})"
+
+
+def measure_drift(scaling: Scaling, x: Moments, y: Moments | None, names: tuple[str, ...]) -> Drift:
+    """The drift of new rows.
+
+    Parameters
+    ----------
+    scaling
+        The statistics that they are whitened with.
+    x, y
+        Moments of their features and targets, before whitening.
+    names
+        Of all features, then of all targets.
+    """
+    if x.count < MIN_ROWS:
+        return Drift(num_rows=x.count)
+    values = _drift(scaling.x_mean, scaling.x_std, x)
+    if y is not None and scaling.y_mean.size:
+        values = np.concatenate([values, _drift(scaling.y_mean, scaling.y_std, y)])
+    worst = int(np.argmax(values))
+    return Drift(value=max(0.0, float(values[worst])), column=names[worst], num_rows=x.count)
+
+
+def _drift(mean: Floats, std: Floats, new: Moments) -> Floats:
+    with np.errstate(divide="ignore", over="ignore"):
+        moved = np.abs(new.mean - mean) / std - NOISE / np.sqrt(new.count)
+        spread = np.log(new.std / std)
+    # what overflowed has drifted as far as anything can
+    values: Floats = np.nan_to_num(np.maximum(moved, spread), nan=np.inf, posinf=np.inf, neginf=0.0)
+    return values

@@ -413,6 +413,45 @@ def full_disk(location: Any, needed: int | None = None) -> Iterator[None]:
         ) from exc
 
 
+@contextlib.contextmanager
+def storage_errors(location: Any, needed: int | None = None) -> Iterator[None]:
+    """Turn what the operating system says about ``location`` into a typed error."""
+    try:
+        with full_disk(location, needed):
+            yield
+    except DkrrError:
+        raise
+    except OSError as exc:
+        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StoreError(
+                f"no permission to use {exc.filename or location} ({exc.strerror})",
+                hint="change its permissions or choose another place",
+            ) from exc
+        raise StoreError(f"{location} cannot be used ({exc})", hint="check the disk and start again") from exc
+
+
+def check_space(location: Any, num_bytes: int) -> None:
+    """Refuse to start writing ``num_bytes`` where they do not fit.
+
+    Raises
+    ------
+    StorageFullError
+        With ``needed`` and ``free`` in bytes.
+    """
+    root = local_root(location)
+    if root is None:
+        return
+    free = free_bytes(root)
+    if num_bytes > free:
+        raise StorageFullError(
+            f"{root} needs {num_bytes:,} bytes and {free:,} are free",
+            hint="free some space or choose another disk",
+            needed=num_bytes,
+            free=free,
+            path=str(root),
+        )
+
+
 def sync_folder(folder: Path) -> None:
     """fsync a file, or every file and folder below a folder, so that what was finished survives a power failure."""
     if not folder.is_dir():
