@@ -72,7 +72,7 @@ def read_versioned(location: Any, key: str) -> Versioned | None:
     """
     if is_url(location):
         found = read_object(location, key)
-        return None if found is None else Versioned(parse_json(found[0], location, key), found[1])
+        return None if found is None else Versioned(parse_json(bytes(found[0]), location, key), found[1])
     data = read_key(location, key)
     return None if data is None else Versioned(parse_json(data, location, key), _digest(data))
 

@@ -122,7 +122,7 @@ def parent_of(location: str | os.PathLike[str]) -> str:
     if is_url(location) and base.count("/") < 3:
         return base + tail
     parent = base.rpartition("/")[0]
-    return (parent or ("/" if base.startswith("/") else ".")) + tail
+    return (parent or ("/" if base[:1] in "/" else ".")) + tail
 
 
 def sibling(location: str | os.PathLike[str], ending: str) -> str:
@@ -184,7 +184,7 @@ def read_key(location: Any, key: str) -> bytes | None:
     """The bytes behind a key, None when it does not exist."""
     if is_url(location):
         found = read_object(location, key)
-        return None if found is None else found[0]
+        return None if found is None else bytes(found[0])
     try:
         return (Path(location) / key).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
