@@ -202,12 +202,11 @@ class RowArray:
 
 
 @dataclass(frozen=True)
-class CheckedRows:
+class CheckedRows(RowArray):
     """Rows on disk of which a check says that they are still those that were opened, and that they are still there.
 
     Parameters
     ----------
-    rows
     check
         Raises where they are not; what it belongs to lasts as long as these rows.
     every_read
@@ -215,48 +214,32 @@ class CheckedRows:
         chunks of other rows may have another size.
     """
 
-    rows: RowArray
     check: Callable[[], None]
     every_read: bool = False
 
-    @property
-    def num_rows(self) -> int:
-        return self.rows.num_rows
-
-    @property
-    def num_columns(self) -> int:
-        return self.rows.num_columns
-
     def read(self, start: int, stop: int, out: Floats | None = None) -> Floats:
         """Rows ``start`` to ``stop``; raises what :meth:`RowArray.read` and the check raise."""
-        is_last = stop == self.num_rows
+        is_asked = self.every_read or stop == self.num_rows
         try:
-            return self.rows.read(start, stop, out)
+            return super().read(start, stop, out)
         except DamagedChunkError:
-            is_last = True
+            is_asked = True
             raise
         finally:
-            if self.every_read or is_last:
+            if is_asked:
                 self.check()
 
 
-def lazy_rows(rows: RowArray | CheckedRows) -> Any:
+def lazy_rows(rows: RowArray) -> Any:
     """The rows as a dask array (n, k) whose blocks are chunks on disk; nothing is read before it is computed."""
     import dask.array as da
 
-    array = rows.rows if isinstance(rows, CheckedRows) else rows
-    spans = list(array.blocks())
-    return da.map_blocks(
-        _read,
-        dtype=np.float64,
-        chunks=(tuple(stop - start for start, stop in spans), (array.num_columns,)),
-        meta=np.empty((0, 0)),
-        rows=rows,
-        spans=spans,
-    )
+    spans = list(rows.blocks())
+    chunks = (tuple(stop - start for start, stop in spans), (rows.num_columns,))
+    return da.map_blocks(_read, dtype=np.float64, chunks=chunks, meta=np.empty((0, 0)), rows=rows, spans=spans)
 
 
-def _read(rows: RowArray | CheckedRows, spans: list[tuple[int, int]], block_id: tuple[int, int] = (0, 0)) -> Floats:
+def _read(rows: RowArray, spans: list[tuple[int, int]], block_id: tuple[int, int] = (0, 0)) -> Floats:
     return rows.read(*spans[block_id[0]])
 
 

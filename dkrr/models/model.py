@@ -69,7 +69,8 @@ def saved_rows(path: Any, name: str, digest: str) -> CheckedRows:
 
     A model is replaced whole: while its manifest is there, so are its rows.
     """
-    return CheckedRows(RowArray.open(path, name), partial(_check_digest, path, digest), every_read=True)
+    rows = RowArray.open(path, name)
+    return CheckedRows(rows.array, rows.num_rows, partial(_check_digest, path, digest), every_read=True)
 
 
 def _check_digest(path: Any, digest: str) -> None:
@@ -104,7 +105,7 @@ def save_arrays(path: Any, attributes: dict[str, Any], arrays: Mapping[str, RowS
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
             return
-        if any(isinstance(rows, CheckedRows) and is_below(rows.rows.array.store, path) for rows in arrays.values()):
+        if any(isinstance(rows, CheckedRows) and is_below(rows.array.store, path) for rows in arrays.values()):
             raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
         remove_array(path)  # the metadata first; also what a save that was interrupted left
         _write(path, attributes, arrays)

@@ -77,7 +77,7 @@ def test_appends_equal_one_ingest(ends: list[int], rows_per_chunk: int | None, d
         (X[:5, :1], {"y": Y[:5]}, "features: 2"),
         (X[:5], {"y": Y[:5, 0]}, "targets: 2"),
         (X[:5], {}, "targets: 2"),
-        (X[:5], {"y": Y[:5], "sample_weight": W[:5]}, "without weights there, with given"),
+        (X[:5], {"y": Y[:5], "sample_weight": W[:5]}, "weights: 0 \\(\\) there, 1"),
         (pd.DataFrame(X[:5], columns=["u", "v"]), {"y": Y[:5]}, r"x0, x1\) there, 2 \(u, v\) given"),
         (np.full((700, 2), np.nan), {"y": Y[:700]}, "1,400 values"),
     ],
@@ -138,7 +138,7 @@ def test_verify_finds_what_checksums_do_not(name: str, damage: Any, rows_per_chu
     [
         (["a", "b", "z", "q", "w"], {"target": ["z", "q"], "weight": "w"}, r"targets: 2 (y, z) there, 2 (z, q) given"),
         (["a", "b", "y", "z", "w"], {"target": ["z", "y"]}, r"targets: 2 (y, z) there, 2 (z, y) given"),
-        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: w there, v given"),
+        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: 1 (w) there, 1 (v) given"),
     ],
 )
 def test_rows_like_those_of_a_data_set_have_its_columns(
