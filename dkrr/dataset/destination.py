@@ -59,16 +59,15 @@ def inspect(location: Any) -> State:
         Something that is not a data set of dkrr, a place inside of something of dkrr, a missing parent folder, or no
         permission.
     """
-    root, document = local_root(location), None
+    root = local_root(location)
     with storage_errors(location):
         if root is not None and not root.parent.is_dir():
             raise StoreError(f"{root.parent} is not a folder, so {root} cannot be written", hint="create it first")
         if root is not None and os.path.lexists(root) and not root.is_dir():
             raise StoreError(f"{root} exists and is not a folder", hint="choose another destination")
         names = children(location)
-        if "zarr.json" in names:
-            document = read_json(location, "zarr.json")
-    attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
+        document = read_json(location, "zarr.json") if "zarr.json" in names else None
+    attributes = document.get("attributes") if isinstance(document, dict) else None
     if isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT:
         return "complete" if attributes.get("complete") is True else "unfinished"
     if not all(_PARTIAL.fullmatch(name) for name in names):  # of one killed before its first file was complete

@@ -373,12 +373,11 @@ class _Labels:
         found: dict[Any, int] = {}  # with the row where a label is first
         row = 0
         for values, labels in self._table.blocks(used or [], self._column):
-            whole: list[bool] = (~np.isnan(values).any(axis=1)).tolist()  # type: ignore[assignment]
-            for number, (label, is_whole) in enumerate(zip(labels or (), whole, strict=True), row):
-                if is_whole and label not in found and not (used is not None and _is_missing(label)):
-                    if _is_missing(label):
-                        raise self._no_class(number)
-                    found[label] = number
+            is_whole: NDArray[np.bool_] = np.asarray(~np.isnan(values).any(axis=1))
+            for number, label in enumerate(labels or (), row):
+                is_there = not _is_missing(label)
+                if is_whole[number - row] and (is_there or used is None):
+                    found.setdefault(label if is_there else None, number)
             row += len(values)
             if len(found) > MAX_CLASSES:
                 raise DataError(
@@ -386,18 +385,18 @@ class _Labels:
                     hint="leave one_hot out if the target is a quantity",
                 )
         # "NA" is Namibia among countries, and no class among numbers
-        rest = set(found) - MISSING_MARKS
-        if len(rest) < len(found) and not any(isinstance(_as_number(label), str) for label in rest):
-            if used is None:
-                raise self._no_class(min(found[label] for label in set(found) - rest))
-            found = {label: found[label] for label in rest}
-        if row and not found:
+        rest = set(found) - {None, *MISSING_MARKS}
+        if any(isinstance(_as_number(label), str) for label in rest):
+            rest = set(found) - {None}
+        if used is None and len(rest) < len(found):
+            raise self._no_class(min(found[label] for label in set(found) - rest))
+        if row and not rest:
             raise DataError(
                 f"all {row:,} rows of {self._table.label} have missing values, "
                 f"the first in {self._table.locate(0) or 'row 0'}",
                 hint=f"{self._what} has no class where all features are; check the delimiter",
             )
-        return set(found)
+        return rest
 
     def _sorted(self, found: set[Any]) -> list[Any]:
         kinds = {

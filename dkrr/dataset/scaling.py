@@ -84,30 +84,27 @@ class Scaling:
 
     def apply_x(self, X: Floats, out: Floats | None = None) -> Floats:
         """(X - x_mean) / x_std for X (m, d); ``out`` may be X."""
-        if X.shape[1:] != self.x_mean.shape:
-            raise DataError(f"X has shape {X.shape}; {self.x_mean.size} features expected", hint="check the features")
-        return np.divide(np.subtract(X, self.x_mean, out=out), self.x_std, out=out)
+        mean, std = _fitting(X, self.x_mean, self.x_std, "features")
+        return np.asarray(np.divide(np.subtract(X, mean, out=out), std, out=out))
 
     def apply_y(self, Y: Floats, out: Floats | None = None) -> Floats:
         """(Y - y_mean) / y_std for Y (m, t), or (m,) with one target; ``out`` may be Y."""
-        mean, std = self._targets(Y)
-        whitened: Floats = np.divide(np.subtract(Y, mean, out=out), std, out=out)
-        return whitened
+        mean, std = _fitting(Y, self.y_mean, self.y_std, "targets")
+        return np.asarray(np.divide(np.subtract(Y, mean, out=out), std, out=out))
 
     def invert_y(self, P: Floats, out: Floats | None = None) -> Floats:
         """P y_std + y_mean: predictions (m, t), or (m,) with one target, in the units of y; ``out`` may be P."""
-        mean, std = self._targets(P)
-        original: Floats = np.add(np.multiply(P, std, out=out), mean, out=out)
-        return original
+        mean, std = _fitting(P, self.y_mean, self.y_std, "targets")
+        return np.asarray(np.add(np.multiply(P, std, out=out), mean, out=out))
 
-    def _targets(self, values: Floats) -> tuple[Any, Any]:
-        if values.ndim == 1:
-            if self.y_mean.size != 1:
-                raise DataError(f"1-D targets, {self.y_mean.size} columns expected", hint="pass (rows, targets)")
-            return self.y_mean[0], self.y_std[0]
-        if values.shape[1] != self.y_mean.size:
-            raise DataError(f"{values.shape[1]} target columns, {self.y_mean.size} expected", hint="check the targets")
-        return self.y_mean, self.y_std
+
+def _fitting(values: Floats, mean: Floats, std: Floats, noun: str) -> tuple[Any, Any]:
+    """Mean and deviation as they are broadcast to values (m, k), or (m,) of one column."""
+    if values.ndim == 1 and mean.size == 1:
+        return mean[0], std[0]
+    if values.shape[1:] != mean.shape:
+        raise DataError(f"shape {values.shape}; {mean.size} {noun} expected", hint="pass (rows, columns)")
+    return mean, std
 
 
 def prepare_rows(
@@ -387,17 +384,13 @@ def measure_drift(scaling: Scaling, x: Moments, y: Moments | None, names: tuple[
     """
     if x.count < MIN_ROWS:
         return Drift(num_rows=x.count)
-    values = _drift(scaling.x_mean, scaling.x_std, x)
-    if y is not None and scaling.y_mean.size:
-        values = np.concatenate([values, _drift(scaling.y_mean, scaling.y_std, y)])
+    found = []
+    for mean, std, new in ((scaling.x_mean, scaling.x_std, x), (scaling.y_mean, scaling.y_std, y)):
+        if new is not None and mean.size:
+            with np.errstate(divide="ignore", over="ignore"):
+                moved = np.abs(new.mean - mean) / std - NOISE / np.sqrt(new.count)
+                found.append(np.maximum(moved, np.log(new.std / std)))
+    # what overflowed has drifted as far as anything can
+    values = np.nan_to_num(np.concatenate(found), nan=np.inf, posinf=np.inf, neginf=0.0)
     worst = int(np.argmax(values))
     return Drift(value=max(0.0, float(values[worst])), column=names[worst], num_rows=x.count)
-
-
-def _drift(mean: Floats, std: Floats, new: Moments) -> Floats:
-    with np.errstate(divide="ignore", over="ignore"):
-        moved = np.abs(new.mean - mean) / std - NOISE / np.sqrt(new.count)
-        spread = np.log(new.std / std)
-    # what overflowed has drifted as far as anything can
-    values: Floats = np.nan_to_num(np.maximum(moved, spread), nan=np.inf, posinf=np.inf, neginf=0.0)
-    return values
