@@ -43,8 +43,6 @@ from dkrr.dataset.table import (
 )
 from dkrr.errors import DataError, ParameterError
 
-__all__ = ["CsvTable", "FrameTable", "ParquetTable"]
-
 
 class ArrowTable(Table):
     """Columns that come as Arrow arrays."""
@@ -85,9 +83,9 @@ class FrameTable(ArrowTable):
         if not self._is_pandas:
             frame = pa.table(frame)
         num_rows, width = check_shape(frame.shape, label, allow_1d=allow_1d)
-        self.is_1d = len(frame.shape) == 1
-        is_named = not (self.is_1d and frame.name is None)
+        self.is_1d, is_named = len(frame.shape) == 1, True
         if self.is_1d:
+            is_named = frame.name is not None
             frame = frame.to_frame() if is_named else frame.to_frame(prefix)
         super().__init__(label, unique_names(frame_labels(frame) or [], label), num_rows, is_named=is_named)
         self._frame, self._step = frame, max(256, BLOCK_BYTES // (8 * width))
@@ -134,44 +132,35 @@ class ParquetTable(ArrowTable):
                 hint="move it elsewhere, or give it a name that begins with an underscore",
             )
         self._check = unchanged(self._files)
-        num_rows, self._types = 0, dict[str, Any]()
+        schemas = []
+        num_rows = 0
         for file in self._files:
             with _reading(file), pq.ParquetFile(file) as reader:
-                schema, rows = reader.schema_arrow, reader.metadata.num_rows
+                schema, num_rows = reader.schema_arrow, num_rows + reader.metadata.num_rows
             unique_names(schema.names, str(file))
             index = (schema.pandas_metadata or {}).get("index_columns", [])
-            types = {name: schema.field(name).type for name in schema.names if name not in index}
-            self._types = self._types or types
-            if set(types) != set(self._types):
-                raise DataError(
-                    f"{file} has columns {', '.join(types)}; {', '.join(self._types)} expected as in {self._files[0]}",
-                    hint="ingest files of the same columns",
-                )
-            num_rows += rows
+            schemas.append({name: schema.field(name).type for name in schema.names if name not in index})
+        self._types = schemas[0]
         if num_rows == 0 or not self._types:
             raise DataError(f"{label} has no {'rows' if self._types else 'columns'}", hint="check how it was made")
-        folders = [file.relative_to(path).parts[:-1] for file in self._files]
-        found = [dict(part.split("=", 1) for part in parts if "=" in part) for parts in folders]
-        for file, values in zip(self._files, found, strict=True):
-            if list(values) != list(found[0]):
-                raise DataError(
-                    f"{file} is in folders that name {', '.join(values) or 'no columns'}; "
-                    f"{', '.join(found[0]) or 'none'} expected as for {self._files[0]}",
-                    hint="put all files into folders NAME=VALUE of the same names",
-                )
-        self._folders = {}
-        for name in found[0]:
-            if name in self._types:
-                raise DataError(
-                    f"column {name!r} is in {self._files[0]} and in the name of its folder",
-                    hint="rename one of the two",
-                )
-            texts = [None if values[name] == _NULL else unquote(values[name]) for values in found]
-            is_text = not all(text is None or is_number(text) for text in texts)
-            self._folders[unquote(name)] = pa.array(
-                [text if text is None or is_text else float(text) for text in texts],
-                pa.string() if is_text else pa.float64(),
+        folders = [
+            dict(part.split("=", 1) for part in file.relative_to(path).parts[:-1] if "=" in part)
+            for file in self._files
+        ]
+        for what, found in (("has columns", schemas), ("is in folders that name", folders)):
+            for file, names in zip(self._files, found, strict=True):
+                if set(names) != set(found[0]):
+                    raise DataError(
+                        f"{file} {what} {', '.join(names) or 'nothing'}; {', '.join(found[0]) or 'nothing'} expected as "
+                        f"for {self._files[0]}",
+                        hint="ingest files of the same columns, in folders NAME=VALUE of the same names",
+                    )
+        if twice := set(folders[0]) & set(self._types):
+            raise DataError(
+                f"column {min(twice)!r} is in {self._files[0]} and in the name of its folder",
+                hint="rename one of the two",
             )
+        self._folders = {unquote(name): _parsed([values[name] for values in folders]) for name in folders[0]}
         super().__init__(label, [*self._types, *self._folders], num_rows, is_named=True)
 
     def arrays(self, columns: Sequence[int], written: int | None = None) -> Iterator[list[Any]]:
@@ -208,6 +197,14 @@ class ParquetTable(ArrowTable):
         name = self.names[column]
         kind = self._folders[name].type if name in self._folders else self._types[name]
         return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _parsed(values: list[str]) -> Any:
+    """Values of folders: numbers where all are, null where there is none, else text."""
+    texts = [None if value == _NULL else unquote(value) for value in values]
+    if all(text is None or is_number(text) for text in texts):
+        return pa.array([None if text is None else float(text) for text in texts], pa.float64())
+    return pa.array(texts, pa.string())
 
 
 @contextlib.contextmanager

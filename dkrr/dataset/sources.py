@@ -122,7 +122,12 @@ def _open_path(place: str, label: str, text: dict[str, Any], **options: Any) -> 
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
-            raise _missing(path) from None
+            if not path.parent.is_dir():
+                missing, near = f"{path} does not exist, nor does the folder {path.parent}", "check the path"
+            else:
+                missing = f"{path} does not exist in {path.parent}"
+                near = did_you_mean(path.name, os.listdir(path.parent), "check the path")
+            raise StoreError(missing, hint=near) from None
         if is_file:
             path.open("rb").close()  # no permission is found here, with the system's own words
         elif place.endswith(".zarr") or any((path / key).exists() for key in ("zarr.json", ".zarray", ".zgroup")):
@@ -137,13 +142,6 @@ def _open_path(place: str, label: str, text: dict[str, Any], **options: Any) -> 
         f"{label} has an unknown format; {', '.join(_FILES)}, .zarr, sklearn:NAME or generate:NAME expected",
         hint="convert it to one of these",
     )
-
-
-def _missing(path: Path) -> StoreError:
-    if not path.parent.is_dir():
-        return StoreError(f"{path} does not exist, nor does the folder {path.parent}", hint="check the path")
-    near = did_you_mean(path.name, os.listdir(path.parent), "check the path")
-    return StoreError(f"{path} does not exist in {path.parent}", hint=near)
 
 
 def _fetch(url: str) -> Path | None:

@@ -2,10 +2,9 @@
 
 Order on disk, for a new data set and for an append alike:
 
-1. full chunks, each one atomic write; of an append only chunks that the finished rows do not use,
-2. the ragged chunk of the finished rows, which gains rows but keeps its old ones,
-3. the shape of each array,
-4. the attributes of the group, which are what counts: a reader takes n from them.
+1. chunks, each one atomic write; the ragged chunk of finished rows gains rows but keeps its old ones,
+2. the shape of each array,
+3. the attributes of the group, which are what counts: a reader takes n from them.
 
 A kill between any two steps leaves the finished rows as they were. The ragged chunk is replaced as a whole, by one
 atomic step: a reader that has the old file mapped keeps it, one that opens the new one finds the old rows where they
@@ -93,7 +92,6 @@ class DatasetWriter:
             self._needed = (-(-num_rows // self._chunk_rows) + 1) * chunk_bytes + (64 << 10)
         self._first, self._fill = divmod(self.num_rows, self._chunk_rows)  # number of a chunk, rows in the buffers
         self._next = self._first
-        self._ragged: dict[str, Floats] | None = {} if self._fill else None  # the base's last chunk, filled up
         self._summaries = {name: RowSummary(width) for name, width in self._widths.items()}
         self._buffers: dict[str, Floats] = {}
 
@@ -145,10 +143,7 @@ class DatasetWriter:
         number, rows, self._fill = self._next, self._fill, 0
         self._next += 1  # before the write: a write that fails may have left its chunk all the same
         for name, buffer in self._buffers.items():
-            if number == self._first and self._ragged is not None:
-                self._ragged[name] = buffer[:rows].copy()
-            else:
-                self._array(name).write_chunk(number, buffer[:rows])
+            self._array(name).write_chunk(number, buffer[:rows])
 
     def mark(
         self,
@@ -195,14 +190,8 @@ class DatasetWriter:
                 self._chunk_rows = min(wanted, self._chunk_rows)
             if self._fill:
                 self._flush()
-            for name, rows in (self._ragged or {}).items():
-                self._array(name).write_chunk(self._first, rows)
             for name in self._widths:
                 array = self._array(name)
-                stale = array.num_chunks  # an append that was killed may have come further than this one
-                while array.array.is_valid((stale, 0)):
-                    array.array.delete((stale, 0))
-                    stale += 1
                 array.save_shape()
                 array.array.sync()
             self.mark(label, dropped=dropped)
@@ -253,7 +242,7 @@ class DatasetWriter:
                 for number in range(array.num_chunks, self._next):
                     array.array.delete((number, 0))
                 array.save_shape()
-                if self._ragged:  # which may be written already
+                if self._first < min(self._next, array.num_chunks):  # a ragged chunk that was filled up
                     array.write_chunk(self._first, array.read(array.span(self._first)[0], array.num_rows))
 
 
