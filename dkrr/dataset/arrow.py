@@ -151,8 +151,8 @@ class ParquetTable(ArrowTable):
             for file, names in zip(self._files, found, strict=True):
                 if set(names) != set(found[0]):
                     raise DataError(
-                        f"{file} {what} {', '.join(names) or 'nothing'}; {', '.join(found[0]) or 'nothing'} expected as "
-                        f"for {self._files[0]}",
+                        f"{file} {what} {', '.join(names) or 'nothing'}; {', '.join(found[0]) or 'nothing'} expected "
+                        f"as for {self._files[0]}",
                         hint="ingest files of the same columns, in folders NAME=VALUE of the same names",
                     )
         if twice := set(folders[0]) & set(self._types):

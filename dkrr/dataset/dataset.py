@@ -25,11 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset.columns import target_columns
-from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, is_part, storage_errors
+from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, storage_errors
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, block_digest, decode_floats, prefix_digest
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.markup import lines_text, named
-from dkrr.store.files import check_place, children, local_root, read_json
+from dkrr.store.documents import refuse_links
+from dkrr.store.files import check_place, local_root, read_json
 
 Part = Literal["X", "y", "weight"]
 Mask = NDArray[np.bool_]
@@ -302,10 +303,7 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     check_place("path", path)
     root = local_root(path)
     where = str(path) if root is None else str(root)
-    if root is not None:
-        for name in filter(is_part, children(root)):
-            if (root / name).is_symlink():
-                raise StoreError(f"{root / name} is a symbolic link", hint="only plain files and folders are read")
+    refuse_links(path, is_deep=False)
     with storage_errors(path):
         document = read_json(path, "zarr.json")
     if document is None:

@@ -45,11 +45,6 @@ def array_name(part: str, version: int) -> str:
     return part if version == 1 else f"{part}-{version}"
 
 
-def is_part(name: str) -> bool:
-    """Whether something in the folder of a data set has the name of its metadata or of an array."""
-    return name == "zarr.json" or _ARRAY.fullmatch(name) is not None
-
-
 def inspect(location: Any) -> State:
     """What is at ``location``.
 

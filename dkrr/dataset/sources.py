@@ -29,6 +29,7 @@ from dkrr.dataset.destination import FORMAT
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.table import ArrayTable, Table, array_table, as_array, is_visible, joined, unchanged
 from dkrr.errors import DataError, ParameterError, StoreError
+from dkrr.store.documents import refuse_links
 from dkrr.store.files import (
     check_space,
     children,
@@ -36,7 +37,6 @@ from dkrr.store.files import (
     join,
     key_size,
     list_entries,
-    local_root,
     name_of,
     parent_of,
     read_json,
@@ -267,11 +267,8 @@ def open_zarr(location: Any, label: str, **options: Any) -> Table:
     DataError
         Values that are not numbers.
     """
-    root, document = local_root(location), read_json(location, "zarr.json")
-    if root is not None:
-        for name in ("zarr.json", *_PARTS):
-            if (root / name).is_symlink():
-                raise StoreError(f"{name} of {label} is a symbolic link", hint="only plain files and folders are read")
+    refuse_links(location, is_deep=False)
+    document = read_json(location, "zarr.json")
     if not isinstance(document, dict):
         is_old = any(read_json(location, name) is not None for name in (".zarray", ".zgroup"))
         what = "Zarr format 2; format 3 expected" if is_old else "not a Zarr format 3 array or group (no zarr.json)"

@@ -174,8 +174,8 @@ def _digest(data: bytes) -> str:
 # --- manifests --------------------------------------------------------------------------------------------------------
 
 
-def refuse_links(store: Any) -> None:
-    """Refuse a local group with a symbolic link inside, before anything in it is read.
+def refuse_links(store: Any, *, is_deep: bool = True) -> None:
+    """Refuse a local group with a symbolic link inside, or right below it, before anything in it is read.
 
     Raises
     ------
@@ -187,6 +187,7 @@ def refuse_links(store: Any) -> None:
             path = os.path.join(folder, name)
             if os.path.islink(path):
                 raise StoreError(f"{path} is a symbolic link", hint="copy what it points to; links are not followed")
+        folders[:] = folders if is_deep else []
 
 
 def _key_digests(store: Any) -> dict[str, str]:
