@@ -762,37 +762,3 @@ def test_verbose_shows_the_traceback(place: Place) -> None:
     result = CliRunner().invoke(main, ["fit", str(place.inputs / "none.toml"), "--verbose"])
     assert result.exit_code == 2
     assert "Traceback" in result.stderr
-
-
-WORKS = {
-    "one row": (X[:1], Y[:1]),
-    "n < b": (X[:63], Y[:63]),
-    "n = b": (X[:64], Y[:64]),
-    "n = b + 1": (X[:65], Y[:65]),
-    "d = 1": (X[:, :1], Y),
-    "constant feature": (np.column_stack([X, np.ones(200)]), Y),
-    "all rows equal": (np.ones((200, 3)), Y),
-    "duplicated rows": (SINGULAR, Y),
-    "zero target": (X, np.zeros(200)),
-}
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("tile_size", ["auto", 64])
-@pytest.mark.parametrize("case", WORKS)
-def test_what_is_odd_and_works(case: str, tile_size: Any) -> None:
-    rows, y = WORKS[case]
-    fitted = KernelRidge(kernel="rbf", alpha=0.5, tile_size=tile_size).fit(rows, y)
-    difference = rows[:, None] - rows[None]
-    gram = np.exp(-(difference**2).sum(-1) / rows.shape[1])
-    np.testing.assert_allclose(gram @ fitted.dual_coef_ + 0.5 * fitted.dual_coef_, y, atol=1e-10)
-    np.testing.assert_allclose(fitted.predict(rows), gram @ fitted.dual_coef_, atol=1e-10)
-    if case == "zero target":
-        assert np.all(fitted.dual_coef_ == 0)
-        assert fitted.solution_.relative_residual == [0.0]
-
-
-def test_the_suggested_alpha_works() -> None:
-    with pytest.raises(NotPositiveDefiniteError) as error:
-        KernelRidge(kernel="linear", alpha=0).fit(X, Y)
-    KernelRidge(kernel="linear", alpha=10 * error.value.suggested_alpha).fit(X, Y)

@@ -42,7 +42,6 @@ from tests.faults import (
     Fault,
     FaultyStore,
     InTurn,
-    Spoiling,
     Twice,
     attempt,
     chunk_files,
@@ -234,27 +233,7 @@ def test_every_damaged_tile_is_found_and_computed_again(kind: str, damage: str, 
         assert changed == {str(path.relative_to(fit.store)) for path in touched}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_block_of_predictions_is_predicted_again(damage: str, tmp_path: Path) -> None:
-    fit = Fit(tmp_path / "fit")
-    fit.run()
-    expected = fit.predict()
-    DAMAGES[damage](fit.folder / "predicted.zarr/predictions/c/0/0")
-    assert fit.predict() == expected
-
-
 # --- wrong in memory, before the checksum is taken --------------------------------------------------------------------
-
-
-def test_a_wrong_tile_is_blamed_before_the_matrix(tmp_path: Path) -> None:
-    """A pivot fails because of a tile with a good checksum: the tile and the sums it went into are computed again."""
-    system = small_system(4 * TILE)
-    expected, factor = tiles(system, tmp_path / "right"), tiles(system, tmp_path / "L")
-    factorise(system, expected, InTurn())
-    executor = Spoiling("factorise", (3, 3, 1), lambda: factor.write(3, 0, 10 * factor.read(3, 0)))
-    factorise(system, factor, executor)
-    assert executor.done
-    assert contents(tmp_path / "L") == contents(tmp_path / "right")
 
 
 @pytest.mark.parametrize("seed", range(NUM_TILES + 5))

@@ -51,16 +51,13 @@ class Scaling:
             values = np.array(getattr(self, field.name), dtype=np.float64)
             values.flags.writeable = False
             object.__setattr__(self, field.name, values)
-            bad = ~np.isfinite(values) | (field.name.endswith("std") & ~(values > 0))
-            if values.ndim != 1 or bad.any():
-                where = f" at column {int(np.flatnonzero(bad)[0])}" if values.ndim == 1 else f" of shape {values.shape}"
+            bad = np.flatnonzero(~np.isfinite(values) | (field.name.endswith("std") & ~(values > 0)))
+            if bad.size:
                 raise DataError(
-                    f"{field.name} has an unusable value{where}; finite numbers, deviations above 0 expected",
+                    f"{field.name} has an unusable value at column {bad[0]}; finite numbers, "
+                    "deviations above 0 expected",
                     hint="rescale that column: its values are too large to average",
                 )
-        for mean, std in ((self.x_mean, self.x_std), (self.y_mean, self.y_std)):
-            if mean.shape != std.shape:
-                raise DataError(f"{mean.size} means and {std.size} standard deviations", hint="give one of each")
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Scaling:

@@ -459,49 +459,44 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
     return shutil.disk_usage(next(known for known in (folder, *folder.parents) if known.exists())).free
 
 
+def full_disk(location: Any, needed: int | None = None) -> contextlib.AbstractContextManager[None]:
+    """As :func:`storage_errors`, of a disk that is full; other errors are not looked at."""
+    return storage_errors(location, needed, only_full=True)
+
+
 @contextlib.contextmanager
-def full_disk(location: Any, needed: int | None = None) -> Iterator[None]:
-    """Say of a disk that is full how much was needed there, and how much is free; other errors are not looked at.
+def storage_errors(location: Any, needed: int | None = None, *, only_full: bool = False) -> Iterator[None]:
+    """Turn what the operating system says about ``location`` into a typed error.
 
     Raises
     ------
     StorageFullError
-        With ``needed``, ``free`` (None at an address) and ``path``.
+        The disk is full; with ``needed``, ``free`` (None at an address) and ``path``.
+    StoreError
+        No permission, or a device that cannot be used.
     """
     try:
         yield
     except DkrrError:
         raise
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        free = None if is_url(location) else free_bytes(location)
-        room = f"{needed:,} bytes needed, " if needed else ""
-        room += "" if free is None else f"{free:,} bytes free"
-        raise StorageFullError(
-            f"the disk of {exc.filename or location} is full ({room or exc.strerror})",
-            hint="free some space or choose another disk, and start again: what is finished is kept",
-            needed=needed,
-            free=free,
-            path=str(location),
-        ) from exc
-
-
-@contextlib.contextmanager
-def storage_errors(location: Any, needed: int | None = None) -> Iterator[None]:
-    """Turn what the operating system says about ``location`` into a typed error."""
-    try:
-        with full_disk(location, needed):
-            yield
-    except DkrrError:
-        raise
-    except OSError as exc:
-        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreError(
-                f"no permission to use {exc.filename or location} ({exc.strerror})",
-                hint="change its permissions or choose another place",
+        where, what = exc.filename or location, f"{location} cannot be used ({exc})"
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = None if is_url(location) else free_bytes(location)
+            room = f"{needed:,} bytes needed, " if needed else ""
+            room += "" if free is None else f"{free:,} bytes free"
+            raise StorageFullError(
+                f"the disk of {where} is full ({room or exc.strerror})",
+                hint="free some space or choose another disk, and start again: what is finished is kept",
+                needed=needed,
+                free=free,
+                path=str(location),
             ) from exc
-        raise StoreError(f"{location} cannot be used ({exc})", hint="check the disk and start again") from exc
+        if only_full:
+            raise
+        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            what = f"no permission to use {where} ({exc.strerror})"
+        raise StoreError(what, hint="check the disk and its permissions, or choose another place") from exc
 
 
 def check_space(location: Any, num_bytes: int) -> None:

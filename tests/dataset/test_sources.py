@@ -166,15 +166,6 @@ def test_unknown_generated_sources(source: str, message: str, tmp_path: Path) ->
     assert not (tmp_path / "a.zarr").exists()
 
 
-def test_a_real_file_is_read_as_numpy_reads_it(data_folder: Path, tmp_path: Path) -> None:
-    source = data_folder / "pol/data.csv.gz"
-    dataset = ingest(source, tmp_path / "a.zarr", target=[-1])
-    assert (dataset.num_rows, dataset.num_features) == (15000, 26)
-    head = np.loadtxt(source, delimiter=",", max_rows=500)
-    assert dataset.y is not None
-    assert np.array_equal(np.hstack([dataset.read(0, 500), dataset.y.read(0, 500)]), head)
-
-
 def test_parquet_types_index_and_folder_order(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"i": [1, 2, 3], "f": np.float32([0.5, 1.5, 2.5]), "b": [True, False, True]}, index=list("uvw")
