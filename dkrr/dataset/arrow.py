@@ -435,15 +435,18 @@ class CsvTable(ArrowTable):
             It may hold names or values; taking one for the other would lose a row, or make one of names.
         """
         (line, first), below = head[0], [fields for _, fields in head[1:] if len(fields) == len(head[0][1])]
-        width = len(first)
+        width, places = len(first), range(len(first))
 
         def reads(field: str) -> bool:
             return is_number(field, self.decimal)
 
-        columns = [[fields[j] for fields in below if not is_missing(fields[j])] for j in range(width)]
+        def shown(columns: Sequence[int]) -> str:
+            return repr(first[columns[0]][:40]) if columns else ""
+
+        columns = [[fields[j] for fields in below if not is_missing(fields[j])] for j in places]
         has_numbers = [any(map(reads, column)) for column in columns]
-        text = [j for j, field in enumerate(first) if not reads(field) and not is_missing(field)]
-        numbers = [j for j, field in enumerate(first) if reads(field) and not is_missing(field)]
+        text = [j for j in places if not reads(first[j]) and not is_missing(first[j])]
+        numbers = [j for j in places if reads(first[j]) and not is_missing(first[j])]
         above_numbers = [j for j in text if has_numbers[j]]
         above_words = [
             j for j in numbers if columns[j] and not has_numbers[j] and not re.search(r"\d", "".join(columns[j]))
@@ -455,27 +458,30 @@ class CsvTable(ArrowTable):
         fractions = [j for j in numbers if columns[j] and all(reads(x) and self.decimal in x for x in columns[j])]
         whole = [int(first[j]) for j in numbers if re.fullmatch(r"[ \t]*\d+[ \t]*", first[j], re.ASCII)]
         are_years = len(whole) == width > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
-        doubt = ""
-        if len(text) == width:
-            if above_numbers and recurring:
-                doubt = f"{first[recurring[0]][:40]!r} is a value further down"
-            elif above_numbers and all(re.match(r"\W*\d", first[j]) for j in above_numbers):
-                doubt = f"{first[above_numbers[0]][:40]!r} looks like a number"
-        elif above_numbers:
-            j, other = above_numbers[0], next(j for j in range(width) if j not in text)
-            beside = "a number" if other in numbers else "empty" if not first[other].strip() else "a missing value"
-            doubt = f"{first[j][:40]!r} stands above numbers, and column {other} is {beside}"
-        elif above_words:
-            doubt = f"{first[above_words[0]][:40]!r} stands above text"
-        elif whole and len(whole) == len(numbers) == width - len(text) and not recurring:
-            is_odd = len(fractions) == len(numbers) and bool(text or len(below) > 1)
-            if is_odd or (are_years and fractions):
-                doubt = f"{' and '.join(map(str, whole[:2]))} stand above fractions"
-        if numbers and below and self._quotes_numbers(line) and not self._quotes_numbers(head[1][0]):
-            doubt = "its numbers are quoted, those below are not"
-        if doubt:
+        are_odd = len(fractions) == len(numbers) and bool(text or len(below) > 1)
+        is_whole = bool(whole) and len(whole) == len(numbers) == width - len(text) and not recurring
+        all_text = len(text) == width
+        other = next((j for j in places if j not in text), 0)
+        beside = "a number" if other in numbers else "empty" if not first[other].strip() else "a missing value"
+        with_digits = all(re.match(r"\W*\d", first[j]) for j in above_numbers)
+        is_quoted = numbers and below and self._quotes_numbers(line) and not self._quotes_numbers(head[1][0])
+        doubts: list[tuple[Any, str]] = [
+            (is_quoted, "its numbers are quoted, those below are not"),
+            (all_text and above_numbers and recurring, f"{shown(recurring)} is a value further down"),
+            (all_text and above_numbers and with_digits, f"{shown(above_numbers)} looks like a number"),
+            (
+                not all_text and above_numbers,
+                f"{shown(above_numbers)} stands above numbers, and column {other} is {beside}",
+            ),
+            (above_words, f"{shown(above_words)} stands above text"),
+            (
+                is_whole and (are_odd or (are_years and fractions)),
+                f"{' and '.join(map(str, whole[:2]))} stand above fractions",
+            ),
+        ]
+        if doubt := next((said for is_doubtful, said in doubts if is_doubtful), ""):
             raise DataError(f"{self.label}, line {line}: {doubt}; it may hold names or values", hint=_HEADER_HINT)
-        return len(text) == width
+        return all_text
 
     def _quotes_numbers(self, line: int) -> bool:
         with self._open() as file:

@@ -293,14 +293,12 @@ def read_mask(
     has_names = not is_number(0 if column is None else column, []) if header == "auto" else header
     text: dict[str, Any] = {"header": has_names, "delimiter": delimiter, "decimal": decimal}
     table = open_table(source, **text, allow_1d=True)
-    j, row, parts = column_number(table, 0 if column is None else column, "column"), 0, list[Mask]()
-    for _, labels in table.blocks([], j):
-        texts = [str(label).lower() for label in labels or ()]
-        if row == 0 and header == "auto" and table.num_rows is None and not has_names and texts[0] not in _VALUES:
-            texts, row = texts[1:], 1  # a name
-        for number, value in enumerate(texts, row):
-            if value in _VALUES:
-                continue
+    j = column_number(table, 0 if column is None else column, "column")
+    texts = (str(label).lower() for _, labels in table.blocks([], j) for label in labels or ())
+    values = [_VALUES.get(text, text) for text in texts]
+    is_name = header == "auto" and table.num_rows is None and not has_names and isinstance(values[0], str)
+    for number, value in enumerate(values):
+        if isinstance(value, str) and not (is_name and number == 0):
             where = table.locate(number) or f"row {number}"
             raise DataError(
                 f"mask {source}, {where}, column {j}: {value!r}; 0, 1, true or false expected",
@@ -308,9 +306,7 @@ def read_mask(
                 row=number,
                 column=j,
             )
-        parts.append(np.array([_VALUES[text] for text in texts], dtype=bool))
-        row += len(texts)
-    mask = np.concatenate(parts)
+    mask = np.array(values[is_name:], dtype=bool)
     if table.dropped is not None:
         mask, kept = np.zeros(len(table.dropped), dtype=bool), mask
         mask[~table.dropped] = kept
