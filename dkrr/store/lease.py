@@ -110,9 +110,7 @@ def stale_seconds() -> float:
     ParameterError
         The variable is not a positive number.
     """
-    text = os.environ.get(STALE_VARIABLE)
-    if text is None:
-        return STALE_SECONDS
+    text = os.environ.get(STALE_VARIABLE, str(STALE_SECONDS))
     with contextlib.suppress(ValueError):
         if 0 < float(text) < float("inf"):
             return float(text)

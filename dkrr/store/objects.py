@@ -243,11 +243,10 @@ def find_profile(asked: str | None) -> tuple[Callable[[], dict[str, Any]] | None
             "expires_at": datetime.now(UTC) + CREDENTIALS_KEPT,
         }
 
+    is_asked, name = name is not None, name or "default"
     try:
-        if name is None:
-            name = "default"
-            if name not in boto3.Session().available_profiles:
-                return None, None
+        if not is_asked and name not in boto3.Session().available_profiles:
+            return None, None
         region = boto3.Session(profile_name=name).region_name
     except ProfileNotFound:
         raise StoreError(
