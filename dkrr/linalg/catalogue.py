@@ -48,7 +48,7 @@ from dkrr.dataset.rows import DIGEST_ROWS, row_moments
 from dkrr.dataset.scaling import Drift, measure_drift
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.kernels.pairwise import MAX_EXTENT
+from dkrr.kernels.base import MAX_EXTENT
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import keep_for_others
 from dkrr.store.chunks import FloatArray
