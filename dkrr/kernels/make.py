@@ -148,13 +148,9 @@ class FunctionKernel(Kernel):
         return fill
 
     def _diag(self, A: FloatArray) -> FloatArray:
-        values = np.empty(len(A))
-        for i in range(0, len(A), 64) if self.kind == "block" else ():
-            piece = A[i : i + 64]
-            values[i : i + 64] = self._values(piece, piece, (len(piece), len(piece))).diagonal()
         if self.kind == "pair":
-            values[:] = [self._values(a, a, ()) for a in A]
-        return values
+            return np.array([self._values(a, a, ()) for a in A])
+        return np.array([self._values(a, a, (1, 1))[0, 0] for a in A[:, np.newaxis]])
 
     def to_dict(self) -> dict[str, Any]:
         try:
