@@ -47,7 +47,7 @@ from dkrr.errors import (
     StoreError,
 )
 from dkrr.fit.choices import FitSettings
-from dkrr.fit.plan import Ways
+from dkrr.fit.plan import Decision
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg.mixed import MixedSolver
@@ -111,7 +111,7 @@ def fit_rows(
     given: TileMatrix | None = None,
     source_digest: str = "",
     start: FloatMatrix | None = None,
-    ways: Ways | None = None,
+    ways: Decision | None = None,
 ) -> Iterator[FitResult]:
     """Solve (K + alpha I) dual_coef = Y for the rows of a data set; a context manager.
 
@@ -494,7 +494,7 @@ class _Attempts:
         dataset: Dataset,
         first: FitSettings,
         alphas: tuple[float, ...],
-        ways: Ways | None,
+        ways: Decision | None,
         source_digest: str,
         workspace: Workspace,
     ) -> None:

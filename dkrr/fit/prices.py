@@ -468,6 +468,8 @@ def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate
     else:
         seconds = n * n * DECOMPOSITION_PASSES * machine.entry("float64", t)
         blocks = 2 * 8 * min(t, machine.threads) * min(n, MAX_FREE) ** 2
+    first = machine.first_product_seconds
+    phases = {"start": machine.start_seconds, solver: seconds + first, "end": machine.end_seconds}
     compiled = is_compiled(problem.kernel, BLOCK_ROWS, d)
     predicted = product_task_bytes(BLOCK_ROWS, t, d, compiled=compiled)
     return Candidate(
@@ -475,11 +477,8 @@ def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate
         precision="float64",
         gram="on_the_fly",
         tile_size=0,
-        seconds={
-            "start": machine.start_seconds,
-            solver: seconds + machine.first_product_seconds,
-            "end": machine.end_seconds,
-        },
+        seconds=phases,
+        seconds_low=sum(phases.values()),
         memory_bytes=(BASELINE_BYTES if compiled else BARE_BYTES) + predicted,
         client_bytes=8 * ((k + 1) * n * d + (6 * t + 20) * n) + blocks,
         disk_bytes={"model": 8 * n * (k * d + t), "checkpoint": 8 * n * t},

@@ -50,6 +50,11 @@ class Frozen:
     location: str | None
     drift: Drift
 
+    @property
+    def says_something(self) -> bool:
+        """Whether there were newer rows, or all is fitted anew."""
+        return self.scaling is None or self.drift.num_rows > 0
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the record of a run."""
         state = "anew" if self.scaling is None else "frozen"

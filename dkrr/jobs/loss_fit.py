@@ -40,7 +40,7 @@ from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.workspace import ResidualTrace, Workspace
 from dkrr.models.model import quantile_names
-from dkrr.models.tiled import label_targets, loss_details, loss_parts
+from dkrr.models.tiled import Solved, label_targets, loss_details, loss_parts
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children
 from dkrr.threads import single_blas_thread
@@ -61,11 +61,10 @@ def loss_of(plan: Plan) -> dict[str, Any] | None:
 @contextmanager
 def fit_loss(
     job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str, begin: Callable[..., Any]
-) -> Iterator[list[tuple[dict[str, Any], dict[str, Any], list[Any]]]]:
+) -> Iterator[list[Solved]]:
     """Fit the training rows of a job as ``plan`` says; goes on from the checkpoint in the run's ``directory``.
 
-    Parts of a model, its solution among them, details of its provenance, and [iteration, gap, violation] of some
-    iterations of each target, for each C in increasing order. The checkpoint is removed at the end of the block, when
+    What was found for each C in increasing order. The checkpoint is removed at the end of the block, when
     they are saved. Without one it begins with the coefficients of an earlier fit, which ``begin`` finds.
 
     Raises
@@ -127,7 +126,7 @@ def fit_loss(
     finally:
         workspace.record(plan.solver, RunSummary(seconds=goes_on.seconds))
     goes_on.end(found)
-    details = {"fit_intercept": model.fit_intercept, "tol": solver.tol}
+    details = {"precision": plan.precision, "fit_intercept": model.fit_intercept, "tol": solver.tol}
     details |= {"allow_unconverged": True} if solver.allow_unconverged else {}
     columns = _columns(prepared, model.quantile if isinstance(model.quantile, list) else [])
     fits = []
@@ -135,7 +134,9 @@ def fit_loss(
         part = each.mirrored() if train.classes is not None and len(train.classes) == 2 else each
         parts = loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept)
         history = [_thinned(answer.history) for answer in part.answers]
-        fits.append((parts | columns, loss_details(losses[0], *values, **model.loss_parameters) | details, history))
+        parts |= columns | {"solution": replace(parts["solution"], reused=dict(workspace.reused))}
+        own = loss_details(losses[0], *values, **model.loss_parameters) | details
+        fits.append(Solved(parts=parts, details=own, history=history))
     yield fits
     goes_on.remove()
 

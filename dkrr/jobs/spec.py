@@ -236,6 +236,11 @@ class SolverSpec(Table):
         self.choice()  # raises what a combination without a meaning deserves
         return self
 
+    @property
+    def edge(self) -> int | None:
+        """Rows of a tile; None for "auto"."""
+        return None if self.tile_size == "auto" else int(self.tile_size)
+
     def choice(self) -> SolverChoice:
         """The same for everybody who solves: what is asked for, "auto" included."""
         return SolverChoice(solver=self.name, **self.model_dump(exclude={"name", "tile_size"}))

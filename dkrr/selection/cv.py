@@ -33,7 +33,7 @@ from dkrr.engine.machine import cpu_count, free_memory_bytes
 from dkrr.errors import ParameterError
 from dkrr.fit.choices import Candidate, FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.inputs import free_bytes
-from dkrr.fit.plan import Decision, Ways
+from dkrr.fit.plan import Decision
 from dkrr.fit.prices import DISK_RESERVE_BYTES, factorise_seconds
 from dkrr.fit.rates import Machine
 from dkrr.kernels import Kernel
@@ -81,7 +81,7 @@ class PathFit(TiledFit):
                 hint="give 'auto', 'cholesky' or 'primal', or a KernelRidge each",
             )
 
-    def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> tuple[Decision, Ways | None]:
+    def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> Decision:
         """The cheaper of a factor and its inverse's diagonal for each alpha, and of two passes in feature space."""
         if problem.kernel is None:
             return super()._decide(problem, dataset, workspace)
@@ -90,7 +90,7 @@ class PathFit(TiledFit):
         choice = replace(self.choice, precision=self._precision)
         if choice.solver == "auto" and not may_be_primal(whole, choice):
             choice = replace(choice, solver="cholesky")
-        decision, ways = super(PathFit, replace(self, choice=choice))._decide(whole, dataset, workspace)
+        decision = super(PathFit, replace(self, choice=choice))._decide(whole, dataset, workspace)
         machine = cache(lambda: self._machine(problem, workspace.executor, workspace.store))
         free = free_bytes(workspace.store)
         usable = [self._with_diagonals(item, problem, machine, free) for item in decision.candidates]
@@ -101,7 +101,14 @@ class PathFit(TiledFit):
         for item in feasible:
             logger.info("%d alphas by %s: %.0f s", k, item.name, item.total_seconds)
         reasons = {"solver": f"the cheapest for {k} alphas"}
-        return replace(decision, chosen=feasible[0], candidates=tuple(usable), reasons=reasons), ways
+        return replace(
+            decision,
+            problem=problem,
+            choice=self.choice,
+            chosen=feasible[0],
+            candidates=tuple(usable),
+            reasons=reasons,
+        )
 
     @property
     def _precision(self) -> Literal["float32", "float64"]:
@@ -134,7 +141,7 @@ class PathFit(TiledFit):
         solver: str = "",
         given: TileMatrix | None = None,
         source_digest: str = "",
-        ways: Ways | None = None,
+        ways: Decision | None = None,
     ) -> Model:
         """The model of the best alpha, from a factor of each or from two passes."""
         assert dataset.y is not None  # noqa: S101  (narrows the type)

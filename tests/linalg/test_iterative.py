@@ -16,7 +16,6 @@ from dkrr.dataset import open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, NotPositiveDefiniteError, ParameterError, StoreError
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.fit.inputs import store_given_matrix
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import solver as iterative
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
@@ -25,6 +24,7 @@ from dkrr.linalg.settings import IterativeSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from tests.faults import DAMAGES, chunk_files, failing_at
+from tests.linalg.given import store_given_matrix
 from tests.linalg.helpers import dense, operator, rows
 
 TIGHT = IterativeSettings(tol=1e-10, preconditioner="none")
