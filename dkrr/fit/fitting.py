@@ -513,27 +513,24 @@ class _Attempts:
         }
         self.location = place(workspace.store, "solves", key_of(fields) + ".zarr")
         self._given_up: list[tuple[FitSettings, Blame]] = []
-        self._others = cache(lambda: [] if ways is None else self._of_this_fit(ways.others()))
+        self._others = cache(lambda: () if ways is None else ways.others())
 
     def begin(self) -> FitSettings:
         """The way to take now: the first, or the one that an earlier attempt went on with."""
         found = None if self.ways is None else read_json(self.location, RECORD)
         if found is None:
             return self._taken(self.first)
-        ways = [self.first, *self._others()]
-        for item in found["given_up"]:
-            self._given_up += [(way, item["because"]) for way in ways if way.way == item["settings"]]
-        for location in found["useless"]["solves"]:  # the process that gave it up may have been killed right then
-            with contextlib.suppress(LockedError), hold_lock(location):
-                remove_array(location)
-        for location in found["useless"]["factors"]:
-            self.workspace.discard(location)
-        following = [way for way in ways if way.way == found["next"]]
-        if not following:
+        ways = {key_of(way.way): way for way in (*self._others(), self.first)}
+        following = ways.get(key_of(found["next"]))
+        with contextlib.suppress(LockedError), hold_lock(found["useless"]):  # of a process that was killed
+            remove_array(found["useless"])
+        if following is None:
             return self._taken(self.first)
+        known = [(ways.get(key_of(item["settings"])), item["because"]) for item in found["given_up"]]
+        self._given_up = [(way, because) for way, because in known if way is not None]
         self.workspace.given_up[:] = found["given_up"]
-        logger.info("going on with %s: %s", following[0].name, self._sentences())
-        return self._taken(following[0])
+        logger.info("going on with %s: %s", following.name, self._sentences())
+        return self._taken(following)
 
     def after(self, way: FitSettings, error: DkrrError, solve_store: str) -> FitSettings | None:
         """The way that follows one that ended in an error; None when there is none, and the error stays.
@@ -564,16 +561,20 @@ class _Attempts:
             found = rows.read(0, rows.num_rows)
         except StoreError:  # nothing had iterated, or it is damaged: the next way begins at zero
             return None
-        source, n = f"the iterate of {given_up[-1]['way']}", self.shape[0]
-        self.workspace.reused["start"] = {"rows": n, "of_rows": n, "source": source}
+        n = self.shape[0]
+        self.workspace.reused["start"] = {
+            "rows": n,
+            "of_rows": n,
+            "source": f"the iterate of {given_up[-1]['way']}",
+        }
         return found
 
     def told(self, solution: Solution) -> Solution:
         """The solution with what was given up before it."""
-        given_up = list(self.workspace.given_up)
-        if not given_up:
+        if not self.workspace.given_up:
             return solution
-        return replace(solution, message=f"{self._sentences()}: {solution.message}", given_up=given_up)
+        told = f"{self._sentences()}: {solution.message}"
+        return replace(solution, message=told, given_up=list(self.workspace.given_up))
 
     def clear(self, solve_store: str, error: DkrrError) -> None:
         """A rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration.
@@ -591,12 +592,6 @@ class _Attempts:
 
     def _sentences(self) -> str:
         return "; ".join(str(item["sentence"]) for item in self.workspace.given_up)
-
-    def _of_this_fit(self, ways: Sequence[FitSettings]) -> list[FitSettings]:
-        """Ways with all that does not differ between them as the first has it."""
-        first = self.first
-        same = {name: getattr(first, name) for name in ("kernel", "alpha", "fit_intercept", "drift_limit")}
-        return [replace(way, **same) for way in ways]
 
     def _next(self, ways: Sequence[FitSettings]) -> FitSettings | None:
         """The cheapest that does not share the defect of one that was given up."""
@@ -636,7 +631,7 @@ class _Attempts:
     def _advise(self, error: DkrrError) -> None:
         """Have the hint of an error name a way that would work."""
         with contextlib.suppress(DkrrError, OSError):
-            way = None if self.ways is None else self._next(self._of_this_fit(self.ways.beyond()))
+            way = None if self.ways is None else self._next(self.ways.beyond())
             if way is not None:
                 price = self._seconds(way)
                 would = f"{way.name} would take {f'about {price:,.0f} s' if price >= 1 else 'less than 1 s'}"
@@ -669,14 +664,14 @@ class _Attempts:
             rows = RowArray.create(self.location, START, num_rows=n, num_columns=t, rows_per_chunk=chunk)
             for number, (start, stop) in enumerate(rows.blocks()):
                 rows.write_chunk(number, np.ascontiguousarray(iterate[start:stop]))
-        useless = {"solves": [solve_store], "factors": list(getattr(error, "factors", ()))}
-        record = {"given_up": workspace.given_up, "next": following.way, "useless": useless}
+        remove_array(solve_store)
+        for location in getattr(error, "factors", ()):
+            workspace.discard(location)
+        # last: a fit that is killed before tries the same way again
+        record = {"given_up": workspace.given_up, "next": following.way, "useless": solve_store}
         write_json(self.location, RECORD, record)
         failpoint("fit.given_up.after_record")
         logger.warning("%s", sentence)
-        remove_array(solve_store)
-        for location in useless["factors"]:
-            workspace.discard(location)
 
 
 def _blame(way: FitSettings, error: DkrrError) -> Blame:

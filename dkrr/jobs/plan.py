@@ -262,6 +262,7 @@ def _decide(
         alpha=alpha,
         fit_intercept=job.model.fit_intercept,
         primal=job.solver.edge is None,
+        drift_limit=prepared.center_drift_limit,
     )
     edge = job.solver.edge
     if earlier is not None:
@@ -273,8 +274,7 @@ def _decide(
             preconditioner="none" if is_cg and not rank and choice.preconditioner == "auto" else choice.preconditioner,
         )
         edge = int(earlier["tile_size"])
-    known, drift_limit = _tiles_of(train, kernel, alpha), prepared.center_drift_limit
-    memory = limits.memory_bytes
+    known, memory, drift_limit = _tiles_of(train, kernel, alpha), limits.memory_bytes, problem.drift_limit
     continued = find_continued(
         store, train, kernel, alpha, choice, tile_size=edge, memory_bytes=memory, drift_limit=drift_limit
     )
@@ -298,7 +298,7 @@ def _decide(
     chosen, reused, notes, reasons = decision.chosen, {}, [], decision.reasons
     if job.leaves_out:
         chosen = with_leave_one_out(chosen, problem, limits, machine())
-    center = center_of_lineage(replace(decision.settings(), drift_limit=drift_limit), train, store)
+    center = center_of_lineage(decision.settings(), train, store)
     if center is not None and center.sentence():
         reused["center"] = center.to_dict()
         notes.append(center.sentence())
@@ -331,7 +331,7 @@ def _decide(
     return chosen, facts
 
 
-def decision_of(job: JobSpec, plan: Plan) -> Decision:
+def decision_of(job: JobSpec, prepared: Prepared, plan: Plan) -> Decision:
     """What a plan decided, as it is written down, and what else may be done, by its prices."""
     limit, free = plan.memory_limit_bytes, plan.disk_free_bytes
     chosen = Candidate(
@@ -345,6 +345,7 @@ def decision_of(job: JobSpec, plan: Plan) -> Decision:
             kernel=kernel_of(plan.kernel),
             alpha=tuple(plan.alpha),
             fit_intercept=job.model.fit_intercept,
+            drift_limit=prepared.center_drift_limit,
         ),
         choice=SolverChoice(**plan.choice),
         limits=Limits(

@@ -1,13 +1,19 @@
 """From a job's ``[data]`` and ``[evaluate]`` to training rows and held-out rows on disk.
 
 Both are data sets below the store, named by a key of where they come from, so they are written once and found again.
+
+Scaling is frozen with its lineage: statistics of all rows would change with every append, and with them every row that
+the kernel sees; nothing of an earlier fit could be continued. So a job whose rows begin with the training rows of an
+earlier fit in the same store, as digests prove, takes the statistics of that one, unless the new rows have drifted too
+far from them (:mod:`dkrr.dataset.drift`): then everything is fitted anew, with statistics of all rows, and that is
+said.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.columns import (
@@ -26,19 +33,23 @@ from dkrr.dataset.columns import (
     resolve,
     target_columns,
 )
-from dkrr.dataset.drift import DRIFT_LIMIT
+from dkrr.dataset.drift import DRIFT_LIMIT, Drift, measure_drift
 from dkrr.dataset.ingest import fields_of
+from dkrr.dataset.rows import row_moments
+from dkrr.dataset.scaling import mask_digest
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
-from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.jobs.toml import is_data_file
+from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.losses.loss import Loss
-from dkrr.store.files import file_state, is_url, list_entries, name_of, parent_of, place, read_json
+from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place, read_json
 from dkrr.store.objects import find_object
 
 BUILT_IN = ("sklearn:", "generate:")
+Mask = NDArray[np.bool_]
+logger = logging.getLogger("dkrr.jobs")
 
 __all__ = [
     "Prepared",
@@ -49,6 +60,45 @@ __all__ = [
     "open_data",
     "prepare",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """The scaling of an earlier fit.
+
+    Parameters
+    ----------
+    scaling
+        What its rows were whitened with; None where the new rows have drifted too far.
+    num_rows
+        Rows of the data set, held-out ones included, whose statistics these are.
+    location
+        The training rows of exactly this data set, where they are prepared already.
+    drift
+        Of all rows that came after those; :data:`~dkrr.dataset.drift.DRIFT_LIMIT` is the most that is allowed.
+    """
+
+    scaling: Scaling | None
+    num_rows: int
+    location: str | None
+    drift: Drift
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there were newer rows, or all is fitted anew."""
+        return self.scaling is None or self.drift.num_rows > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the record of a run."""
+        state = "anew" if self.scaling is None else "frozen"
+        return {"scaling": state, "rows": self.num_rows, "drift": self.drift.to_dict(), "limit": DRIFT_LIMIT}
+
+    def sentence(self) -> str:
+        """What happened, in words."""
+        text = self.drift.words()
+        if self.scaling is None:
+            return f"fitted anew with statistics of all rows: {text}"
+        return f"whitened with the statistics of the first {self.num_rows:,} rows, frozen; {text}"
 
 
 @dataclass(frozen=True)
@@ -69,11 +119,6 @@ class Prepared:
     def center_drift_limit(self) -> float | None:
         """How far newer rows may lie from a frozen centre; None where they are whitened: then their scaling decides."""
         return DRIFT_LIMIT if self.scaling is None else None
-
-
-def _key(*parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def _files(path: str) -> list[Any]:
@@ -117,7 +162,7 @@ def open_data(
     options = {**data.options(), "one_hot": data.one_hot}
     known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes]]
     name = path.partition("?")[0] if "://" in path else path  # how an address is reached does not matter
-    destination = place(store, "data", _key(name, _files(path), options, *known) + ".zarr")
+    destination = place(store, "data", key_of({"source": [name, _files(path), options, *known]}) + ".zarr")
     try:
         return open_dataset(destination)
     except StoreError:
@@ -150,13 +195,8 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         match_targets(dataset, test)
     if evaluate is not None and (evaluate.mask is not None or evaluate.fraction is not None):
         mask = _mask(job, dataset)
-    split = _key(
-        dataset.digest,
-        dataset.digest_y,
-        dataset.digest_weight,
-        None if mask is None else hashlib.sha256(np.packbits(mask).tobytes()).hexdigest(),
-        job.data.standardize,
-    )
+    held_out = None if mask is None else mask_digest(mask)
+    split = key_of({"rows": facts["digests"], "held_out": held_out, "standardize": job.data.standardize})
     if mask is not None and test is None:
         location = place(store, "rows", f"{split}-test.zarr")
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
@@ -168,7 +208,7 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         return Prepared(train, test, frozen.scaling, frozen, facts)
     scaling = None if frozen is None else frozen.scaling
     if scaling is not None:
-        split = _key(split, scaling.to_dict())
+        split = key_of({"split": split, "scaling": scaling.to_dict()})
     location = place(store, "rows", f"{split}-train.zarr")
     train, scaling = prepare_rows(
         dataset,
@@ -363,3 +403,68 @@ def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
 def num_loss_columns(losses: Sequence[Loss], train: Dataset) -> int:
     """How many problems there are for one C: one for two classes, else one for each class, target or quantile."""
     return 1 if train.classes is not None and len(train.classes) == 2 else max(len(losses), train.num_targets)
+
+
+# --- scaling of earlier fits ------------------------------------------------------------------------------------------
+
+
+def find_scaling(store: Any, dataset: Dataset, mask: Mask | None) -> Frozen | None:
+    """The scaling of the earlier fit that shares the most rows with a data set; None where there is none.
+
+    Parameters
+    ----------
+    mask : (n,) bool, optional
+        Rows that are held out.
+    """
+    best: tuple[int, int, Dataset] | None = None
+    for location in arrays_below(store, "rows"):
+        if not name_of(location).endswith("-train.zarr"):
+            continue
+        try:
+            earlier = open_dataset(location)
+        except StoreError:
+            continue
+        origin = earlier.origin or {}
+        shared, first = _shared_rows(origin, dataset, mask), int(origin.get("scaling_rows", 0))
+        # of two with the same rows that with the newer statistics, which replaced the others
+        if shared and (best is None or (shared, first) > best[:2]):
+            best = shared, first, earlier
+    return None if best is None else _judged(best[2], best[0], dataset, mask)
+
+
+def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) -> int:
+    """Rows of the data set that training rows were made of, when they are its first ones and were whitened; else 0."""
+    m, resolved = int(origin.get("num_rows", 0)), origin.get("resolved")
+    if not 0 < m <= dataset.num_rows or resolved is None or len(resolved["x_mean"]) != dataset.num_features:
+        return 0
+    trained = ~(np.zeros(m, dtype=bool) if mask is None else mask[:m])
+    is_same = mask_digest(trained) == origin["rows"] and dataset.prefix_digest(m) == origin["digest"]["X"]
+    return m if is_same else 0
+
+
+def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None) -> Frozen:
+    origin = earlier.origin or {}
+    scaling, first = Scaling.from_dict(origin["resolved"]), int(origin.get("scaling_rows", shared))
+    same_targets = _has_prefix(dataset, origin, shared, "y")
+    if not same_targets:  # new targets of the same rows: the features go on, the targets get statistics of their own
+        own = row_moments(dataset.parts()["y"], without=mask)
+        scaling = replace(scaling, y_mean=own.mean, y_std=np.where(own.std == 0, 1.0, own.std))
+    is_same = shared == dataset.num_rows and same_targets and _has_prefix(dataset, origin, shared, "weight")
+    has_targets = same_targets and dataset.y is not None
+    targets = row_moments(dataset.parts()["y"], first, without=mask) if has_targets else None
+    names = (*dataset.feature_names, *dataset.target_names)
+    drift = measure_drift(scaling, row_moments(dataset.X, first, without=mask), targets, names)
+    if drift.value > DRIFT_LIMIT:
+        found = Frozen(scaling=None, num_rows=first, location=None, drift=drift)
+        logger.warning("%s", found.sentence())
+        return found
+    location = str(earlier.path) if is_same else None
+    return Frozen(scaling=scaling, num_rows=first, location=location, drift=drift)
+
+
+def _has_prefix(dataset: Dataset, origin: dict[str, Any], shared: int, part: Any) -> bool:
+    """Whether targets or weights are those of the earlier rows, as far as these go."""
+    wanted = origin["digest"].get(part)
+    if part not in dataset.parts():
+        return wanted is None
+    return wanted is not None and dataset.prefix_digest(shared, part) == wanted

@@ -151,8 +151,8 @@ def _solved(
             yield stack.enter_context(fit_loss(job, prepared, plan, workspace, directory, begin_from)), rows
             return
         check_target_sizes(rows)
-        decision, given, digest, start = decision_of(job, plan), None, "", None
-        settings = replace(decision.settings(), drift_limit=prepared.center_drift_limit)
+        decision, given, digest, start = decision_of(job, prepared, plan), None, "", None
+        settings = decision.settings()
         if settings.kernel is None:
             parts = {name: part.read(0, rows.num_rows) for name, part in rows.parts().items() if name != "X"}
             numbers = np.arange(rows.num_rows, dtype=np.float64)[:, None]
