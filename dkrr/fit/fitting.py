@@ -76,6 +76,7 @@ __all__ = [
     "ridge_operator",
     "stored_gram",
     "with_lineage",
+    "write_rows",
 ]
 
 logger = logging.getLogger("dkrr.fitting")
@@ -163,7 +164,7 @@ def fit_rows(
                 result = solve.run(guess, None if ways is None else attempts.location)
                 break
             except (NumericalError, DamagedChunkError, DataError) as exc:
-                way = attempts.after(way, exc, solve.store)
+                way = attempts.after(way, exc, solve)
                 if way is None:
                     attempts.clear(solve.store, exc)
                     raise
@@ -211,7 +212,7 @@ class _Solve:
         self.digests: dict[str, Any] = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
         self.store = place(workspace.store, "solves", key_of(self._fields(source_digest)) + ".zarr")
         self.solved: list[tuple[list[int], BlockColumns, Solution]] = []
-        self.factors: list[str] = []
+        self.located: list[Callable[[], str | None]] = []
 
     def _fields(self, source_digest: str) -> dict[str, Any]:
         """What decides the answer. What an iteration has besides is left out for a direct solve."""
@@ -316,24 +317,22 @@ class _Solve:
         targets, own = [k for k, alpha in enumerate(self.alphas) if alpha == source.alpha], f"alpha-{number}"
         if settings.precision != "mixed":
             factor = CholeskySolver(precision=settings.precision).prepare(source, workspace, **self.digests)
-            self.factors.append(factor.factor.location)
+            self.located.append(lambda: factor.factor.location)
             rhs = self._right_hand_sides(targets, place(self.store, own))
             self._take(targets, *factor.solve(rhs, bordered=settings.fit_intercept))
             return
         mixed = MixedSolver(settings=settings.iterative).prepare(
             source, workspace, **self.digests, at_once=start is None, ready=ready
         )
-        rhs, begin = self._right_hand_sides(targets, place(self.store, own)), None
-        try:
-            begin = None if start is None else start[:, targets]
-            solved = mixed.solve(rhs, begin, in_plane=settings.fit_intercept)
-        except NumericalError as exc:
-            location = mixed.location()
-            exc.factors = [*self.factors, *([] if location is None else [location])]  # type: ignore[attr-defined]
-            raise
-        self._settle(targets, rhs, *solved)
-        location = mixed.location()
-        self.factors += [] if location is None else [location]
+        self.located.append(mixed.location)
+        rhs = self._right_hand_sides(targets, place(self.store, own))
+        begin = None if start is None else start[:, targets]
+        self._settle(targets, rhs, *mixed.solve(rhs, begin, in_plane=settings.fit_intercept))
+
+    @property
+    def factors(self) -> list[str]:
+        """Where the factors are that were made; those of a solver that failed are among them."""
+        return [location for find in self.located if (location := find()) is not None]
 
     def _right_hand_sides(self, targets: list[int], store: Any) -> BlockColumns:
         """S Y of some targets, centred for an intercept."""
@@ -446,6 +445,15 @@ def ridge_operator(
     )
 
 
+def write_rows(location: str, name: str, values: FloatMatrix) -> None:
+    """An array (n, k) of rows at a location, of numbers that are in memory."""
+    n, columns = values.shape
+    chunk = min(n, default_rows_per_chunk(columns))
+    rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=chunk)
+    for number, (start, stop) in enumerate(rows.blocks()):
+        rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))
+
+
 def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
     assert dataset.y is not None  # noqa: S101  (narrows the type)
@@ -499,7 +507,7 @@ class _Attempts:
         workspace: Workspace,
     ) -> None:
         self.first, self.ways, self.workspace = first, ways, workspace
-        self.shape = dataset.num_rows, dataset.num_targets
+        self.num_rows = dataset.num_rows
         fields = {
             "kernel": None if first.kernel is None else first.kernel.to_dict(),
             "rows_digest": source_digest or dataset.digest,
@@ -532,10 +540,10 @@ class _Attempts:
         logger.info("going on with %s: %s", following.name, self._sentences())
         return self._taken(following)
 
-    def after(self, way: FitSettings, error: DkrrError, solve_store: str) -> FitSettings | None:
+    def after(self, way: FitSettings, error: DkrrError, solve: _Solve) -> FitSettings | None:
         """The way that follows one that ended in an error; None when there is none, and the error stays.
 
-        What was kept of it in ``solve_store``, and its factors, are removed. Where none follows, the hint of the error
+        What was kept of it, and its factors, are removed. Where none follows, the hint of the error
         names what would work and was excluded by name.
         """
         because = _blame(way, error)
@@ -548,7 +556,7 @@ class _Attempts:
         if following is None:
             self._advise(error)
             return None
-        self._record(way, because, error, following, solve_store)
+        self._record(way, because, error, following, solve)
         return self._taken(following)
 
     def start(self, way: FitSettings) -> FloatMatrix | None:
@@ -561,7 +569,7 @@ class _Attempts:
             found = rows.read(0, rows.num_rows)
         except StoreError:  # nothing had iterated, or it is damaged: the next way begins at zero
             return None
-        n = self.shape[0]
+        n = self.num_rows
         self.workspace.reused["start"] = {
             "rows": n,
             "of_rows": n,
@@ -638,7 +646,7 @@ class _Attempts:
                 error.hint = f"{error.hint}; {would}" if error.hint else would
 
     def _record(
-        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve_store: str
+        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve: _Solve
     ) -> None:
         """Say it in the log, and in the store, where the next attempt finds it."""
         workspace, details = self.workspace, error.details
@@ -659,16 +667,12 @@ class _Attempts:
             workspace.reused.pop(name, None)
         iterate = getattr(error, "iterate", None)
         if iterate is not None:
-            n, t = self.shape
-            chunk = min(n, default_rows_per_chunk(t))
-            rows = RowArray.create(self.location, START, num_rows=n, num_columns=t, rows_per_chunk=chunk)
-            for number, (start, stop) in enumerate(rows.blocks()):
-                rows.write_chunk(number, np.ascontiguousarray(iterate[start:stop]))
-        remove_array(solve_store)
-        for location in getattr(error, "factors", ()):
+            write_rows(self.location, START, iterate)
+        remove_array(solve.store)
+        for location in solve.factors:
             workspace.discard(location)
         # last: a fit that is killed before tries the same way again
-        record = {"given_up": workspace.given_up, "next": following.way, "useless": solve_store}
+        record = {"given_up": workspace.given_up, "next": following.way, "useless": solve.store}
         write_json(self.location, RECORD, record)
         failpoint("fit.given_up.after_record")
         logger.warning("%s", sentence)

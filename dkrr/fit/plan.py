@@ -171,7 +171,13 @@ def decide(
         room = limits if way == PRIMAL and not is_small else replace(limits, disk_bytes=None)
         only = price(way, machine() if always_measure else None, limits=room)
         if not only.infeasible or (is_small and words.solver != "auto"):
-            best, candidates, why = only, (only,), _why_only(only, problem)
+            best, candidates, n = only, (only,), problem.num_rows
+            why = f"the rows are few: the matrix of all {n:,} is factored in seconds, by the plainest way"
+            if only.solver == "primal":
+                why = (
+                    f"less arithmetic than with the matrix of all {n:,} rows: this kernel is linear in "
+                    f"{problem.num_explicit:,} features, and one coefficient for each of them is the same answer"
+                )
     if best is None:
         ways, found = ways_of(problem, words), None
         rates = machine() if always_measure or len(ways) > 1 else None
@@ -203,20 +209,12 @@ def decide(
     named = choice.to_dict() | {"tile_size": tile_size or "auto"}
     left_open = [name for name, text in reasons.items() if text == ASKED and named[name] == "auto"]
     reasons |= dict.fromkeys(left_open, "as in the factor that is continued")
-    if not continued.is_for(best):
+    own = ("cholesky", continued.tile_size, continued.precision, continued.gram)
+    if (best.solver, best.tile_size, best.precision, best.gram) != own:
         return decision
     less = continued.saved(best, limits.threads)
     saved = best.total_seconds - less.total_seconds if best.seconds else None
     return replace(decision, chosen=less, continued=continued, saved_seconds=saved)
-
-
-def _why_only(only: Candidate, problem: Problem) -> str:
-    if only.solver != "primal":
-        return f"the rows are few: the matrix of all {problem.num_rows:,} is factored in seconds, by the plainest way"
-    return (
-        f"less arithmetic than with the matrix of all {problem.num_rows:,} rows: this kernel is linear in "
-        f"{problem.num_explicit:,} features, and one coefficient for each of them is the same answer"
-    )
 
 
 def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
@@ -307,11 +305,6 @@ class Continued:
         frozen = {"solver": "cholesky", "precision": self.precision, "gram": self.gram}
         named: dict[str, Any] = {name: value for name, value in frozen.items() if getattr(choice, name) == "auto"}
         return replace(choice, **named), tile_size
-
-    def is_for(self, chosen: Candidate) -> bool:
-        """Whether a candidate goes on with these factors."""
-        wanted = (chosen.solver, chosen.tile_size, chosen.precision, chosen.gram)
-        return wanted == ("cholesky", self.tile_size, self.precision, self.gram)
 
     def saved(self, chosen: Candidate, num_threads: int) -> Candidate:
         """The candidate with the seconds that are left, and the disk that sharing new rows takes for a while."""

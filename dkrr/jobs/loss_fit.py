@@ -133,7 +133,12 @@ def fit_loss(
     for values, each in zip(path, found.split(len(path)), strict=True):
         part = each.mirrored() if train.classes is not None and len(train.classes) == 2 else each
         parts = loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept)
-        history = [_thinned(answer.history) for answer in part.answers]
+        # at most some 200 iterations, the last one among them
+        points = [
+            [*answer.history[: -1 : -(-len(answer.history) // MOST_POINTS)], answer.history[-1]]
+            for answer in part.answers
+        ]
+        history = [[list(point) for point in each] for each in points]
         parts |= columns | {"solution": replace(parts["solution"], reused=dict(workspace.reused))}
         own = loss_details(losses[0], *values, **model.loss_parameters) | details
         fits.append(Solved(parts=parts, details=own, history=history))
@@ -248,9 +253,3 @@ class _Progress:
             last = [history.get(number, before) for history, before in zip(histories, last, strict=True)]
             trace.add(number, np.array(last))
         trace.is_over = True
-
-
-def _thinned(history: list[tuple[int, float, float]]) -> list[list[float]]:
-    """Iteration, gap and violation of at most some 200 iterations, the last one among them."""
-    step = -(-len(history) // MOST_POINTS)
-    return [list(point) for point in [*history[:-1:step], history[-1]]]

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.dataset import Dataset, Floats, RowArray
+from dkrr.dataset import Dataset, Floats
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DkrrError
-from dkrr.fit.fitting import FitResult
+from dkrr.fit.fitting import FitResult, write_rows
 from dkrr.fit.inputs import given_tiles, rows_on_disk
 from dkrr.jobs.loss_fit import fit_loss, loss_of
 from dkrr.jobs.plan import Plan, decision_of
@@ -39,7 +39,7 @@ from dkrr.linalg.settings import NystromSettings
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows
-from dkrr.models.model import BLOCK_ROWS, Model, load_model
+from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.models.tiled import Solved, solve_rows
 from dkrr.models.uncertainty import loo_quantiles
@@ -275,16 +275,9 @@ def _leave_out(
     figures = found.summary()
     if job.evaluate.leave_one_out:
         for name, values in (("residuals", found.residuals), ("inverse_diagonal", found.inverse_diagonal)):
-            _write_rows(location, name, values)
+            write_rows(location, name, values)
         write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": figures})
     return figures
-
-
-def _write_rows(location: str, name: str, values: Floats) -> None:
-    n, columns = values.shape
-    rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=min(BLOCK_ROWS, n))
-    for number, (start, stop) in enumerate(rows.blocks()):
-        rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))
 
 
 def remember(
@@ -315,7 +308,12 @@ def begin_from(
     What was found is noted in ``workspace.reused["start"]``.
     """
     found = ancestors(workspace.store, dataset, kernel.to_dict(), kinds=["models"])
-    for item in sorted(found, key=lambda item: (-item.num_rows, _distance(item, alpha))):
+
+    def distance(item: Ancestor) -> float:
+        mine, theirs = min(alpha), min(item.fields["alpha"])
+        return abs(log(mine / theirs)) if mine > 0 and theirs > 0 else float(mine != theirs)
+
+    for item in sorted(found, key=lambda item: (-item.num_rows, distance(item))):
         if item.fields["num_targets"] != dataset.num_targets or item.fields.get("loss") != loss:
             continue
         try:
@@ -349,9 +347,3 @@ def _of_rows(model: Model, dataset: Dataset, num_rows: int) -> Floats:
         if place < len(own) and row.tobytes() == own[place]:
             found[number], place = coefficients[place], place + 1
     return found
-
-
-def _distance(item: Ancestor, alpha: Sequence[float]) -> float:
-    """How far the alphas are apart."""
-    mine, theirs = min(alpha), min(item.fields["alpha"])
-    return abs(log(mine / theirs)) if mine > 0 and theirs > 0 else float(mine != theirs)

@@ -115,13 +115,12 @@ class DataSpec(Table):
 
     def text_options(self) -> dict[str, Any]:
         """How text files are read, for :func:`~dkrr.dataset.ingest`; what is left out has its default."""
-        options = {"header": self.header, "delimiter": self.delimiter}
-        return options if self.decimal == "." else {**options, "decimal": self.decimal}
+        return {"header": self.header, "delimiter": self.delimiter, "decimal": self.decimal}
 
     def options(self) -> dict[str, Any]:
         """What :func:`~dkrr.dataset.ingest` is told, but for ``one_hot``."""
-        options = {"target": self.target, "features": self.features, "weight": self.weight, **self.text_options()}
-        return options if self.missing == "error" else {**options, "missing": self.missing}
+        columns = {"target": self.target, "features": self.features, "weight": self.weight}
+        return {**columns, **self.text_options(), "missing": self.missing}
 
 
 class EvaluateSpec(Table):
@@ -543,8 +542,6 @@ class JobSpec(Table):
             del document["model"]["loss"]
         elif self.model.C is not None:
             del document["model"]["alpha"]  # which C makes
-        unset = {"decimal": ".", "missing": "error"}
-        document["data"] = {key: value for key, value in document["data"].items() if unset.get(key) != value}
         return document
 
     def as_written(self) -> Self:
