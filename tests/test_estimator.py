@@ -29,7 +29,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dkrr.engine.cluster
 import dkrr.models.estimator
-import dkrr.models.large_predictions
+import dkrr.models.prediction
 from dkrr import KernelRidge, ingest, make_kernel
 from dkrr.errors import ClusterError, StorageFullError
 from dkrr.fit.inputs import TemporaryStore, temporary_folder
@@ -352,7 +352,7 @@ def test_large_predictions_run_on_workers(cluster_client: Any, tmp_path: Path, m
     estimator = KernelRidge(kernel="rbf", alpha=0.1).fit(X, Y)
     rows = RNG.standard_normal((9000, 5))
     expected = estimator.predict(rows)
-    monkeypatch.setattr(dkrr.models.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
+    monkeypatch.setattr(dkrr.models.prediction, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
     np.save(tmp_path / "rows.npy", rows)
     for form in (rows, str(tmp_path / "rows.npy"), ingest(rows, tmp_path / "rows.zarr", y=rows[:, 0])):
         np.testing.assert_allclose(estimator.predict(form), expected, rtol=1e-9, atol=1e-11)

@@ -16,7 +16,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.prepare import changed_since, prepare
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.tables import reused_rows
-from dkrr.linalg.operators import _open_rows
+from dkrr.linalg.operators import open_rows
 from dkrr.models.model import load_model
 from tests.fit.test_planner import MACHINE
 from tests.jobs.helpers import Make, job_maker
@@ -156,9 +156,9 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(plain: Make, tmp_path: Path)
     def append_once(*_: Any) -> None:
         if not made:
             made.append(grow(tmp_path, 300, 340))
-            _open_rows.cache_clear()  # as in a worker that was started later
+            open_rows.cache_clear()  # as in a worker that was started later
 
-    _open_rows.cache_clear()
+    open_rows.cache_clear()
     first = fit_job(plain(), progress=append_once)
     assert made[0].num_rows == 340
     model = load_model(first.model_path)
