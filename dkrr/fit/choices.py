@@ -169,7 +169,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolverChoice:
+class SolverChoice(IterativeSettings):
     """A solver as it was asked for.
 
     Parameters
@@ -197,12 +197,7 @@ class SolverChoice:
     solver: str = "auto"
     precision: str = "auto"
     gram: str = "auto"
-    tol: float = 1e-8
-    max_iter: int | None = None
-    preconditioner: str = "auto"
-    rank: int | Literal["auto"] = "auto"
-    seed: int = 0
-    allow_unconverged: bool = False
+    preconditioner: str = "auto"  # type: ignore[assignment]
     num_centers: int | Literal["auto"] = "auto"
     centers: str = "auto"
 
@@ -213,7 +208,7 @@ class SolverChoice:
         for name, (is_right, expected) in _EXPECTED.items():
             if not is_right(value := getattr(self, name)):
                 raise ParameterError(f"{name} is {value!r}; {expected} expected")
-        self.iterative()  # checks tol and max_iter
+        super().__post_init__()
         for is_wrong, problem, hint in self._problems():
             if is_wrong:
                 raise ParameterError(problem, hint=hint)
@@ -283,24 +278,16 @@ class SolverChoice:
 
     def iterative(self, *, rank: int | Literal["auto"] | None = None) -> IterativeSettings:
         """Parameters of the iteration; ``rank`` is what an "auto" became."""
-        return IterativeSettings(
-            tol=self.tol,
-            max_iter=self.max_iter,
-            preconditioner="rpcholesky" if self.preconditioner == "auto" else self.preconditioner,  # type: ignore[arg-type]
-            rank=self.rank if self.rank != "auto" or rank is None else rank,
-            seed=self.seed,
-            allow_unconverged=self.allow_unconverged,
-        )
+        own = {item.name: getattr(self, item.name) for item in fields(IterativeSettings)}
+        if self.preconditioner == "auto":
+            own["preconditioner"] = "rpcholesky"
+        return IterativeSettings(**own | ({} if rank is None or self.rank != "auto" else {"rank": rank}))
 
     def nystrom(self, num_rows: int) -> NystromSettings:
         """Parameters of Nystrom regression on ``num_rows`` rows that may be centres: by default at most all of them."""
         wanted = min(DEFAULT_NUM_CENTERS, num_rows) if self.num_centers == "auto" else self.num_centers
         centers = "uniform" if self.centers == "auto" else self.centers
         return NystromSettings(num_centers=wanted, centers=centers)  # type: ignore[arg-type]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def _one_of(*words: str) -> tuple[Callable[[Any], bool], str]:

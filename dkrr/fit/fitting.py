@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -146,8 +146,7 @@ def fit_rows(
     alphas = tuple(target_alphas(settings.alpha, dataset.num_targets).tolist())
     attempts = _Attempts(dataset, settings, alphas, ways, source_digest, workspace)
     with ExitStack() as locks:
-        if ways is not None:
-            locks.enter_context(hold_lock(attempts.location))
+        locks.enter_context(hold_lock(attempts.location))
         locks.enter_context(storage_errors(workspace.store))
         way: FitSettings | None = attempts.begin()
         while way is not None:
@@ -160,7 +159,7 @@ def fit_rows(
             if guess is None and start is not None and way.iterates:
                 guess = _scaled_start(dataset, start)
             try:
-                result = solve.run(guess, None if ways is None else attempts.location)
+                result = solve.run(guess, attempts.location)
                 break
             except (NumericalError, DamagedChunkError, DataError) as exc:
                 way = attempts.after(way, exc, solve)
@@ -216,7 +215,8 @@ class _Solve:
     def _fields(self, source_digest: str) -> dict[str, Any]:
         """What decides the answer. What an iteration has besides is left out for a direct solve."""
         settings, iterative = self.settings, self.settings.iterative
-        fields: dict[str, Any] = {
+        preconditioner = [iterative.preconditioner, iterative.rank, iterative.seed]
+        return {
             "gram": gram_fields(self.operator, settings.precision, source_digest),
             "alpha": list(self.alphas),
             "y": self.dataset.digest_y,
@@ -224,15 +224,11 @@ class _Solve:
             "tile_size": settings.tile_size,
             "blas": self.workspace.blas,
             "fit_intercept": settings.fit_intercept,
+            "iteration": [settings.solver, iterative.tol] if settings.iterates else None,
+            "cg": [*preconditioner, settings.gram] if settings.solver == "cg" else None,
         }
-        if settings.iterates:
-            fields |= {"solver": settings.solver, "tol": iterative.tol}
-        if settings.solver == "cg":
-            fields["preconditioner"] = [iterative.preconditioner, iterative.rank, iterative.seed]
-            fields["source"] = settings.gram
-        return fields
 
-    def run(self, start: FloatMatrix | None, shared: str | None) -> FitResult:
+    def run(self, start: FloatMatrix | None, shared: str) -> FitResult:
         """Solve for all targets.
 
         Parameters
@@ -240,10 +236,11 @@ class _Solve:
         start : (n, t), optional
             A guess of u, for iterations. Where it is good already, nothing is built.
         shared
-            Where a preconditioner is kept that another way may use as well; None means beside the iteration.
+            Where a preconditioner is kept that another way may use as well.
         """
         dataset, settings, operator, workspace = self.dataset, self.settings, self.operator, self.workspace
         self.centring = centre_dataset(dataset) if settings.fit_intercept else None
+        self.right_hand_sides = partial(right_hand_sides, dataset, operator, centring=self.centring)
         self.intercept = None if self.centring is None else self.centring.offset
         source, gram = operator, None
         if settings.gram == "stored" and operator.gram is None:
@@ -289,7 +286,7 @@ class _Solve:
         )
 
     def _iterate(
-        self, source: RidgeOperator, start: FloatMatrix | None, shared: str | None, ready: Callable[[], object]
+        self, source: RidgeOperator, start: FloatMatrix | None, shared: str, ready: Callable[[], object]
     ) -> None:
         settings, own, targets = self.settings, place(self.store, "cg"), list(range(len(self.alphas)))
         prepared = CGSolver(
@@ -299,12 +296,12 @@ class _Solve:
         ).prepare(
             source.with_alpha(min(self.alphas)),
             self.workspace,
-            store=own if shared is None else shared,
+            store=shared,
             num_columns=len(targets),
             ready=ready,
             **self.digests,
         )
-        rhs = self._right_hand_sides(targets, own)
+        rhs = self.right_hand_sides(targets, own)
         solved = prepared.solve(rhs, np.array(self.alphas), start, in_plane=settings.fit_intercept)
         self._settle(targets, rhs, *solved)
 
@@ -317,14 +314,14 @@ class _Solve:
         if settings.precision != "mixed":
             factor = CholeskySolver(precision=settings.precision).prepare(source, workspace, **self.digests)
             self.located.append(lambda: factor.factor.location)
-            rhs = self._right_hand_sides(targets, place(self.store, own))
+            rhs = self.right_hand_sides(targets, place(self.store, own))
             self._take(targets, *factor.solve(rhs, bordered=settings.fit_intercept))
             return
         mixed = MixedSolver(settings=settings.iterative).prepare(
             source, workspace, **self.digests, at_once=start is None, ready=ready
         )
         self.located.append(mixed.location)
-        rhs = self._right_hand_sides(targets, place(self.store, own))
+        rhs = self.right_hand_sides(targets, place(self.store, own))
         begin = None if start is None else start[:, targets]
         self._settle(targets, rhs, *mixed.solve(rhs, begin, in_plane=settings.fit_intercept))
 
@@ -332,10 +329,6 @@ class _Solve:
     def factors(self) -> list[str]:
         """Where the factors are that were made; those of a solver that failed are among them."""
         return [location for find in self.located if (location := find()) is not None]
-
-    def _right_hand_sides(self, targets: list[int], store: Any) -> BlockColumns:
-        """S Y of some targets, centred for an intercept."""
-        return right_hand_sides(self.dataset, self.operator, targets, store, centring=self.centring)
 
     def _settle(self, targets: list[int], rhs: BlockColumns, u: BlockColumns, solution: Solution) -> None:
         """Keep the answer of an iteration; with an intercept, find that and the residual of the whole system."""
@@ -595,8 +588,7 @@ class _Attempts:
 
     def end(self) -> None:
         """Remove what the ways shared."""
-        if self.ways is not None:
-            remove_array(self.location)
+        remove_array(self.location)
 
     def _sentences(self) -> str:
         return "; ".join(str(item["sentence"]) for item in self.workspace.given_up)

@@ -278,10 +278,10 @@ class Continued:
         As they were chosen then; "mixed" has a float32 factor.
     num_rows, of_rows
         m of n.
-    num_tiles, num_bytes
-        Whole tiles that need not be computed, of all factors together.
-    flops, share
-        What is saved, of all factors together; as a share of n^3 / 3 for each.
+    num_bytes
+        Of the whole tiles that need not be computed, of all factors together.
+    share
+        Of n^3 / 3 flops for each factor that is saved.
     older
         m < n of the earlier factor that each one goes on from, an interrupted one, too; of those that are not finished.
     """
@@ -291,9 +291,7 @@ class Continued:
     gram: str
     num_rows: int
     of_rows: int
-    num_tiles: int
     num_bytes: int
-    flops: float
     share: float
     older: tuple[int, ...] = ()
 
@@ -323,8 +321,6 @@ class Continued:
         return {
             "rows": self.num_rows,
             "of_rows": self.of_rows,
-            "tiles": self.num_tiles,
-            "flops": self.flops,
             "share": self.share,
             "seconds": seconds,
         }
@@ -405,9 +401,7 @@ def find_continued(
         gram=found.fields["gram"],
         num_rows=min(ancestor.num_rows for ancestor, *_ in best.values()),
         of_rows=n,
-        num_tiles=num_tiles,
         num_bytes=0 if is_url(store) else num_tiles * (tiles.array.chunk_bytes + 4),
-        flops=flops,
         share=flops / (n**3 / 3 * len(distinct)),
         older=tuple(m for m in older.values() if m < n),
     )

@@ -32,7 +32,7 @@ from dkrr.fit.prices import (
 )
 from dkrr.fit.rates import Machine, measure_machine
 from dkrr.fit.trial import Trial, sample_trial
-from dkrr.jobs.prepare import Prepared, check_loss_targets, num_loss_columns, prepare
+from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tables import Shown, plan_facts
 from dkrr.kernels import Kernel, kernel_from_dict
@@ -168,7 +168,8 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     """
     train, cluster, free = prepared.train, job.cluster, free_bytes(store)
     workers, frozen = cluster.workers or cpu_count(), prepared.frozen
-    limit = _memory_limit(job, workers)
+    own = total_memory_bytes() // workers if cluster.scheduler == "local" else None
+    limit = own if cluster.memory_limit == "auto" else int(cluster.memory_limit)
     digests = [train.digest, train.digest_y, train.digest_weight]
     here = {
         "workers": workers,
@@ -372,7 +373,8 @@ def _decide_loss(
     problem = Problem(
         num_rows=n,
         num_features=d,
-        num_targets=len(C) * num_loss_columns(losses, train),
+        # one problem for two classes, else one for each class, target or quantile
+        num_targets=len(C) * (1 if train.classes and len(train.classes) == 2 else max(len(losses), train.num_targets)),
         kernel=kernel,
         alpha=tuple(alpha),
         fit_intercept=model.fit_intercept,
@@ -457,10 +459,3 @@ def _flops(chosen: Candidate, problem: Problem) -> float:
         return problem.primal_flops + 4.0 * n * problem.num_explicit * t
     iterations = 0.0 if chosen.iterations is None else chosen.iterations.high
     return 2.0 * n * n * t * iterations + 2.0 * n * chosen.rank**2
-
-
-def _memory_limit(job: JobSpec, workers: int) -> int | None:
-    limit = job.cluster.memory_limit
-    if limit == "auto":
-        return total_memory_bytes() // workers if job.cluster.scheduler == "local" else None
-    return int(limit)

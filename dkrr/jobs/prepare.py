@@ -12,7 +12,6 @@ said.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -44,6 +43,7 @@ from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.jobs.toml import is_data_file
 from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.losses.loss import Loss
+from dkrr.store.documents import plain
 from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place, read_json
 from dkrr.store.objects import find_object
 
@@ -56,7 +56,6 @@ __all__ = [
     "changed_since",
     "check_columns",
     "check_loss_targets",
-    "num_loss_columns",
     "open_data",
     "prepare",
 ]
@@ -294,54 +293,43 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
 
     Nothing, too, where it cannot be read.
     """
-    fitted, path = result.get("data"), job.data.path
-    if not fitted:
-        return ""
-    found = _facts_at(path)
-    if found is not None and any(found[name] != fitted[name] for name in ("rows", "digests")):
-        before, now = fitted["generation"], found["generation"]
+    fitted = (result.get("data") or {}).get("sources", {})
+    for key, state in _sources(job).items():
+        path, earlier = _paths(job)[key], fitted.get(key)
+        if state is None or earlier in (None, state):
+            continue
+        if key != "data path" or not isinstance(state, dict) or not isinstance(earlier, dict):
+            return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
+        before, now = earlier["generation"], state["generation"]
         if now <= before:  # rows were dropped
             return (
-                f"complete for {fitted['rows']:,} rows of {path}, which holds {found['rows']:,} rows now, others: "
+                f"complete for {earlier['rows']:,} rows of {path}, which holds {state['rows']:,} rows now, others: "
                 "start `dkrr fit JOB` to fit those"
             )
         return (
-            f"complete for generation {before} of {path} ({fitted['rows']:,} rows), which is at generation {now} now "
-            f"({found['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
+            f"complete for generation {before} of {path} ({earlier['rows']:,} rows), which is at generation {now} now "
+            f"({state['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
         )
-    paths = _paths(job)
-    for key, state in _sources(job).items():
-        if state is not None and fitted.get("sources", {}).get(key) not in (None, state):
-            path = paths[key]
-            return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
     return ""
 
 
 def _paths(job: JobSpec) -> dict[str, str]:
     """What the job reads."""
-    found = {"data path": job.data.path}
-    if job.evaluate is not None and job.evaluate.path is not None:
-        found["evaluate path"] = job.evaluate.path
-    if job.evaluate is not None and job.evaluate.mask_is_file:
-        found["evaluate mask"] = str(job.evaluate.mask)
-    return found
+    evaluate = job.evaluate
+    found = {"data path": job.data.path, "evaluate path": None if evaluate is None else evaluate.path}
+    found["evaluate mask"] = str(evaluate.mask) if evaluate is not None and evaluate.mask_is_file else None
+    return {key: path for key, path in found.items() if path is not None}
 
 
 def _sources(job: JobSpec) -> dict[str, Any]:
     """What tells that something which the job reads was written since, as JSON; without what cannot be read."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, path in _paths(job).items():
-        facts = _facts_at(path)
         with contextlib.suppress(DkrrError, OSError):
-            found[key] = facts["digests"] if facts is not None else json.loads(json.dumps(_files(path))) or None
+            found[key] = plain(_files(path)) or None
+        with contextlib.suppress(StoreError):
+            found |= {} if path.startswith(BUILT_IN) else {key: _facts(open_dataset(path))}
     return found
-
-
-def _facts_at(path: str) -> dict[str, Any] | None:
-    """The facts of a data set; None where there is none, or it cannot be read."""
-    with contextlib.suppress(StoreError):
-        return None if path.startswith(BUILT_IN) else _facts(open_dataset(path))
-    return None
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
@@ -398,11 +386,6 @@ def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
             hint="check [data] target and the rows that [evaluate] takes",
         )
     return losses
-
-
-def num_loss_columns(losses: Sequence[Loss], train: Dataset) -> int:
-    """How many problems there are for one C: one for two classes, else one for each class, target or quantile."""
-    return 1 if train.classes is not None and len(train.classes) == 2 else max(len(losses), train.num_targets)
 
 
 # --- scaling of earlier fits ------------------------------------------------------------------------------------------

@@ -366,18 +366,18 @@ class TuneSpec(Table):
 
     def settings(self) -> TuneSettings:
         """The same for the search."""
+        sizes = self.search_rows
         return TuneSettings(
             kernels=tuple(self.kernels),
             widths=self.widths,
-            search_rows=tuple(self.search_rows) if "search_rows" in self.model_fields_set else self._sizes(),
+            # the usual sizes of the subsets as far as rows allow
+            search_rows=tuple(
+                sizes if "search_rows" in self.model_fields_set else sorted({min(n, self.rows) for n in sizes})
+            ),
             rows=self.rows,
             seed=self.seed,
             budget_seconds=self.budget_seconds,
         )
-
-    def _sizes(self) -> tuple[int, ...]:
-        """The usual sizes of the subsets, as far as ``rows`` allows."""
-        return tuple(sorted({min(size, self.rows) for size in self.search_rows}))
 
 
 class OutputSpec(Table):
@@ -424,14 +424,6 @@ class JobSpec(Table):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.model.kernel == "precomputed":
-            if self.solver.name in ("nystrom", "primal"):
-                name = self.solver.name
-                raise ValueError(f"[solver] name = {name!r} with a precomputed matrix: give rows and a kernel")
-            if self.data.standardize:
-                raise ValueError(
-                    "[data] standardize with a precomputed matrix, whose columns are no features: leave it out"
-                )
         check_job(self)
         return self
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from dkrr.fit.choices import Iterations, Limits, Problem, SolverChoice
 from dkrr.fit.plan import Decision, decide
 from dkrr.fit.prices import pass_seconds
 from dkrr.fit.rates import Machine
-from dkrr.fit.trial import Trial, extrapolate
+from dkrr.fit.trial import Trial
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.schedule import usual_split
 from dkrr.linalg.products import kernel_product
@@ -185,13 +184,6 @@ def test_few_features_need_no_measurement(asked: Problem, words: dict[str, Any],
     assert ("less arithmetic" in found.reasons["solver"]) == (solver == "primal")
 
 
-def test_between_features_and_rows_the_price_decides() -> None:
-    many = explicit(100_000, 20, "poly", degree=3)  # 1,771 features
-    decision = decide(many, SolverChoice(), replace(LIMITS, disk_bytes=None), machine=lambda: MACHINE)
-    assert decision.chosen.name == "primal float64"
-    assert {item.solver for item in decision.candidates} == {"primal", "cholesky", "cg"}
-
-
 # --- iterations from a sample ----------------------------------------------------------------------------------------
 
 
@@ -237,24 +229,6 @@ def test_a_third_of_the_rows_gives_the_right_size(kernel: str) -> None:
     assert found[0].high > found[100].high > found[400].high >= 1
 
 
-def test_iterations_grow_as_on_the_sample_where_alpha_says_nothing_and_with_alpha_where_it_does() -> None:
-    rough = extrapolate((20.0, 20.0), (30.0, 30.0), 2000, 8000, preconditioned=False)
-    assert (rough.low * rough.high) ** 0.5 == pytest.approx(30 * 1.5**2, rel=0.05), (
-        "half as many again for twice the rows"
-    )
-    smooth = extrapolate((20.0, 55.0), (30.0, 60.0), 2000, 8000, preconditioned=False)
-    assert (smooth.low * smooth.high) ** 0.5 == pytest.approx(60, rel=0.05), (
-        "alpha of all rows on the sample: the growth is in it already"
-    )
-    assert extrapolate((60.0, 60.0), (30.0, 40.0), 2000, 2000, preconditioned=False) == Iterations(30.0, 30.0)
-    # iterations around a float32 factor are counted for alpha s / n alone, which is alpha here
-    assert extrapolate((inf, 60.0), (inf, 40.0), 2000, 2000, preconditioned=False) == Iterations(40.0, 40.0)
-    # with a preconditioner three iterations on a sample say nothing of growth, and alpha of all rows is the other end
-    few = extrapolate((3.0, 11.0), (3.0, 11.0), 2000, 100_000, preconditioned=True)
-    assert few.low <= 3
-    assert few.high >= 11
-
-
 @pytest.mark.parametrize(("length", "alpha", "supported"), [(80.0, 1e-5, False), (80.0, 1e-1, True)])
 def test_float32_products_are_supported_where_their_error_is_below_alpha(
     length: float, alpha: float, supported: bool
@@ -291,18 +265,6 @@ def test_auto_leaves_float32_products_out_where_they_cannot_lead_to_the_answer()
     assert left_out
     assert all("float32 products are off by up to 2.0e-04" in way.infeasible for way in left_out)
     assert not any(way.infeasible for way in ways(SolverChoice(solver="cg", precision="mixed"))), "named: never changed"
-
-
-def test_a_nearly_singular_system_is_not_taken_for_an_easy_one() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((1000, 12))
-    y = np.sin(x[:, :1] * 2) + 0.1 * rng.standard_normal((1000, 1))
-    kernel = make_kernel("matern", kernel_params={"nu": 1.5, "length_scale": 2.0}).resolve(12)
-    trial = Trial(kernel, x, y[:500], 16_000, seconds=0.3)
-    easy = trial.cg((100.0,), (500,), 1e-8)[500]
-    hard = trial.cg((1e-6,), (500,), 1e-8)[500]
-    assert easy.high < 40
-    assert hard.low > 100, "300 rows of 1,000 tell nothing about 16,000: the count grows"
 
 
 # --- split sums and the simulated schedule ---------------------------------------------------------------------------

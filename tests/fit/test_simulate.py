@@ -56,11 +56,6 @@ def test_a_split_is_used_where_it_pays(n: int, b: int, workers: int) -> None:
     assert chosen.seconds < 0.99 * plain.seconds
 
 
-def test_a_split_is_not_used_where_it_does_not_pay() -> None:
-    assert choose_split(2_000, 1024, 32, *WAY) == Split()  # two tiles a side
-    assert choose_split(1_000, 1024, 32, *WAY) == Split()
-
-
 def test_tiles_for_many_workers() -> None:
     n, workers = 30_000, 32
     usual = choose_tile_size(n, 10, None, 8, workers)

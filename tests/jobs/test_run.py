@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import KernelRidge, StoreMismatchError, ingest, load_model, make_kernel
+from dkrr import StoreMismatchError, ingest, load_model, make_kernel
 from dkrr.errors import InterruptedRunError, ParameterError, PlanRefusedError
-from dkrr.jobs.predict import evaluate_job, predict_job
+from dkrr.jobs.predict import predict_job
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
@@ -181,23 +181,3 @@ def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -
 
 
 # --- predictions and scores ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    KernelRidge(kernel="rbf", gamma=0.2, alpha=0.1).fit(X, np.column_stack([Y, -Y])).save(tmp_path / "m.zarr")
-    return str(tmp_path / "m.zarr")
-
-
-@pytest.mark.usefixtures("cluster_client")
-@pytest.mark.parametrize("header", ["a,b,c,d,y0,y1", "a,b,c,d,up,down"])
-def test_evaluation_finds_the_targets(header: str, model: str, tmp_path: Path) -> None:
-    targets, data = np.column_stack([Y, -Y]), tmp_path / "rows.csv"
-    np.savetxt(data, np.column_stack([X, targets]), delimiter=",", fmt="%.17g", header=header, comments="")
-    before = sorted(path.name for path in tmp_path.iterdir())
-    facts = evaluate_job(model, str(data))
-    errors = load_model(model).predict(X) - targets
-    assert facts["rows"] == N
-    assert facts["rmse"] == pytest.approx(np.sqrt((errors**2).mean(axis=0)).mean(), rel=1e-8)
-    assert evaluate_job(model, str(data), metric="r2") == {"r2": facts["r2"], "rows": N}
-    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -193,13 +193,13 @@ def test_what_decides_the_answer_decides_the_key(tmp_path: Path, monkeypatch: py
     ]
     for parameters in variants:
         fit(dataset, tmp_path, **parameters)
-    assert len(set(keys)) == len(variants)
+    assert len(set(keys[1::2])) == len(variants)  # before each is that of the fit by whatever way
     # a limit on iterations decides whether there is an answer, not which
     fit(dataset, tmp_path, iterative=replace(TIGHT, max_iter=900))
-    assert keys[-1] == keys[0]
+    assert keys[-1] == keys[1]
     # the tolerance means nothing to a direct solve
     fit(dataset, tmp_path, solver="cholesky", iterative=replace(TIGHT, tol=1e-9))
-    assert keys[-1] == keys[3]
+    assert keys[-1] == keys[7]
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
