@@ -143,7 +143,7 @@ Seconds = Callable[[Machine, float], dict[str, float]]  # of the phases without 
 
 
 @dataclass
-class _Asked:
+class _Terms:
     """A way, and all that its cost depends on."""
 
     problem: Problem
@@ -169,7 +169,7 @@ class _Asked:
         return rounds * product if self.problem.fit_intercept else 0.0
 
 
-def _cholesky(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
+def _cholesky(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """One factor, one solve and one residual for each distinct alpha; mixed: k iterations around each factor, of one
     float64 product and one pair of sweeps with the float32 factor.
 
@@ -177,12 +177,12 @@ def _cholesky(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
     stored Gram matrix one in float64 beside the buffers that wrote it. The driver has vectors of cg around a mixed
     factor, else three (n, 256).
     """
-    (_, precision, gram, _), n, b, t, trial = asked.way, asked.n, asked.tile_size, asked.t, asked.trial
-    is_mixed, size, alphas = precision == "mixed", itemsize(precision), asked.problem.num_alphas
+    (_, precision, gram, _), n, b, t, trial = terms.way, terms.n, terms.tile_size, terms.t, terms.trial
+    is_mixed, size, alphas = precision == "mixed", itemsize(precision), terms.problem.num_alphas
     each = ceil(max(1.0, t / alphas))
     iterations = None
     if is_mixed:
-        found = None if trial is None else trial.mixed(asked.problem.alpha, asked.choice.tol)
+        found = None if trial is None else trial.mixed(terms.problem.alpha, terms.choice.tol)
         iterations = UNKNOWN_MIXED_ITERATIONS if found is None else found
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
@@ -190,33 +190,33 @@ def _cholesky(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
         sweep, product = sweep_seconds(machine, n, b, each, precision), pass_seconds(machine, n, each, "float64")
         exact, first = machine.exact_factor * product, machine.first_product_seconds
         if is_mixed:
-            border = asked.border(machine, alphas)
+            border = terms.border(machine, alphas)
             after = {
                 "precondition": alphas * count * sweep,
                 "multiply": alphas * (count * product + exact) + first,
             } | ({"residual": border} if border else {})
         else:
             after = {"solve": alphas * sweep, "residual": alphas * exact + first}
-        return asked.gram(machine) | factor | after
+        return terms.gram(machine) | factor | after
 
     iterating = b * b * (size + (3 * 8 if gram == "stored" else 0)) if is_mixed else 0
     way = replace(
         way,
-        memory_bytes=task_bytes(b, asked.d, size) + iterating,
+        memory_bytes=task_bytes(b, terms.d, size) + iterating,
         client_bytes=8 * n * (DRIVER_VECTORS * t if is_mixed else 3 * min(t, 256)),
         disk_bytes={
             "factor": tiles_bytes(n, b, precision) * alphas,
-            "gram": asked.gram_bytes,
+            "gram": terms.gram_bytes,
             "right-hand sides": 4 * 8 * TileGrid(n, b).num_tiles * b * t,
-            "model": asked.model_bytes,
+            "model": terms.model_bytes,
         },
         iterations=iterations,
-        split=choose_split(n, b, asked.limits.threads, precision, gram),
+        split=choose_split(n, b, terms.limits.threads, precision, gram),
     )
     return way, seconds
 
 
-def _cg(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
+def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """Preconditioner, k iterations for all targets and alphas together, true residuals every 50 and at the end.
 
     With a stored Gram matrix a pass reads 4 n (n + b) bytes instead of evaluating entries. Products ("multiply") that
@@ -229,8 +229,8 @@ def _cg(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
     A given matrix needs no compiled code; its tiles, and those of a stored Gram matrix, are mapped one at a time. The
     driver has some 10 vectors (n, t), 3 r^2 of F^T F, and an F of 256 MiB.
     """
-    (_, precision, gram, rank), n, d, b, t = asked.way, asked.n, asked.d, asked.tile_size, asked.t
-    problem, choice, trial, factor_bytes = asked.problem, asked.choice, asked.trial, 8 * asked.n * rank
+    (_, precision, gram, rank), n, d, b, t = terms.way, terms.n, terms.d, terms.tile_size, terms.t
+    problem, choice, trial, factor_bytes = terms.problem, terms.choice, terms.trial, 8 * terms.n * rank
     iterations, infeasible, refinements = UNKNOWN_ITERATIONS, "", 1
     is_single = precision == "mixed" and gram != "stored"  # products in float32
     if is_single and trial is not None:
@@ -247,7 +247,7 @@ def _cg(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
             )
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
-        found = asked.gram(machine)
+        found = terms.gram(machine)
         if rank:
             found["precondition"] = preconditioner_seconds(machine, n, rank)
         exact, checks = pass_seconds(machine, n, t, "float64"), 1 + count // TRUE_RESIDUAL_EVERY
@@ -262,7 +262,7 @@ def _cg(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
             found["multiply"] = (count + checks) * exact
         found["multiply"] += machine.first_product_seconds
         found["apply"] = count * apply_seconds(machine, n, t, rank)
-        residual = (checks * exact if gram == "stored" or precision == "mixed" else 0.0) + asked.border(machine, 1)
+        residual = (checks * exact if gram == "stored" or precision == "mixed" else 0.0) + terms.border(machine, 1)
         return found | ({"residual": residual} if residual else {})
 
     tiles = 3 * 8 * b * b if gram == "stored" else 0
@@ -270,7 +270,7 @@ def _cg(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
     compiled = is_compiled(problem.kernel, min(width, BLOCK_ROWS), d)
     product = product_task_bytes(width, t + 1, d, compiled=compiled)
     panel, panels = (panel_bytes(n, rank), low_rank_task_bytes(n, rank, d)) if rank else (0, 0)
-    kept = keep_bytes(factor_bytes, asked.limits.memory_bytes) if asked.limits.fetches else 0
+    kept = keep_bytes(factor_bytes, terms.limits.memory_bytes) if terms.limits.fetches else 0
     passes = (BASELINE_BYTES if compiled else BARE_BYTES) + max(product, tiles, panel) + panel + min(kept, factor_bytes)
     way = replace(
         way,
@@ -278,9 +278,9 @@ def _cg(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
         client_bytes=DRIVER_VECTORS * 8 * n * t + 3 * 8 * rank**2 + (factor_bytes if factor_bytes <= HELD_BYTES else 0),
         disk_bytes={
             "preconditioner": factor_bytes,
-            "gram": asked.gram_bytes,
+            "gram": terms.gram_bytes,
             "vectors": 10 * 8 * n * t,
-            "model": asked.model_bytes,
+            "model": terms.model_bytes,
         },
         iterations=iterations,
         infeasible=infeasible or way.infeasible,
@@ -288,10 +288,10 @@ def _cg(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
     return way, seconds
 
 
-def _nystrom(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
+def _nystrom(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """n m entries a pass, each used twice; k passes and three more; 5 m^3 flops for factors of m x m."""
-    precision, n, t, m = asked.way[1], asked.n, asked.t, asked.choice.nystrom(asked.n).num_centers
-    task, client = nystrom_bytes(n, m, asked.d, t)
+    precision, n, t, m = terms.way[1], terms.n, terms.t, terms.choice.nystrom(terms.n).num_centers
+    task, client = nystrom_bytes(n, m, terms.d, t)
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
         inner = "float32" if precision == "mixed" else "float64"
@@ -304,19 +304,19 @@ def _nystrom(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
 
     way = replace(
         way,
-        memory_bytes=nystrom_baseline(asked.problem.kernel, m, t) + task,
+        memory_bytes=nystrom_baseline(terms.problem.kernel, m, t) + task,
         client_bytes=client,
-        disk_bytes={"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (asked.d + t)},
+        disk_bytes={"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (terms.d + t)},
         iterations=NYSTROM_ITERATIONS,
         num_centers=m,
     )
     return way, seconds
 
 
-def _primal(asked: _Asked, way: Candidate) -> tuple[Candidate, Seconds]:
+def _primal(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """Rows read twice, n D^2 flops at half the gemm rate, 4 n D t more; D^3 / 3 twice an alpha in the driver alone."""
-    n, d, t, size, alphas = asked.n, asked.d, asked.t, asked.problem.num_explicit, asked.problem.num_alphas
-    task, client, sums = primal_bytes(asked.problem.kernel, d, n, t)
+    n, d, t, size, alphas = terms.n, terms.d, terms.t, terms.problem.num_explicit, terms.problem.num_alphas
+    task, client, sums = primal_bytes(terms.problem.kernel, d, n, t)
 
     def seconds(machine: Machine, _: float) -> dict[str, float]:
         reads = machine.read(16.0 * n * (d + t), 8.0 * n * (d + t))
@@ -345,7 +345,7 @@ def priced_way(
     solver, precision, gram, rank = way
     n, (b, infeasible) = problem.num_rows, _tile_edge(problem, way, limits, tile_size)
     candidate = Candidate(solver=solver, precision=precision, gram=gram, tile_size=b, rank=rank, infeasible=infeasible)
-    candidate, seconds = _COSTS[solver](_Asked(problem, way, b, choice, limits, trial), candidate)
+    candidate, seconds = _COSTS[solver](_Terms(problem, way, b, choice, limits, trial), candidate)
     candidate = replace(candidate, infeasible=candidate.infeasible or _misfit(candidate, limits, choice))
     if machine is None:
         return candidate
@@ -359,14 +359,14 @@ def priced_way(
     return replace(candidate, seconds=high, seconds_low=sum(low.values()))
 
 
-def _tile_edge(problem: Problem, way: Way, limits: Limits, asked: int | None) -> tuple[int, str]:
+def _tile_edge(problem: Problem, way: Way, limits: Limits, edge: int | None) -> tuple[int, str]:
     """The edge of the tiles, and why no worker can hold them."""
     solver, precision, gram, _ = way
     n, d, memory = problem.num_rows, problem.num_features, limits.memory_bytes
     has_tiles, size = solver in ("cholesky", "cg"), 8 if solver != "cholesky" else itemsize(precision)
-    if asked is not None:
-        is_too_large = has_tiles and memory is not None and task_bytes(asked, d, size) > memory
-        return asked, f"tiles of {asked} do not fit a worker" if is_too_large else ""
+    if edge is not None:
+        is_too_large = has_tiles and memory is not None and task_bytes(edge, d, size) > memory
+        return edge, f"tiles of {edge} do not fit a worker" if is_too_large else ""
     try:
         b = choose_tile_size(n, d, memory, size, limits.threads)
     except ParameterError as exc:

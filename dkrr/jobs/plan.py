@@ -167,7 +167,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         became stays, of other features nothing does.
     """
     train, cluster, free = prepared.train, job.cluster, free_bytes(store)
-    workers, frozen = cluster.workers or cpu_count(), prepared.frozen
+    workers, frozen = cluster.workers or cpu_count(), prepared.earlier
     own = total_memory_bytes() // workers if cluster.scheduler == "local" else None
     limit = own if cluster.memory_limit == "auto" else int(cluster.memory_limit)
     digests = [train.digest, train.digest_y, train.digest_weight]

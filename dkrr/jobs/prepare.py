@@ -62,7 +62,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frozen:
+class EarlierScaling:
     """The scaling of an earlier fit.
 
     Parameters
@@ -104,14 +104,14 @@ class Frozen:
 class Prepared:
     """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two.
 
-    ``frozen`` says where the scaling comes from, when an earlier fit had the first of these rows; ``data`` which rows
+    ``earlier`` says where the scaling comes from, when an earlier fit had the first of these rows; ``data`` which rows
     the job's data had, held-out ones included, and in which state its files were.
     """
 
     train: Dataset
     test: Dataset | None
     scaling: Scaling | None
-    frozen: Frozen | None = None
+    earlier: EarlierScaling | None = None
     data: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -391,7 +391,7 @@ def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
 # --- scaling of earlier fits ------------------------------------------------------------------------------------------
 
 
-def find_scaling(store: Any, dataset: Dataset, mask: Mask | None) -> Frozen | None:
+def find_scaling(store: Any, dataset: Dataset, mask: Mask | None) -> EarlierScaling | None:
     """The scaling of the earlier fit that shares the most rows with a data set; None where there is none.
 
     Parameters
@@ -425,7 +425,7 @@ def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) ->
     return m if is_same else 0
 
 
-def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None) -> Frozen:
+def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None) -> EarlierScaling:
     origin = earlier.origin or {}
     scaling, first = Scaling.from_dict(origin["resolved"]), int(origin.get("scaling_rows", shared))
     same_targets = _has_prefix(dataset, origin, shared, "y")
@@ -438,11 +438,11 @@ def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None) 
     names = (*dataset.feature_names, *dataset.target_names)
     drift = measure_drift(scaling, row_moments(dataset.X, first, without=mask), targets, names)
     if drift.value > DRIFT_LIMIT:
-        found = Frozen(scaling=None, num_rows=first, location=None, drift=drift)
+        found = EarlierScaling(scaling=None, num_rows=first, location=None, drift=drift)
         logger.warning("%s", found.sentence())
         return found
     location = str(earlier.path) if is_same else None
-    return Frozen(scaling=scaling, num_rows=first, location=location, drift=drift)
+    return EarlierScaling(scaling=scaling, num_rows=first, location=location, drift=drift)
 
 
 def _has_prefix(dataset: Dataset, origin: dict[str, Any], shared: int, part: Any) -> bool:

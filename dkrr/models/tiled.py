@@ -40,6 +40,7 @@ from dkrr.fit.inputs import (
 from dkrr.fit.plan import Decision, decide, find_continued
 from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import Machine, measure_machine
+from dkrr.fit.schedule import nominal_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
 from dkrr.linalg.losses.fit import LossFit
@@ -486,7 +487,7 @@ class TiledFit:
             # what costs most, the matrix, is there already: nothing is measured
             choice = small_choice(problem, choice if choice.solver != "auto" else replace(choice, solver="cholesky"))
             limits = Limits(threads=executor.num_threads, memory_bytes=memory)
-            return decide(problem, choice, limits, tile_size=tile_size, machine=_unmeasured)
+            return decide(problem, choice, limits, tile_size=tile_size, machine=lambda: nominal_machine(limits.threads))
         limits = Limits(
             threads=executor.num_threads,
             memory_bytes=memory,
@@ -549,7 +550,3 @@ class TiledFit:
             return solved.model(dataset, **({"feature_names": []} if self.is_given else {}))
         made_up = tuple(kind for kind in dataset.made_up if kind != "feature_names")
         return solved.model(dataset, feature_names=list(self.feature_names), made_up=made_up)
-
-
-def _unmeasured() -> Machine:
-    raise AssertionError("one way to solve needs no rates")
