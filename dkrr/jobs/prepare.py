@@ -5,7 +5,7 @@ Both are data sets below the store, named by a key of where they come from, so t
 Scaling is frozen with its lineage: statistics of all rows would change with every append, and with them every row that
 the kernel sees; nothing of an earlier fit could be continued. So a job whose rows begin with the training rows of an
 earlier fit in the same store, as digests prove, takes the statistics of that one, unless the new rows have drifted too
-far from them (:mod:`dkrr.dataset.drift`): then everything is fitted anew, with statistics of all rows, and that is
+far from them (:mod:`dkrr.dataset.scaling`): then everything is fitted anew, with statistics of all rows, and that is
 said.
 """
 
@@ -32,10 +32,9 @@ from dkrr.dataset.columns import (
     resolve,
     target_columns,
 )
-from dkrr.dataset.drift import DRIFT_LIMIT, Drift, measure_drift
-from dkrr.dataset.ingest import fields_of
+from dkrr.dataset.dataset import fields_of
 from dkrr.dataset.rows import row_moments
-from dkrr.dataset.scaling import mask_digest
+from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
@@ -74,7 +73,7 @@ class EarlierScaling:
     location
         The training rows of exactly this data set, where they are prepared already.
     drift
-        Of all rows that came after those; :data:`~dkrr.dataset.drift.DRIFT_LIMIT` is the most that is allowed.
+        Of all rows that came after those; :data:`~dkrr.dataset.scaling.DRIFT_LIMIT` is the most that is allowed.
     """
 
     scaling: Scaling | None
