@@ -685,16 +685,14 @@ def _blame(way: FitSettings, error: DkrrError) -> Blame:
 
 def _shares(because: Blame, failed: FitSettings, other: FitSettings) -> bool:
     """Whether another way has the defect of one that failed."""
-    if other.way == failed.way:
-        return True
-    if because == "float32":
-        return other.solver == failed.solver and other.precision in ("mixed", "float32")
-    if because == "preconditioner":
-        same = other.solver == failed.solver and other.rank == failed.rank
-        return same and (other.solver == "cg" or other.precision == failed.precision)
-    if because == "iteration":
-        return other.solver == "cg"
-    return other.solver == failed.solver == "cg" and other.rank <= failed.rank
+    is_same, is_cg = other.solver == failed.solver, other.solver == "cg"
+    shared = {
+        "float32": is_same and other.precision in ("mixed", "float32"),
+        "preconditioner": is_same and other.rank == failed.rank and (is_cg or other.precision == failed.precision),
+        "iteration": is_cg,
+        "slow": is_same and is_cg and other.rank <= failed.rank,
+    }
+    return other.way == failed.way or shared[because]
 
 
 def _what_happened(error: DkrrError) -> str:

@@ -108,8 +108,8 @@ class Trial:
     seconds: float = 1.5
 
     def __post_init__(self) -> None:
-        # each question is asked once, for many candidates
-        self._cg, self._mixed = cache(self._cg), cache(self._mixed)  # type: ignore[method-assign]
+        for name in ("_cg", "mixed", "rounding"):  # each is asked once, for many candidates
+            setattr(self, name, cache(getattr(self, name)))
         s = len(self.targets)
         self._sizes, self._rhs = (max(1, s // 2), s), np.ascontiguousarray(self.targets[:, :NUM_TARGETS])
 
@@ -131,14 +131,6 @@ class Trial:
         # each of them begins anew: without a preconditioner that costs what conjugate gradients had learnt
         again = {rank: count.high if rank else 2 * count.high for rank, count in found.items()}
         return {rank: Iterations(count.low + more / 2, again[rank] + more) for rank, count in found.items()}
-
-    def mixed(self, alpha: Sequence[float], tol: float) -> Iterations:
-        """Iterations around a float32 factor, for the smallest alpha."""
-        return self._mixed(min(alpha), tol)
-
-    def rounding(self) -> float:
-        """|E| for products with all n rows in float32, E = fl32(S K S) - S K S: what v^T A v / v^T v may lose."""
-        return self._rounding
 
     def supports_single(self, alpha: Sequence[float]) -> bool:
         """Whether iterations with float32 products reach the answer for the smallest alpha."""
@@ -231,8 +223,8 @@ class Trial:
 
     # --- float32 ---------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _rounding(self) -> float:
+    def rounding(self) -> float:
+        """|E| for products with all n rows in float32, E = fl32(S K S) - S K S: what v^T A v / v^T v may lose."""
         m = min(len(self.rows), ROUNDING_ROWS)
         large = self._rounding_of(m)
         # products of few rows are made another way, whose errors say nothing of the products with all of them
@@ -257,9 +249,10 @@ class Trial:
                 break
         return found
 
-    def _mixed(self, alpha: float, tol: float) -> Iterations:
+    def mixed(self, alpha: Sequence[float], tol: float) -> Iterations:
+        """Iterations around a float32 factor, for the smallest alpha."""
         n, (half, s) = self.num_rows, self._sizes
-        small, large = (self._mixed_count(size, alpha * size / n, tol) for size in (half, s))
+        small, large = (self._mixed_count(size, min(alpha) * size / n, tol) for size in (half, s))
         # the ridge is small for all n rows already: half of what is left of growth
         return (
             Iterations(large, large)

@@ -222,18 +222,12 @@ def _score_path(
 
 def _clean(job: JobSpec, workspace: Workspace, result: FitResult) -> dict[str, int]:
     """Remove what ``keep`` does not name and this run has made for itself alone; sizes of what stays."""
-    keep = job.output.keep
-    if keep != "all" and result.gram is not None:
-        workspace.discard(result.gram)
-    if keep == "model":
-        for location in result.factors:
+    keep, matrices = job.output.keep, [*result.factors, *([result.gram] if result.gram else [])]
+    for location in matrices:
+        if keep == "model" or (keep == "factor" and location == result.gram):
             workspace.discard(location)
-    kept = {}
-    for location in [*result.factors, *([result.gram] if result.gram else [])]:
-        num_bytes = sum(entry.num_bytes for entry in list_entries(location))
-        if num_bytes:
-            kept[location] = num_bytes
-    return kept
+    sizes = {location: sum(entry.num_bytes for entry in list_entries(location)) for location in matrices}
+    return {location: num_bytes for location, num_bytes in sizes.items() if num_bytes}
 
 
 def _leave_out(
