@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dkrr.markup import facts_html, kernel_words, loss_words, reasons_of, size
+from dkrr.markup import Facts, facts_html, kernel_words, known, loss_words, reasons_of, size
 from dkrr.store.files import join
 
 if TYPE_CHECKING:
@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from dkrr.jobs.run import FitSummary
     from dkrr.jobs.tune import TuneSummary
     from dkrr.models.prediction import Score
-
-__all__ = ["Shown", "facts_table", "fit_facts", "plan_facts", "reused_rows", "tune_table"]
-
-Facts = list[tuple[str, str]]
 
 
 class Shown:
@@ -53,18 +49,13 @@ def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Any:
     return table
 
 
-def _told(*facts: tuple[str, str]) -> Facts:
-    """Those that say something."""
-    return [(name, text) for name, text in facts if text]
-
-
 def plan_facts(plan: Plan) -> Facts:
     """What the job needs and what there is."""
     side, has_factor = plan.num_tiles_per_side, plan.solver == "cholesky"
     tasks = f"{plan.num_tasks:,} tasks, " if has_factor else ""
     parts = ", ".join(f"{name} {size(value)}" for name, value in plan.disk_bytes.items() if value)
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in plan.estimated_seconds.items())
-    return _told(
+    return known(
         ("training rows", _rows(plan) + (f"; {plan.num_test_rows:,} held out" if plan.num_test_rows else "")),
         ("model", _model(plan)),
         ("solver", _solver(plan)),
@@ -154,7 +145,7 @@ def fit_facts(summary: FitSummary) -> Facts:
     iterates = summary.num_iterations or plan.solver != "cholesky"
     guess = "" if plan.iterations is None or summary.given_up else f" ({_between(*plan.iterations)} expected)"
     matrices = sum(plan.disk_bytes.get(name, 0) for name in ("factor", "gram", "preconditioner", "centres"))
-    return _told(
+    return known(
         ("rows", _rows(plan)),
         ("model", _model(plan)),
         ("solver", _solver(plan)),
@@ -232,7 +223,7 @@ def _score(score: Score, metric: str) -> Facts:
     more = f"; R2 {score.value('r2'):.4f}, where the mean of the target has 0" if metric == "rmse" else ""
     inside = ", ".join(f"{share:.1%}" for share in score.coverage or [])
     how = "jackknife" if score.pinball is None else "between the outer quantiles"
-    return _told(
+    return known(
         (f"held-out {metric}", f"{text} on {score.num_rows:,} rows{more}"),
         (f"{100 * (score.intervals or 0):g} % intervals", f"{how}: {inside} of these rows are inside" * bool(inside)),
     )
@@ -290,7 +281,7 @@ def tune_table(summary: TuneSummary) -> Any:
     error = "leave-one-out, in standard deviations of the target"
     if loss is not None:
         error = f"{loss.words} of {loss.num_folds} folds, less is better"
-    facts = _told(
+    facts = known(
         ("error", f"{error}; s.e.: of its difference to the smallest"),
         *_cost_and_saving(summary),
         ("trials", f"{len(result.records)}, {result.seconds:.0f} s"),
@@ -309,7 +300,7 @@ def _cost_and_saving(summary: TuneSummary) -> Facts:
     foreseen = f"about {seconds['best']:.0f} s" if "best" in seconds else ""
     if best is least:
         said = "nothing: the smallest error" + (" is the best conditioned of those as good" if best.condition else "")
-        return _told(("cost", said), ("fit", foreseen))
+        return known(("cost", said), ("fit", foreseen))
     cost = best.loo_rmse / least.loo_rmse - 1.0 if least.loo_rmse else 0.0
     saved = f"condition {best.condition:.1e} instead of {least.condition:.1e}"
     if "least_error" in seconds and foreseen:

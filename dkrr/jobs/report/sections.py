@@ -1,21 +1,23 @@
-"""The sections of the page of a run, but its answer: what was asked, the data, the work, what came of the plan.
+"""The sections of the page of a run: what was asked, the data, the work, the answer, what came of the plan.
 
 Each is a function of what was found to the blocks that the template lays out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dkrr.jobs.report.charts import Series, bar_chart, histogram, line_chart
-from dkrr.jobs.report.facts import Block, Chart, Code, Findings, Table, Text, known
+from dkrr.jobs.report.charts import Chart, Table
+from dkrr.jobs.report.facts import Block, Code, Findings, Text
 from dkrr.jobs.tables import reused_rows
 from dkrr.markup import (
     DASH,
     bytes_unit,
     cut,
     kernel_words,
+    known,
     listed,
     loss_words,
     number,
@@ -25,28 +27,16 @@ from dkrr.markup import (
     size,
 )
 
-__all__ = [
-    "asked_section",
-    "clock",
-    "data_section",
-    "events_section",
-    "histogram_chart",
-    "memory_section",
-    "picked",
-    "plan_section",
-    "rate_section",
-    "reuse_section",
-    "time_section",
-    "versions_section",
-]
-
 MOST_CANDIDATES = 12
+MOST_CONFUSION = 10
 MOST_FEATURES = 30
-MOST_TABLE_ROWS = 24
-MOST_PHASES = 20
-MOST_WORKERS = 32
-MOST_SHOWN_EVENTS = 120
 MOST_MACHINES = 8
+MOST_PHASES = 20
+MOST_SHOWN_EVENTS = 120
+MOST_TARGETS = 40
+MOST_WORKERS = 32
+NUM_BINS = 30
+_EPS = {"float32": 1.1920928955078125e-07}
 # the record of a run has no order of its own, and a solver's phases have other names than those of the status
 USUAL = (
     "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
@@ -60,22 +50,8 @@ def clock(text: Any) -> str:
     return str(text)[:19].replace("T", " ") + " UTC" if text else "unknown"
 
 
-def picked(count: int) -> list[int]:
-    """Evenly spaced numbers below ``count``, at most 25, the last one among them."""
-    return sorted({*range(0, count, max(1, -(-count // MOST_TABLE_ROWS))), count - 1})
-
-
 def _left(count: int, words: str) -> str:
     return f" ({count:,} more {words})" if count > 0 else ""
-
-
-def histogram_chart(
-    key: str, title: str, sentence: str, edges: Sequence[float], counts: Sequence[int], name: str, more: str = ""
-) -> Chart:
-    """A histogram with its table; ``more`` is for who does not see it."""
-    svg = histogram(key, title, f"{sentence}{more}", edges, counts, x_label=name)
-    bins = [(f"{edges[i]:.4g} to {edges[i + 1]:.4g}", f"{count:,}") for i, count in enumerate(counts)]
-    return Chart(svg, sentence, Table((f"{name} between", "rows"), bins, title, folded=True))
 
 
 # --- what was asked, and of which data --------------------------------------------------------------------------------
@@ -179,14 +155,20 @@ def data_section(found: Findings) -> Iterator[Block]:
         ("rows after each append", listed(generations) if len(generations) > 1 else ""),
     )
     yield Table((), rows, "The rows of this run")
-    counts, targets = data.get("class_counts"), data.get("targets") or []
+    counts, targets, title = data.get("class_counts"), data.get("targets") or [], "Training rows of each class"
     if counts:
-        classes = [(cut(name, 40), f"{count:,}") for name, count in zip(data["classes"], counts, strict=False)]
-        words = "Training rows of each class: " + ", ".join(f"{name} {count}" for name, count in classes)
-        names = [name for name, _ in classes]
-        svg = bar_chart("classes", "Training rows of each class", words, names, [counts], x_label="rows")
-        yield Chart(svg, "Training rows of each class.", Table(("class", "rows"), classes, "Classes", folded=True))
-    yield from (_target(k, target) for k, target in enumerate(targets))
+        names = [cut(name, 40) for name in data["classes"]][: len(counts)]
+        words = ": " + ", ".join(f"{name} {count:,}" for name, count in zip(names, counts, strict=False))
+        yield Chart(
+            mark="bar", title=title, sentence=title, more=words, x=names, columns={"rows": counts}, x_label="rows"
+        )
+    for target in targets:
+        name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
+        low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
+        sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
+        peak = counts.index(max(counts))
+        most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
+        yield _histogram(f"Histogram of target {name}", sentence, edges, counts, name, most)
     if targets and data["num_targets"] > len(targets):
         yield Text(f"{data['num_targets'] - len(targets):,} more targets are not drawn.")
     if features:
@@ -198,13 +180,14 @@ def data_section(found: Findings) -> Iterator[Block]:
         )
 
 
-def _target(k: int, target: dict[str, Any]) -> Chart:
-    name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
-    low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
-    sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
-    peak = max(range(len(counts)), key=counts.__getitem__)
-    most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
-    return histogram_chart(f"target-{k}", f"Histogram of target {name}", sentence, edges, counts, name, most)
+def _histogram(
+    title: str, sentence: str, edges: Sequence[float], counts: Sequence[int], name: str, more: str = ""
+) -> Chart:
+    columns = {"rows": counts}
+    return Chart(
+        mark="histogram", title=title, sentence=sentence, more=more, x=edges, columns=columns, x_label=name,
+        y_label="rows",
+    )  # fmt: skip
 
 
 # --- what the run did while it ran ------------------------------------------------------------------------------------
@@ -230,10 +213,9 @@ def time_section(found: Findings) -> Iterator[Block]:
         return
     total, longest = sum(spent.values()), max(spent, key=lambda name: spent[name])
     most = f"{cut(longest, 40)} took most of it, {seconds(spent[longest])} ({spent[longest] / (total or 1):.0%})"
-    sentence = f"{seconds(total)} in {len(spent)} phases; {most}."
-    names = list(spent)[:MOST_PHASES]
-    values = [round(spent[name], 3) for name in names]
-    yield Chart(bar_chart("phases", "Time per phase", sentence, names, [values], x_label="seconds"), sentence)
+    sentence, names = f"{seconds(total)} in {len(spent)} phases; {most}.", list(spent)[:MOST_PHASES]
+    columns = {"seconds": [round(spent[name], 3) for name in names]}
+    yield Chart(mark="bar", title="Time per phase", sentence=sentence, x=names, columns=columns, x_label="seconds")
     yield Table(
         ("phase", "time", "tasks", "computed", "rate", "busy"),
         [(cut(name, 60), seconds(spent[name]), *_phase_cells(found, name)) for name in names],
@@ -291,24 +273,20 @@ def _memory_chart(found: Findings, workers: list[str], limit: Any) -> Chart:
     largest = max((value for name in names for value in columns[name] if value is not None), default=0)
     unit, unit_name = bytes_unit(largest)
     is_envelope = {"largest", "median", "smallest"}.issuperset(names)
-    shown = [cut(f"{name} worker" if is_envelope else name, 40) for name in names]
-    series = [
-        Series(label, times, [None if value is None else value / unit for value in columns[name]])
-        for label, name in zip(shown, names, strict=True)
-    ]
+    curves = {
+        cut(f"{name} worker" if is_envelope else name, 40): [None if v is None else v / unit for v in columns[name]]
+        for name in names
+    }
     marks = (("projected", found.plan.get("task_bytes") if workers else None), ("limit", limit))
-    lines = [(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest]
+    levels = [(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest]
     count = found.attempt.get("num_workers") or len(names)
     who = f"{count:,} worker{'s' * (count != 1)}" if workers else "the driver"
     sentence = f"Resident memory of {who}: {size(largest)} at most in {len(times)} samples over {seconds(times[-1])}"
     sentence += f", {largest / limit:.0%} of the limit of {size(limit)} each." if limit else "."
-    svg = line_chart(
-        "memory", "Memory per worker over time", sentence, series,
-        x_label="seconds since the attempt began", y_label=unit_name, lines=lines,
+    return Chart(
+        mark="line", title="Memory per worker over time", sentence=sentence, x=times, columns=curves,
+        x_label="seconds since the attempt began", y_label=unit_name, levels=levels,
     )  # fmt: skip
-    cells = [[DASH if value is None else size(value) for value in columns[name]] for name in names[:6]]
-    rows = [(f"{times[k]:.0f}", *(column[k] for column in cells)) for k in picked(len(times))]
-    return Chart(svg, sentence, Table(("seconds", *shown[:6]), rows, "Memory over time", folded=True))
 
 
 def rate_section(found: Findings) -> Iterator[Block]:
@@ -327,17 +305,213 @@ def rate_section(found: Findings) -> Iterator[Block]:
         sentence = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
         if found.status.epoch > 1:
             sentence += " Tiles that were found valid count as well, so a continued run begins with a peak."
-        svg = line_chart(
-            "rate", "GF/s over time", sentence, [Series("GF/s", times, [value / 1e9 for value in rates])],
+        yield Chart(
+            mark="line", title="GF/s over time", sentence=sentence, x=times,
+            columns={"GF/s": [value / 1e9 for value in rates]},
             x_label="seconds since the attempt began", y_label="GF/s",
         )  # fmt: skip
-        rows = [(f"{times[k]:.0f}", f"{rates[k] / 1e9:.4g}") for k in picked(len(times))]
-        yield Chart(svg, sentence, Table(("seconds", "GF/s"), rows, "GF/s over time", folded=True))
     elif phases:
         yield Text(TOO_FEW, missing=True)
     else:
         words = f"No rate is known, for no task computed anything, or {found.before('a phase was over')}."
         yield Text(words, missing=True)
+
+
+# --- the answer, and how good it is -----------------------------------------------------------------------------------
+
+
+def _name(names: Sequence[str] | None, k: int) -> str:
+    return cut(names[k] if names and k < len(names) else f"target {k}", 60)
+
+
+def convergence_section(found: Findings) -> Iterator[Block]:
+    """Residuals of conjugate gradients, or the gap of another loss than the square, against the iteration."""
+    traces = [trace for trace in found.part("convergence") or [] if trace.get("iterations")]
+    solver = found.result.get("solver") or found.plan.get("solver")
+    direct = solver == "cholesky" and found.plan.get("precision") != "mixed"
+    what = "duality gap" if found.plan.get("loss") else "residual"
+    for trace in traces:
+        iterations, rows, tol = trace["iterations"], trace["relative_residual"], trace["tol"]
+        last, targets, names = max(rows[-1]), trace.get("num_targets", len(rows[0])), trace["curves"]
+        alpha = f", alpha {listed(trace['alpha'], '.4g', 4)}" if trace.get("alpha") else ""
+        parts = [
+            f"{cut(trace['name'], 160)}{alpha}: the largest {what} was {last:.2g} ",
+            f"after {iterations[-1]:,} iterations, {tol:.2g} was asked for",
+            "" if last <= tol else ", which was not reached",
+            "" if trace.get("is_over") else f"; {found.before('the iteration ended')}",
+            f". Of {targets:,} targets the largest, median and smallest {what} are drawn."
+            if targets > len(names)
+            else ".",
+        ]
+        label = what if what == "duality gap" else "relative residual"
+        yield Chart(
+            mark="line", title=f"{label.capitalize()} against the iteration", sentence="".join(parts), x=iterations,
+            columns={cut(name, 40): [row[k] or None for row in rows] for k, name in enumerate(names)},
+            x_label="iteration", y_label=label, log=True, levels=[(tol, f"tol {tol:.2g}")],
+        )  # fmt: skip
+    if not traces and (direct or solver == "primal"):
+        way = "a Cholesky factor" if direct else "explicit features"
+        yield Text(f"There were no iterations: the system was solved by {way}, directly.", missing=True)
+    elif not traces:
+        yield found.missing(f"There is no history of {what}s", "the iteration began")
+
+
+def residual_section(found: Findings) -> Iterator[Block]:
+    """How exact the answer is for every target: residual and backward error, or gap and violation of another loss."""
+    result, plan = found.result, found.plan
+    certificates, relative = result.get("certificates") or [], result.get("relative_residual") or []
+    if not (certificates or relative):
+        what = "gap" if plan.get("loss") else "residual"
+        yield found.missing(f"There is no answer whose {what} could be known", "it was solved")
+        return
+    verdict = "converged" if result.get("converged") else "did NOT converge, which was allowed"
+    yield Text(f"{cut(result.get('message', ''))}. The solve {verdict}.")
+    if certificates:
+        yield from _gaps(found, certificates)
+    else:
+        backward, precision = result.get("backward_error") or [], str(result.get("precision", "float64"))
+        bar = f"{30 * plan.get('num_rows', 0) * _EPS.get(precision, 2.0**-52):.3e} ({precision})"
+        rows = [
+            ("largest relative residual", f"{max(relative):.3e}"),
+            ("largest backward error", f"{max(backward):.3e}" if backward else "unknown"),
+            ("30 n eps", f"{bar}; a direct solve with a larger backward error fails"),
+        ]
+        yield Table((), rows, "Of all targets")
+        names, both = found.part("data", "target_names"), zip(relative, backward, strict=False)
+        cells = [(_name(names, k), f"{value:.3e}", f"{error:.3e}") for k, (value, error) in enumerate(both)]
+        yield _of_targets(("relative residual", "backward error"), cells)
+    left_out = result.get("leave_one_out")
+    if left_out:
+        rows = [
+            ("root mean squared error", listed(left_out.get("rmse") or [])),
+            ("degrees of freedom", listed(left_out.get("degrees_of_freedom") or [], ",.1f")),
+        ]
+        yield Table((), rows, "Leave-one-out")
+
+
+def _of_targets(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    left = len(rows) - MOST_TARGETS
+    caption = f"Evaluated in float64 from the kernel and the rows{f' ({left:,} more targets)' if left > 0 else ''}"
+    return Table(("target", *columns), rows[:MOST_TARGETS], caption, folded=len(rows) > 12)
+
+
+def _gaps(found: Findings, certificates: list[dict[str, Any]]) -> Iterator[Block]:
+    """Both objectives, gap, violation and support vectors of every target of another loss than the square."""
+    result, path = found.result, found.result.get("path") or []
+    gap, kkt = (f"{max(item[name] for item in certificates):.3e}" for name in ("gap", "kkt"))
+    rows = [
+        ("loss", loss_words(result.get("loss") or found.plan["loss"])),
+        ("largest gap", gap),
+        ("largest KKT violation", kkt),
+        ("support vectors", f"{number(result.get('num_support'))} of {number(found.plan.get('num_rows'))} rows"),
+    ]
+    yield Table((), rows, "Of all targets")
+    if path:
+        points = [
+            (
+                f"{point['C']:g}",
+                listed(point["alpha"], "g"),
+                number(point["score"]),
+                number(point["num_support"]),
+                f"{point['gap']:.1e}",
+                "chosen" if point["chosen"] else "",
+            )
+            for point in path
+        ]
+        columns = ("C", "alpha", cut(path[0]["metric"], 40), "support vectors", "gap", "")
+        yield Table(columns, points, "Path over C: what each is worth on the held-out rows")
+    cells = [
+        (
+            _name(result.get("target_names"), k),
+            *(f"{item[name]:.6g}" for name in ("primal", "dual", "gap", "kkt")),
+            number(item["num_support"]),
+        )
+        for k, item in enumerate(certificates)
+    ]
+    yield _of_targets(("primal objective", "dual objective", "gap", "KKT violation", "support vectors"), cells)
+
+
+def held_out_section(found: Findings) -> Iterator[Block]:
+    """Scores on rows that the fit has not seen; predictions beside the truth, or classes taken for others."""
+    score, asked, held_out = found.result.get("score"), found.job.get("evaluate"), found.part("held_out") or {}
+    if not score:
+        if found.job and not any((asked or {}).get(name) is not None for name in ("path", "mask", "fraction")):
+            words = "No rows were held out: the job has no [evaluate] with a path, a mask or a fraction."
+            yield Text(words, missing=True)
+        else:
+            yield found.missing("No held-out row was predicted", "it came to that")
+        return
+    yield Table((), _scores(found, score), "Scores on held-out rows")
+    names = found.result.get("target_names") or found.part("data", "target_names")
+    pairs = held_out.get("pairs") or []
+    if held_out.get("confusion"):
+        yield _confusion(held_out["confusion"], found.part("data", "classes") or [])
+        return
+    if not pairs:
+        yield Text("No pairs of truth and prediction were kept.", missing=True)
+    for k, points in enumerate(pairs):
+        pair = [point for point in points if None not in point]
+        if pair:
+            rmse = dict(enumerate(score.get("rmse") or [])).get(k)
+            yield from _target_charts(_name(names, k), pair, {**score, "rmse": rmse})
+    if len(pairs) < len(score.get("rmse") or []):
+        yield Text(f"{len(score['rmse']) - len(pairs):,} more targets are not drawn.")
+
+
+def _scores(found: Findings, score: dict[str, Any]) -> Sequence[tuple[str, str]]:
+    def percent(name: str) -> str:
+        return f"{score[name]:.2%}" if score.get(name) is not None else ""
+
+    def values(name: str) -> str:
+        return listed(score[name]) if score.get(name) else ""
+
+    inside, loss = ", ".join(f"{share:.1%}" for share in (score.get("coverage") or [])[:8]), score.get("log_loss")
+    how = "between the outer quantiles" if score.get("pinball") else "inside (jackknife)"
+    coverage = score.get("intervals") or 0.0
+    return known(
+        ("rows", number(score.get("num_rows"))),
+        ("accuracy", percent("accuracy")),
+        ("balanced accuracy", percent("balanced_accuracy")),
+        ("log loss", loss is not None and f"{loss:.5g}"),
+        ("rmse", values("rmse")),
+        ("R²", values("r2")),
+        ("pinball loss", values("pinball")),
+        ("rmse / standard deviation of the training targets", values("rmse_whitened")),
+        (f"{100 * coverage:g} % intervals", coverage and inside and f"{inside} of these rows are {how}"),
+        ("metric of the job", cut(found.result.get("metric") or "")),
+    )
+
+
+def _target_charts(name: str, points: Sequence[Sequence[float]], score: dict[str, Any]) -> Iterator[Chart]:
+    """Predictions against the truth, and a histogram of their differences."""
+    import numpy as np
+
+    total, rmse, title = score.get("num_rows") or len(points), score.get("rmse"), f"Predicted against true {name}"
+    some = f"{len(points):,} of {total:,} held-out rows, evenly spaced"
+    shown = f"all {total:,} held-out rows" if len(points) == total else some
+    fit = f"root mean squared error {number(rmse)}"
+    truth, predicted = np.array(sorted(map(tuple, points)), dtype=float).T
+    yield Chart(
+        mark="point", title=title, sentence=f"{title} for {shown}; {fit}. On the line both are equal.",
+        x=truth.tolist(), columns={"predicted": predicted.tolist()}, x_label=f"true {name}", y_label="predicted",
+    )  # fmt: skip
+    errors = predicted - truth
+    low, high, mean = errors.min(), errors.max(), errors.mean()
+    if high > low and math.isfinite(high - low):
+        counts, edges = np.histogram(errors, NUM_BINS)
+        about = f"Errors (predicted less true) of {name}: from {low:.4g} to {high:.4g}, mean {mean:.3g}."
+        yield _histogram(f"Errors of {name}", about, edges.tolist(), counts.tolist(), f"error of {name}")
+
+
+def _confusion(counts: list[list[int]], classes: list[str]) -> Table:
+    """The whole table for a few classes; for many, the pairs that are mistaken most often."""
+    names = [cut(classes[k] if k < len(classes) else f"class {k}", 24) for k in range(len(counts))]
+    if len(counts) <= MOST_CONFUSION:
+        rows = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, counts, strict=True)]
+        return Table(("true \\ predicted", *names), rows, "Held-out rows of each class, and what they were taken for")
+    wrong = [(count, i, j) for i, row in enumerate(counts) for j, count in enumerate(row) if i != j and count]
+    pairs = [(names[i], names[j], f"{count:,}") for count, i, j in sorted(wrong, reverse=True)[:20]]
+    return Table(("true class", "taken for", "rows"), pairs, "What was mistaken most often")
 
 
 # --- what came of it --------------------------------------------------------------------------------------------------
@@ -359,12 +533,13 @@ def plan_section(found: Findings) -> Iterator[Block]:
         sentence = "Expected and actual seconds of every phase that the plan knew: " + ", ".join(
             f"{name} {seconds(expected[name])} expected, {seconds(spent[name])} taken" for name in both
         )
-        svg = bar_chart(
-            "expected", "Expected and actual time", sentence, both,
-            [[round(values[name], 3) for name in both] for values in (expected, spent)],
-            labels=("expected", "actual"), x_label="seconds",
+        yield Chart(
+            mark="bar", title="Expected and actual time", sentence=sentence, x=both, x_label="seconds",
+            columns={
+                name: [round(values[phase], 3) for phase in both]
+                for name, values in (("expected", expected), ("actual", spent))
+            },
         )  # fmt: skip
-        yield Chart(svg, "Expected and actual time of every phase that the plan knew.")
     whole = plan.get("total_seconds") or sum(expected.values())
     low, total = plan.get("estimated_low_seconds") or whole, (result.get("seconds") or {}).get("total")
     span = seconds(whole) if abs(low - whole) < 0.05 * whole else f"{seconds(low)} to {seconds(whole)}"
