@@ -23,19 +23,6 @@ import click
 from dkrr._version import __version__
 from dkrr.errors import told
 
-__all__ = [
-    "CommandGroup",
-    "column",
-    "json_option",
-    "main",
-    "missing_option",
-    "print_facts",
-    "print_json",
-    "print_table",
-    "reading_options",
-    "show",
-]
-
 _VERBOSE = "dkrr.verbose"
 PIPE_WIDTH = 120  # rich assumes 80 columns where there is no terminal, and would cut paths
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from dkrr.engine.machine import MachineReport
     from dkrr.jobs.garbage import Garbage
 
-__all__: list[str] = []
-
 
 @main.command("help")
 @click.argument("topic", required=False, type=click.Choice(["job", "retrain", "exit-codes"]))

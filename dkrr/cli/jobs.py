@@ -14,8 +14,6 @@ from dkrr.cli.models import model_location, registry_option
 from dkrr.cli.progress import ProgressDisplay
 from dkrr.store.interruption import resumable
 
-__all__: list[str] = []
-
 path_type = click.Path(path_type=Path)
 target_help = "Target column: a name or a number (-1 is the last); may be repeated."
 target_option = click.option("--target", multiple=True, type=column, metavar="NAME", help=target_help)

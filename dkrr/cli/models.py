@@ -14,7 +14,6 @@ from dkrr.cli.app import CommandGroup, json_option, main, print_facts, show
 if TYPE_CHECKING:
     from dkrr.jobs.registry import Aliases, NamedModel, Version
 
-__all__ = ["model_location", "registry_option"]
 
 registry_option = click.option(
     "--registry", metavar="ROOT", help="Folder or s3:// address of the registry; DKRR_MODELS or ./models by default."

@@ -18,7 +18,6 @@ from dkrr.cli.app import print_json
 if TYPE_CHECKING:
     from dkrr.jobs.runs.status import Meter, Status, Watch
 
-__all__ = ["ProgressDisplay", "board", "watch_run"]
 
 SECONDS_BETWEEN_LINES = 10.0
 REFRESHES_PER_SECOND = 4

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dkrr.jobs.runs.driver import Submitted
     from dkrr.jobs.runs.status import Status
 
-__all__: list[str] = []
 
 LOOK_SECONDS = 1.0
 

@@ -43,8 +43,6 @@ from dkrr.store.files import (
 from dkrr.store.interruption import check_fence
 from dkrr.store.objects import put_file
 
-__all__ = ["Predictions", "check_output", "export_predictions", "work_of"]
-
 ENDINGS = (".zarr", ".npy", ".parquet", ".csv")
 _WORK = re.compile(
     r"(?:data\.zarr|result\.zarr|version\.json)(?:\.lock)?(?:\.[0-9a-f]{32}\.partial)?"

@@ -58,8 +58,6 @@ from dkrr.store.files import (
 from dkrr.store.lease import hold_lock
 from dkrr.store.objects import Entry
 
-__all__ = ["Garbage", "delete_garbage", "find_garbage"]
-
 KEPT_SECONDS = 3600.0
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
 _HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"

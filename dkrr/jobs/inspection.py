@@ -19,8 +19,6 @@ from dkrr.jobs.runs.directory import RunDirectory, run_kind
 from dkrr.jobs.runs.status import look_once
 from dkrr.store.files import arrays_below, is_url, join, list_keys, parent_of, read_json
 
-__all__ = ["Description", "describe", "kind_of", "verify"]
-
 
 @dataclass(frozen=True)
 class Description:

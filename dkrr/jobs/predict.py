@@ -49,8 +49,6 @@ from dkrr.store.files import (
 from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
 
-__all__ = ["Extras", "Predicted", "evaluate_job", "predict_job"]
-
 logger = logging.getLogger("dkrr.jobs.predict")
 RESULT = "result.zarr"  # of a prediction, in its folder beside the output
 VERSION = "version.json"

@@ -70,23 +70,6 @@ from dkrr.store.interruption import check_fence
 from dkrr.store.lease import process_record
 from dkrr.store.objects import parse_address
 
-__all__ = [
-    "ALIASES",
-    "GRACE_SECONDS",
-    "MODELS_VARIABLE",
-    "RECORD",
-    "VERSIONS",
-    "Aliases",
-    "ModelRegistry",
-    "NamedModel",
-    "Reference",
-    "Version",
-    "check_name",
-    "check_version",
-    "models_folder",
-    "parse_reference",
-]
-
 ALIASES, VERSIONS, RECORD = "aliases.json", "versions", "version.json"
 NAMES = ("production", "candidate", "previous")
 MODELS_VARIABLE = "DKRR_MODELS"

@@ -393,9 +393,9 @@ def test_a_run_that_finishes(run: RunDirectory) -> None:
     with driving(run, progress=lambda *figures: seen.append(figures)) as monitor:
         monitor.phase("prepare")
         monitor.working(lambda: {**facts, "refused_workers": list(refused)}, lambda: {"w": 12345})
-        monitor.progress("factorise", 0, 10, 0.0, 100e9)
+        monitor("factorise", 0, 10, 0.0, 100e9)
         time.sleep(0.1)
-        monitor.progress("factorise", 4, 10, 40e9, 100e9)
+        monitor("factorise", 4, 10, 40e9, 100e9)
         refused.append({"address": "tcp://late", "reason": "numpy 1.0"})
         status = wait_until(lambda: (s := read_status(run)).refused_workers and s.tasks_done == 4 and s)
         assert (status.state, status.phase, status.tasks_total, status.num_workers) == ("running", "factorise", 10, 2)
@@ -453,7 +453,7 @@ def test_cancel(how: str, run: RunDirectory) -> None:
             time.sleep(30)
         wait_until(monitor.is_cancelled)
         wait_until(lambda: read_status(run).state == "cancelling")
-        monitor.progress("factorise", 1, 2, 0.0, 0.0)
+        monitor("factorise", 1, 2, 0.0, 0.0)
 
     if before:
         cancel(run)
@@ -486,7 +486,7 @@ def test_a_driver_that_was_replaced_ends_with_8(
         if finds_out != "end":
             wait_until(lambda: monitor.lost)
         if finds_out == "task":
-            monitor.progress("factorise", 1, 2, 0.0, 0.0)
+            monitor("factorise", 1, 2, 0.0, 0.0)
         if finds_out == "cancellation":
             raise CancelledError("the executor was asked and said so")
         if finds_out == "heartbeat":
@@ -545,26 +545,25 @@ def test_progress_costs_little(run: RunDirectory) -> None:
     with driving(run) as monitor:
         started = time.perf_counter()
         for done in range(20_000):
-            monitor.progress("factorise", done, 10**5, 0.0, 1.0)
+            monitor("factorise", done, 10**5, 0.0, 1.0)
         assert (time.perf_counter() - started) / 20_000 < 100e-6  # far below a task
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [3, MOST_SAMPLES, 10 * MOST_SAMPLES + 7])
+@pytest.mark.parametrize("count", [3, 10 * MOST_SAMPLES + 7])
 def test_samples_are_bounded_and_no_peak_is_lost(count: int) -> None:
     samples = Samples()
-    for k in range(count):
-        samples.add(2.0 * k, 1e9, {"a": 10**6 if k == count // 3 else 1000 + k % 7, **({"late": 5} if k else {})})
+    for k in range(1, count + 1):
+        samples.add(2.0 * k, 2e9 * k, {"a": 10**6 if k == count // 3 else 1000 + k % 7})
     found = samples.to_dict()
     assert len(found["seconds"]) == count if count < 4 else len(found["seconds"]) <= MOST_SAMPLES
     assert {len(values) for values in found["memory_bytes"].values()} == {len(found["seconds"])}
     assert max(found["memory_bytes"]["a"]) == 10**6
-    assert found["memory_bytes"]["late"][0] == (None if count < 4 else 5)
     assert found["seconds"] == sorted(found["seconds"])
-    assert found["seconds"][-1] == 2.0 * (count - 1)
-    assert found["flops_per_second"] == [1e9] * len(found["seconds"])
+    assert found["seconds"][-1] == 2.0 * count
+    assert set(found["flops_per_second"]) == {1e9}
     assert len(json.dumps(found)) < 30_000
 
 

@@ -73,7 +73,7 @@ def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_is_watched_and_cancelled(run: RunDirectory, bucket: Bucket) -> None:
     def body(monitor: Monitor) -> None:
-        monitor.progress("factorise", 3, 10, 0.0, 0.0)
+        monitor("factorise", 3, 10, 0.0, 0.0)
         wait_until(lambda: read_status(run).tasks_done == 3)
         assert look_once(run).state == "starting"
         assert CliRunner().invoke(main, ["cancel", run.location]).exit_code == 0

@@ -28,7 +28,6 @@ from dkrr.store.files import write_file
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["render_report", "write_report"]
 
 logger = logging.getLogger("dkrr.jobs.report")
 

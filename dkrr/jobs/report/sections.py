@@ -11,7 +11,16 @@ from typing import Any
 
 from dkrr.jobs.report.charts import Chart, Table
 from dkrr.jobs.report.facts import Block, Code, Findings, Text
-from dkrr.jobs.tables import reused_rows
+from dkrr.jobs.tables import (
+    candidate_rows,
+    exactness_facts,
+    leave_one_out_facts,
+    path_rows,
+    reuse_facts,
+    score_facts,
+    size_rows,
+    time_rows,
+)
 from dkrr.markup import (
     DASH,
     bytes_unit,
@@ -27,7 +36,6 @@ from dkrr.markup import (
     size,
 )
 
-MOST_CANDIDATES = 12
 MOST_CONFUSION = 10
 MOST_FEATURES = 30
 MOST_MACHINES = 8
@@ -36,7 +44,6 @@ MOST_SHOWN_EVENTS = 120
 MOST_TARGETS = 40
 MOST_WORKERS = 32
 NUM_BINS = 30
-_EPS = {"float32": 1.1920928955078125e-07}
 # the record of a run has no order of its own, and a solver's phases have other names than those of the status
 USUAL = (
     "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
@@ -72,29 +79,11 @@ def asked_section(found: Findings) -> Iterator[Block]:
         yield Text(f"The plan refused the job: {cut(plan['refusal'])}. {cut(plan.get('hint', ''))}")
     for item in found.result.get("given_up") or found.status.given_up:
         yield Text(f"Went on: {cut(item['sentence'])}.")
-    ways = plan.get("candidates") or []
-    if len(ways) > 1:
-        cheapest = sorted(ways, key=lambda item: (bool(item.get("infeasible")), item.get("total_seconds") or 0.0))
-        left = f"; {len(ways) - MOST_CANDIDATES} more" if len(ways) > MOST_CANDIDATES else ""
-        yield Table(
-            ("way", "time", "iterations", "memory of a worker", "on disk", ""),
-            [_way(item) for item in cheapest[:MOST_CANDIDATES]],
-            f"What was possible ({len(ways)} ways, the cheapest first{left})",
-        )
+    if ways := candidate_rows(plan):
+        head = ("way", "time", "iterations", "memory of a worker", "on disk", "")
+        yield Table(head, ways, f"What was possible ({len(plan['candidates'])} ways, the cheapest first)")
     if found.job_text:
         yield Code("The job file", found.job_text)
-
-
-def _way(item: dict[str, Any]) -> Sequence[str]:
-    iterations = item.get("iterations")
-    return (
-        cut(item.get("name", "")),
-        seconds(item.get("total_seconds")),
-        f"{round(iterations['low']):,} to {round(iterations['high']):,}" if iterations else DASH,
-        size(item.get("memory_bytes")),
-        size(sum((item.get("disk_bytes") or {}).values())),
-        cut(item.get("infeasible") or "possible"),
-    )
 
 
 def _choices(found: Findings) -> list[tuple[str, str, str]]:
@@ -366,69 +355,26 @@ def residual_section(found: Findings) -> Iterator[Block]:
         return
     verdict = "converged" if result.get("converged") else "did NOT converge, which was allowed"
     yield Text(f"{cut(result.get('message', ''))}. The solve {verdict}.")
+    yield Table((), exactness_facts(plan, result), "Of all targets")
+    if path := path_rows(result):
+        columns = ("C", "alpha", "score", "support vectors", "gap", "")
+        yield Table(columns, path, "Path over C: what each is worth on the held-out rows")
+    names = result.get("target_names") or found.part("data", "target_names")
+    head: tuple[str, ...] = ("target", "relative residual", "backward error")
     if certificates:
-        yield from _gaps(found, certificates)
+        head = ("target", "primal objective", "dual objective", "gap", "KKT violation", "support vectors")
+        cells = [
+            (*(f"{item[name]:.6g}" for name in ("primal", "dual", "gap", "kkt")), number(item["num_support"]))
+            for item in certificates
+        ]
     else:
-        backward, precision = result.get("backward_error") or [], str(result.get("precision", "float64"))
-        bar = f"{30 * plan.get('num_rows', 0) * _EPS.get(precision, 2.0**-52):.3e} ({precision})"
-        rows = [
-            ("largest relative residual", f"{max(relative):.3e}"),
-            ("largest backward error", f"{max(backward):.3e}" if backward else "unknown"),
-            ("30 n eps", f"{bar}; a direct solve with a larger backward error fails"),
-        ]
-        yield Table((), rows, "Of all targets")
-        names, both = found.part("data", "target_names"), zip(relative, backward, strict=False)
-        cells = [(_name(names, k), f"{value:.3e}", f"{error:.3e}") for k, (value, error) in enumerate(both)]
-        yield _of_targets(("relative residual", "backward error"), cells)
-    left_out = result.get("leave_one_out")
-    if left_out:
-        rows = [
-            ("root mean squared error", listed(left_out.get("rmse") or [])),
-            ("degrees of freedom", listed(left_out.get("degrees_of_freedom") or [], ",.1f")),
-        ]
-        yield Table((), rows, "Leave-one-out")
-
-
-def _of_targets(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    left = len(rows) - MOST_TARGETS
-    caption = f"Evaluated in float64 from the kernel and the rows{f' ({left:,} more targets)' if left > 0 else ''}"
-    return Table(("target", *columns), rows[:MOST_TARGETS], caption, folded=len(rows) > 12)
-
-
-def _gaps(found: Findings, certificates: list[dict[str, Any]]) -> Iterator[Block]:
-    """Both objectives, gap, violation and support vectors of every target of another loss than the square."""
-    result, path = found.result, found.result.get("path") or []
-    gap, kkt = (f"{max(item[name] for item in certificates):.3e}" for name in ("gap", "kkt"))
-    rows = [
-        ("loss", loss_words(result.get("loss") or found.plan["loss"])),
-        ("largest gap", gap),
-        ("largest KKT violation", kkt),
-        ("support vectors", f"{number(result.get('num_support'))} of {number(found.plan.get('num_rows'))} rows"),
-    ]
-    yield Table((), rows, "Of all targets")
-    if path:
-        points = [
-            (
-                f"{point['C']:g}",
-                listed(point["alpha"], "g"),
-                number(point["score"]),
-                number(point["num_support"]),
-                f"{point['gap']:.1e}",
-                "chosen" if point["chosen"] else "",
-            )
-            for point in path
-        ]
-        columns = ("C", "alpha", cut(path[0]["metric"], 40), "support vectors", "gap", "")
-        yield Table(columns, points, "Path over C: what each is worth on the held-out rows")
-    cells = [
-        (
-            _name(result.get("target_names"), k),
-            *(f"{item[name]:.6g}" for name in ("primal", "dual", "gap", "kkt")),
-            number(item["num_support"]),
-        )
-        for k, item in enumerate(certificates)
-    ]
-    yield _of_targets(("primal objective", "dual objective", "gap", "KKT violation", "support vectors"), cells)
+        both = zip(relative, result.get("backward_error") or [], strict=False)
+        cells = [(f"{value:.3e}", f"{error:.3e}") for value, error in both]
+    rows = [(_name(names, k), *values) for k, values in enumerate(cells[:MOST_TARGETS])]
+    caption = f"Evaluated in float64 from the kernel and the rows{_left(len(cells) - MOST_TARGETS, 'targets')}"
+    yield Table(head, rows, caption, folded=len(rows) > 12)
+    if left_out := leave_one_out_facts(result):
+        yield Table((), left_out, "Leave-one-out")
 
 
 def held_out_section(found: Findings) -> Iterator[Block]:
@@ -441,7 +387,7 @@ def held_out_section(found: Findings) -> Iterator[Block]:
         else:
             yield found.missing("No held-out row was predicted", "it came to that")
         return
-    yield Table((), _scores(found, score), "Scores on held-out rows")
+    yield Table((), score_facts(found.result), "Scores on held-out rows")
     names = found.result.get("target_names") or found.part("data", "target_names")
     pairs = held_out.get("pairs") or []
     if held_out.get("confusion"):
@@ -456,30 +402,6 @@ def held_out_section(found: Findings) -> Iterator[Block]:
             yield from _target_charts(_name(names, k), pair, {**score, "rmse": rmse})
     if len(pairs) < len(score.get("rmse") or []):
         yield Text(f"{len(score['rmse']) - len(pairs):,} more targets are not drawn.")
-
-
-def _scores(found: Findings, score: dict[str, Any]) -> Sequence[tuple[str, str]]:
-    def percent(name: str) -> str:
-        return f"{score[name]:.2%}" if score.get(name) is not None else ""
-
-    def values(name: str) -> str:
-        return listed(score[name]) if score.get(name) else ""
-
-    inside, loss = ", ".join(f"{share:.1%}" for share in (score.get("coverage") or [])[:8]), score.get("log_loss")
-    how = "between the outer quantiles" if score.get("pinball") else "inside (jackknife)"
-    coverage = score.get("intervals") or 0.0
-    return known(
-        ("rows", number(score.get("num_rows"))),
-        ("accuracy", percent("accuracy")),
-        ("balanced accuracy", percent("balanced_accuracy")),
-        ("log loss", loss is not None and f"{loss:.5g}"),
-        ("rmse", values("rmse")),
-        ("R²", values("r2")),
-        ("pinball loss", values("pinball")),
-        ("rmse / standard deviation of the training targets", values("rmse_whitened")),
-        (f"{100 * coverage:g} % intervals", coverage and inside and f"{inside} of these rows are {how}"),
-        ("metric of the job", cut(found.result.get("metric") or "")),
-    )
 
 
 def _target_charts(name: str, points: Sequence[Sequence[float]], score: dict[str, Any]) -> Iterator[Chart]:
@@ -519,7 +441,7 @@ def _confusion(counts: list[list[int]], classes: list[str]) -> Table:
 
 def plan_section(found: Findings) -> Iterator[Block]:
     """What the plan expected beside what was."""
-    plan, result, peaks = found.plan, found.result, found.result.get("peak_rss_bytes") or {}
+    plan, result = found.plan, found.result
     if not plan:
         yield found.missing("There is nothing to compare with", "the job was planned")
         return
@@ -527,8 +449,7 @@ def plan_section(found: Findings) -> Iterator[Block]:
         words = f"The run did not come to its end ({found.state}): what it spent is that of its last attempt."
         yield Text(words, missing=True)
     expected, spent = plan.get("estimated_seconds") or {}, phase_seconds(found)
-    names = list(dict.fromkeys([*spent, *expected]))[:MOST_PHASES]
-    both = [name for name in names if name in spent and name in expected]
+    both = [name for name in spent if name in expected][:MOST_PHASES]
     if both:
         sentence = "Expected and actual seconds of every phase that the plan knew: " + ", ".join(
             f"{name} {seconds(expected[name])} expected, {seconds(spent[name])} taken" for name in both
@@ -540,69 +461,35 @@ def plan_section(found: Findings) -> Iterator[Block]:
                 for name, values in (("expected", expected), ("actual", spent))
             },
         )  # fmt: skip
-    whole = plan.get("total_seconds") or sum(expected.values())
-    low, total = plan.get("estimated_low_seconds") or whole, (result.get("seconds") or {}).get("total")
-    span = seconds(whole) if abs(low - whole) < 0.05 * whole else f"{seconds(low)} to {seconds(whole)}"
-    rows = [(cut(name, 60), *_compared(expected.get(name), spent.get(name))) for name in names]
-    rows.append(("total", span, *_compared(whole, total)[1:]))
-    yield Table(("time", "expected", "actual", "actual / expected"), rows, "Time")
-    ends, work = [round(value) for value in plan.get("iterations") or []], found.part("phases", "factorise") or {}
-    kept, workers, client = result.get("kept") or {}, found.status.num_workers, result.get("client_peak_rss_bytes")
-    busy = plan.get("expected_efficiency") if work.get("seconds") and work.get("num_computed") else None
-    others = [
-        ("peak memory of a worker", size(plan.get("task_bytes")), size(max(peaks.values())) if peaks else DASH),
-        ("peak memory of the driver", size(plan.get("client_bytes")), size(client) if client else DASH),
-        (
-            "on disk",
-            size(sum((plan.get("disk_bytes") or {}).values())),
-            f"{size(sum(kept.values()))} of matrices kept" if result else DASH,
-        ),
-        (
-            "iterations",
-            " to ".join(f"{end:,}" for end in dict.fromkeys(ends)),
-            number(result["num_iterations"]) if "num_iterations" in result else DASH,
-        ),
-        (
-            "workers busy in the factorisation",
-            f"{busy:.0%}" if busy else "",
-            f"{_busy(found, work):.0%}" if busy else "",
-        ),
-        ("workers", number(plan.get("workers")), number(workers) if workers else DASH),
-    ]
-    yield Table(("", "expected", "actual"), [row for row in others if row[1]], "Everything else")
-
-
-def _compared(expected: float | None, actual: float | None) -> tuple[str, str, str]:
-    """Two times, and how much more the second is: ``1.3 times``; a dash where one of them is missing."""
-    first, second = (DASH if value is None else seconds(value) for value in (expected, actual))
-    if not expected or not actual:
-        return first, second, DASH
-    return first, second, "< 0.01 times" if actual < 0.01 * expected else f"{actual / expected:.2g} times"
+    times = time_rows(plan, {**spent, "total": (result.get("seconds") or {}).get("total")})
+    yield Table(("time", "expected", "actual", "actual / expected"), times, "Time")
+    work, workers = found.part("phases", "factorise") or {}, found.status.num_workers
+    others = [*size_rows(plan, result), ("workers", number(plan.get("workers")), number(workers) if workers else DASH)]
+    busy = plan.get("expected_efficiency")
+    if busy and work.get("seconds") and work.get("num_computed"):
+        others.append(("workers busy in the factorisation", f"{busy:.0%}", f"{_busy(found, work):.0%}"))
+    yield Table(("", "expected", "actual"), others, "Everything else")
 
 
 def reuse_section(found: Findings) -> Iterator[Block]:
     """What an attempt found that an earlier one, or another run, had computed."""
     result, status, present = found.result, found.status, found.part("present_bytes")
-    total, computed = result.get("tiles_total") or 0, result.get("tiles_computed") or 0
-    saved, kept = reused_rows(result.get("reused") or status.reused), list((result.get("kept") or {}).items())[:8]
+    reused = result.get("reused") or status.reused
     tasks = {
         name: (work["num_tasks"], work["num_tasks"] - work["num_computed"])
         for name, work in (found.part("phases") or {}).items()
-        if work.get("num_tasks", 0) > work.get("num_computed", 0) and not (name == "factorise" and total)
+        if work.get("num_tasks", 0) > work.get("num_computed", 0) and not (name == "factorise" and result)
     }
-    rows = known(
-        ("tiles of the factor", total and f"{total:,}, {computed:,} computed, {total - computed:,} found valid"),
+    rows = reuse_facts(result, reused) + known(
         *((f"tasks of {cut(k, 40)}", f"{n:,}, {valid:,} had nothing to compute") for k, (n, valid) in tasks.items()),
         ("valid tiles before this attempt", present and size(present)),
-        *((name, cut(text)) for name, text in saved[:20]),
-        *(("kept for later", f"{size(num_bytes)} in {cut(place, 200)}") for place, num_bytes in kept),
     )
     if rows:
         yield Table((), rows, "Found and kept")
-    nothing = total == computed and not tasks and not any(name == "reused" for name, _ in saved)
+    is_new = result.get("tiles_total") == result.get("tiles_computed") and not tasks
     if status.epoch > 1:
         yield Text(f"This is attempt {status.epoch}: it went on with what earlier ones had finished.")
-    elif nothing:
+    elif is_new and not any(name == "reused" for name, _ in rows):
         words = "Nothing was resumed: this is the first attempt of the run, and what it needed was computed."
         yield Text(words, missing=True)
     else:

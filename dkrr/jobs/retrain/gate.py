@@ -22,8 +22,6 @@ from dkrr.models.model import load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.threads import single_blas_thread
 
-__all__ = ["Check", "enough_rows", "judge", "score_model", "score_of"]
-
 
 class Check(NamedTuple):
     """One thing that must hold: whether it does, and a sentence with what was seen and allowed."""

@@ -40,8 +40,6 @@ from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, name_of, note_user
 from dkrr.store.interruption import fence_holder
 
-__all__ = ["forget_runs", "improve"]
-
 PROMOTIONS = 3  # how often a model is judged anew because another one came into production meanwhile
 
 
@@ -114,7 +112,7 @@ def improve(
         if summary.searched:
             monitor.phase("search")
             search = _job(spec, given, mask_path, "search", spec.job.tune)
-            model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor.progress))["model"]
+            model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor))["model"]
         inputs = {
             "rows": digests(dataset),
             "held_out": [mask_digest, held_out_bytes(spec)],
@@ -131,7 +129,7 @@ def improve(
             directory,
             "fit",
             inputs,
-            lambda: _fit(spec, job, dataset, named, key, facts, lease_epoch, monitor.progress),
+            lambda: _fit(spec, job, dataset, named, key, facts, lease_epoch, monitor),
             is_there=lambda found: named.version(str(found["version"])) is not None,
         )
         summary.version, summary.num_rows, summary.fit = str(fit["version"]), fit["num_rows"], fit
@@ -275,7 +273,7 @@ def _judge(
 
         def score(other: str) -> dict[str, Any]:
             path = named.resolve(other).model_path
-            return score_model(path, test, lambda: job_executor(job, spec.store), monitor.progress)
+            return score_model(path, test, lambda: job_executor(job, spec.store), monitor)
 
         # a file of held-out rows may have been replaced since the fit: both models see what it holds now
         candidate = score(version) if spec.holdout.path else fit["score"]

@@ -58,20 +58,6 @@ from dkrr.store.files import (
 )
 from dkrr.store.objects import parse_address
 
-__all__ = [
-    "RUNS_VARIABLE",
-    "EventLog",
-    "RunDirectory",
-    "find_run",
-    "follow",
-    "list_runs",
-    "may_hold",
-    "read_events",
-    "run_kind",
-    "runs_folder",
-    "utc_now",
-]
-
 RUNS_VARIABLE = "DKRR_RUNS"
 MAX_EVENTS = 1000
 # by which a run is known: files of these names may be somebody else's

@@ -28,8 +28,6 @@ from dkrr.store.lease import process_record
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
 
-__all__ = ["Submitted", "cancel_run", "drive", "resume_run", "start_driver", "submit_job"]
-
 
 @dataclass(frozen=True)
 class Submitted:

@@ -23,8 +23,6 @@ from dkrr.errors import LockedError
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.store.lease import is_gone, process_record, stale_seconds, watch
 
-__all__ = ["DriverLease", "current_driver", "described"]
-
 DRIVER = "driver.json"
 logger = logging.getLogger("dkrr.runs")
 

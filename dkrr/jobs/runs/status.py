@@ -20,8 +20,6 @@ from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.jobs.runs.lease import current_driver, described
 from dkrr.store.lease import is_gone, is_here, is_stopped, stale_seconds, watch
 
-__all__ = ["Meter", "Status", "Watch", "look_once", "read_status", "write_status"]
-
 ENDED = ("finished", "failed", "cancelled", "interrupted")
 LOST = "lost"
 NAME = "status.json"
