@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.dataset import Dataset, append, ingest, open_dataset, row_hash_fraction
+from dkrr.dataset import Dataset, append, open_dataset, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.fit.rates import Machine
 from dkrr.jobs import run as job_run
-from dkrr.jobs.prepare import changed_since, prepare
+from dkrr.jobs.prepare import changed_since
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.tables import reused_rows
 from dkrr.linalg.operators import _open_rows
 from dkrr.models.model import load_model
 from tests.fit.test_planner import MACHINE
@@ -141,35 +140,6 @@ def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: py
     assert "factor" in third.reused
 
 
-def test_rows_far_from_a_frozen_centre_are_fitted_anew(plain: Make, tmp_path: Path) -> None:
-    x = np.random.default_rng(8).standard_normal((900, 4))
-    ingest(x[:500], tmp_path / "data.zarr", y=Y[:500])
-    fit_job(plain())
-    append(x[500:800] + 40, tmp_path / "data.zarr", y=Y[500:800])
-    again = fit_job(plain())
-    assert "factor" not in again.reused
-    found = again.reused["center"]
-    assert (found["center"], found["rows"], found["drift"]["rows"], found["limit"]) == ("anew", 500, 300, 1.0)
-    assert found["drift"]["value"] == pytest.approx(40, rel=0.1)
-    np.testing.assert_allclose(load_model(again.model_path).center, open_dataset(tmp_path / "data.zarr").x_mean)
-    plan = json.loads((tmp_path / "run/plan.json").read_text())
-    assert plan["reused"] == {"center": found}
-    said = "fitted anew, with the centre of all rows: 300 newer rows drift by"
-    assert any(said in note for note in plan["notes"])
-    assert [text.partition(";")[0] for name, text in reused_rows(again.reused) if name == "centre"] == [
-        "that of all rows, anew"
-    ]
-    # nothing new: the same centre, and nothing to say of it
-    assert "center" not in fit_job(plain()).reused
-    # the lineage begins here: judged are all rows that came after these
-    for start in (800, 850):
-        append(x[start : start + 50] + 25, tmp_path / "data.zarr", y=Y[start : start + 50])
-        more = fit_job(plain())
-        assert (more.reused["center"]["center"], more.reused["center"]["rows"]) == ("frozen", 800)
-        assert more.reused["center"]["drift"]["rows"] == start + 50 - 800
-        assert more.reused["factor"]["rows"] == start
-
-
 @pytest.mark.parametrize("when", ["before its workers open them", "in its midst"])
 def test_a_fit_stays_on_the_rows_that_it_began_with(
     plain: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -199,30 +169,3 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(
     assert changed_since(plain(), json.loads((tmp_path / "run/result.json").read_text()))
     again = fit_job(plain())
     assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)
-
-
-def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 600)
-    job = make(solver={"name": "cg", "tol": 1e-8, "rank": 50})
-    first = fit_job(job)
-    assert "start" not in first.reused
-    num_rows = load_model(first.model_path).num_rows
-    grow(tmp_path, 600, 606)
-    again = fit_job(job)
-    train = prepare(job, str(tmp_path / "store")).train
-    assert again.reused["start"]["of_rows"] == train.num_rows
-    assert again.reused["start"]["rows"] == num_rows
-    assert again.reused["start"]["relative_residual"] < 0.5
-    assert "from earlier coefficients whose residual was" in again.message
-    elsewhere = fit_job(
-        make(solver={"name": "cg", "tol": 1e-8, "rank": 50}, output={"directory": "b", "store": "fresh"})
-    )
-    assert again.num_iterations < elsewhere.num_iterations
-    # other targets begin at zero
-    ingest(X[:600], tmp_path / "targets.zarr", y=np.cos(7 * Y[:600]))
-    other = make(
-        solver={"name": "cg", "tol": 1e-8, "rank": 50},
-        data={"path": str(tmp_path / "targets.zarr")},
-        output={"directory": "targets"},
-    )
-    assert "start" not in fit_job(other).reused

@@ -35,11 +35,6 @@ def test_gamma_is_one_over_the_median_squared_distance() -> None:
     assert median_gamma(rows) == pytest.approx(1 / (4 / scale), rel=1e-14)  # distances 1, 4, 9
 
 
-@pytest.mark.parametrize("rows", [np.ones((5, 4)), np.zeros((1, 4))])
-def test_gamma_without_distances_is_one_over_d(rows: np.ndarray) -> None:
-    assert median_gamma(rows) == 0.25
-
-
 def test_the_last_column_is_the_target_unless_one_is_named(tmp_path: Path) -> None:
     path = csv(tmp_path)
     assert load(tmp_path, init_job(path)).data.target == ["y"]
@@ -55,22 +50,6 @@ def test_the_file_whitens_and_holds_rows_out(tmp_path: Path) -> None:
     assert (spec.evaluate.fraction, spec.evaluate.metric) == (0.1, "rmse")
     assert spec.model.kernel == "rbf"
     assert spec.directory == str(tmp_path / "runs" / "train")
-
-
-def test_words_as_target_are_classes(tmp_path: Path) -> None:
-    spec = load(tmp_path, init_job(csv(tmp_path, target="class{}")))
-    assert spec.data.one_hot
-    assert spec.evaluate is not None
-    assert spec.evaluate.metric == "accuracy"
-
-
-def test_the_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "jobs").mkdir()
-    path = csv(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert load(tmp_path, init_job("train.csv")).data.path == str(path)
-    assert load(tmp_path / "jobs", init_job("train.csv", base=tmp_path / "jobs")).data.path == str(path)
-    assert load(tmp_path / "jobs", init_job(path)).data.path == str(path)
 
 
 def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dkrr import KernelRidge, StoreMismatchError, ingest, load_model, make_kernel
-from dkrr.errors import InterruptedRunError, ParameterError, PlanRefusedError
-from dkrr.jobs.predict import evaluate_job, predict_job
+from dkrr.errors import InterruptedRunError
+from dkrr.jobs.predict import predict_job
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
@@ -83,25 +83,6 @@ def test_a_job_writes_its_run(make: Make, tmp_path: Path) -> None:
     assert model.feature_names == ["x0", "x1", "x2", "x3"]
 
 
-def test_standardised_rows_and_a_held_out_fraction(make: Make, tmp_path: Path) -> None:
-    job = make(data={"standardize": True}, evaluate={"mask": 4, "metric": "rmse"}, model={"gamma": 0.2})
-    summary = fit_job(job)
-    held_out = np.arange(N) % 5 == 0
-    train, test = X[~held_out], X[held_out]
-    mean, std, y_mean, y_std = train.mean(0), train.std(0), Y[~held_out].mean(), Y[~held_out].std()
-    a, b = (train - mean) / std, (test - mean) / std
-    coefficients = dense_krr(rbf(a, a), (Y[~held_out] - y_mean) / y_std, 0.1)
-    np.testing.assert_allclose(dual_coef(job)[:, 0], coefficients, rtol=1e-8)
-    predicted = rbf(b, a) @ coefficients * y_std + y_mean
-    np.testing.assert_allclose(load_model(tmp_path / "runs/a/model.zarr").predict(test)[:, 0], predicted, rtol=1e-9)
-    rmse = float(np.sqrt(np.mean((predicted - Y[held_out]) ** 2)))
-    assert summary.score is not None
-    assert summary.metric == "rmse"
-    assert summary.score.num_rows == held_out.sum()
-    assert summary.score.value("rmse") == pytest.approx(rmse, rel=1e-8)
-    assert summary.score.rmse_whitened == pytest.approx([rmse / y_std], rel=1e-8)
-
-
 def test_a_mask_in_a_file_and_rows_in_a_file(make: Make, tmp_path: Path) -> None:
     with gzip.open(tmp_path / "mask.csv.gz", "wt") as file:
         file.writelines(f"0,{int(i % 5 == 0)}\n" for i in range(N))
@@ -118,17 +99,6 @@ def test_a_mask_in_a_file_and_rows_in_a_file(make: Make, tmp_path: Path) -> None
     )
     assert by_path.score is not None
     assert by_path.score.rmse == pytest.approx(by_column.score.rmse if by_column.score else None, rel=1e-9)
-
-
-def test_a_ridge_per_target_from_one_gram_matrix(make: Make, tmp_path: Path) -> None:
-    job = make(data={"target": [-1, 0], "features": [1, 2, 3]}, model={"alpha": [0.1, 2.0]}, output={"keep": "all"})
-    fit_job(job)
-    rows = X[:, 1:]
-    for column, (y, alpha) in enumerate(((Y, 0.1), (X[:, 0], 2.0))):
-        np.testing.assert_allclose(dual_coef(job)[:, column], dense_krr(rbf(rows, rows), y, alpha), rtol=1e-8)
-    store = tmp_path / "runs/store"
-    assert len(list(store.glob("factors/*.zarr"))) == 2
-    assert len(list(store.glob("grams/*.zarr"))) == 1
 
 
 @pytest.mark.parametrize("alphas", [0.1, [0.1, 1.0]], ids=["one alpha", "two alphas"])
@@ -160,17 +130,6 @@ def test_what_is_kept(keep: str, make: Make, tmp_path: Path) -> None:
     assert len(summary.kept) == sum(numbers)
 
 
-def test_the_same_job_again_computes_nothing(make: Make, tmp_path: Path) -> None:
-    first = fit_job(make())
-    before = tiles(tmp_path / "runs/store")
-    again = fit_job(make())
-    assert (first.tiles_computed, again.tiles_computed) == (10, 0)
-    assert tiles(tmp_path / "runs/store") == before
-    # another run of the same rows shares the factor
-    other = fit_job(make(output={"directory": str(tmp_path / "runs/b")}))
-    assert other.tiles_computed == 0
-
-
 def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:
     undisturbed = make(output={"directory": str(tmp_path / "other/a")})
     fit_job(undisturbed)
@@ -200,16 +159,6 @@ def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> No
     fit_job(make(cluster={"workers": 1}))
 
 
-def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="target 9 is not a column"):
-        fit_job(make(data={"target": [9]}))
-    cluster = {"scheduler": "local", "memory_limit": "1GiB"}
-    with pytest.raises(PlanRefusedError, match="a task with tiles of 16000"):
-        fit_job(make(solver={"tile_size": 16_000, "name": "cholesky"}, cluster=cluster))
-    assert not (tmp_path / "runs/a").exists()
-    fit_job(make())
-
-
 # --- predictions and scores ------------------------------------------------------------------------------------------
 
 
@@ -217,25 +166,3 @@ def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -
 def model(tmp_path: Path) -> str:
     KernelRidge(kernel="rbf", gamma=0.2, alpha=0.1).fit(X, np.column_stack([Y, -Y])).save(tmp_path / "m.zarr")
     return str(tmp_path / "m.zarr")
-
-
-@pytest.mark.usefixtures("cluster_client")
-@pytest.mark.parametrize("form", ["data set", "names", "no names", "last columns"])
-def test_evaluation_finds_the_targets(form: str, model: str, tmp_path: Path) -> None:
-    targets = np.column_stack([Y, -Y])
-    if form == "data set":
-        ingest(X, tmp_path / "rows.zarr", y=targets)
-        data = tmp_path / "rows.zarr"
-    else:
-        data = tmp_path / "rows.csv"
-        header = {"names": "a,b,c,d,y0,y1", "no names": "", "last columns": "a,b,c,d,up,down"}[form]
-        np.savetxt(data, np.column_stack([X, targets]), delimiter=",", fmt="%.17g", header=header, comments="")
-        if form == "no names":
-            data.write_text(data.read_text().lstrip("\n"))
-    before = sorted(path.name for path in tmp_path.iterdir())
-    facts = evaluate_job(model, str(data))
-    errors = load_model(model).predict(X) - targets
-    assert facts["rows"] == N
-    assert facts["rmse"] == pytest.approx(np.sqrt((errors**2).mean(axis=0)).mean(), rel=1e-8)
-    assert evaluate_job(model, str(data), metric="r2") == {"r2": facts["r2"], "rows": N}
-    assert sorted(path.name for path in tmp_path.iterdir()) == before

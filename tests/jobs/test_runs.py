@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,14 +15,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-import dkrr
-from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError, ParameterError, StoreError
+from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError, StoreError
 from dkrr.jobs.runs import monitor as monitor_module
 from dkrr.jobs.runs.directory import (
-    MAX_EVENTS,
     EventLog,
     RunDirectory,
     find_run,
@@ -32,13 +28,12 @@ from dkrr.jobs.runs.directory import (
     read_events,
     runs_folder,
 )
-from dkrr.jobs.runs.driver import start_driver
-from dkrr.jobs.runs.lease import DriverLease, current_driver, epoch_name
-from dkrr.jobs.runs.monitor import MOST_SAMPLES, MOST_WORKERS, Monitor, Samples, driving
+from dkrr.jobs.runs.lease import DriverLease, epoch_name
+from dkrr.jobs.runs.monitor import MOST_SAMPLES, Monitor, Samples, driving
 from dkrr.jobs.runs.status import Status, Watch, look_once, read_status, write_status
 from dkrr.store.files import write_json
-from dkrr.store.interruption import fenced, resumable
-from dkrr.store.lease import is_gone, process_record, stale_seconds
+from dkrr.store.interruption import resumable
+from dkrr.store.lease import process_record
 from tests.faults import wait_until
 
 FAR = {"host": "far-away", "pid": 1, "started": 0.0}
@@ -92,30 +87,6 @@ def messages(run: RunDirectory) -> list[str]:
 # --- the directory ----------------------------------------------------------------------------------------------------
 
 
-def test_a_document_that_is_no_object_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text("[1]")
-    with pytest.raises(StoreError, match=r"status\.json of .* is not an object"):
-        RunDirectory(tmp_path).read("status.json")
-
-
-def test_creating_succeeds_once_and_all_writing_is_fenced(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    with ThreadPoolExecutor(8) as threads:
-        created = list(threads.map(lambda number: run.create("drivers/000001.json", b"%d" % number), range(32)))
-    assert created.count(True) == 1
-    assert run.read_bytes("drivers/000001.json") == b"%d" % created.index(True)
-    assert os.listdir(tmp_path / "drivers") == ["000001.json"]  # no drafts
-
-    def refuse() -> None:
-        raise LockedError("taken over")
-
-    with fenced(refuse):
-        for write in (lambda: run.create("a", b""), lambda: run.remove("drivers/000001.json"), run.remove_all):
-            with pytest.raises(LockedError):
-                write()
-    assert os.listdir(tmp_path / "drivers") == ["000001.json"]
-
-
 def test_a_run_is_found_by_name_path_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DKRR_RUNS", raising=False)
@@ -150,18 +121,6 @@ def test_events_are_segments_that_are_written_once(run: RunDirectory) -> None:
     assert (event["epoch"], event["kind"], event["tasks_done"], event["time"][-1]) == (1, "state", 0, "Z")
     run.write_bytes("events/000004.jsonl", b'{"message": "ok"}\n{"mess\n')
     assert messages(run)[4:] == ["ok", "unreadable line in events/000004.jsonl"]
-
-
-def test_events_wait_for_a_disk_that_is_full(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = EventLog(run, 1)
-    for number in range(MAX_EVENTS + 5):
-        log.add("warning", str(number))
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "create", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-        with pytest.raises(OSError, match="No space left"):
-            log.flush()
-    log.flush()
-    assert messages(run) == [*map(str, range(MAX_EVENTS)), "more events were dropped"]
 
 
 def test_following_gives_everything_once(run: RunDirectory) -> None:
@@ -205,69 +164,6 @@ def test_a_stale_driver_is_replaced(
     assert (time.monotonic() - started >= 1) == (owner != "gone")
 
 
-@pytest.mark.parametrize("hidden", ["", "the name of the next epoch", "driver.json"])
-def test_a_driver_that_was_replaced_finds_out_and_changes_nothing(
-    hidden: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a network file system remembers a name as missing, or a driver that slept wrote driver.json late."""
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
-    first = DriverLease.acquire(run, "here")
-    second = DriverLease.acquire(run, "fit")  # the first did not beat
-    has = RunDirectory.has
-    if hidden.startswith("the name"):
-        monkeypatch.setattr(RunDirectory, "has", lambda self, name: name != epoch_name(2) and has(self, name))
-    elif hidden:
-        run.write("driver.json", first.record)
-    before = run.read("driver.json")
-    for act in (first.check, first.beat, first.release):
-        with pytest.raises(LockedError, match=r"was taken over by process .* \(epoch 2, ours was 1\)"):
-            act()
-    with fenced(first.check), pytest.raises(LockedError):
-        run.write("status.json", {})
-    assert run.read("driver.json") == before
-    assert (current_driver(run) or {})["epoch"] == 2
-    monkeypatch.undo()
-    second.beat()
-    assert (run.read("driver.json") or {})["epoch"] == 2
-
-
-def test_of_many_that_saw_a_stale_driver_one_takes_over(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
-    driven(run, FAR)
-    barrier, stop = threading.Barrier(6), threading.Event()
-
-    def drive(_: int) -> int | None:
-        barrier.wait()
-        try:
-            lease = DriverLease.acquire(run, "here")
-        except LockedError:
-            return None
-        while not stop.wait(0.05):
-            lease.beat()
-        return lease.epoch
-
-    with ThreadPoolExecutor(6) as threads:
-        futures = [threads.submit(drive, number) for number in range(6)]
-        wait_until(lambda: sum(future.done() for future in futures) == 5, 30)
-        stop.set()
-    assert [epoch for future in futures if (epoch := future.result())] == [2]
-
-
-def test_a_run_that_was_removed_is_not_written_again(run: RunDirectory) -> None:
-    lease = DriverLease.acquire(run, "fit")
-    run.remove_all()
-    with pytest.raises(LockedError, match="was removed while its driver was running"):
-        lease.beat()
-    assert not os.path.exists(run.location)
-
-
-@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "inf", "nan"])
-def test_a_wrong_stale_time_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", text)
-    with pytest.raises(ParameterError, match="DKRR_STALE_SECONDS is"):
-        stale_seconds()
-
-
 # --- what a reader sees -----------------------------------------------------------------------------------------------
 
 
@@ -285,24 +181,6 @@ def age(run: RunDirectory, seconds: float) -> None:
     document = run.read("status.json") or {}
     document["updated_at"] = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
     run.write("status.json", document)
-
-
-def test_a_status_survives_the_disk_and_newer_fields(run: RunDirectory) -> None:
-    assert (read_status(run).state, look_once(run).exit_code) == ("interrupted", 75)
-    run.write("result.json", {})
-    assert (read_status(run).state, look_once(run).exit_code) == ("finished", 0)
-    status = Status(state="failed", phase="factorise", tasks_done=3, error={"type": "E", "message": "m", "hint": "h"})
-    write_status(run, status)
-    run.write("status.json", {**status.to_dict(), "colour": "blue"})
-    assert read_status(run) == status
-
-
-@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 5), ("interrupted", 75)])
-def test_what_ended_is_not_lost(state: str, code: int, run: RunDirectory, gone: dict[str, Any]) -> None:
-    driven(run, gone, state=state, exit_code=code)
-    age(run, 1e6)
-    for view in (look_once(run), Watch(run).look()):
-        assert (view.state, view.exit_code, view.is_over) == (state, code, True)
 
 
 def test_a_process_that_is_gone_is_lost_at_once(
@@ -525,30 +403,6 @@ def test_warnings_become_events_and_are_printed_as_before(run: RunDirectory, cap
     assert capfd.readouterr().err.count("disk slow") == 1
 
 
-def test_a_heartbeat_survives_a_disk_that_was_full(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, full = RunDirectory.write, True
-
-    def sometimes(self: RunDirectory, name: str, document: dict[str, Any]) -> None:
-        if full:
-            raise OSError(28, "No space left on device")
-        write(self, name, document)
-
-    with driving(run):
-        monkeypatch.setattr(RunDirectory, "write", sometimes)
-        time.sleep(0.2)
-        before, full = read_status(run).heartbeat, False
-        wait_until(lambda: read_status(run).heartbeat > before)
-    assert read_status(run).state == "finished"
-
-
-def test_progress_costs_little(run: RunDirectory) -> None:
-    with driving(run) as monitor:
-        started = time.perf_counter()
-        for done in range(20_000):
-            monitor("factorise", done, 10**5, 0.0, 1.0)
-        assert (time.perf_counter() - started) / 20_000 < 100e-6  # far below a task
-
-
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
@@ -567,50 +421,4 @@ def test_samples_are_bounded_and_no_peak_is_lost(count: int) -> None:
     assert len(json.dumps(found)) < 30_000
 
 
-def test_many_workers_become_three_curves() -> None:
-    samples = Samples()
-    samples.add(2.0, 0.0, {"w0": 900})
-    many = {f"w{k}": 100 + k for k in range(MOST_WORKERS + 5)}
-    samples.add(4.0, 0.0, many)
-    found = samples.to_dict()
-    assert set(found["memory_bytes"]) == {"driver", "largest", "median", "smallest"}
-    assert (found["memory_bytes"]["largest"], found["memory_bytes"]["smallest"]) == ([900, 116], [900, 100])
-    assert found["num_workers"] == MOST_WORKERS + 5
-
-
 # --- a detached driver ------------------------------------------------------------------------------------------------
-
-
-def test_a_driver_here_belongs_to_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for Python says what it was started with, and waits."""
-    python = tmp_path / "python"
-    python.write_text(
-        textwrap.dedent(f"""\
-            #!{sys.executable}
-            import json, os, sys, time
-            facts = dict(arguments=sys.argv[1:], session=os.getsid(0), pid=os.getpid())
-            facts["stdin"] = os.readlink("/proc/self/fd/0")
-            facts["path"] = os.environ["PYTHONPATH"]
-            print(json.dumps(facts), flush=True)
-            print("an error", file=sys.stderr, flush=True)
-            time.sleep(60)
-        """)
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    run = tmp_path / "runs/a"
-    record = start_driver(RunDirectory(run))
-    try:
-        lines = wait_until(lambda: len(found := (run / "driver.log").read_text().splitlines()) == 2 and found)
-        facts = json.loads(lines[0])
-        assert facts["arguments"] == ["-P", "-m", "dkrr.jobs.runs.driver", str(run)]
-        assert facts["session"] == facts["pid"] == record["pid"]
-        assert facts["stdin"] == os.devnull
-        assert str(Path(dkrr.__file__).parents[1]) in facts["path"].split(os.pathsep)
-        assert lines[1] == "an error"
-        assert (record["kind"], record["log"]) == ("here", str(run / "driver.log"))
-    finally:
-        process = psutil.Process(record["pid"])
-        process.kill()
-        process.wait(10)
-    assert is_gone(record)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 from dkrr.cli import main
 from dkrr.errors import CancelledError, LockedError
 from dkrr.jobs.runs import monitor as monitor_module
-from dkrr.jobs.runs.directory import RunDirectory, find_run, list_runs, read_events
+from dkrr.jobs.runs.directory import RunDirectory, read_events
 from dkrr.jobs.runs.lease import DriverLease, current_driver
 from dkrr.jobs.runs.monitor import Monitor, driving
 from dkrr.jobs.runs.status import look_once, read_status
@@ -35,21 +34,6 @@ def run(bucket: Bucket) -> RunDirectory:
     directory.write("job.json", {})
     directory.write("plan.json", {})
     return directory
-
-
-def test_documents_names_and_lists(run: RunDirectory, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (run.name, run.folder, run.exists()) == ("a", None, True)
-    assert run.create("once", b"1")
-    assert not run.create("once", b"2")
-    assert run.read_bytes("once") == b"1"
-    run.remove("once")
-    assert not run.has("once")
-    monkeypatch.setenv("DKRR_RUNS", bucket.url("runs"))
-    assert [item.name for item in list_runs()] == ["a"]
-    assert find_run("a").location == run.location
-    assert find_run("a").shown == "a"
-    run.remove_all()
-    assert list_runs() == []
 
 
 def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,23 +83,3 @@ def test_a_run_is_watched_and_cancelled(run: RunDirectory, bucket: Bucket) -> No
     assert len(keys) > 5
     for key in keys:
         assert CANARY_SECRET.encode() not in (read_key(bucket.url("runs"), key) or b"")
-
-
-def test_a_replaced_driver_writes_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-
-    def take_over() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr("dkrr.jobs.runs.lease._refuse_if_alive", lambda *_: None)
-            DriverLease.acquire(run, "here")
-        run.write("status.json", {"state": "running", "phase": "theirs"})
-
-    def drive() -> None:
-        with driving(run), ThreadPoolExecutor(1) as thread:
-            thread.submit(take_over).result()
-            seen["driver"] = run.read("driver.json")
-
-    with pytest.raises(LockedError, match="was taken over by"):
-        drive()
-    assert read_status(run).phase == "theirs"
-    assert run.read("driver.json") == seen["driver"]

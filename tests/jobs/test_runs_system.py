@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from dkrr.jobs.inspection import verify
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import Status, read_status
 from dkrr.store.lease import is_gone
-from tests.faults import Command, Run, contents, end_commands, finish, times, wait_until
+from tests.faults import Command, Run, contents, end_commands, times, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 
@@ -167,99 +166,3 @@ def test_a_driver_that_is_killed_is_lost_and_resumed(folder: Path, run: RunDirec
     assert (run.read("result.json") or {})["tiles_computed"] == NUM_TILES - len(before)
     assert read_status(run).epoch == 2
     check_same(folder, undisturbed)
-
-
-def wait_until_stopped(pid: int) -> None:
-    wait_until(lambda: psutil.Process(pid).status() == "stopped", 90)
-
-
-@pytest.mark.parametrize("wakes", ["after the other has finished", "while the other works"])
-def test_a_driver_that_was_stopped_and_replaced_ends_with_8(
-    wakes: str, folder: Path, run: RunDirectory, undisturbed: Path
-) -> None:
-    first = Command(["fit", "job.toml"], failpoints=SLOW, environment=STALE).start()
-    in_mid_factorisation(run, folder)
-    os.kill(first.pid, signal.SIGSTOP)
-    wait_until_stopped(first.pid)
-    wait_until(lambda: json.loads(dkrr("status", "job", "--json").out)["state"] == "lost", 60)
-    assert dkrr("resume", "job", slow=wakes.startswith("while")).code == 0
-    if wakes.startswith("while"):
-        wait_until(lambda: read_status(run).epoch == 2 and read_status(run).state == "running", 60)
-    else:
-        assert dkrr("wait", "job", seconds=120).code == 0
-    before = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
-    os.kill(first.pid, signal.SIGCONT)
-    ended = finish(first, 60)
-    assert ended.code == 8, ended.err
-    assert "was taken over by process" in ended.err
-    if wakes.startswith("while"):
-        assert dkrr("wait", "job", seconds=120).code == 0
-    else:
-        after = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
-        assert after == before, "the first driver changed something"
-    status = read_status(run)
-    assert (status.state, status.epoch, status.exit_code) == ("finished", 2, 0)
-    check_same(folder, undisturbed)
-
-
-@pytest.mark.parametrize("site", ["model.before_pointer:@1", "model.after_pointer:@1"])
-def test_wherever_it_stops(site: str, folder: Path, run: RunDirectory, undisturbed: Path) -> None:
-    """The driver stops itself right before or after its model appears, and goes on when the run is finished."""
-    first = Command(["fit", "job.toml"], environment=STALE)
-    first.failpoints = f"{site}:sigstop"
-    process = first.start()
-    wait_until_stopped(process.pid)
-    assert dkrr("fit", "job.toml", seconds=120).code == 0
-    before = {
-        path: path.read_bytes()
-        for path in (folder / "runs").rglob("*")
-        if path.is_file() and ".partial" not in str(path)  # what it had prepared; it clears that away
-    }
-    os.kill(process.pid, signal.SIGCONT)
-    ended = finish(process, 60)
-    assert ended.code == 8, ended.err
-    assert {path: path.read_bytes() for path in before} == before
-    check_same(folder, undisturbed)
-
-
-def test_cancel_and_resume(folder: Path, run: RunDirectory, undisturbed: Path) -> None:
-    assert dkrr("submit", "job.toml", slow=True).code == 0
-    in_mid_factorisation(run, folder)
-    started = time.monotonic()
-    assert dkrr("cancel", "job").code == 0
-    waited = dkrr("wait", "job")
-    assert waited.code == 75, waited.err
-    assert "cancelled" in waited.err
-    seconds = time.monotonic() - started
-    assert seconds < 30, f"{seconds:.1f} s from the request to the end"
-    before = tile_times(folder)
-    time.sleep(2)
-    assert tile_times(folder) == before, "tiles are written after the end"
-    assert len(before) < NUM_TILES
-    assert read_status(run).state == "cancelled"
-    assert dkrr("resume", "job").code == 0
-    assert dkrr("wait", "job", seconds=120).code == 0
-    after = tile_times(folder)
-    assert {key: after[key] for key in before} == before
-    check_same(folder, undisturbed)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_driver_that_gets_a_signal_is_interrupted(number: int, folder: Path, run: RunDirectory) -> None:
-    assert dkrr("submit", "job.toml", slow=True).code == 0
-    status = in_mid_factorisation(run, folder)
-    os.kill((status.driver or {})["pid"], number)
-    assert dkrr("wait", "job").code == 75
-    assert read_status(run).state == "interrupted"
-    assert "hint: start the same command again" in (run.read_bytes("driver.log") or b"").decode()
-
-
-def test_what_goes_wrong_in_the_background_is_told(folder: Path, run: RunDirectory) -> None:
-    (folder / "job.toml").write_text(JOB.replace("generate:friedman?n=640&d=5&seed=0", "nothing.csv"))
-    assert dkrr("submit", "job.toml").code == 0
-    waited = dkrr("wait", "job")
-    assert waited.code == 4
-    assert "nothing.csv" in waited.err
-    (folder / "job.toml").write_text(JOB)  # it never had a plan, so the corrected job may have the directory
-    assert dkrr("submit", "job.toml").code == 0
-    assert dkrr("wait", "job", seconds=120).code == 0

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import string
 import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.errors import JobFileError
-from dkrr.jobs import toml
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.toml import Source
 
 FULL = """\
 [data]
@@ -92,19 +88,6 @@ def test_a_full_file(tmp_path: Path) -> None:
     assert spec.output.keep == "all"
 
 
-def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
-    spec = JobSpec.load(write(tmp_path, '[data]\npath = "x.zarr"\n', "pol.toml"))
-    assert spec.evaluate is None
-    assert (spec.data.header, spec.data.standardize, spec.data.one_hot) == ("auto", False, False)
-    assert (spec.model.kernel, spec.model.alpha, spec.model.gamma) == ("linear", 1.0, None)
-    assert (spec.solver.name, spec.solver.tile_size, spec.solver.precision) == ("auto", "auto", "auto")
-    assert (spec.solver.gram, spec.solver.tol, spec.solver.max_iter) == ("auto", 1e-8, None)
-    assert (spec.cluster.scheduler, spec.cluster.workers, spec.cluster.memory_limit) == ("local", None, "auto")
-    assert spec.directory == str(tmp_path / "runs/pol")
-    assert spec.store == str(tmp_path / "runs/store")
-    assert spec.output.keep == "factor"
-
-
 def test_paths_mean_the_folder_of_the_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jobs").mkdir()
     text = '[data]\npath = "../x.npy"\n[evaluate]\nmask = "masks/m.csv"\n[cluster]\nscheduler = "s.json"\n'
@@ -116,19 +99,6 @@ def test_paths_mean_the_folder_of_the_job_file(tmp_path: Path, monkeypatch: pyte
         assert spec.evaluate is not None
         assert spec.evaluate.mask == str(tmp_path / "jobs/masks/m.csv")
         assert spec.cluster.scheduler == str(tmp_path / "jobs/s.json")
-
-
-def test_sums_and_products_of_kernels(tmp_path: Path) -> None:
-    text = (
-        '[data]\npath = "x.npy"\n[model.kernel]\n'
-        'sum = [{product = [2.0, {kernel = "rbf", gamma = 0.5}]}, "linear",'
-        ' {kernel = "poly", degree = 2, coef0 = 0.5}]\n'
-    )
-    kernel = JobSpec.load(write(tmp_path, text)).model.build_kernel().resolve(2)
-    rows = np.array([[0.0, 1.0], [2.0, 1.5]])
-    dot = 1.5
-    expected = 2 * math.exp(-0.5 * 4.25) + dot + (0.5 * dot + 0.5) ** 2
-    assert kernel(rows, rows)[0, 1] == pytest.approx(expected, rel=1e-14)
 
 
 MISTAKES = [
@@ -243,14 +213,6 @@ def test_a_mistake_names_file_and_line(tmp_path: Path) -> None:
     assert caught.value.line == line
 
 
-def test_line_of_dotted_and_nested_keys() -> None:
-    text = 'model.alpha = 1\n[model.kernel]\n# kernel = 1\nsum = [\n  {kernel = "rbf", gamma = 1},\n]\n[ "solver" ] #\n'
-    assert Source(text=text).line_of(("model", "alpha")) == 1
-    assert Source(text=text).line_of(("model", "kernel", "sum", 0, "gamma")) == 4
-    assert Source(text=text).line_of(("solver", "name")) == 7
-    assert Source(text=text).line_of(("output",)) is None
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -359,8 +321,3 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
     max_leaves=6,
 )
-
-
-@given(st.dictionaries(st.text(), st.dictionaries(st.text(), values, max_size=3), max_size=3))
-def test_toml_text_reads_back(document: dict[str, Any]) -> None:
-    assert tomllib.loads(toml.dumps(document)) == document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from dkrr import JobFileError
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.tune import TuneSummary, draw_search, tune_job
+from dkrr.jobs.tune import TuneSummary, tune_job
 
 N = 300
 TUNE = {"kernels": ["rbf"], "search_rows": [60, 120], "rows": 200}
@@ -91,31 +90,6 @@ def test_the_job_can_be_planned_and_fitted(summary: TuneSummary, folder: Path) -
     assert abs(fitted.score.rmse_whitened[0] - summary.result.best.loo_rmse) < 0.06
 
 
-def test_what_else_is_written(summary: TuneSummary, folder: Path) -> None:
-    lines = (folder / "best.trials.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == summary.result.records
-    search = json.loads((folder / "best.search.json").read_text())
-    assert search["num_rows"] == 240
-    assert search["feature_names"] == ["a", "b", "c"]
-    assert search["best"] == summary.result.best.to_dict()
-    assert search["slices"] == summary.result.slices
-    picture = folder / "best.search.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size > 20_000
-    before = picture.read_bytes()
-    draw_search(search, str(picture))
-    assert picture.read_bytes() == before
-    assert json.dumps(summary.to_dict())
-
-
-def test_options_instead_of_the_table(job: JobSpec, folder: Path) -> None:
-    found = tune_job(job, folder / "few.toml", rows=50, seed=9, budget_seconds=100.0, picture=False)
-    assert found.settings.search_rows == (50,)
-    assert found.settings.seed == 9
-    assert found.result.best.num_rows == 50
-    assert "seed 9" in (folder / "few.toml").read_text()
-
-
 def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
     (folder / "there.toml").touch()
     with pytest.raises(JobFileError, match=r"there.toml exists"):
@@ -123,10 +97,3 @@ def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
     given = job.model_dump(exclude_unset=True) | {"model": {"kernel": "precomputed"}}
     with pytest.raises(JobFileError, match="precomputed"):
         tune_job(JobSpec.from_dict(given, base=folder), folder / "matrix.toml")
-
-
-def test_an_empty_table_is_the_default() -> None:
-    job = JobSpec.from_dict({"data": {"path": "x.csv"}, "tune": {}})
-    assert job.tune is not None
-    assert job.tune.settings().search_rows == (1_000, 2_000)
-    assert JobSpec.from_dict(job.to_dict()) == job

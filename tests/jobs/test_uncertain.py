@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from dkrr import KernelRidge, load_model
 from dkrr.cli import main
-from dkrr.errors import StoreError
-from dkrr.jobs.predict import Extras, evaluate_job, predict_job
+from dkrr.jobs.predict import evaluate_job
 from dkrr.jobs.run import fit_job
 from tests.jobs.helpers import Make, job_maker
 
@@ -80,19 +79,6 @@ def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(make: Mak
     assert 0.8 < facts["inside 90.0% intervals"] <= 1
     narrow = evaluate_job(summary.model_path, str(tmp_path / "new.csv"), intervals=0.5)
     assert narrow["inside 50.0% intervals"] < facts["inside 90.0% intervals"]
-
-
-def test_a_model_without_its_factor_says_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
-    summary = fit_job(make(output={"keep": "model"}))
-    np.save(tmp_path / "new.npy", X)
-    output = str(tmp_path / "out.npy")
-    with pytest.raises(StoreError, match="needs a float64 Cholesky factor"):
-        predict_job(summary.model_path, str(tmp_path / "new.npy"), output, extras=Extras(std=True))
-    assert not Path(f"{output}.work").exists()
-    # intervals of constant width need none
-    predict_job(summary.model_path, str(tmp_path / "new.npy"), output, extras=Extras(interval=0.9))
-    assert np.load(output).shape == (N, 3)
 
 
 def test_the_command_line_has_the_columns(make: Make, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +17,6 @@ from typing import Any
 
 import psutil
 import pytest
-
-from dkrr.errors import NotPositiveDefiniteError
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "workflows" / "demo.py"
@@ -88,55 +85,6 @@ def test_the_table_comes_last_and_the_folder_is_removed(
     assert lines[-1].endswith("r2 0, by the mean")
     assert "1 x 1 GiB" in out
     assert err.index("disk: ") < err.index("[1/1] dkrr fit small.toml")
-
-
-def test_a_full_disk_is_refused_before_anything_starts(
-    demo: ModuleType, job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    replace_fit(monkeypatch, never)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 10**9))
-    assert demo.main(["--folder", str(folder), str(ROOT / "workflows" / "large.toml"), str(job)]) == 3
-    err = capfd.readouterr().err
-    assert re.search(r"disk: 3\.\d\d GB needed for a while in .*work, 1\.00 GB free", err)
-    assert "error: the job writes" in err
-    assert [*folder.iterdir()] == []
-
-
-def test_a_failed_fit_ends_with_its_exit_code_and_leaves_nothing(
-    demo: ModuleType, job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fit(*_: Any, **__: Any) -> None:
-        raise NotPositiveDefiniteError("tile (1, 1) is not positive definite", hint="raise alpha")
-
-    replace_fit(monkeypatch, fit)
-    assert demo.main(["--folder", str(folder), str(job)]) == 5
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.endswith("error: tile (1, 1) is not positive definite\nhint: raise alpha\n")
-    assert [*folder.iterdir()] == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_demonstration_leaves_nothing(
-    demo: ModuleType, job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    def fit(*_: Any, **__: Any) -> None:
-        assert len([*folder.iterdir()]) == 1
-        try:
-            signal.raise_signal(number)
-        except KeyboardInterrupt:
-            signal.raise_signal(number)  # an impatient second one, while the first is dealt with
-            dealt_with.append(number)
-            raise
-        pytest.fail("it was not interrupted")
-
-    dealt_with: list[signal.Signals] = []
-    replace_fit(monkeypatch, fit)
-    before = signal.getsignal(number)
-    assert demo.main(["--folder", str(folder), str(job)]) == 130
-    assert dealt_with == [number]
-    assert [*folder.iterdir()] == []
-    assert signal.getsignal(number) is before
 
 
 @pytest.mark.system

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from dkrr.jobs.report.charts import Chart, axis
 from dkrr.jobs.report.facts import REMOVED, scrub, secret_values
-from dkrr.markup import bytes_unit, number
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
@@ -120,14 +119,6 @@ def test_nothing_to_draw_is_no_error(mark: str) -> None:
     assert drawn(chart("histogram", [0.0, 0.0], [4])) is not None
 
 
-def test_figures_for_people() -> None:
-    assert [number(value) for value in (12345, 0.123456789, None, math.nan, -0.0)] == [
-        "12,345", "0.12346", "unknown", "unknown", "0",
-    ]  # fmt: skip
-    assert bytes_unit(3 * 2**30) == (2**30, "GiB")
-    assert bytes_unit(100) == (1.0, "B")
-
-
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 
@@ -149,21 +140,6 @@ def test_secrets_are_removed(text: str) -> None:
     assert REMOVED in found
     assert "hidden" not in found
     assert "ABCDEFGHIJKLMNOP" not in found
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "https://host:9000/path",
-        "s3://bucket/runs/demo?endpoint_url=https://host:9000&region=eu-1",
-        "tokens a second",
-        "tcp://10.0.0.1:8786",
-        "alpha = 0.1",
-        "tile (1, 2) of /data/a@b/store",
-    ],
-)
-def test_what_is_no_secret_stays(text: str) -> None:
-    assert scrub(text, []) == text
 
 
 def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dkrr import load_model, open_dataset
 from dkrr.dataset import row_hash_fraction
-from dkrr.errors import DataError, RefusedError
+from dkrr.errors import RefusedError
 from tests.jobs.retrain.project import Project, in_process, rows_of
 
 pytestmark = pytest.mark.timeout(280)
@@ -76,31 +76,3 @@ def test_a_column_of_the_batches(tmp_path: Path) -> None:
     project.deliver("n3", seed=3)  # its column c holds numbers
     with pytest.raises(RefusedError, match=r"mask .*; 0 or 1 expected|0, 1, true or false expected"):
         project.run()
-
-
-def test_a_mask_in_a_file_grows_with_the_data(tmp_path: Path) -> None:
-    mask = np.arange(240) % 3 == 0
-    project = Project(tmp_path / "p", holdout={"mask": "mask.npy"})
-    del project.document["holdout"]["fraction"]
-    np.save(project.folder / "mask.npy", mask[:120])
-    project.deliver("n1", seed=1)
-    project.run()
-    project.deliver("n2", seed=2)
-    with pytest.raises(DataError, match="has 120 rows; 240 expected: one value for each row"):
-        project.run()
-    np.save(project.folder / "mask.npy", ~mask)  # what was decided stays
-    assert project.run().outcome == "promoted"
-    rows = np.concatenate([rows_of(1, 120), rows_of(2, 120)])[:, :3]
-    assert np.array_equal(has(fitted(project), rows), np.concatenate([~mask[:120], mask[120:]]))
-
-
-def test_the_first_rows_of_a_job_and_a_data_set_of_before(tmp_path: Path) -> None:
-    project = Project(tmp_path / "p", data={"path": "first.csv"})
-    project.deliver("n0", seed=1).rename(project.folder / "first.csv")
-    assert project.run().outcome == "promoted"
-    assert project.run().outcome == "nothing new"
-    dataset = open_dataset(project.folder / "rows.zarr")
-    assert [found.label for found in dataset.generations] == ["initial"]
-    project.deliver("n1", seed=2)
-    assert project.run().outcome == "promoted"
-    assert np.array_equal(has(fitted(project), rows_of(1, 120)[:, :3]), ~row_hash_fraction(0, 120, 0.2))

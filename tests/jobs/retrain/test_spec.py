@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,18 +27,6 @@ def load(folder: Path, text: str) -> RetrainSpec:
     path = folder / "RETRAIN.toml"
     path.write_text(text)
     return RetrainSpec.load(path)
-
-
-def test_the_shortest_file(tmp_path: Path) -> None:
-    spec = load(tmp_path, GOOD)
-    assert spec.retrain.data == str(tmp_path / "rows.zarr")
-    assert spec.retrain.incoming == str(tmp_path / "incoming/*.csv")
-    assert spec.retrain.registry == str(tmp_path / "models")
-    assert spec.directory == str(tmp_path / "models/demo/retrain")
-    assert spec.store == str(tmp_path / "models/demo/retrain/store")
-    assert spec.initial is None
-    assert spec.gate.min_rows == 100
-    assert spec.to_dict()["job"]["model"]["gamma"] == 0.5
 
 
 def test_a_job_file_and_its_held_out_rows(tmp_path: Path) -> None:
@@ -78,19 +65,3 @@ def test_mistakes_and_their_place(change: tuple[str, str], message: str, tmp_pat
     with pytest.raises(JobFileError, match=message) as caught:
         load(tmp_path, GOOD.replace(*change))
     assert caught.value.exit_code == 2
-
-
-def test_addresses_take_their_settings_from_storage(tmp_path: Path) -> None:
-    text = GOOD.replace('"rows.zarr"', '"s3://bucket/rows.zarr"').replace("incoming/*.csv", "s3://bucket/in/*.csv")
-    storage = '[storage]\nendpoint_url = "https://host:9000"\n'
-    spec = load(tmp_path, text.replace("[holdout]", f"{storage}[holdout]"))
-    assert spec.retrain.data == "s3://bucket/rows.zarr?endpoint_url=https://host:9000"
-    assert spec.retrain.incoming.startswith("s3://bucket/in/*.csv?endpoint_url")
-
-
-def test_the_file_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match="cannot be read"):
-        RetrainSpec.load(tmp_path / "nothing.toml")
-    document: dict[str, Any] = {"holdout": {"fraction": 0.1}}
-    with pytest.raises(JobFileError, match=r"no \[retrain\]"):
-        RetrainSpec.from_dict(document)
