@@ -11,7 +11,8 @@ import click
 
 from dkrr.cli.app import column, json_option, main, missing_option, print_facts, reading_options, show
 from dkrr.cli.models import model_location, registry_option
-from dkrr.cli.progress import ProgressDisplay
+from dkrr.cli.runs import ProgressDisplay
+from dkrr.errors import JobFileError, ParameterError, RefusedError
 from dkrr.store.interruption import resumable
 
 path_type = click.Path(path_type=Path)
@@ -32,7 +33,6 @@ def job_file(text: str, command: str, target: tuple[str | int, ...], reading: di
         for name in ["target"] * bool(target) + list(reading):
             raise click.UsageError(f"--{name} is for data; {text} is a job file, which has [data] {name}")
         return Path(text)
-    from dkrr.errors import JobFileError
     from dkrr.jobs.init import is_data, write_job
 
     if os.path.isfile(os.path.join(text, "job.json")):
@@ -52,7 +52,6 @@ def job_file(text: str, command: str, target: tuple[str | int, ...], reading: di
 @click.option("-o", "--output", type=path_type, help="File to write, instead of stdout.")
 def init_command(data: str, target: tuple[str | int, ...], output: Path | None, reading: dict[str, Any]) -> None:
     """Print a commented job file for DATA, with whitening and a gamma from the median distance of its rows."""
-    from dkrr.errors import JobFileError
     from dkrr.jobs.init import init_job
     from dkrr.store.documents import create_bytes
 
@@ -211,7 +210,6 @@ def retrain_command(job: Path, as_json: bool, dry_run: bool) -> None:
     model in production stays. Retry only after 6 (cluster) and 75 (interrupted). With --dry-run nothing is changed, and
     refused batches are no error.
     """
-    from dkrr.errors import RefusedError
     from dkrr.jobs.retrain.spec import RetrainSpec
 
     spec = RetrainSpec.load(job)
@@ -270,7 +268,6 @@ def predict_command(
     Standard deviations need the float64 factor of the fit (or at most 6,000 training rows), jackknife intervals a fit
     with [evaluate] intervals.
     """
-    from dkrr.errors import ParameterError
     from dkrr.jobs.predict import Extras, predict_job
     from dkrr.jobs.registry import parse_reference
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dkrr.cli.progress import ProgressDisplay, board
+from dkrr.cli.runs import ProgressDisplay, board
 from dkrr.jobs.report.facts import live_facts, phase_words
 from dkrr.jobs.runs.status import Status
 

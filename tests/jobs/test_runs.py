@@ -23,7 +23,7 @@ from dkrr.jobs.runs.directory import (
     EventLog,
     RunDirectory,
     find_run,
-    follow,
+    follow_events,
     list_runs,
     read_events,
     runs_folder,
@@ -124,7 +124,7 @@ def test_events_are_segments_that_are_written_once(run: RunDirectory) -> None:
 
 
 def test_following_gives_everything_once(run: RunDirectory) -> None:
-    news, log = follow(run), EventLog(run, 1)
+    news, log = follow_events(run), EventLog(run, 1)
     assert next(news) == ([], [])
     log.add("state", "a")
     log.flush()

@@ -66,10 +66,6 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
     return path
 
 
-def with_section(**sections: dict[str, Any]) -> dict[str, Any]:
-    return {"data": {"path": "train.csv"}, **sections}
-
-
 def test_a_full_file(tmp_path: Path) -> None:
     spec = JobSpec.load(write(tmp_path, FULL))
     assert spec.data.path == str(tmp_path / "train.csv.gz")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,10 +54,6 @@ def write_job(path: Path, num_rows: int = 600, tile_size: int = 200) -> Path:
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     return write_job(tmp_path / "small.toml")
-
-
-def replace_fit(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
-    monkeypatch.setattr("dkrr.jobs.run.fit_job", function)
 
 
 def never(*_: Any, **__: Any) -> None:

@@ -326,7 +326,7 @@ def read_events(directory: RunDirectory, start: int = 0) -> Iterator[tuple[int, 
         number += 1
 
 
-def follow(directory: RunDirectory) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
+def follow_events(directory: RunDirectory) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
     """Again and again: events that were not there the last time, and whole lines that the driver printed since."""
     segment = offset = 0
     while True:

@@ -68,10 +68,3 @@ def test_a_poisoned_night_and_a_good_one(
     assert contents(project.folder / "rows.zarr/X") == contents(undisturbed.folder / "rows.zarr/X")
     assert project.production == undisturbed.production
     assert np.array_equal(project.predict(PROBE), undisturbed.predict(PROBE))
-
-
-def _judged(project: Project) -> list[dict[str, Any]]:
-    try:
-        return project.run().batches
-    except RefusedError as exc:  # the model that learnt such targets is another matter
-        return list(exc.summary.batches)
