@@ -157,7 +157,7 @@ class Aliases(_Document):
     epoch
         Number of changes so far.
     fence
-        Highest epoch of a lease (:mod:`dkrr.jobs.runs.lease`) under which a change was made: a retrain job that lost
+        Highest epoch of a lease (:mod:`dkrr.store.lease`) under which a change was made: a retrain job that lost
         its lease while it slept cannot promote any more.
     targets
         Version of each alias.

@@ -19,7 +19,6 @@ from click.testing import CliRunner, Result
 from dkrr.cli import main
 from dkrr.dataset import append, drop_generations, ingest
 from dkrr.jobs.runs.directory import EventLog, RunDirectory
-from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.status import Status, write_status
 from dkrr.jobs.spec import JobSpec
 from dkrr.store.lease import process_record
@@ -84,12 +83,16 @@ def finished(run: RunDirectory) -> None:
     ended(run, "finished", 0)
 
 
+def driven(run: RunDirectory) -> None:
+    """A driver of this machine that lives: this process."""
+    run.write("driver.json", {"token": "t", "epoch": 1, "counter": 0, "owner": process_record()})
+
+
 def lose(run: RunDirectory) -> None:
     """A driver of this machine that was killed."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     record = {**process_record(process.pid), "epoch": 1, "counter": 3, "token": "t", "kind": "here"}
     process.wait()
-    run.create("drivers/000001.json", json.dumps(record).encode())
     run.write("driver.json", record)
     write_status(run, Status(state="running", epoch=1, phase="factorise", tasks_done=3, tasks_total=10))
 
@@ -174,7 +177,7 @@ def test_wait_ends_with_the_code_of_the_run(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize("command", [("wait", "job"), ("status", "job", "--watch"), ("logs", "job", "-f")])
 def test_looking_goes_on_until_the_run_ends(command: tuple[str, ...], run: RunDirectory) -> None:
-    DriverLease.acquire(run, "fit")
+    driven(run)
     write_status(run, Status(state="running", epoch=1, phase="gram"))
     threading.Timer(0.5, finished, (run,)).start()
     started = time.monotonic()
@@ -187,7 +190,7 @@ def test_looking_goes_on_until_the_run_ends(command: tuple[str, ...], run: RunDi
 
 @pytest.mark.parametrize("command", [("wait", "job"), ("status", "job", "--watch"), ("logs", "job", "-f")])
 def test_ctrl_c_detaches(command: tuple[str, ...], run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    DriverLease.acquire(run, "fit")
+    driven(run)
     write_status(run, Status(state="running", epoch=1))
 
     def interrupt(_: float) -> None:
@@ -211,7 +214,7 @@ def test_logs_are_events_and_what_the_driver_printed(run: RunDirectory) -> None:
 
 
 def test_cancel_leaves_a_request(run: RunDirectory) -> None:
-    DriverLease.acquire(run, "fit")
+    driven(run)
     write_status(run, Status(state="running", epoch=1))
     result = dkrr("cancel", "job")
     assert (result.exit_code, result.stderr) == (0, "job: cancel requested; `dkrr wait job` waits for the end\n")

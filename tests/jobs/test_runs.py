@@ -28,9 +28,8 @@ from dkrr.jobs.runs.directory import (
     read_events,
     runs_folder,
 )
-from dkrr.jobs.runs.lease import DriverLease, epoch_name
 from dkrr.jobs.runs.monitor import MOST_SAMPLES, Monitor, Samples, driving
-from dkrr.jobs.runs.status import Status, Watch, look_once, read_status, write_status
+from dkrr.jobs.runs.status import Status, Watch, driver_lease, look_once, read_status, write_status
 from dkrr.store.files import write_json
 from dkrr.store.interruption import resumable
 from dkrr.store.lease import process_record
@@ -42,6 +41,7 @@ FAR = {"host": "far-away", "pid": 1, "started": 0.0}
 @pytest.fixture(autouse=True)
 def _quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor_module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("dkrr.store.lease.HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(monitor_module, "GRACE_SECONDS", 0.2)
 
 
@@ -75,7 +75,6 @@ def gone() -> dict[str, Any]:
 def driven(run: RunDirectory, owner: dict[str, Any], counter: int = 0, epoch: int = 1, **values: Any) -> None:
     """A driver that has written its status."""
     record = {**owner, "epoch": epoch, "token": "t", "kind": "here", "counter": counter}
-    run.create(epoch_name(epoch), json.dumps(record).encode())
     run.write("driver.json", record)
     write_status(run, Status(**{"state": "running", "epoch": epoch, **values}))
 
@@ -140,17 +139,15 @@ def test_following_gives_everything_once(run: RunDirectory) -> None:
 
 def test_a_driver_that_beats_is_not_replaced(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DKRR_STALE_SECONDS", "20")
-    lease = DriverLease.acquire(run, "fit")
-    assert lease.holder == {"run": run.location, "epoch": 1}
-    threading.Timer(0.3, lease.beat).start()
-    started = time.monotonic()
-    with pytest.raises(LockedError, match=rf"is driven by process {os.getpid()} on ") as error:
-        DriverLease.acquire(run, "fit")
-    assert time.monotonic() - started < 10
-    assert error.value.exit_code == 8
-    assert error.value.owner["counter"] == 1
-    lease.release()
-    assert DriverLease.acquire(run, "here").epoch == 2
+    with driver_lease(run, "fit").held():
+        started = time.monotonic()
+        refused = pytest.raises(LockedError, match=rf"is driven by process {os.getpid()} on ")
+        with refused as error, driver_lease(run, "fit").held():
+            pytest.fail("two drivers")
+        assert time.monotonic() - started < 10
+        assert (error.value.exit_code, error.value.owner["pid"]) == (8, os.getpid())
+    with (lease := driver_lease(run, "here")).held():
+        assert (lease.epoch, lease.holder) == (2, {"run": run.location, "epoch": 2})
 
 
 @pytest.mark.parametrize("owner", ["gone", "far away", "stands still"])
@@ -160,7 +157,8 @@ def test_a_stale_driver_is_replaced(
     monkeypatch.setenv("DKRR_STALE_SECONDS", "1")
     driven(run, {"gone": gone, "far away": FAR, "stands still": living}[owner], epoch=4)
     started = time.monotonic()
-    assert DriverLease.acquire(run, "fit").epoch == 5
+    with (lease := driver_lease(run, "fit")).held():
+        assert lease.epoch == 5
     assert (time.monotonic() - started >= 1) == (owner != "gone")
 
 
@@ -345,16 +343,11 @@ def test_cancel(how: str, run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("finds_out", ["writing", "task", "cancellation", "heartbeat", "end"])
-def test_a_driver_that_was_replaced_ends_with_8(
-    finds_out: str, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_was_replaced_ends_with_8(finds_out: str, run: RunDirectory, tmp_path: Path) -> None:
     """As if it had been stopped for a minute."""
 
     def take_over() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr("dkrr.jobs.runs.lease._refuse_if_alive", lambda *_: None)
-            lease = DriverLease.acquire(run, "here")
-        run.write("status.json", {"state": "running", "epoch": lease.epoch, "phase": "theirs"})
+        driven(run, FAR, epoch=2, phase="theirs")
 
     def body(monitor: Monitor) -> None:
         with ThreadPoolExecutor(1) as thread:  # not behind the fence of the one that is replaced

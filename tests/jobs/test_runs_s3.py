@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from click.testing import CliRunner
 
@@ -12,9 +9,8 @@ from dkrr.cli import main
 from dkrr.errors import CancelledError, LockedError
 from dkrr.jobs.runs import monitor as monitor_module
 from dkrr.jobs.runs.directory import RunDirectory, read_events
-from dkrr.jobs.runs.lease import DriverLease, current_driver
 from dkrr.jobs.runs.monitor import Monitor, driving
-from dkrr.jobs.runs.status import look_once, read_status
+from dkrr.jobs.runs.status import current_driver, driver_lease, look_once, read_status
 from dkrr.store.files import list_keys, read_key
 from tests.faults import wait_until
 from tests.s3 import CANARY_SECRET, Bucket, bucket, s3_server
@@ -38,21 +34,15 @@ def run(bucket: Bucket) -> RunDirectory:
 
 def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DKRR_STALE_SECONDS", "1")
-    first = DriverLease.acquire(run, "here")
-    with ThreadPoolExecutor(1) as thread:
-        second = thread.submit(DriverLease.acquire, run, "here")
-        deadline = time.monotonic() + 30
-        while not second.done() and time.monotonic() < deadline:
-            first.beat()
-            time.sleep(0.1)
-        with pytest.raises(LockedError, match="is driven by process"):
-            second.result()
-    taken = DriverLease.acquire(run, "cluster")  # the first has stopped to beat
-    assert taken.epoch == 2
-    for act in (first.check, first.beat):
-        with pytest.raises(LockedError, match="was taken over by"):
-            act()
-    assert (current_driver(run) or {})["kind"] == "cluster"
+    with (first := driver_lease(run, "here")).held():
+        with pytest.raises(LockedError, match="is driven by process"), driver_lease(run, "here").held():
+            pytest.fail("two drivers")
+        # as another process would that found the heartbeat still, and then was killed
+        run.write("driver.json", {"token": "t", "epoch": 2, "counter": 0, "host": "far-away", "pid": 1})
+        with pytest.raises(LockedError, match="was taken over by process 1 on far-away"):
+            first.check()
+        with (third := driver_lease(run, "cluster")).held():
+            assert (third.epoch, (current_driver(run) or {})["kind"]) == (3, "cluster")
 
 
 def test_a_run_is_watched_and_cancelled(run: RunDirectory, bucket: Bucket) -> None:

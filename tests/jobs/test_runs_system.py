@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("DKRR_RUNS", raising=False)
     yield tmp_path
     end_commands()
-    for path in [*tmp_path.glob("runs/job/drivers/*.json"), *tmp_path.glob("runs/job/placement.json")]:
+    for path in tmp_path.glob("runs/job/placement.json"):
         record = json.loads(path.read_text())
         if "pid" in record and not is_gone(record):
             os.kill(record["pid"], signal.SIGKILL)

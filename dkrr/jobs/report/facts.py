@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from dkrr.errors import DkrrError
 from dkrr.jobs.report.charts import Chart, Table
 from dkrr.jobs.runs.directory import RunDirectory, read_events
-from dkrr.jobs.runs.lease import described
 from dkrr.jobs.runs.status import Status, look_once
 from dkrr.markup import Facts, clock_text, cut, facts_html, known, listed, number, seconds, size
+from dkrr.store.lease import described
 
 MOST_JOB_LETTERS = 60_000
 REMOVED = "[removed]"

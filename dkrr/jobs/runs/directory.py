@@ -4,7 +4,7 @@
     job.json      the same job, checked, its paths absolute
     plan.json     what the first attempt resolved: tile size, precision, solver; every later attempt uses it
     status.json   how far the run is (:mod:`dkrr.jobs.runs.status`), replaced every few seconds
-    driver.json   who drives it (:mod:`dkrr.jobs.runs.lease`); drivers/ has one document for each epoch
+    driver.json   who drives it, and the number of this attempt (:mod:`dkrr.store.lease`)
     cancel.json   a request to stop
     placement.json  the process that ``submit`` started as the driver
     events/       what happened: JSON lines in numbered segments, 000000.jsonl and so on

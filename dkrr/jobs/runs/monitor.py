@@ -3,8 +3,8 @@
 ``dkrr fit`` in the foreground and detached drivers do the same, in the same directory, so either finds what the other
 has done, and never both of them drive one run.
 
-One thread beats every two seconds (ten on an object store): it raises the counter of the lease, looks for
-``cancel.json``, and replaces ``status.json``. The thread that works only leaves its figures in a :class:`Monitor`.
+One thread looks every two seconds for ``cancel.json`` and replaces ``status.json`` (every ten seconds on an object
+store). The thread that works only leaves its figures in a :class:`Monitor`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreError, told
 from dkrr.jobs.runs.directory import EventLog, RunDirectory, utc_now
-from dkrr.jobs.runs.lease import DriverLease
-from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, write_status
+from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, driver_lease, write_status
 from dkrr.store.files import full_disk
 from dkrr.store.interruption import fenced, interrupt_main_thread
-from dkrr.store.lease import ABANDONED
+from dkrr.store.lease import Lease, process_record
 
 CANCEL = "cancel.json"
 POLL_SECONDS_REMOTE = 2.0
@@ -129,13 +128,14 @@ class Monitor:
     Called as a function it is the callback of the engine.
     """
 
-    def __init__(self, directory: RunDirectory, lease: DriverLease, progress: Progress | None = None) -> None:
+    def __init__(self, directory: RunDirectory, lease: Lease, progress: Progress | None = None) -> None:
         self.directory, self.lease = directory, lease
         self.events = EventLog(directory, lease.epoch)
         self.lost: LockedError | None = None
         self.cancel_requested = False
         self._others = progress
-        self._status = Status(state="starting", epoch=lease.epoch, driver=dict(lease.record), started_at=utc_now())
+        self._status = Status(state="starting", epoch=lease.epoch, started_at=utc_now())
+        self._status.driver = {**process_record(), "kind": lease.kind, "epoch": lease.epoch, "token": lease.token}
         self._meter = Meter(self._status)
         self._began = self._samples_written = time.monotonic()
         self._lock = threading.RLock()
@@ -152,8 +152,8 @@ class Monitor:
     def start(self) -> None:
         """Write the first status and begin to beat."""
         logging.getLogger("dkrr").addHandler(self._handler)
-        record = self.lease.record
-        self.events.add("state", f"driver {self.lease.epoch} started", host=record["host"], driver=record.get("kind"))
+        host = process_record()["host"]
+        self.events.add("state", f"driver {self.lease.epoch} started", host=host, driver=self.lease.kind)
         self._write()
         if self._others is not None and hasattr(self._others, "attach"):
             self._others.attach(self.snapshot)
@@ -179,7 +179,6 @@ class Monitor:
             now = time.monotonic()
             self._status.elapsed_seconds = round(now - self._began, 3)
             self._status.phase_seconds = round(now - self._meter.began, 3)
-            self._status.driver = dict(self.lease.record)
             return replace(self._status, seconds=dict(self._status.seconds), phases=dict(self._status.phases))
 
     def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
@@ -271,11 +270,9 @@ class Monitor:
             self.cancel_requested = True
             self.note(state="cancelling")
             self.events.add("request", "cancel requested")
-            self.lease.beat()
             self._write()
 
     def _beat(self) -> None:
-        self.lease.beat()
         self._take_facts()
         self._sample()
         self.events.flush()
@@ -350,44 +347,35 @@ def driving(
     folder = directory.folder
     new = [] if folder is None or detached else [path for path in folder.parents if not path.exists()]
     stays = detached or keep or directory.exists()
-    with full_disk(directory.location):
-        lease = DriverLease.acquire(directory, kind)
-    try:
-        with fenced(lease.check, holder=lease.holder):
-            monitor = Monitor(directory, lease, progress)
-            try:
-                with full_disk(directory.location):
-                    if not detached:
-                        directory.remove(CANCEL)
-                    try:
-                        monitor.start()
-                        yield monitor
-                    finally:
-                        monitor.stop()
-                    monitor.finish("finished", 0)
-            except BaseException as error:
-                _raise_if_lost(monitor, error)
-                if not stays and not directory.has("plan.json"):
-                    directory.remove_all()
-                    for path in new:
-                        with contextlib.suppress(OSError):
-                            path.rmdir()
-                    raise
-                state, code = "failed", told(error).exit_code
-                if code == InterruptedRunError.exit_code:
-                    state = "cancelled" if monitor.cancel_requested else "interrupted"
-                with contextlib.suppress(OSError, StoreError):  # the error itself matters more than its record
-                    monitor.finish(state, code, error)
-                if state == "cancelled" and not isinstance(error, CancelledError):
-                    raise _cancelled(directory) from None
+    lease = driver_lease(directory, kind)
+    with lease.held():
+        monitor = Monitor(directory, lease, progress)
+        try:
+            with full_disk(directory.location):
+                if not detached:
+                    directory.remove(CANCEL)
+                try:
+                    monitor.start()
+                    yield monitor
+                finally:
+                    monitor.stop()
+                monitor.finish("finished", 0)
+        except BaseException as error:
+            _raise_if_lost(monitor, error)
+            if not stays and not directory.has("plan.json"):
+                directory.remove_all()
+                for path in new:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
                 raise
-    finally:
-        token = lease.record["token"]
-        ABANDONED.add(token)  # first: wherever this is interrupted, the lease is nobody's
-        with contextlib.suppress(OSError, StoreError, LockedError):
-            if directory.exists():
-                lease.release()
-            ABANDONED.discard(token)
+            state, code = "failed", told(error).exit_code
+            if code == InterruptedRunError.exit_code:
+                state = "cancelled" if monitor.cancel_requested else "interrupted"
+            with contextlib.suppress(OSError, StoreError):  # the error itself matters more than its record
+                monitor.finish(state, code, error)
+            if state == "cancelled" and not isinstance(error, CancelledError):
+                raise _cancelled(directory) from None
+            raise
 
 
 def _raise_if_lost(monitor: Monitor, error: BaseException) -> None:
