@@ -29,7 +29,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dkrr.engine.cluster
 import dkrr.models.estimator
-import dkrr.models.large_predictions
+import dkrr.models.prediction
 from dkrr import KernelRidge, ingest, load_model, make_kernel
 from dkrr.errors import ClusterError, StorageFullError
 from dkrr.fit.inputs import TemporaryStore, temporary_folder
@@ -369,26 +369,26 @@ def test_large_predictions_run_on_workers(
     estimator = KernelRidge(kernel="rbf", alpha=0.1).fit(X, targets)
     rows = RNG.standard_normal((9000, 5))
     expected = estimator.predict(rows)
-    monkeypatch.setattr(dkrr.models.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
+    monkeypatch.setattr(dkrr.models.prediction, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
     phases = []
-    real = dkrr.models.large_predictions.predict_dataset
+    real = dkrr.models.prediction.predict_dataset
 
     def spy(*args: Any) -> Any:
         result = real(*args)
         phases.append(result[1])
         return result
 
-    monkeypatch.setattr(dkrr.models.large_predictions, "predict_dataset", spy)
+    monkeypatch.setattr(dkrr.models.prediction, "predict_dataset", spy)
     np.save(tmp_path / "rows.npy", rows)
     dataset = ingest(rows, tmp_path / "rows.zarr", y=rows[:, 0])
     for form in (rows, str(tmp_path / "rows.npy"), dataset, str(tmp_path / "rows.zarr")):
         np.testing.assert_allclose(estimator.predict(form), expected, rtol=1e-9, atol=1e-11)
     assert [summary.num_computed for summary in phases] == [3, 3, 3, 3]
     assert all(worker.startswith("tcp://") for summary in phases for worker in summary.peak_rss_bytes)
-    monkeypatch.setattr(dkrr.models.large_predictions, "MAX_IN_PROCESS_ENTRIES", 9000 * 300)
+    monkeypatch.setattr(dkrr.models.prediction, "MAX_IN_PROCESS_ENTRIES", 9000 * 300)
     estimator.predict(rows)
     local = KernelRidge(kernel=lambda a, b: a @ b.T).fit(X, targets)
-    monkeypatch.setattr(dkrr.models.large_predictions, "MAX_IN_PROCESS_ENTRIES", 1)
+    monkeypatch.setattr(dkrr.models.prediction, "MAX_IN_PROCESS_ENTRIES", 1)
     assert len(local.predict(rows)) == 9000  # a function without a name is known to this process alone
     assert len(phases) == 4
 

@@ -32,9 +32,7 @@ from dkrr.errors import (
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.cg import solver as iterative
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
-from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.solution import Solution
+from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid
 from tests.faults import (
@@ -71,9 +69,7 @@ class Frequent(StoredCheckpoint):
 @pytest.fixture(autouse=True)
 def small_and_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products in six pairs of super-blocks, whatever n; a checkpoint every four iterations."""
-    monkeypatch.setattr(
-        RidgeOperator, "super_blocks", lambda self, **_: TileGrid(self.grid.n, BLOCK * self.grid.n // N)
-    )
+    monkeypatch.setattr("dkrr.linalg.matmul.super_blocks", lambda n, *_: TileGrid(n, BLOCK * n // N))
     monkeypatch.setattr(iterative, "StoredCheckpoint", Frequent)
 
 

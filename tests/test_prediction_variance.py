@@ -12,7 +12,7 @@ import dkrr
 from dkrr import ingest, load_model
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor
 from dkrr.errors import DataError, StoreError
-from dkrr.models import large_predictions, prediction
+from dkrr.models import prediction
 from dkrr.models.prediction import predict_variance
 
 N, M = 180, 90
@@ -81,7 +81,7 @@ def test_workers_give_the_same_and_share_the_work(
 ) -> None:
     model, z = fitted
     values, expected = model.predict(z, return_std=True, noise=True)
-    monkeypatch.setattr(large_predictions, "MAX_IN_PROCESS_FLOPS", 0)
+    monkeypatch.setattr(prediction, "MAX_IN_PROCESS_FLOPS", 0)
     ran: list[Any] = []
 
     def observed(*arguments: Any) -> Any:
@@ -89,7 +89,7 @@ def test_workers_give_the_same_and_share_the_work(
         ran.append((type(arguments[3]), result[1].num_computed, len(result[1].peak_rss_bytes)))
         return result
 
-    monkeypatch.setattr(large_predictions, "predict_variance", observed)
+    monkeypatch.setattr(prediction, "predict_variance", observed)
     np.testing.assert_allclose(model.predict(z, return_std=True, noise=True)[1], expected, rtol=1e-12)
     np.save(tmp_path / "z.npy", z)
     found = model.predict(str(tmp_path / "z.npy"), return_std=True, noise=True)

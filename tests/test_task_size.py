@@ -99,7 +99,7 @@ def test_a_task_of_what_comes_after_a_fit_is_small(scales: Scales, tmp_path: Pat
     predict_dataset(model, rows, str(tmp_path / "predictions.zarr"), executor)
     score_dataset(model, rows, executor)
     predict_variance(model, rows, str(tmp_path / "variance.zarr"), executor)
-    assert {"panel_task", "predict_block_task", "score_block_task"} <= set(scales.most)
+    assert {"panel_task", "predict_block_task"} <= set(scales.most)
 
 
 def test_as_many_features_as_a_picture_has_pixels(scales: Scales, tmp_path: Path) -> None:

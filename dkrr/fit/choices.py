@@ -25,8 +25,8 @@ from dkrr.kernels.features import count_features
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.lowrank.rpcholesky import choose_rank
 from dkrr.linalg.primal.solver import MAX_FEATURES
-from dkrr.linalg.settings import Foreseen, IterativeSettings, NystromSettings, way_name
 from dkrr.linalg.sizes import choose_gram
+from dkrr.linalg.solution import Foreseen, IterativeSettings, NystromSettings, way_name
 
 __all__ = [
     "PRIMAL",
@@ -184,7 +184,7 @@ class SolverChoice:
     gram
         "auto", "stored" or "on_the_fly".
     tol, max_iter, seed, allow_unconverged
-        Of everything that iterates; see :class:`dkrr.linalg.settings.IterativeSettings`.
+        Of everything that iterates; see :class:`dkrr.linalg.solution.IterativeSettings`.
     preconditioner, rank
         Of cg.
     num_centers, centers
@@ -344,7 +344,7 @@ class FitSettings:
     iterative
         Of cg, and of the refinement of a mixed factor.
     fit_intercept
-        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.intercept`.
+        Whether f has an unpenalised constant, see :mod:`dkrr.linalg.targets`.
     center
         Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit

@@ -54,12 +54,11 @@ from dkrr.linalg.cg.mixed import MixedSolver
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.gram import build_gram, rows_of
-from dkrr.linalg.intercept import centre_dataset
 from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import check_training_rows
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.solving import right_hand_sides, target_alphas
+from dkrr.linalg.targets import centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
@@ -344,9 +343,10 @@ class _Solve:
         intercept = np.zeros(len(targets))
         if self.settings.fit_intercept:
             operator, alpha = self.operator, np.array([self.alphas[k] for k in targets])
-            norms, intercept = residual_norms(
+            norms = residual_norms(
                 operator, rhs, u, self.workspace, rhs.array.store, alpha=alpha, normal=operator.normal()
             )
+            intercept = norms.intercept
             solution = replace(solution, relative_residual=norms.relative_residual, backward_error=norms.backward_error)
         self._take(targets, u, solution, intercept)
 

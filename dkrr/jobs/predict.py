@@ -29,9 +29,8 @@ from dkrr.jobs.export import Predictions, check_output, export_predictions, work
 from dkrr.jobs.registry import RECORD, ModelRegistry, NamedModel, Reference, Version
 from dkrr.linalg.inference.leave_one_out import IntervalMethod
 from dkrr.linalg.losses.loss import log_probabilities
-from dkrr.models.large_predictions import is_worth_a_cluster
 from dkrr.models.model import Model, load_model
-from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
+from dkrr.models.prediction import is_worth_a_cluster, predict_dataset, predict_variance, score_dataset
 from dkrr.models.uncertainty import half_widths, interval, standard_deviation
 from dkrr.store.documents import manifest_digest
 from dkrr.store.files import (
@@ -327,7 +326,7 @@ def evaluate_job(
     try:
         dataset, _ = _rows_for(model, data, work.path, reading or {}, with_targets=True)
         with _executor(model, dataset) as executor:
-            score, _ = score_dataset(model, dataset, executor, progress, intervals=intervals)
+            score, _ = score_dataset(model, dataset, executor, progress, store=work.path, intervals=intervals)
     finally:
         work.close()
     if metric is not None:

@@ -170,7 +170,7 @@ def _run(job: JobSpec, directory: RunDirectory, monitor: Monitor, source: bytes 
             intervals = None if evaluate is None or summary.leave_one_out is None else evaluate.intervals
             model = load_model(summary.model_path)
             score, run = score_dataset(
-                model, prepared.test, executor, monitor, intervals=intervals, sample_rows=SAMPLE_ROWS
+                model, prepared.test, executor, monitor, store=store, intervals=intervals, sample_rows=SAMPLE_ROWS
             )
             workspace.record("evaluate", run)
             note(lambda: {"held_out": _held_out_facts(prepared.train, run)})

@@ -41,8 +41,7 @@ from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.losses.loss import make_loss
 from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.primal.solver import fit_primal
-from dkrr.linalg.settings import NystromSettings
-from dkrr.linalg.solution import Solution
+from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
@@ -381,7 +380,8 @@ def _score_path(
     for number, model in enumerate(models):
         location = place(directory, f"path-{number:03}.zarr")
         model.write(location, overwrite=True)
-        score, run = score_dataset(load_model(location), test, workspace.executor, workspace.progress)
+        saved, (work, progress) = load_model(location), (workspace.executor, workspace.progress)
+        score, run = score_dataset(saved, test, work, progress, store=workspace.store)
         workspace.record("path", run)
         metric = (None if job.evaluate is None else job.evaluate.metric) or score.metric
         points.append(

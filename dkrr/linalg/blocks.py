@@ -27,10 +27,10 @@ Indices = NDArray[np.int64]
 Floats = FloatMatrix
 
 
-def row_blocks(n: int) -> Iterator[slice]:
-    """0 .. n in slices."""
-    for start in range(0, n, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, n))
+def row_blocks(n: int, most: int = BLOCK_ROWS) -> Iterator[slice]:
+    """0 .. n in slices of at most so many."""
+    for start in range(0, n, most):
+        yield slice(start, min(start + most, n))
 
 
 def dots(a: FloatMatrix, b: FloatMatrix) -> FloatVector:

@@ -86,7 +86,7 @@ def _gram_tile(task: GramTask, i: int, j: int) -> FloatArray:
     first, rows = len(kept), len(tile)
     tile[:first, : kept.shape[1]] = kept
     if first < rows:
-        operator.gram_rows(i, j, first, rows, tile[first:])
+        operator.gram_tile(i, j, tile[first:], start=first)
     if i == j:
         tile[:first, first:] = tile[first:, :first].T
     return tile

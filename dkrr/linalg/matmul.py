@@ -17,24 +17,38 @@ residual three (n, 256) arrays. Memory of a task: :func:`product_task_bytes`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 
-from dkrr.errors import DkrrError, NumericalError
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
+from dkrr.errors import DataError, DkrrError, NumericalError
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, add_scaled, largest, norms, ratio, row_blocks
 from dkrr.linalg.gram import gram_owner
-from dkrr.linalg.intercept import best_intercept, bordered_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Operands, Pass
-from dkrr.linalg.products import BAND_BYTES, BLOCK_ROWS, STRIP_ROWS, Entries, Pair, StoredEntries, is_nonnegative
+from dkrr.linalg.products import (
+    BAND_BYTES,
+    BLOCK_ROWS,
+    STRIP_ROWS,
+    block_strips,
+    entry_nanoseconds,
+    is_nonnegative,
+    kernel_product,
+    spans,
+    super_blocks,
+    within,
+)
+from dkrr.linalg.repairs import check_finite
+from dkrr.linalg.targets import best_intercept
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import FloatArray
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid
-from dkrr.tiles.blas import is_finite
+from dkrr.tiles.blas import buffer, is_finite
 
 # A panel of columns: a block of V in it, and each half of a partial result, takes at most this.
 PANEL_BYTES = 16 << 20
@@ -65,12 +79,25 @@ def product_task_bytes(block_rows: int, num_columns: int, num_features: int, *, 
 
 @dataclass(frozen=True)
 class PairProduct:
-    """K[I, J] V_J, and below it, from row B on, K[I, J]^T V_I, for pair number k of the lower pairs."""
+    """K[I, J] V_J, and below it, from row B on, K[I, J]^T V_I, for pair number k of the lower pairs of super-blocks.
 
-    entries: Entries
+    Parameters
+    ----------
+    operator
+        Whose K it is; its weights play no part.
+    stored
+        Entries are read from its tiles (super-blocks are whole numbers of them) instead of being evaluated.
+    precision
+        Of the entries; sums are float64.
+    absolute_last
+        The last column is a product with |K|, entry by entry, instead of K.
+    """
+
+    operator: RidgeOperator
+    stored: bool
     blocks: TileGrid
-    precision: Literal["float64", "float32"]
-    absolute_last: bool
+    precision: Literal["float64", "float32"] = "float64"
+    absolute_last: bool = False
 
     def pair(self, number: int) -> tuple[int, int]:
         """I and J."""
@@ -83,17 +110,87 @@ class PairProduct:
         return part[: self.blocks.rows(i)], part[start : start + self.blocks.rows(j)]
 
     def multiply(self, operands: Operands, number: int, out: FloatMatrix) -> None:
-        """Add both results."""
+        """Add both results, block by block; a damaged or missing tile raises ``DamagedChunkError``."""
         (i, j), blocks = self.pair(number), self.blocks
+        rows, columns = blocks.span(i), blocks.span(j)
         # copies: nothing stays mapped, and compiled kernels meet writable arrays only
         v_rows, v_columns = (np.array(operands["v"].read(k)[: blocks.rows(k)]) for k in (i, j))
-        halves = self.halves(number, out)
-        pair = Pair(blocks.span(i), blocks.span(j), v_rows, v_columns, *halves, self.precision, self.absolute_last)
-        self.entries.multiply(pair)
+        out_rows, out_columns = self.halves(number, out)
+        for p, q, add in (self._stored if self.stored else self._evaluated)(rows, columns):
+            left, right = within(p, rows), within(q, columns)
+            other = {} if p == q else {"u": v_rows[left], "out_t": out_columns[right]}
+            try:
+                add(v_columns[right], out_rows[left], **other)
+            except DataError as exc:
+                where = f"rows {p.start:,} to {p.stop:,} with rows {q.start:,} to {q.stop:,}"
+                raise DataError(f"{where}: {exc.message}", hint=exc.hint, **exc.details) from exc
+
+    def _evaluated(self, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Any]]:
+        """Blocks of 6,144 x 6,144 entries, and how each is multiplied with; two bands of rows are held."""
+        kernel, source = self.operator.known()
+        band = BLOCK_ROWS * max(1, BAND_BYTES // (8 * self.operator.num_features * BLOCK_ROWS))
+        for a_span in spans(rows, band):
+            a = source.read(a_span.start, a_span.stop)
+            for b_span in spans(columns, band):
+                if b_span.start > a_span.start:
+                    break
+                b = a if b_span == a_span else source.read(b_span.start, b_span.stop)
+                for p in spans(a_span, BLOCK_ROWS):
+                    for q in spans(b_span, BLOCK_ROWS):
+                        if q.start > p.start:
+                            break
+                        sides, same = (a[within(p, a_span)], b[within(q, b_span)]), p == q
+                        if self.absolute_last:
+                            yield p, q, partial(add_strips, block_strips(kernel, *sides, same=same), absolute_last=True)
+                        else:
+                            yield p, q, partial(kernel_product, kernel, *sides, same=same, precision=self.precision)
+
+    def _stored(self, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Any]]:
+        """Tiles, of which one is mapped at a time."""
+        gram = self.operator.gram
+        assert gram is not None  # noqa: S101  (narrows the type)
+        for i, j in self._tiles(rows, columns):
+            tile = gram.read(i, j)
+            strips = ((part, tile[part]) for part in row_blocks(len(tile), STRIP_ROWS))
+            yield gram.grid.span(i), gram.grid.span(j), partial(add_strips, strips, absolute_last=self.absolute_last)
+            del tile, strips
+
+    def _tiles(self, rows: slice, columns: slice) -> Iterator[tuple[int, int]]:
+        b = self.operator.grid.tile_size
+        for i in range(rows.start // b, -(-rows.stop // b)):
+            for j in range(columns.start // b, min(i + 1, -(-columns.stop // b))):
+                yield i, j
 
     def explain(self, number: int) -> DkrrError:
         """The error for results that are not finite although V is."""
-        return self.entries.explain(*map(self.blocks.span, self.pair(number)))
+        rows, columns = map(self.blocks.span, self.pair(number))
+        where = f"the product of rows {rows.start:,} to {rows.stop:,} with rows {columns.start:,} to {columns.stop:,}"
+        if self.stored and self.operator.gram is not None:
+            check_finite(self.operator.gram, self._tiles(rows, columns))
+            of, hint = f" of {self.operator.gram.location}", "scale the matrix, or the targets"
+            return DataError(f"{where}{of} is not finite", hint=hint)
+        return DataError(f"{where} is not finite, {self.operator.known()[0].describe()}", hint="scale the features")
+
+
+def add_strips(
+    strips: Iterable[tuple[slice, Any]],
+    v: FloatMatrix,
+    out: FloatMatrix,
+    *,
+    u: FloatMatrix | None = None,
+    out_t: FloatMatrix | None = None,
+    absolute_last: bool = False,
+) -> None:
+    """out += K V and out_t += K^T U for K given in strips of rows; with |K| for the last column where asked for."""
+    last = v.shape[1] - absolute_last
+    for rows, strip in strips:
+        for columns in (slice(0, last), slice(last, None)):
+            out[rows, columns] += strip @ v[:, columns]
+            if u is not None and out_t is not None:
+                out_t[:, columns] += strip.T @ u[rows, columns]
+            if not absolute_last:
+                break
+            strip = np.abs(strip, out=buffer("strip", strip.shape, strip.dtype))
 
 
 class OperatorProduct:
@@ -137,16 +234,14 @@ class OperatorProduct:
     ) -> None:
         self.operator, self.workspace, self.scratch, self.precision = operator, workspace, scratch, precision
         self.phase, self.quiet = phase, quiet
-        self.entries = operator.entries(use_gram=use_gram)
-        self.blocks = operator.super_blocks(use_gram=use_gram, num_blocks=num_blocks)
+        # tiles of a kernel may hold anything that passes a checksum, so the residual does without
+        self.stored = operator.gram is not None and (use_gram or operator.kernel is None)
+        kernel, tile_size = (None, operator.grid.tile_size) if self.stored else (operator.known()[0], None)
+        entry = entry_nanoseconds(kernel, operator.num_features)
+        self.blocks = super_blocks(operator.grid.n, entry, tile_size, num_blocks)
         self.root = operator.root_weights()
         self.num_products = 0
         self.row_sums: FloatMatrix | None = None
-
-    @property
-    def reads_tiles(self) -> bool:
-        """Whether entries are read from tiles instead of being evaluated."""
-        return isinstance(self.entries, StoredEntries)
 
     def __call__(self, v: FloatMatrix) -> FloatMatrix:
         """S K S V (n, t) float64; the order of every sum depends on n and the settings only.
@@ -163,7 +258,7 @@ class OperatorProduct:
     def with_row_sums(self, v: FloatMatrix) -> tuple[FloatMatrix, FloatMatrix]:
         """S K S V (n, t), and sum_q |(S K S)_pq| (n,) from the same pass over the entries."""
         columns = np.hstack([v, np.ones((len(v), 1))])
-        absolute = self.reads_tiles or not is_nonnegative(self.operator.kernel)
+        absolute = self.stored or not is_nonnegative(self.operator.kernel)
         product = self._multiply(columns, absolute_last=absolute)
         return product[:, :-1], product[:, -1].copy()
 
@@ -204,7 +299,7 @@ class OperatorProduct:
 
     def _multiply_panel(self, v: FloatMatrix, result: FloatMatrix, absolute_last: bool) -> None:
         blocks, width, cost = self.blocks, v.shape[1], 2.0 * self.operator.num_features + 4.0 * v.shape[1]
-        task = PairProduct(self.entries, blocks, self.precision, absolute_last)
+        task = PairProduct(self.operator, self.stored, blocks, self.precision, absolute_last)
 
         def add(number: int, part: FloatMatrix) -> None:
             i, j = task.pair(number)
@@ -230,61 +325,56 @@ class OperatorProduct:
 
 @dataclass(frozen=True)
 class ResidualNorms:
-    """The two numbers of a :class:`~dkrr.linalg.solution.Solution`, per target."""
+    """The two numbers of a :class:`~dkrr.linalg.solution.Solution`, per target; intercepts of centred targets."""
 
     relative_residual: list[float]
     backward_error: list[float]
+    intercept: FloatVector
 
 
-def block_norms(residual: FloatArray, rhs: FloatArray, solution: FloatArray, row_sums: FloatArray) -> dict[str, Any]:
-    """Sums and maxima per target over some rows; ``row_sums`` of |A| is (rows,), or (rows, t) for one A per target."""
-    return {
-        "residual_squares": np.square(residual).sum(axis=0),
-        "rhs_squares": np.square(rhs).sum(axis=0),
-        "residual_max": np.abs(residual).max(axis=0),
-        "rhs_max": np.abs(rhs).max(axis=0),
-        "solution_max": np.abs(solution).max(axis=0),
-        "matrix_norm": np.max(row_sums, axis=0, keepdims=row_sums.ndim == 1),
-    }
-
-
-def combine_norms(parts: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Relative residual and backward error per target from the norms of all row blocks, in order."""
-
-    def total(name: str) -> Any:
-        return np.sum([part[name] for part in parts], axis=0)
-
-    def largest(name: str) -> Any:
-        return np.max([part[name] for part in parts], axis=0)
-
-    rhs = np.sqrt(total("rhs_squares"))
-    residual = np.sqrt(total("residual_squares"))
-    bound = largest("matrix_norm") * largest("solution_max") + largest("rhs_max")
-    error = largest("residual_max")
-    relative = np.divide(residual, rhs, out=np.zeros_like(residual), where=rhs > 0)
-    relative = np.where((rhs == 0) & (residual > 0), np.inf, relative)
-    backward = np.divide(error, bound, out=np.zeros_like(error), where=bound > 0)
-    return relative.tolist(), backward.tolist()
-
-
-def product_norms(
-    product: OperatorProduct, alpha: FloatVector, rhs: FloatMatrix, solution: FloatMatrix, multiplied: FloatMatrix
+def system_norms(
+    product: FloatMatrix,
+    size: FloatVector,
+    rhs: FloatMatrix,
+    u: FloatMatrix,
+    normal: FloatVector | None = None,
 ) -> ResidualNorms:
-    """The norms of R = S Y - (S K S + diag(alpha)) u, column by column, for a known S K S u of a product."""
-    assert product.row_sums is not None  # noqa: S101  (narrows the type)
-    operator, diagonal = product.operator, None
-    if operator.kernel is None or not operator.kernel.positive_semidefinite:  # an entry of it may be negative
-        diagonal = operator.diagonal_from(0)
-    parts = []
-    for i in range(product.blocks.num_tiles):
-        rows = product.blocks.span(i)
-        shift = np.broadcast_to(alpha, (rows.stop - rows.start, len(alpha)))
-        if diagonal is not None:  # |a_pp| = |k_pp + alpha|, which is |k_pp| + alpha unless k_pp is negative
-            shift = np.abs(diagonal[rows, None] + shift) - np.abs(diagonal[rows, None])
-        row_sums = product.row_sums[rows, None] + shift
-        residual = rhs[rows] - (multiplied[rows] + alpha * solution[rows])
-        parts.append(block_norms(residual, rhs[rows], solution[rows], row_sums))
-    return ResidualNorms(*combine_norms(parts))
+    """The norms of R = S Y - A u, or with an intercept of R = S Y - A u - b s and of s^T u = 0.
+
+    b = s^T (S Y - A u) / s^T s is the one for which R is smallest; where u solves the system it is the intercept.
+
+    Parameters
+    ----------
+    product : (n, t)
+        A u; R takes its place.
+    size : (t,)
+        |A| in the infinity norm, of each target's own A.
+    rhs, u : (n, t)
+        S Y (of centred targets, with an intercept), and u.
+    normal : (n,), optional
+        s, for an intercept.
+
+    Returns
+    -------
+    ResidualNorms
+        |R| / |S Y| in the 2-norm, and |R| / (|A| |u| + |S Y - b s|) in the infinity norm; with an intercept at least
+        |s^T u| / (|s|_1 |u|_inf), the backward error of the last row.
+    """
+    residual, intercept, right = product, np.zeros(rhs.shape[1]), largest(rhs)
+    np.subtract(rhs, product, out=residual)
+    if normal is not None:
+        intercept = best_intercept(residual, normal)
+        right = np.zeros_like(right)
+        for rows in row_blocks(len(rhs)):
+            shift = normal[rows, None] * intercept
+            residual[rows] -= shift
+            right = np.maximum(right, largest(rhs[rows] - shift))
+    left, whole, most = norms(residual), norms(rhs), largest(u)
+    relative = np.where((whole == 0) & (left > 0), np.inf, ratio(left, whole))
+    backward = ratio(largest(residual), size * most + right)
+    if normal is not None:
+        backward = np.maximum(backward, ratio(np.abs(normal @ u), float(normal.sum()) * most))
+    return ResidualNorms(relative.tolist(), backward.tolist(), intercept)
 
 
 def residual_norms(
@@ -296,10 +386,8 @@ def residual_norms(
     *,
     alpha: FloatVector | None = None,
     normal: FloatVector | None = None,
-) -> tuple[ResidualNorms, FloatVector]:
-    """The norms of R = S Y - A u, or with an intercept of R = S Y - A u - b s; phase "residual" of the workspace.
-
-    b = s^T (S Y - A u) / s^T s is the one for which R is smallest; where u solves the system it is the intercept.
+) -> ResidualNorms:
+    """:func:`system_norms` of an answer on disk; phase "residual" of the workspace.
 
     Parameters
     ----------
@@ -311,32 +399,25 @@ def residual_norms(
         The ridge of each column, if not that of the operator.
     normal : (n,), optional
         s, for an intercept.
-
-    Returns
-    -------
-    norms
-        |R| / |S Y| in the 2-norm, and |R| / (|A| |u| + |S Y - b s|) in the infinity norm; with an intercept at least
-        |s^T u| / (|s|_1 |u|_inf), too.
-    intercept : (t,)
-        Of the centred targets.
     """
     alphas = np.full(rhs.num_columns, operator.alpha) if alpha is None else alpha
     product = OperatorProduct(operator, workspace, scratch, phase="residual")
-    found, intercept = ResidualNorms([], []), np.zeros(rhs.num_columns)
+    diagonal: FloatArray = np.zeros(operator.grid.n)
+    if operator.kernel is None or not operator.kernel.positive_semidefinite:  # an entry of it may be negative
+        diagonal = operator.diagonal_from(0)
+    found = []
     for panel in range(rhs.num_panels):
-        columns, target, u = rhs.columns(panel), rhs.whole(panel), solution.whole(panel)
-        multiplied, shifted = product.exact(u), target
-        if normal is not None:
-            intercept[columns] = best_intercept(target - multiplied - alphas[columns] * u, normal)
-            shifted = target - normal[:, None] * intercept[columns]
-        norms = product_norms(product, alphas[columns], shifted, u, multiplied)
-        if normal is not None:
-            relative, backward = map(np.array, (norms.relative_residual, norms.backward_error))
-            both = bordered_norms(relative, backward, target, shifted, u, normal)
-            norms = ResidualNorms(both[0].tolist(), both[1].tolist())
-        found.relative_residual.extend(norms.relative_residual)
-        found.backward_error.extend(norms.backward_error)
-    return found, intercept
+        columns, u = alphas[rhs.columns(panel)], solution.whole(panel)
+        multiplied = product.exact(u)
+        add_scaled(multiplied, columns, u)
+        # |a_pp| = |k_pp + alpha|, which is |k_pp| + alpha unless k_pp is negative
+        size = [float((product.row_sums + np.abs(diagonal + value) - np.abs(diagonal)).max()) for value in columns]
+        found.append(system_norms(multiplied, np.array(size), rhs.whole(panel), u, normal))
+    return ResidualNorms(
+        [value for part in found for value in part.relative_residual],
+        [value for part in found for value in part.backward_error],
+        np.concatenate([part.intercept for part in found]),
+    )
 
 
 def sampled_row_sums(operator: RidgeOperator) -> FloatMatrix:

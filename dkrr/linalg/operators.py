@@ -8,7 +8,6 @@ weighting and every alpha.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,7 +20,6 @@ from dkrr.dataset.prefix import before_appends
 from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix
-from dkrr.linalg.products import Entries, KernelEntries, StoredEntries, entry_nanoseconds, super_blocks
 from dkrr.store.chunks import FloatArray
 from dkrr.tiles import TileGrid, TileMatrix
 
@@ -88,7 +86,8 @@ class Rows:
         return None if weight is None else np.sqrt(weight.read(start, stop)[:, 0])
 
 
-def open_rows(store: Any, digest: str, version: int = 1, facts: tuple[tuple[str, str, int], ...] = ()) -> Dataset:
+@lru_cache(maxsize=8)
+def open_rows(store: str, digest: str, version: int, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
     """Open a data set and check that it is the one that was meant; kept open per process.
 
     Where rows have been appended since, or a new version has replaced it, it is the data set of before.
@@ -98,17 +97,6 @@ def open_rows(store: Any, digest: str, version: int = 1, facts: tuple[tuple[str,
     StoreError
         Its rows are others.
     """
-    if isinstance(store, str):
-        return _open_rows(store, digest, version, facts)
-    return _open_checked(store, digest, version, facts)
-
-
-@lru_cache(maxsize=8)
-def _open_rows(store: str, digest: str, version: int, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
-    return _open_checked(store, digest, version, facts)
-
-
-def _open_checked(store: Any, digest: str, version: int, facts: tuple[tuple[str, str, int], ...]) -> Dataset:
     dataset = open_dataset(store)
     if dataset.digest == digest:
         return dataset
@@ -116,8 +104,7 @@ def _open_checked(store: Any, digest: str, version: int, facts: tuple[tuple[str,
     if version < dataset.version:
         with contextlib.suppress(StoreError):  # it is gone
             before = open_dataset(store, version=version)
-    wanted = {name: part for name, part, _ in facts} | {"X": digest}
-    found = before_appends(before, wanted)
+    found = before_appends(before, {name: part for name, part, _ in facts} | {"X": digest})
     if found is None:
         raise StoreError(
             f"{dataset.path} holds other rows than this job was prepared with (digest {dataset.digest[:12]}, "
@@ -125,19 +112,6 @@ def _open_checked(store: Any, digest: str, version: int, facts: tuple[tuple[str,
             hint="do not change a data set while a job uses it, other than by appending; start the job again",
         )
     return found
-
-
-def _ends(span: slice) -> tuple[int, int]:
-    return span.start, span.stop
-
-
-@contextlib.contextmanager
-def _in_tile(i: int, j: int) -> Iterator[None]:
-    """What is wrong with entries is said of their tile."""
-    try:
-        yield
-    except DataError as exc:
-        raise DataError(f"tile ({i}, {j}): {exc.message}", hint=exc.hint, **exc.details) from exc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,64 +157,48 @@ class RidgeOperator:
             raise StoreError("a precomputed matrix has no kernel to evaluate", hint="give the matrix again")
         return self.kernel, self.rows
 
-    def gram_tile(self, i: int, j: int, out: FloatArray | None = None) -> FloatArray:
-        """Tile (i, j) of K, i >= j, (rows of i, rows of j), evaluated from the kernel, in ``out`` if given."""
-        kernel, rows = self.known()
-        a_span, b_span = self.grid.span(i), self.grid.span(j)
-        a = rows.read(a_span.start, a_span.stop)
-        b = a if i == j else rows.read(b_span.start, b_span.stop)
-        with _in_tile(i, j):
-            return kernel.block(a, b, np.empty(self.grid.shape(i, j)) if out is None else out, same=i == j)
+    def gram_tile(
+        self, i: int, j: int, out: FloatArray | None = None, *, start: int = 0, stop: int | None = None
+    ) -> FloatArray:
+        """Tile (i, j) of K, i >= j, (rows of i, rows of j), evaluated from the kernel, in ``out`` if given.
 
-    def tile(self, i: int, j: int, out: FloatArray) -> FloatArray:
-        """Tile (i, j) of A, i >= j, written to ``out`` (rows of i, rows of j)."""
-        with np.errstate(over="ignore"):  # what float32 cannot hold is named before a tile is written
-            if self.gram is None:
-                self.gram_tile(i, j, out)
-            else:
-                out[...] = self.gram.read(i, j)
-            if self.weighted:
-                self._scale(i, j, out)
-            if i == j:
-                diagonal = np.arange(len(out))
-                out[diagonal, diagonal] += self.alpha
-        return out
-
-    def gram_rows(self, i: int, j: int, start: int, stop: int, out: FloatArray) -> FloatArray:
-        """Rows ``start`` to ``stop`` of tile (i, j) of K, in ``out``; of a diagonal tile its first ``stop`` columns."""
+        With ``start`` and ``stop`` it is those rows of the tile; of a diagonal tile their first ``stop`` columns.
+        """
         kernel, rows = self.known()
         first, other = self.grid.span(i).start, self.grid.span(j)
+        stop = self.grid.rows(i) if stop is None else stop
+        block = np.empty((stop - start, stop if i == j else self.grid.rows(j))) if out is None else out
         a = rows.read(first + start, first + stop)
-        with _in_tile(i, j):
+        try:
             if i != j:
-                return kernel.block(a, rows.read(other.start, other.stop), out)
+                return kernel.block(a, rows.read(other.start, other.stop), block)
             if start:
-                kernel.block(a, rows.read(first, first + start), out[:, :start])
-            kernel.block(a, a, out[:, start:stop], same=True)
-        return out
+                kernel.block(a, rows.read(first, first + start), block[:, :start])
+            kernel.block(a, a, block[:, start:stop], same=True)
+        except DataError as exc:
+            raise DataError(f"tile ({i}, {j}): {exc.message}", hint=exc.hint, **exc.details) from exc
+        return block
 
-    def tile_rows(self, i: int, j: int, start: int, stop: int, out: FloatArray) -> FloatArray:
-        """Rows ``start`` to ``stop`` of tile (i, j) of A, in ``out``; of a diagonal tile its first ``stop`` columns."""
-        if self.gram is None:
-            self.gram_rows(i, j, start, stop, out)
-        else:
-            out[...] = self.gram.read(i, j)[start:stop, : out.shape[1]]
-        if self.weighted:
-            self._scale(i, j, out, start)
-        if i == j:
-            places = np.arange(stop - start)
-            out[places, start + places] += self.alpha
+    def tile(self, i: int, j: int, out: FloatArray, *, start: int = 0, stop: int | None = None) -> FloatArray:
+        """Tile (i, j) of A, i >= j, written to ``out`` (rows of i, rows of j); or some of its rows, as for K."""
+        with np.errstate(over="ignore"):  # what float32 cannot hold is named before a tile is written
+            if self.gram is None:
+                self.gram_tile(i, j, out, start=start, stop=stop)
+            else:
+                out[...] = self.gram.read(i, j)[start:stop, : out.shape[1]]
+            left, right = self.root_weight(i), self.root_weight(j)
+            if left is not None and right is not None:
+                out *= left[start : start + len(out), None]
+                out *= right[None, : out.shape[1]]
+            if i == j:
+                places = np.arange(len(out))
+                out[places, start + places] += self.alpha
         return out
-
-    def _scale(self, i: int, j: int, out: FloatArray, start: int = 0) -> None:
-        left, right = self.root_weight(i), self.root_weight(j)
-        if left is not None and right is not None:
-            out *= left[start : start + len(out), None]
-            out *= right[None, : out.shape[1]]
 
     def diagonal(self, i: int) -> FloatArray:
         """Entries a_pp - alpha of row block i, the diagonal of S K S."""
-        return self.diagonal_of(*_ends(self.grid.span(i)))
+        span = self.grid.span(i)
+        return self.diagonal_of(span.start, span.stop)
 
     def diagonal_of(self, start: int, stop: int) -> FloatArray:
         """Entries a_pp - alpha of rows ``start`` to ``stop``."""
@@ -265,37 +223,19 @@ class RidgeOperator:
 
     def root_weight(self, i: int) -> FloatMatrix | None:
         """The same of row block i."""
-        return self.root_of(*_ends(self.grid.span(i)))
+        span = self.grid.span(i)
+        return self.root_of(span.start, span.stop)
 
-    @property
-    def num_features(self) -> int:
-        """d of the rows; 1 for a precomputed matrix."""
-        return 1 if self.rows is None else self.rows.open().num_features
+    def root_weights(self) -> FloatMatrix | None:
+        """The diagonal of S (n,), None when the operator is not weighted."""
+        return self.root_of(0, self.grid.n)
 
     def normal(self) -> FloatMatrix:
         """s (n,), the diagonal of S; ones where the operator is not weighted."""
         root = self.root_weights()
         return np.ones(self.grid.n) if root is None else root
 
-    def root_weights(self) -> FloatMatrix | None:
-        """The diagonal of S (n,), None when the operator is not weighted."""
-        return self.root_of(0, self.grid.n)
-
-    def entries(self, *, use_gram: bool = False) -> Entries:
-        """Where a product takes the entries of K from: the kernel and the rows, or the matrix that was given.
-
-        Parameters
-        ----------
-        use_gram
-            Take stored tiles of a kernel where there are some. They may hold anything that passes a checksum, so the
-            residual does without.
-        """
-        if self.gram is not None and (use_gram or self.kernel is None):
-            return StoredEntries(self.gram)
-        return KernelEntries(*self.known(), self.num_features)
-
-    def super_blocks(self, *, use_gram: bool = False, num_blocks: int | None = None) -> TileGrid:
-        """The partition of the rows for products; see :func:`~dkrr.linalg.products.super_blocks`."""
-        stored = self.gram is not None and (use_gram or self.kernel is None)
-        kernel, tile_size = (None, self.grid.tile_size) if stored else (self.kernel, None)
-        return super_blocks(self.grid.n, entry_nanoseconds(kernel, self.num_features), tile_size, num_blocks)
+    @property
+    def num_features(self) -> int:
+        """d of the rows; 1 for a precomputed matrix."""
+        return 1 if self.rows is None else self.rows.open().num_features

@@ -36,19 +36,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import ParameterError
 from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product, Sum
 from dkrr.kernels.checks import as_rows, check_features
 from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
 from dkrr.linalg.blocks import FloatMatrix
-from dkrr.linalg.repairs import check_finite
-from dkrr.tiles import MAX_TILE_SIZE, TileGrid, TileMatrix
+from dkrr.tiles import MAX_TILE_SIZE, TileGrid
 from dkrr.tiles.blas import buffer
 
 STRIP_ROWS = 256
@@ -190,10 +188,16 @@ def _compiled(
         _add(pack_sums(sums_t, len(out_t)), scale_t, factors_t, out_t)
 
 
-def _add(part: FloatMatrix, scale: FloatMatrix | None, factors: FloatMatrix | None, out: FloatMatrix) -> None:
-    """out += part, its columns and rows scaled."""
+def _add(
+    part: FloatMatrix,
+    scale: FloatMatrix | None,
+    factors: FloatMatrix | None,
+    out: FloatMatrix,
+    rows: slice = slice(None),
+) -> None:
+    """out[rows] += part, its columns and rows scaled."""
     part = part if scale is None else part * scale
-    out += part if factors is None else factors[:, np.newaxis] * part
+    out[rows] += part if factors is None else factors[rows, np.newaxis] * part
 
 
 def _by_strips(
@@ -220,14 +224,9 @@ def _by_strips(
             function(*packed.sides, strip, packed.factor, start, first)
             if triangle and columns.stop > start:
                 strip[np.arange(start, rows.stop)[:, np.newaxis] <= np.arange(first, columns.stop)] = 0.0
-            _add(strip @ right[columns], scale, _factors_of(packed.row_factors, rows), out[rows])
+            _add(strip @ right[columns], scale, packed.row_factors, out, rows)
             if left is not None and out_t is not None:
-                _add(strip.T @ left[rows], scale_t, _factors_of(packed.column_factors, columns), out_t[columns])
-
-
-def _factors_of(factors: FloatMatrix | None, rows: slice) -> FloatMatrix | None:
-    """Those of some rows."""
-    return None if factors is None else factors[rows]
+                _add(strip.T @ left[rows], scale_t, packed.column_factors, out_t, columns)
 
 
 def _scaled_columns(v: FloatMatrix, dtype: np.dtype[Any]) -> tuple[NDArray[Any], FloatMatrix | None]:
@@ -351,168 +350,7 @@ def super_blocks(n: int, entry_ns: float, tile_size: int | None = None, num_bloc
     return TileGrid(n, tile_size * max(1, min(-(-num_tiles // side), MAX_TILE_SIZE // tile_size)))
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The rows of K that a call is about, what they are multiplied with, and where the two results go.
-
-    Parameters
-    ----------
-    rows, columns
-        I and J; equal for a diagonal pair, which uses ``v_columns`` and ``out_rows`` only.
-    v_rows, v_columns : (rows of I, c), (rows of J, c) float64, C-contiguous
-    out_rows, out_columns : (rows of I, c), (rows of J, c) float64, C-contiguous
-        Added to.
-    precision
-        Of the kernel's entries.
-    absolute_last
-        The last column is a product with |K|, entry by entry, instead of K.
-    """
-
-    rows: slice
-    columns: slice
-    v_rows: FloatMatrix
-    v_columns: FloatMatrix
-    out_rows: FloatMatrix
-    out_columns: FloatMatrix
-    precision: Precision = "float64"
-    absolute_last: bool = False
-
-    @property
-    def is_diagonal(self) -> bool:
-        return self.rows == self.columns
-
-
-@dataclass(frozen=True)
-class KernelEntries:
-    """Entries evaluated on the spot from a kernel and its rows.
-
-    Cost
-    ----
-    |I| |J| entries and 4 |I| |J| c flops. Memory: two bands of rows (16 MiB each, or 6,144 rows), and what
-    :func:`~dkrr.linalg.products.kernel_product` needs for 6,144 x 6,144 entries.
-    """
-
-    kernel: Kernel
-    rows: Any
-    num_features: int
-
-    def multiply(self, pair: Pair) -> None:
-        """Add both results of a pair."""
-        a: Any
-        band = BLOCK_ROWS * max(1, BAND_BYTES // (8 * self.num_features * BLOCK_ROWS))
-        for a_span in _spans(pair.rows, band):
-            a = self.rows.read(a_span.start, a_span.stop)
-            for b_span in _spans(pair.columns, band):
-                if pair.is_diagonal and b_span.start > a_span.start:
-                    break
-                b = a if b_span == a_span else self.rows.read(b_span.start, b_span.stop)
-                for p in _spans(a_span, BLOCK_ROWS):
-                    for q in _spans(b_span, BLOCK_ROWS):
-                        if pair.is_diagonal and q.start > p.start:
-                            break
-                        self._block(pair, p, q, a[_within(p, a_span)], b[_within(q, b_span)])
-
-    def _block(self, pair: Pair, p: slice, q: slice, a: FloatMatrix, b: FloatMatrix) -> None:
-        rows, columns = _within(p, pair.rows), _within(q, pair.columns)
-        v, out = pair.v_columns[columns], pair.out_rows[rows]
-        if p == q:
-            u = out_t = None
-        elif pair.is_diagonal:
-            u, out_t = pair.v_columns[rows], pair.out_rows[columns]
-        else:
-            u, out_t = pair.v_rows[rows], pair.out_columns[columns]
-        try:
-            if pair.absolute_last:
-                for strip_rows, strip in block_strips(self.kernel, a, b, same=p == q):
-                    _use_twice(strip, strip_rows, v, out, u, out_t)
-            else:
-                kernel_product(
-                    self.kernel, a, b, v, out, u=u, out_t=out_t, same=p == q, precision=pair.precision
-                )  # fmt: skip
-        except DataError as exc:
-            where = f"rows {p.start:,} to {p.stop:,} with rows {q.start:,} to {q.stop:,}"
-            raise DataError(f"{where}: {exc.message}", hint=exc.hint, **exc.details) from exc
-
-    def explain(self, rows: slice, columns: slice) -> DataError:
-        return DataError(
-            f"the product of rows {rows.start:,} to {rows.stop:,} with rows {columns.start:,} to {columns.stop:,} is "
-            f"not finite, {self.kernel.describe()}",
-            hint="scale the features",
-        )
-
-
-@dataclass(frozen=True)
-class StoredEntries:
-    """Entries read from tiles; super-blocks are whole numbers of tiles.
-
-    Cost
-    ----
-    |I| |J| stored entries and 4 |I| |J| c flops; one tile is mapped at a time.
-    """
-
-    gram: TileMatrix
-
-    def multiply(self, pair: Pair) -> None:
-        """Add both results of a pair; a damaged or missing tile raises ``DamagedChunkError``."""
-        for i, j in self._tiles(pair.rows, pair.columns):
-            p, q = self.gram.grid.span(i), self.gram.grid.span(j)
-            rows, columns = _within(p, pair.rows), _within(q, pair.columns)
-            v, out = pair.v_columns[columns], pair.out_rows[rows]
-            u: FloatMatrix | None = None
-            out_t: FloatMatrix | None = None
-            if i != j:
-                u = pair.v_columns[rows] if pair.is_diagonal else pair.v_rows[rows]
-                out_t = pair.out_rows[columns] if pair.is_diagonal else pair.out_columns[columns]
-            tile = self.gram.read(i, j)
-            for start in range(0, len(tile), STRIP_ROWS):
-                part = slice(start, min(start + STRIP_ROWS, len(tile)))
-                if pair.absolute_last:
-                    strip: Any = buffer("strip", tile[part].shape, np.float64)
-                    strip[...] = tile[part]
-                    _use_twice(strip, part, v, out, u, out_t)
-                else:
-                    _use(tile[part], part, v, out, u, out_t)
-            del tile
-
-    def _tiles(self, rows: slice, columns: slice) -> Iterator[tuple[int, int]]:
-        b = self.gram.grid.tile_size
-        for i in range(rows.start // b, -(-rows.stop // b)):
-            for j in range(columns.start // b, -(-columns.stop // b)):
-                if j <= i:
-                    yield i, j
-
-    def explain(self, rows: slice, columns: slice) -> DataError:
-        check_finite(self.gram, self._tiles(rows, columns))
-        return DataError(
-            f"the product of rows {rows.start:,} to {rows.stop:,} with rows {columns.start:,} to {columns.stop:,} of "
-            f"{self.gram.location} is not finite",
-            hint="scale the matrix, or the targets",
-        )
-
-
-Entries = KernelEntries | StoredEntries
-"""Where the entries of K come from: ``multiply`` adds both results of a pair, ``explain`` says what is wrong."""
-
-
-def _use(
-    strip: Any, rows: slice, v: FloatMatrix, out: FloatMatrix, u: FloatMatrix | None, out_t: FloatMatrix | None
-) -> None:
-    out[rows] += strip @ v
-    if u is not None and out_t is not None:
-        out_t += strip.T @ u[rows]
-
-
-def _use_twice(
-    strip: Any, rows: slice, v: FloatMatrix, out: FloatMatrix, u: FloatMatrix | None, out_t: FloatMatrix | None
-) -> None:
-    """All columns but the last with the strip, the last one with |strip|; the strip is overwritten."""
-    for columns in (slice(None, -1), slice(-1, None)):
-        part, part_t = (None if array is None else array[:, columns] for array in (u, out_t))
-        _use(strip, rows, v[:, columns], out[:, columns], part, part_t)
-        np.abs(strip, out=strip)
-
-
-def _spans(rows: slice, most: int) -> Iterator[slice]:
+def spans(rows: slice, most: int) -> Iterator[slice]:
     """Parts of nearly equal length, at most ``most``."""
     count = rows.stop - rows.start
     parts = -(-count // most)
@@ -520,5 +358,6 @@ def _spans(rows: slice, most: int) -> Iterator[slice]:
         yield slice(rows.start + count * part // parts, rows.start + count * (part + 1) // parts)
 
 
-def _within(rows: slice, whole: slice) -> slice:
+def within(rows: slice, whole: slice) -> slice:
+    """``rows`` counted from the first row of ``whole``."""
     return slice(rows.start - whole.start, rows.stop - whole.start)

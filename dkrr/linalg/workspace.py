@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import LockedError, StoreError
 from dkrr.linalg.factor.schedule import Split
-from dkrr.linalg.settings import Foreseen
+from dkrr.linalg.solution import Foreseen
 from dkrr.store.files import delete_key, read_json, remove_array, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix

@@ -12,26 +12,26 @@ Rows are in memory, and so are their answers; a fit runs in this process, with a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import d2_pinball_score
 from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.validation import check_is_fitted
 
 from dkrr.engine.cluster import runs_in_process
 from dkrr.engine.machine import cpu_count
 from dkrr.errors import DataError, ParameterError
 from dkrr.fit.inputs import check_given
-from dkrr.kernels import Kernel, make_kernel
+from dkrr.kernels import Kernel
 from dkrr.kernels.checks import check_names
 from dkrr.linalg.losses.fit import LossFit, fit_losses
 from dkrr.linalg.losses.loss import Loss, log_probabilities, make_loss
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.models.estimator import WithModel, keeps_its_fit
 from dkrr.models.model import Model
 from dkrr.models.tiled import label_targets, loss_details, loss_parts
@@ -66,36 +66,18 @@ class _Training(NamedTuple):
 class _KernelMachine(WithModel):
     """What the five estimators share: parameters of kernel and solver, the fit, and its attributes."""
 
-    def __init__(
-        self,
-        *,
-        kernel: Any,
-        gamma: Any,
-        degree: float,
-        coef0: float,
-        kernel_params: dict[str, Any] | None,
-        fit_intercept: bool,
-        tol: float,
-        max_iter: int | None,
-        solver_params: dict[str, Any] | None,
-    ) -> None:
-        self.kernel = kernel
-        self.gamma = gamma
-        self.degree = degree
-        self.coef0 = coef0
-        self.kernel_params = kernel_params
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_iter = max_iter
-        self.solver_params = solver_params
+    LOSSES: ClassVar[tuple[str, ...]]  # that it may have, its own by default
 
     def _losses(self) -> list[Loss]:
         """One loss for all targets, or one for each column that the only target becomes."""
-        raise NotImplementedError
+        name = getattr(self, "loss", self.LOSSES[0])
+        if not isinstance(name, str) or name not in self.LOSSES:
+            raise ParameterError(f"loss is {name!r}; {' or '.join(map(repr, self.LOSSES))} expected")
+        return [make_loss(name, **({"epsilon": self.epsilon} if hasattr(self, "epsilon") else {}))]
 
-    def _training(self, X: Any, y: Any, sample_weight: Any) -> _Training:
+    @abstractmethod
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Training:
         """What is given, validated."""
-        raise NotImplementedError
 
     @keeps_its_fit
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -130,9 +112,9 @@ class _KernelMachine(WithModel):
             raise DataError(
                 f"X is of type {type(X).__name__}; rows in memory expected", hint="give np.load(path), or X.compute()"
             )
-        training = self._training(X, y, sample_weight)
+        training = self._read(X, y, sample_weight)
         X, targets = training.X, training.targets
-        kernel = self._kernel(X)
+        kernel = self._resolved(X)
         with single_blas_thread():
             found = fit_losses(
                 kernel,
@@ -164,16 +146,14 @@ class _KernelMachine(WithModel):
         allowed = check_flag("allow_unconverged", given.get("allow_unconverged", False))
         return IterativeSettings(tol=self.tol, max_iter=self.max_iter, allow_unconverged=allowed)
 
-    def _kernel(self, X: Floats) -> Kernel | None:
+    def _resolved(self, X: Floats) -> Kernel | None:
         """The kernel for these rows; None for a matrix that is given."""
         gamma = self.gamma
         if isinstance(gamma, str) and gamma in ("scale", "auto"):
             with np.errstate(over="ignore"):
                 variance = X.var() if gamma == "scale" else 1.0
             gamma = 1.0 / (X.shape[1] * variance) if variance > 0 else 1.0
-        kernel = make_kernel(
-            self.kernel, gamma=gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
-        )
+        kernel = self._kernel(gamma)
         if self.__sklearn_tags__().input_tags.positive_only:
             check_nonnegative(X, kernel.name)
         if kernel.name == "precomputed":
@@ -218,7 +198,7 @@ class _KernelClassifier(ClassifierMixin, _KernelMachine):  # type: ignore[misc]
 
     class_weight: Any
 
-    def _training(self, X: Any, y: Any, sample_weight: Any) -> _Training:
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Training:
         X, self.classes_, codes = label_arrays(self, X, y)
         weight = check_weight(sample_weight, X)
         weight = np.ones(len(X)) if weight is None else weight
@@ -258,7 +238,6 @@ class _KernelClassifier(ClassifierMixin, _KernelMachine):  # type: ignore[misc]
         DataError
             Another number of features than in the fit, a name that is missing, or a value that is not a finite number.
         """
-        check_is_fitted(self)
         values = self._predict(X)
         return values[:, 1] if len(self.classes_) == 2 else values
 
@@ -279,6 +258,7 @@ def _log_proba(values: Floats) -> Floats:
     return log_probabilities(np.stack((-values, values), axis=1) if values.ndim == 1 else values)
 
 
+@dataclass(eq=False, repr=False)
 class KernelSVC(_KernelClassifier):
     """Support vector machine with a kernel: sum_i C w_i max(0, 1 - y_i (f(x_i) + b)) + |f|^2 / 2.
 
@@ -338,34 +318,13 @@ class KernelSVC(_KernelClassifier):
     classification, JMLR 5, 2004.
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        kernel: Any = "rbf",
-        gamma: Any = None,
-        degree: float = 3,
-        coef0: float = 1,
-        kernel_params: dict[str, Any] | None = None,
-        fit_intercept: bool = True,
-        loss: str = "hinge",
-        class_weight: Any = None,
-        tol: float = 1e-6,
-        max_iter: int | None = None,
-        solver_params: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            kernel=kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params,
-            fit_intercept=fit_intercept, tol=tol, max_iter=max_iter, solver_params=solver_params,
-        )  # fmt: skip
-        self.C = C
-        self.loss = loss
-        self.class_weight = class_weight
-
-    def _losses(self) -> list[Loss]:
-        return [_one_of(self.loss, "hinge", "squared_hinge")]
+    C: float = 1.0
+    loss: str = field(default="hinge", kw_only=True)
+    class_weight: Any = field(default=None, kw_only=True)
+    LOSSES = ("hinge", "squared_hinge")
 
 
+@dataclass(eq=False, repr=False)
 class KernelLogisticRegression(_KernelClassifier):
     """Logistic regression with a kernel: sum_i C w_i log(1 + exp(-y_i (f(x_i) + b))) + |f|^2 / 2.
 
@@ -386,30 +345,9 @@ class KernelLogisticRegression(_KernelClassifier):
     Zhu and Hastie, Kernel logistic regression and the import vector machine, JCGS 14, 2005.
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        kernel: Any = "rbf",
-        gamma: Any = None,
-        degree: float = 3,
-        coef0: float = 1,
-        kernel_params: dict[str, Any] | None = None,
-        fit_intercept: bool = True,
-        class_weight: Any = None,
-        tol: float = 1e-6,
-        max_iter: int | None = None,
-        solver_params: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            kernel=kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params,
-            fit_intercept=fit_intercept, tol=tol, max_iter=max_iter, solver_params=solver_params,
-        )  # fmt: skip
-        self.C = C
-        self.class_weight = class_weight
-
-    def _losses(self) -> list[Loss]:
-        return [make_loss("logistic")]
+    C: float = 1.0
+    class_weight: Any = field(default=None, kw_only=True)
+    LOSSES = ("logistic",)
 
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithms of :meth:`predict_proba`, which do not underflow."""
@@ -431,7 +369,7 @@ class KernelLogisticRegression(_KernelClassifier):
 class _KernelRegressor(MultiOutputMixin, RegressorMixin, _KernelMachine):  # type: ignore[misc]
     """Targets (n,) or (n, t), each fitted by itself."""
 
-    def _training(self, X: Any, y: Any, sample_weight: Any) -> _Training:
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Training:
         X, y = fit_arrays(self, X, y)
         weight = check_weight(sample_weight, X)
         weight = np.ones(len(X)) if weight is None else weight
@@ -451,10 +389,10 @@ class _KernelRegressor(MultiOutputMixin, RegressorMixin, _KernelMachine):  # typ
         DataError
             Another number of features than in the fit, a name that is missing, or a value that is not a finite number.
         """
-        check_is_fitted(self)
         return self._predict(X)
 
 
+@dataclass(eq=False, repr=False)
 class KernelSVR(_KernelRegressor):
     """Support vector regression with a kernel: sum_i C w_i max(0, |y_i - f(x_i) - b| - epsilon) + |f|^2 / 2.
 
@@ -477,34 +415,13 @@ class KernelSVR(_KernelRegressor):
     Smola and Schoelkopf, A tutorial on support vector regression, Statistics and Computing 14, 2004.
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        epsilon: float = 0.1,
-        kernel: Any = "rbf",
-        gamma: Any = None,
-        degree: float = 3,
-        coef0: float = 1,
-        kernel_params: dict[str, Any] | None = None,
-        fit_intercept: bool = True,
-        loss: str = "epsilon_insensitive",
-        tol: float = 1e-6,
-        max_iter: int | None = None,
-        solver_params: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            kernel=kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params,
-            fit_intercept=fit_intercept, tol=tol, max_iter=max_iter, solver_params=solver_params,
-        )  # fmt: skip
-        self.C = C
-        self.epsilon = epsilon
-        self.loss = loss
-
-    def _losses(self) -> list[Loss]:
-        return [_one_of(self.loss, "epsilon_insensitive", "squared_epsilon_insensitive", epsilon=self.epsilon)]
+    C: float = 1.0
+    epsilon: float = field(default=0.1, kw_only=True)
+    loss: str = field(default="epsilon_insensitive", kw_only=True)
+    LOSSES = ("epsilon_insensitive", "squared_epsilon_insensitive")
 
 
+@dataclass(eq=False, repr=False)
 class KernelHuberRegressor(_KernelRegressor):
     """Regression that outliers bend little: sum_i w_i h(y_i - f(x_i) - b) + alpha |f|^2.
 
@@ -530,32 +447,12 @@ class KernelHuberRegressor(_KernelRegressor):
     Huber, Robust estimation of a location parameter, Annals of Mathematical Statistics 35, 1964.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.35,
-        alpha: float = 1.0,
-        kernel: Any = "rbf",
-        gamma: Any = None,
-        degree: float = 3,
-        coef0: float = 1,
-        kernel_params: dict[str, Any] | None = None,
-        fit_intercept: bool = True,
-        tol: float = 1e-6,
-        max_iter: int | None = None,
-        solver_params: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            kernel=kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params,
-            fit_intercept=fit_intercept, tol=tol, max_iter=max_iter, solver_params=solver_params,
-        )  # fmt: skip
-        self.epsilon = epsilon
-        self.alpha = alpha
-
-    def _losses(self) -> list[Loss]:
-        return [make_loss("huber", epsilon=self.epsilon)]
+    epsilon: float = field(default=1.35, kw_only=True)
+    alpha: float = field(default=1.0, kw_only=True)
+    LOSSES = ("huber",)
 
 
+@dataclass(eq=False, repr=False)
 class KernelQuantileRegressor(_KernelRegressor):
     """Conditional quantiles with a kernel: sum_i w_i p(y_i - f(x_i) - b) + alpha |f|^2, p(r) = max(q r, (q - 1) r).
 
@@ -582,27 +479,8 @@ class KernelQuantileRegressor(_KernelRegressor):
     quantile estimation, JMLR 7, 2006.
     """
 
-    def __init__(
-        self,
-        *,
-        quantile: Any = 0.5,
-        alpha: float = 1.0,
-        kernel: Any = "rbf",
-        gamma: Any = None,
-        degree: float = 3,
-        coef0: float = 1,
-        kernel_params: dict[str, Any] | None = None,
-        fit_intercept: bool = True,
-        tol: float = 1e-6,
-        max_iter: int | None = None,
-        solver_params: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            kernel=kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params,
-            fit_intercept=fit_intercept, tol=tol, max_iter=max_iter, solver_params=solver_params,
-        )  # fmt: skip
-        self.quantile = quantile
-        self.alpha = alpha
+    quantile: Any = field(default=0.5, kw_only=True)
+    alpha: float = field(default=1.0, kw_only=True)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -619,8 +497,8 @@ class KernelQuantileRegressor(_KernelRegressor):
             raise ParameterError(f"quantile = {self.quantile!r}; at least one number between 0 and 1 expected")
         return [make_loss("pinball", quantile=quantile) for quantile in quantiles]
 
-    def _training(self, X: Any, y: Any, sample_weight: Any) -> _Training:
-        training = super()._training(X, y, sample_weight)
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Training:
+        training = super()._read(X, y, sample_weight)
         if not self._is_sequence:
             return training
         if training.targets.shape[1] > 1:
@@ -659,9 +537,3 @@ class KernelQuantileRegressor(_KernelRegressor):
     def _fitted(self) -> Any:
         """The quantile, or the list of them, that the model has."""
         return self._model.provenance["quantile"]
-
-
-def _one_of(loss: Any, *allowed: str, **parameters: float) -> Loss:
-    if not isinstance(loss, str) or loss not in allowed:
-        raise ParameterError(f"loss is {loss!r}; {' or '.join(map(repr, allowed))} expected")
-    return make_loss(loss, **parameters)

@@ -1,6 +1,8 @@
-"""Predict and score a data set with a model, or say how uncertain predictions are, a block of rows a task.
+"""Predictions of rows, and how uncertain they are, wherever the rows are; and what predictions are worth.
 
-A block that is valid is not computed again, so an interrupted prediction continues where it was.
+Rows in memory, a block at a time, or, where it takes longer than starting a cluster, on workers: a task a block, which
+it writes into an array in a store. A block that is valid is not computed again, so an interrupted prediction continues
+where it was. A score is what scikit-learn's metrics say of an array of predictions.
 
 Cost
 ----
@@ -12,32 +14,51 @@ from __future__ import annotations
 
 import contextlib
 import math
+import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
+from sklearn import metrics
 
-from dkrr.dataset import Dataset, Floats, RowArray
-from dkrr.dataset.columns import match_features, match_targets
-from dkrr.engine.cluster import memory_limit_of
+from dkrr.dataset import Dataset, Floats, RowArray, ingest
+from dkrr.dataset.columns import feature_columns, match_features, match_targets
+from dkrr.dataset.sources import open_table
+from dkrr.engine.cluster import executor_for, memory_limit_of, runs_in_process
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
-from dkrr.errors import DamagedChunkError, DataError, StoreError
+from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
+from dkrr.fit.inputs import TemporaryStore, find_dataset
 from dkrr.linalg.inference import variance
 from dkrr.linalg.losses.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
 from dkrr.models.uncertainty import half_widths
+from dkrr.models.validation import is_out_of_core
 from dkrr.store.failpoints import failpoint
+from dkrr.store.files import full_disk, place, remove_array
+from dkrr.threads import single_blas_thread
+from dkrr.tiles import TileMatrix
 
-__all__ = ["LOWER_IS_BETTER", "Score", "predict_dataset", "predict_variance", "score_dataset"]
+__all__ = [
+    "LOWER_IS_BETTER",
+    "MAX_IN_PROCESS_ENTRIES",
+    "Score",
+    "is_worth_a_cluster",
+    "predict_dataset",
+    "predict_variance",
+    "score_dataset",
+    "values_of",
+]
 
+# One core evaluates so many kernel entries, or does so many flops, in about the time that a cluster takes to start.
+MAX_IN_PROCESS_ENTRIES = 4_000_000_000
+MAX_IN_PROCESS_FLOPS = 4e11
 
 # of the metrics of a Score, those that are errors
 LOWER_IS_BETTER = frozenset({"rmse", "log_loss", "pinball"})
-
-MIN_BLOCK_ROWS = 128
 
 DEFAULT_INTERVALS = 0.9
 
@@ -48,39 +69,206 @@ MOST_CLASSES = 50
 # of a worker's memory, for the rows of V: the rest is the interpreter, two mapped tiles and a tile's operands
 SHARE_OF_LIMIT = 0.3
 
-TASKS_PER_THREAD = 4
+MIN_BLOCK_ROWS, TASKS_PER_THREAD = 128, 4
+
+Phase = Literal["predict", "variance"]
+# what is made (m, t) of a block of rows as they were given, of which the first has a number
+COMPUTE: dict[Phase, Callable[[Model, Floats, int], Floats]] = {
+    "predict": Model.predict_rows,
+    "variance": Model.variance_rows,
+}
 
 
-_COMPUTED = {"predict": "predictions", "variance": "variances"}
+def values_of(model: Model, X: Any, phase: Phase = "predict") -> Floats:
+    """Predictions, or variances var f(z) / sigma^2, (m, t) of rows wherever they are.
+
+    Parameters
+    ----------
+    X
+        Rows in memory, or what is read a block at a time: a path, a Zarr array, a data set, a memory map.
+
+    Raises
+    ------
+    DataError
+        A name of the model's is missing; or, without names, another number of features.
+    ParameterError, StoreError
+        The model has no variance, see :func:`dkrr.models.uncertainty.variance_spread`.
+    """
+    if not is_out_of_core(X, 0, 0) or isinstance(X, np.memmap):
+        if needs_workers(model, len(X), phase):
+            return _on_workers(model, X, len(X), phase)
+        with single_blas_thread():
+            found: Floats = model.compute(X, COMPUTE[phase])
+            return found
+    X = find_dataset(X)
+    table = open_table(X, named=[model.names])
+    columns, is_dataset = feature_columns(model, table), isinstance(X, Dataset)
+    holds_rows_only = is_dataset or len(columns) == len(table.names)
+    if holds_rows_only and table.num_rows and needs_workers(model, table.num_rows, phase):
+        return _on_workers(model, X if is_dataset else table, table.num_rows, phase)
+    parts, row = [], 0
+    with single_blas_thread():
+        for block, _ in table.blocks(columns):
+            parts.append(COMPUTE[phase](model, np.ascontiguousarray(block), row))
+            row += len(block)
+    return np.concatenate(parts)
+
+
+def is_worth_a_cluster(model: Model, num_rows: int) -> bool:
+    """Whether so many predictions take longer than starting a cluster, and can be computed on one."""
+    return needs_workers(model, num_rows, "predict")
+
+
+def needs_workers(model: Model, num_rows: int, phase: Phase) -> bool:
+    """Whether workers can open all that is needed, and starting them takes little time beside the work."""
+    if phase == "variance":
+        systems = model.spread.systems
+        flops = float(model.num_rows) ** 2 * num_rows * len(systems)
+        is_stored = all(isinstance(system.factor, TileMatrix) for system in systems)
+        return is_stored and flops > MAX_IN_PROCESS_FLOPS and not runs_in_process()
+    if num_rows * model.num_rows <= MAX_IN_PROCESS_ENTRIES or model.kernel is None or runs_in_process():
+        return False
+    try:
+        model.kernel.to_dict()
+    except ParameterError:  # a function without an importable name exists in this process alone
+        return False
+    return True
+
+
+def _on_workers(model: Model, X: Any, num_rows: int, phase: Phase) -> Floats:
+    """From a saved copy of the model and rows on disk, both in a temporary store."""
+    needed = 8 * (num_rows + model.num_rows) * (model.num_features + model.num_targets)
+    with closing(TemporaryStore(needed)) as store:
+        location = place(store.path, "model.zarr")
+        model.write(location)
+        dataset = X if isinstance(X, Dataset) else ingest(X, place(store.path, "rows.zarr"))
+        with full_disk(store.path), executor_for() as executor:
+            saved = load_model(location, verify=False)
+            work = predict_dataset if phase == "predict" else predict_variance
+            result, _ = work(saved, dataset, place(store.path, "result.zarr"), executor)
+        return result.read(0, num_rows)
 
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Which model, which rows, and where what is computed goes (None: only errors of predictions are summed).
+    """Which model, which rows, and where what is computed goes.
 
-    ``phase``: predictions, or their variances.
-    ``half_width``: how far from a prediction the ends of its interval are, per target, to count what is inside.
-    ``sample_every``: of every so many rows truth and prediction are handed back as they are; 0 for none.
-    ``columns``, ``targets``: those of the model among the columns of X and y (-1 for one of zeros); None for all.
+    ``columns``: those of the model among the columns of X, None for all as they are.
     """
 
     model: str
     model_digest: str
     rows: Rows
-    block_rows: int
     columns: tuple[int, ...] | None
-    result: RowArray | None = None
-    phase: Literal["predict", "variance"] = "predict"
-    targets: tuple[int, ...] | None = None
-    half_width: tuple[float, ...] | None = None
-    sample_every: int = 0
+    result: RowArray
+    phase: Phase
 
-    def open(self, i: int) -> tuple[Model, Dataset, Floats, slice]:
-        """The model, the data set, features of the rows of block i as the model has them, and which rows those are."""
-        dataset = self.rows.open()
-        span = slice(i * self.block_rows, min((i + 1) * self.block_rows, dataset.num_rows))
-        rows = _taken(dataset.X.read(span.start, span.stop), self.columns)
-        return _saved_model(self.model, self.model_digest), dataset, rows, span
+
+@lru_cache(maxsize=2)
+def _saved_model(path: str, digest: str) -> Model:
+    """The model at a path, kept open per process; ``digest`` is that of its manifest."""
+    # the caller has verified the manifest; chunks carry their own checksum
+    model = load_model(path, verify=False)
+    if model.digest != digest:
+        raise StoreError(f"{path} was replaced by another model during a prediction", hint="start again")
+    return model
+
+
+def predict_block_task(task: PredictTask, i: int) -> bool:
+    """Compute predictions, or variances, of row block i into the result unless they are there."""
+    with contextlib.suppress(DamagedChunkError):  # reading costs nothing beside computing
+        task.result.array.read((i, 0))
+        return False
+    failpoint(f"{task.phase}.block.before_read")
+    start = i * task.result.rows_per_chunk
+    stop = min(start + task.result.rows_per_chunk, task.result.num_rows)
+    rows = _taken(task.rows.open().X.read(start, stop), task.columns)
+    values = COMPUTE[task.phase](_saved_model(task.model, task.model_digest), rows, start)
+    failpoint(f"{task.phase}.block.after_compute", values)
+    if not np.isfinite(values).all():
+        noun = "predictions" if task.phase == "predict" else "variances"
+        raise DataError(f"{noun} of rows {start:,} to {stop:,} are not finite", hint="scale the features")
+    task.result.write_chunk(i, values)
+    failpoint(f"{task.phase}.block.after_write")
+    return True
+
+
+def _taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
+    """The ``columns`` of some rows; -1 stands for a column of zeros, None for all as they are."""
+    if columns is None:
+        return rows
+    found = np.ascontiguousarray(rows[:, columns])
+    found[:, np.array(columns) < 0] = 0.0
+    return found
+
+
+def predict_dataset(
+    model: Model, dataset: Dataset, store: Any, executor: Executor, progress: Progress | None = None
+) -> tuple[RowArray, RunSummary]:
+    """Predict every row of a data set into an array ``predictions`` (m, t) in ``store``.
+
+    Parameters
+    ----------
+    model
+        A saved model (its ``location`` is what the tasks open).
+    """
+    return _in_blocks("predict", "predictions", model, dataset, store, BLOCK_ROWS, executor, progress)
+
+
+def predict_variance(
+    model: Model, dataset: Dataset, store: Any, executor: Executor, progress: Progress | None = None
+) -> tuple[RowArray, RunSummary]:
+    """var f / sigma^2 of every row of a data set, into an array ``variances-w`` (m, t) in ``store``.
+
+    Parameters
+    ----------
+    model
+        A saved model, with factors that the workers can open.
+
+    Raises
+    ------
+    ParameterError, StoreError
+        See :func:`dkrr.models.uncertainty.variance_spread`.
+    """
+    _ = model.spread  # what is wrong with the factors is said here
+    limit = memory_limit_of(executor)
+    width = variance.block_rows(model.num_rows, None if limit is None else int(SHARE_OF_LIMIT * limit))
+    wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
+    width = min(width, max(variance.MIN_BLOCK_ROWS, wanted))
+    # another number of workers, another width: blocks of the same are found again
+    return _in_blocks("variance", f"variances-{width}", model, dataset, store, width, executor, progress)
+
+
+def _in_blocks(
+    phase: Phase,
+    name: str,
+    model: Model,
+    dataset: Dataset,
+    store: Any,
+    width: int,
+    executor: Executor,
+    progress: Progress | None,
+    said: str | None = None,
+) -> tuple[RowArray, RunSummary]:
+    """Compute every row into an array of ``store``, ``width`` rows a block; ``said`` is the phase for the progress."""
+    columns = match_features(model, dataset)
+    digests: dict[str, Any] = {"model": model.digest, "rows_digest": dataset.digest}
+    result = RowArray.create(
+        store,
+        name,
+        num_rows=dataset.num_rows,
+        num_columns=model.num_targets,
+        rows_per_chunk=min(width, dataset.num_rows),
+        attributes=digests if columns is None else digests | {"columns": list(columns)},
+    )
+    task = PredictTask(str(model.location), str(model.digest), Rows.of(dataset), columns, result, phase)
+    dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
+    flops = 2.0 * model.num_rows * (model.num_features + model.num_targets)
+    if phase == "variance":
+        flops = float(model.num_rows) ** 2 * len(model.spread.systems)
+    count = -(-dataset.num_rows // result.rows_per_chunk)
+    nodes = [Node((i,), (), flops * result.rows_per_chunk) for i in range(count)]
+    return result, executor.run(said or phase, predict_block_task, task, nodes, progress)
 
 
 @dataclass(frozen=True)
@@ -166,190 +354,29 @@ class Score:
         return facts | {name: float(np.mean(value)) for name, value in others.items() if value is not None}
 
 
-def _taken(rows: Floats, columns: tuple[int, ...] | None) -> Floats:
-    """The ``columns`` of some rows; -1 stands for a column of zeros, None for all as they are."""
-    if columns is None:
-        return rows
-    found = np.ascontiguousarray(rows[:, columns])
-    found[:, np.array(columns) < 0] = 0.0
-    return found
-
-
-@lru_cache(maxsize=2)
-def _saved_model(path: str, digest: str) -> Model:
-    """The model at a path, kept open per process; ``digest`` is that of its manifest."""
-    # the caller has verified the manifest; chunks carry their own checksum
-    model = load_model(path, verify=False)
-    if model.digest != digest:
-        raise StoreError(f"{path} was replaced by another model during a prediction", hint="start again")
-    return model
-
-
-def predict_block_task(task: PredictTask, i: int) -> bool:
-    """Compute predictions, or variances, of row block i into the result unless they are there."""
-    assert task.result is not None  # noqa: S101  (narrows the type)
-    with contextlib.suppress(DamagedChunkError):  # reading costs nothing beside computing
-        task.result.array.read((i, 0))
-        return False
-    failpoint(f"{task.phase}.block.before_read")
-    model, _, rows, span = task.open(i)
-    if task.phase == "predict":
-        values = model.predict_rows(rows, first_row=span.start)
-    else:
-        values = model.spread.variance(model.prepared_rows(rows, span.start))
-    failpoint(f"{task.phase}.block.after_compute", values)
-    if not np.isfinite(values).all():
-        raise DataError(
-            f"{_COMPUTED[task.phase]} of rows {span.start:,} to {span.stop:,} are not finite", hint="scale the features"
-        )
-    task.result.write_chunk(i, values)
-    failpoint(f"{task.phase}.block.after_write")
-    return True
-
-
-def score_block_task(task: PredictTask, i: int) -> tuple[bool, dict[str, Any]]:
-    """Sums of errors over row block i."""
-    model, dataset, rows, span = task.open(i)
-    values = model.predict_rows(rows, first_row=span.start)
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    truth = _taken(dataset.y.read(span.start, span.stop), task.targets)
-    mean = _taken(np.asarray(dataset.y_mean)[None], task.targets)
-    sums: dict[str, Any] = {
-        "squares": np.square(values - truth).sum(axis=0),
-        "spread": np.square(truth - mean).sum(axis=0),
-    }
-    if model.classes is not None:
-        sums["of_class"] = _hits(truth, values)
-    if _is_logistic(model):
-        sums["log_loss"] = -float(np.take_along_axis(log_probabilities(values), np.argmax(truth, 1)[:, None], 1).sum())
-    if model.levels:
-        sums["pinball"] = _pinball(truth - values, np.array(model.levels)).sum(axis=0)
-        low, high = values[:, np.argmin(model.levels)], values[:, np.argmax(model.levels)]
-        sums["between"] = int(np.sum((low <= truth[:, 0]) & (truth[:, 0] <= high)))
-    if task.half_width is not None:
-        sums["inside"] = (np.abs(values - truth) <= np.array(task.half_width)).sum(axis=0)
-    if task.sample_every:
-        some = np.arange(-span.start % task.sample_every, len(rows), task.sample_every)
-        sums["sample"] = np.stack([truth[some, :SAMPLE_TARGETS], values[some, :SAMPLE_TARGETS]], axis=-1)
-        if 1 < (t := truth.shape[1]) <= MOST_CLASSES:
-            # rows whose largest entry of y is in column i, and whose largest prediction is in column j
-            pairs = t * np.argmax(truth, axis=1) + np.argmax(values, axis=1)
-            sums["confusion"] = np.bincount(pairs, minlength=t * t).reshape(t, t)
-    return True, sums
-
-
-def _is_logistic(model: Model) -> bool:
-    return model.classes is not None and model.provenance.get("loss") == "logistic"
-
-
-def _pinball(residual: Floats, level: Any) -> Floats:
-    return np.asarray(np.maximum(level * residual, (level - 1) * residual))
-
-
-def _hits(truth: Floats, values: Floats) -> Any:
-    """Rows of each true class (2, t): those that are right, and all."""
-    true = np.argmax(truth, axis=1)
-    right = true[np.argmax(values, axis=1) == true]
-    return np.stack([np.bincount(rows, minlength=truth.shape[1]) for rows in (right, true)])
-
-
-def predict_dataset(
-    model: Model, dataset: Dataset, store: Any, executor: Executor, progress: Progress | None = None
-) -> tuple[RowArray, RunSummary]:
-    """Predict every row of a data set into an array ``predictions`` (m, t) in ``store``.
-
-    Parameters
-    ----------
-    model
-        A saved model (its ``location`` is what the tasks open).
-    """
-    return _in_blocks("predict", "predictions", model, dataset, store, BLOCK_ROWS, executor, progress)
-
-
-def predict_variance(
-    model: Model, dataset: Dataset, store: Any, executor: Executor, progress: Progress | None = None
-) -> tuple[RowArray, RunSummary]:
-    """var f / sigma^2 of every row of a data set, into an array ``variances-w`` (m, t) in ``store``.
-
-    Parameters
-    ----------
-    model
-        A saved model, with factors that the workers can open.
-
-    Raises
-    ------
-    ParameterError, StoreError
-        See :func:`dkrr.models.uncertainty.variance_spread`.
-    """
-    _ = model.spread  # what is wrong with the factors is said here
-    limit = memory_limit_of(executor)
-    width = variance.block_rows(model.num_rows, None if limit is None else int(SHARE_OF_LIMIT * limit))
-    wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
-    width = min(width, max(variance.MIN_BLOCK_ROWS, wanted))
-    # another number of workers, another width: blocks of the same are found again
-    return _in_blocks("variance", f"variances-{width}", model, dataset, store, width, executor, progress)
-
-
-def _in_blocks(
-    phase: Literal["predict", "variance"],
-    name: str,
-    model: Model,
-    dataset: Dataset,
-    store: Any,
-    width: int,
-    executor: Executor,
-    progress: Progress | None,
-) -> tuple[RowArray, RunSummary]:
-    """Compute every row into an array of ``store``, ``width`` rows a block."""
-    columns = match_features(model, dataset)
-    digests: dict[str, Any] = {"model": model.digest, "rows_digest": dataset.digest}
-    result = RowArray.create(
-        store,
-        name,
-        num_rows=dataset.num_rows,
-        num_columns=model.num_targets,
-        rows_per_chunk=min(width, dataset.num_rows),
-        attributes=digests if columns is None else digests | {"columns": list(columns)},
-    )
-    task = PredictTask(
-        str(model.location), str(model.digest), Rows.of(dataset), result.rows_per_chunk, columns, result, phase
-    )
-    return result, _run(phase, predict_block_task, task, model, dataset, executor, progress)
-
-
-def _run(
-    phase: str,
-    function: Callable[..., Any],
-    task: PredictTask,
-    model: Model,
-    dataset: Dataset,
-    executor: Executor,
-    progress: Progress | None,
-) -> RunSummary:
-    dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
-    flops = 2.0 * model.num_rows * (model.num_features + model.num_targets)
-    if phase == "variance":
-        flops = float(model.num_rows) ** 2 * len(model.spread.systems)
-    count = -(-dataset.num_rows // task.block_rows)
-    nodes = [Node((i,), (), flops * task.block_rows) for i in range(count)]
-    return executor.run(phase, function, task, nodes, progress)
-
-
 def score_dataset(
     model: Model,
     dataset: Dataset,
     executor: Executor,
     progress: Progress | None = None,
     *,
+    store: Any = None,
     intervals: float | None = None,
     sample_rows: int = 0,
 ) -> tuple[Score, RunSummary]:
     """RMSE, R^2 and what else a :class:`Score` has for this model, of a saved model on a data set with targets.
 
-    ``intervals`` is the coverage that the model's jackknife intervals shall have, whose real one is counted; None: 0.9
-    if the model has leave-one-out quantiles. With ``sample_rows`` the values of the tasks in the summary hold "sample",
-    truth and prediction (k, t', 2) of evenly spaced rows, at most so many and of at most four targets, and "confusion",
-    counts (t, t), where there are 2 to 50 targets.
+    Parameters
+    ----------
+    store
+        Where the workers of ``executor`` write predictions, which are removed at the end; None: a temporary folder.
+    intervals
+        The coverage that the model's jackknife intervals shall have, whose real one is counted; None: 0.9 if the model
+        has leave-one-out quantiles.
+    sample_rows
+        If there are any, the values in the summary hold "sample", truth and prediction (k, t', 2) of evenly spaced
+        rows, at most so many and of at most four targets, and "confusion", counts (t, t), where there are 2 to 50
+        targets.
 
     Raises
     ------
@@ -357,58 +384,85 @@ def score_dataset(
         ``intervals`` is given, and the model has no quantiles for it.
     DataError
         Features, targets or classes that the model does not have, see :mod:`dkrr.dataset.columns`.
+
+    Cost
+    ----
+    That of the predictions, and of two arrays (m, t) in this process.
     """
-    columns, targets = match_features(model, dataset), match_targets(model.observed, dataset)
-    levels, m = tuple(model.levels), dataset.num_rows
+    match_features(model, dataset)
+    targets, m, levels = match_targets(model.observed, dataset), dataset.num_rows, model.levels
     if len(levels) > 1:
         targets = (0 if targets is None else targets[0],) * len(levels)
     if intervals is None and model.quantiles is not None and model.quantiles.knows(DEFAULT_INTERVALS):
         intervals = DEFAULT_INTERVALS
-    task = PredictTask(
-        str(model.location),
-        str(model.digest),
-        Rows.of(dataset),
-        min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-m // (4 * max(1, executor.num_threads))))),
-        columns,
-        targets=targets,
-        half_width=None if intervals is None else tuple(half_widths(model, intervals, "jackknife", None).tolist()),
-        sample_every=-(-m // sample_rows) if sample_rows else 0,
-    )
-    summary = _run("evaluate", score_block_task, task, model, dataset, executor, progress)
-    parts = [values for _, values in sorted(summary.values.items())]
-    means = {
-        name: np.sum([part[name] for part in parts], axis=0) / m
-        for name in parts[0]
-        if name not in ("sample", "confusion")
-    }
-    rmse = np.sqrt(means["squares"])
-    spread = means["spread"]
-    r2 = 1 - np.divide(means["squares"], spread, out=np.full_like(rmse, np.nan), where=spread > 0)
+    half_width = None if intervals is None else half_widths(model, intervals, "jackknife", None)
+    width = min(BLOCK_ROWS, max(MIN_BLOCK_ROWS, -(-m // (4 * max(1, executor.num_threads)))))
+    with contextlib.ExitStack() as stack:
+        if store is None:
+            store = stack.enter_context(closing(TemporaryStore(8 * m * model.num_targets))).path
+        scratch = place(store, "scratch", f"{uuid.uuid4().hex}.zarr")
+        stack.callback(remove_array, scratch)
+        result, summary = _in_blocks(
+            "predict", "predictions", model, dataset, scratch, width, executor, progress, "evaluate"
+        )
+        values = result.read(0, m)
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    truth = _taken(dataset.y.read(0, m), targets)
+    squares = np.square(values - truth).mean(axis=0)
+    spread = np.square(truth - _taken(np.asarray(dataset.y_mean)[None], targets)).mean(axis=0)
+    rmse = np.sqrt(squares)
     score = Score(
         m,
         rmse.tolist(),
-        r2.tolist(),
+        (1 - np.divide(squares, spread, out=np.full_like(rmse, np.nan), where=spread > 0)).tolist(),
         None if model.scaling is None else (rmse / model.scaling.y_std).tolist(),
         intervals=intervals,
-        coverage=means["inside"].tolist() if "inside" in means else None,
-        log_loss=float(means["log_loss"]) if "log_loss" in means else None,
+        coverage=None if half_width is None else (np.abs(values - truth) <= half_width).mean(axis=0).tolist(),
     )
-    if "of_class" in means:
-        right, share = (values[means["of_class"][1] > 0] for values in means["of_class"])
-        score = replace(score, accuracy=float(right.sum()), balanced_accuracy=float(np.mean(right / share)))
-        if make_loss(model.provenance.get("loss", "square")).is_for_labels:
-            constant = {"accuracy": float(share.max()), "balanced_accuracy": 1.0 / len(share)}
-            constant |= {"log_loss": -float(share @ np.log(share))} if _is_logistic(model) else {}
-            score = replace(score, rmse=[], r2=[], rmse_whitened=None, of_constant=constant)
+    if model.classes is not None:
+        score = _with_classes(score, model, truth, values)
     if levels:
-        assert dataset.y is not None  # noqa: S101  (narrows the type)
-        truth = _taken(dataset.y.read(0, m), targets)
-        # no other constant has less than the empirical quantile
-        least = [
-            _pinball(y - np.quantile(y, level, method="inverted_cdf"), level).mean()
-            for y, level in zip(truth.T, levels * (model.num_targets if len(levels) == 1 else 1), strict=True)
-        ]
-        score = replace(score, pinball=means["pinball"].tolist(), of_constant={"pinball": float(np.mean(least))})
-    if len(levels) > 1:
-        score = replace(score, intervals=round(max(levels) - min(levels), 12), coverage=[float(means["between"])])
+        score = _with_quantiles(score, levels, truth, values)
+    if sample_rows:
+        some, t = slice(None, None, -(-m // sample_rows)), truth.shape[1]
+        found = {"sample": np.stack([truth[some, :SAMPLE_TARGETS], values[some, :SAMPLE_TARGETS]], axis=-1)}
+        if 1 < t <= MOST_CLASSES:
+            # rows whose largest entry of y is in column i, and whose largest prediction is in column j
+            pairs = np.argmax(truth, axis=1), np.argmax(values, axis=1)
+            found["confusion"] = metrics.confusion_matrix(*pairs, labels=np.arange(t))
+        summary = replace(summary, values={(0,): found})
     return score, summary
+
+
+def _with_classes(score: Score, model: Model, truth: Floats, values: Floats) -> Score:
+    """What is said of one-hot targets, of which a loss for labels predicts no values."""
+    true, said = np.argmax(truth, axis=1), np.argmax(values, axis=1)
+    count = np.bincount(true)
+    share = count[count > 0] / len(true)
+    recall = metrics.recall_score(true, said, labels=np.flatnonzero(count), average="macro", zero_division=0.0)
+    score = replace(score, accuracy=float(np.mean(true == said)), balanced_accuracy=float(recall))
+    loss = model.provenance.get("loss", "square")
+    if not make_loss(loss).is_for_labels:
+        return score
+    constant = {"accuracy": float(share.max()), "balanced_accuracy": 1.0 / len(share)}
+    score = replace(score, rmse=[], r2=[], rmse_whitened=None, of_constant=constant)
+    if loss != "logistic":
+        return score
+    found = -np.take_along_axis(log_probabilities(values), true[:, None], axis=1).mean()
+    return replace(score, log_loss=float(found), of_constant=constant | {"log_loss": -float(share @ np.log(share))})
+
+
+def _with_quantiles(score: Score, levels: list[float], truth: Floats, values: Floats) -> Score:
+    """The pinball loss of each column, beside that of its empirical quantile: no other constant has less."""
+    columns = list(zip(truth.T, values.T, levels * (truth.shape[1] // len(levels)), strict=True))
+    lost = [metrics.mean_pinball_loss(y, found, alpha=level) for y, found, level in columns]
+    least = [
+        metrics.mean_pinball_loss(y, np.full(len(y), np.quantile(y, level, method="inverted_cdf")), alpha=level)
+        for y, _, level in columns
+    ]
+    score = replace(score, pinball=lost, of_constant={"pinball": float(np.mean(least))})
+    if len(levels) == 1:
+        return score
+    low, high = values[:, np.argmin(levels)], values[:, np.argmax(levels)]
+    between = float(np.mean((low <= truth[:, 0]) & (truth[:, 0] <= high)))
+    return replace(score, intervals=round(max(levels) - min(levels), 12), coverage=[between])

@@ -46,8 +46,7 @@ from dkrr.linalg.losses.loss import Loss
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.predict import ArrayRows, RowSource
 from dkrr.linalg.primal.solver import PrimalResult, fit_primal
-from dkrr.linalg.settings import NystromSettings
-from dkrr.linalg.solution import Solution
+from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model
 from dkrr.models.uncertainty import recorded_factors, target_scale

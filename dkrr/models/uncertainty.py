@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ from dkrr.linalg.inference.leave_one_out import IntervalMethod, LeaveOneOut, Qua
 from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
 from dkrr.store.files import is_url
-from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "OTHER_SOLVERS",
     "Spread",
-    "WithUncertainty",
-    "alpha_of",
     "half_widths",
     "has_spread",
     "interval",
@@ -79,11 +76,6 @@ class Spread:
         """var f(z) / sigma^2 (m, t) for whitened rows (m, d)."""
         columns = np.stack([system.variance(rows) for system in self.systems], axis=1)
         return columns[:, list(self.system_of)]
-
-
-def alpha_of(model: Model) -> FloatArray:
-    """The ridge of each target (t,)."""
-    return np.broadcast_to(np.asarray(model.provenance["alpha"], dtype=np.float64), (model.num_targets,))
 
 
 def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> FloatArray:
@@ -137,7 +129,7 @@ def variance_spread(model: Model, store: Any = None) -> Spread:
         raise ParameterError(
             f"standard deviations of solver {solver!r} are not available", hint="fit with solver='cholesky'"
         )
-    alphas = alpha_of(model).tolist()
+    alphas = model.alphas.tolist()
     distinct = list(dict.fromkeys(alphas))
     weight = model.sample_weight
     root = None if weight is None else np.sqrt(weight.read(0, weight.num_rows)[:, 0])
@@ -215,7 +207,7 @@ def _find_factors(
 def standard_deviation(model: Model, variance: FloatArray, *, noise: bool = False, sigma2: Any = None) -> FloatArray:
     """Standard deviations (m,) or (m, t) in the units of y, from var f / sigma^2 (m, t)."""
     # not the root of the product: sigma^2 of small targets is small where the variance of a large kernel is large
-    values: FloatArray = np.sqrt(_sigma2(model, sigma2)) * np.sqrt(variance + (alpha_of(model) if noise else 0.0))
+    values: FloatArray = np.sqrt(_sigma2(model, sigma2)) * np.sqrt(variance + (model.alphas if noise else 0.0))
     values = values[:, 0] if model.y_is_1d else values
     if model.scaling is None:
         return values
@@ -299,7 +291,7 @@ def loo_quantiles(model: Model, found: LeaveOneOut) -> Quantiles:
     scale = 1.0 if model.scaling is None else model.scaling.y_std
     if model.provenance.get("solver") in OTHER_SOLVERS:
         return Quantiles.of(found.residuals[seen] / scale, None)
-    n, alphas = model.num_rows, alpha_of(model).tolist()
+    n, alphas = model.num_rows, model.alphas.tolist()
     distinct = list(dict.fromkeys(alphas))
     diagonal = found.inverse_diagonal[:, [distinct.index(alpha) for alpha in alphas]]
     weight = np.ones((n, 1)) if model.sample_weight is None else model.sample_weight.read(0, n)
@@ -310,72 +302,7 @@ def interval(
     model: Model, values: FloatArray, coverage: float, method: IntervalMethod, variance: FloatArray | None
 ) -> tuple[FloatArray, FloatArray]:
     """Lower and upper ends around predictions (m,) or (m, t); ``variance`` is var f / sigma^2 (m, t)."""
-    noisy = None if variance is None else variance + alpha_of(model)
+    noisy = None if variance is None else variance + model.alphas
     width = half_widths(model, coverage, method, noisy)
     width = width[..., 0] if model.y_is_1d else width
     return values - width, values + width
-
-
-class WithUncertainty:
-    """The methods of a model that say how uncertain its predictions are."""
-
-    @cached_property
-    def spread(self: Any) -> Spread:
-        """The factors, found or made when they are first asked for; see :func:`variance_spread`."""
-        return variance_spread(self)
-
-    def predict_std(self: Any, X: Any, *, noise: bool = False, sigma2: Any = None) -> FloatArray:
-        """Standard deviations (m,) or (m, t) of f at rows X (m, d), in the units of y.
-
-        Parameters
-        ----------
-        noise
-            Those of new observations of weight 1: sigma^2 alpha is added to the variance.
-        sigma2
-            None: the estimate of the fit, per target. A number fixes it, in the units in which the system was solved;
-            1.0 gives the standard deviations of scikit-learn's ``GaussianProcessRegressor(optimizer=None)``.
-
-        Raises
-        ------
-        ParameterError, StoreError
-            See :func:`variance_spread`.
-
-        Cost
-        ----
-        n^2 flops and n kernel entries a row; the factor is read once every 1,024 rows (fewer beyond n = 32,768). Before
-        it is first used, a stored factor is compared with the kernel: n^2 / 2 entries and two readings.
-        """
-        with single_blas_thread():
-            return standard_deviation(self, self.variance(X), noise=noise, sigma2=sigma2)
-
-    def predict_interval(
-        self: Any, X: Any, coverage: float = 0.9, method: IntervalMethod = "jackknife"
-    ) -> tuple[FloatArray, FloatArray]:
-        """Lower and upper ends, (m,) or (m, t), of intervals that shall hold a new y with probability ``coverage``.
-
-        Parameters
-        ----------
-        method
-            "jackknife": of constant width, from leave-one-out residuals; needs no factor. "normalised": from the same
-            residuals over their standard deviations, wider where f is uncertain. "gaussian": what the Gaussian process
-            says, calibrated on nothing but sigma^2.
-
-        Raises
-        ------
-        ParameterError
-            The model holds no quantiles of leave-one-out residuals, or of too few rows.
-        """
-        check_method(method)
-        with single_blas_thread():
-            variance = None if method == "jackknife" else self.variance(X)
-            return interval(self, self.predict(X), coverage, method, variance)
-
-    def with_quantiles(self: Any, quantiles: Quantiles) -> Any:
-        """The same model with quantiles of leave-one-out residuals; it keeps factors that it has."""
-        model = replace(self, quantiles=quantiles)
-        model.__dict__.update({name: value for name, value in self.__dict__.items() if name == "spread"})
-        return model
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy finds its factors itself: the one in memory may be large."""
-        return {name: value for name, value in self.__dict__.items() if name != "spread"}

@@ -1,21 +1,14 @@
-"""A grid of alphas in feature space (:mod:`dkrr.linalg.primal.solver`): two passes over the rows for all.
-
-Folds: which rows are predicted by a fit of which others.
-
-A fold whose training rows are all the others is answered from the fit of all rows; any other split (time-ordered ones
-train on the past alone) needs a fit of its own.
-
-With another loss than the square every fold needs a fit of its own, which has all values of C as columns.
-
-Scores of held-out predictions, by scikit-learn's conventions for RidgeCV.
-
-Leave-one-out predictions are scored all together: without ``scoring`` by -mean(w_i e_i^2) over all rows, else by the
-scorer. Folds are scored one by one, by R^2 unless told otherwise, and their scores averaged, as GridSearchCV does. A
-scorer that takes sample weights is given them.
-
-Held-out predictions for a grid of alphas in memory, and the alpha that they choose.
+"""Held-out predictions for a grid of alphas, their scores, and the alpha that they choose.
 
     gram  ->  eigendecomposition  ->  for every alpha: predictions of held-out rows  ->  scores  ->  alpha
+
+Rows in memory are held out one by one or by folds (:class:`AlphaPath`); in feature space two passes over the rows serve
+all alphas (:func:`primal_search`). A fold whose training rows are all the others is answered from the fit of all rows;
+any other split (time-ordered ones train on the past alone) needs a fit of its own.
+
+Scores are those of scikit-learn's RidgeCV. Leave-one-out predictions are scored all together: without ``scoring`` by
+-mean(w_i e_i^2) over all rows, else by the scorer. Folds are scored one by one, by R^2 unless told otherwise, and their
+scores averaged, as GridSearchCV does. A scorer that takes sample weights is given them.
 
 Cost
 ----
@@ -29,7 +22,7 @@ from __future__ import annotations
 import logging
 import numbers
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
 from typing import Any, Literal
@@ -38,28 +31,23 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import check_scoring
-from sklearn.model_selection import check_cv
+from sklearn.model_selection import LeaveOneGroupOut, check_cv
 
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit, FactorRidge, judge_dense
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
-from dkrr.linalg.inference.leave_one_out import LeaveOneOut
-from dkrr.linalg.losses.fit import fit_losses
-from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.linalg.primal.passes import FeatureRows
 from dkrr.linalg.primal.solver import leave_one_out_errors, primal_leave_one_out
-from dkrr.models.tiled import label_targets
-from dkrr.selection.choice import FoldLoss
 
-__all__ = ["AlphaPath", "Chosen", "Fold", "Scoring", "choose", "fold_losses", "held_out", "make_folds", "primal_search"]
+__all__ = ["AlphaPath", "AlphaSearch", "Fold", "checked_scorer", "make_folds", "primal_search"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 logger = logging.getLogger("dkrr.selection")
 
-# on the gaps of the fits of folds, which only have to tell one C from another
-FOLD_TOL = 1e-3
+# numbers of one batch of alphas: predictions of all rows and targets
+BATCH_NUMBERS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,48 +72,32 @@ def make_folds(cv: Any, X: Any, y: Any) -> list[Fold]:
     ParameterError
         It is none of these.
     DataError
-        A fold is empty, or names rows that do not exist.
+        A fold is empty, or names rows that do not exist; a label is missing.
     """
-    n, is_array = len(X), hasattr(cv, "shape") and hasattr(cv, "dtype") and np.ndim(cv) == 1
-    if is_array:
-        return _folds_of_labels(cv, n)
     how = "give a number of folds, a splitter, (train, test) pairs, or a label for each row"
     if isinstance(cv, bool | str) or (isinstance(cv, numbers.Number) and not isinstance(cv, numbers.Integral)):
         raise ParameterError(f"cv is {cv!r}", hint=how)
+    has_labels = hasattr(cv, "shape") and hasattr(cv, "dtype") and np.ndim(cv) == 1
     try:
-        splits = list(check_cv(cv).split(X, y))
+        if has_labels and np.ma.is_masked(cv):
+            raise ValueError("some are masked")
+        splits = list(LeaveOneGroupOut().split(X, y, cv) if has_labels else check_cv(cv).split(X, y))
     except (ValueError, TypeError) as error:
+        said = str(error).partition("\n")[0]
+        if has_labels:
+            hint = "give the fold of every row, and two folds at least"
+            raise DataError(f"cv has labels that cannot be used: {said}", hint=hint) from error
         raise ParameterError(
-            f"cv is {cv!r}: {str(error).partition(chr(10))[0]}",
-            hint=f"{how}; a splitter by groups is given as list(splitter.split(X, y, groups))",
+            f"cv is {cv!r}: {said}", hint=f"{how}; a splitter by groups is given as list(splitter.split(X, y, groups))"
         ) from error
     if not splits:
         raise DataError("cv has no folds", hint="give at least one pair (train, test)")
     folds = []
-    for number, (train, test) in enumerate(splits):
-        sides = _rows(train, number, n), _rows(test, number, n)
-        for name, rows in zip(("training", "test"), sides, strict=True):
-            if not len(rows):
-                raise DataError(f"fold {number} has no {name} rows", hint="every fold needs rows on both sides")
-        is_whole = (np.bincount(np.concatenate(sides), minlength=n) == 1).all()
-        folds.append(Fold(sides[1], None if is_whole else sides[0]))
+    for number, split in enumerate(splits):
+        train, test = (_rows(rows, number, len(X)) for rows in split)
+        is_whole = (np.bincount(np.concatenate((train, test)), minlength=len(X)) == 1).all()
+        folds.append(Fold(test, None if is_whole else train))
     return folds
-
-
-def _folds_of_labels(cv: Any, n: int) -> list[Fold]:
-    if len(cv) != n:
-        raise DataError(f"cv has {len(cv):,} labels for {n:,} rows", hint="give the fold of every row")
-    labels = np.asarray(cv)
-    try:
-        names, fold = np.unique(labels, return_inverse=True)
-        is_whole = not np.ma.is_masked(cv) and bool((labels == labels).all())  # NaN is not itself
-    except TypeError:
-        is_whole = False
-    if not is_whole:
-        raise DataError("cv has labels that are missing, or of several kinds", hint="give the fold of every row")
-    if len(names) < 2:
-        raise DataError(f"cv has one label for all {n:,} rows", hint="give at least two groups of rows")
-    return [Fold(np.flatnonzero(fold == number)) for number in range(len(names))]
 
 
 def _rows(values: Any, number: int, n: int) -> Rows:
@@ -135,86 +107,14 @@ def _rows(values: Any, number: int, n: int) -> Rows:
     rows = np.asarray(values)
     if rows.dtype == bool and rows.shape == (n,):
         rows = np.flatnonzero(rows)
-    is_numbers = rows.dtype.kind in "iu" and rows.ndim == 1
-    if rows.size and not (is_numbers and rows.min() >= 0 and rows.max() < n):
+    if not rows.size:
+        raise DataError(f"fold {number} has no training or no test rows", hint="every fold needs rows on both sides")
+    if rows.dtype.kind not in "iu" or rows.ndim != 1 or rows.min() < 0 or rows.max() >= n:
         raise DataError(
             f"fold {number} of cv is {rows.dtype} of shape {rows.shape}, from {rows.min()} to {rows.max()}",
             hint=f"give row numbers from 0 to {n - 1:,}",
         )
     return rows.astype(np.intp)
-
-
-def fold_losses(
-    asked: FoldLoss, kernel: Kernel, x: Floats, y: Floats, weight: Floats | None, *, fit_intercept: bool
-) -> Floats:
-    """What each row loses when the other folds are fitted, for each C of ``asked`` (n, k), by its metric.
-
-    Row i is of fold i mod ``num_folds``, counted within each class.
-
-    Parameters
-    ----------
-    kernel
-        Resolved.
-    x : (n, d), y : (n, t)
-        Of a loss for labels a column for each class, largest where a row has it.
-    weight : (n,), optional
-        Above 0; they count in the fits, and the losses are multiplied by them over their mean.
-
-    Raises
-    ------
-    DataError
-        A class has one row alone.
-
-    Cost
-    ----
-    ``num_folds`` fits with k values of C, and a product of each.
-    """
-    n, k, weight = len(x), len(asked.C), np.ones(len(x)) if weight is None else weight
-    share = weight / weight.mean()
-    codes = np.zeros(n, dtype=np.intp)
-    if asked.losses[0].is_for_labels:
-        varying = y[:, np.ptp(y, axis=0) > 0]  # a class that no row has cannot be told from the others
-        codes = np.argmax(varying > 0.5 * (varying.min(axis=0) + varying.max(axis=0)), axis=1)
-        count = np.bincount(codes)
-        if count.min() < 2:
-            raise DataError(
-                f"a class has one of the {n:,} rows of a fold search; at least two expected",
-                hint="give the search more rows ([tune] rows, search_rows), or leave that class out",
-            )
-        if asked.metric == "balanced_accuracy":
-            share = weight * n / (len(count) * np.bincount(codes, weights=weight)[codes])
-        y = label_targets(codes, weight, range(len(count)))
-    fold = np.empty(n, dtype=np.intp)
-    for code in range(codes.max() + 1):
-        own = np.flatnonzero(codes == code)
-        fold[own] = (np.arange(len(own)) + code) % asked.num_folds
-    found = np.empty((n, k))
-    for number in np.unique(fold):
-        test = fold == number
-        train = ~test
-        fit = fit_losses(
-            kernel, x[train], y[train], asked.losses, asked.C, weight=weight[train], fit_intercept=fit_intercept,
-            tol=FOLD_TOL, allow_unconverged=True,
-        )  # fmt: skip
-        values = kernel.block(x[test], x[train]) @ fit.dual_coef + fit.intercept
-        found[test] = _lost(asked, values.reshape(len(values), k, -1), y[test], codes[test])
-    return np.asarray(found * share[:, None])
-
-
-def _lost(asked: FoldLoss, values: Floats, y: Floats, codes: Rows) -> Floats:
-    """Of rows with decision values or predictions (f, k, m): (f, k)."""
-    if asked.losses[0].is_for_labels:
-        whole = np.concatenate((-values, values), axis=2) if values.shape[2] == 1 else values
-        if asked.metric == "log_loss":
-            logarithms = log_probabilities(whole.reshape(-1, whole.shape[2])).reshape(whole.shape)
-            return np.asarray(-logarithms[np.arange(len(y)), :, codes])
-        return np.asarray(whole.argmax(axis=2) != codes[:, None], dtype=np.float64)
-    truth = np.broadcast_to(y[:, None, :], values.shape)
-    if asked.metric == "rmse":
-        return np.asarray(np.square(truth - values).mean(axis=2))
-    losses = asked.losses * (values.shape[2] // len(asked.losses))
-    lost = [loss.value(truth[..., j], values[..., j]) for j, loss in enumerate(losses)]
-    return np.asarray(np.mean(lost, axis=0))
 
 
 class _Given(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -230,131 +130,106 @@ class _Given(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return True
 
 
-def held_out(y: Floats, predictions: Floats, weight: Floats | None, stored: str | None) -> Floats:
-    """Held-out predictions (n, t, k) as they are, or their squared errors times the weight."""
-    if stored == "predictions":
-        return predictions
-    squares: Floats = np.square(y[:, :, None] - predictions)
-    return squares if weight is None else squares * weight[:, None, None]
+def checked_scorer(scoring: Any) -> Any:
+    """The scorer of scikit-learn that ``scoring``, a name or a function (estimator, X, y), means; None for None.
+
+    Raises
+    ------
+    ParameterError
+        It is none of these.
+    """
+    try:
+        return None if scoring is None else check_scoring(_Given(), scoring=scoring)
+    except (ValueError, TypeError) as exc:
+        raise ParameterError(
+            f"scoring is {scoring!r}; the name of a scorer, a function (estimator, X, y) or None expected",
+            hint="sklearn.metrics.get_scorer_names() lists the names",
+        ) from exc
 
 
-def _takes_weights(scorer: Any) -> bool:
-    """Whether a scorer, or the metric that it was made of, has a parameter for weights."""
-    parameters = signature(getattr(scorer, "_score_func", scorer)).parameters.values()
-    return any(item.name == "sample_weight" or item.kind is item.VAR_KEYWORD for item in parameters)
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How predictions become a number for each alpha.
+@dataclass(kw_only=True, eq=False)
+class AlphaSearch:
+    """Scores of a grid of alphas, as held-out predictions come, and the best alpha of each target.
 
     Parameters
     ----------
-    scorer
-        A name or a function (estimator, X, y) of scikit-learn; None means the negative mean squared error.
+    y : (n, t), weight : (n,) or None
+    num_alphas
+        k.
+    scoring
+        See :func:`checked_scorer`; None means the negative mean squared error.
     per_target
-        A number for each target as well.
-    is_1d
-        The target is one column, and scorers see it as such.
+        A score, and an alpha, for each target.
+    stored
+        What :attr:`values` keeps.
+
+    Attributes
+    ----------
+    scores : (k,) or (t, k)
+        Of every alpha; -inf of one that nothing was added for.
+    values : (n, t, k) or None
+        Held-out squared errors times the weight, or predictions; NaN for a row that no fold holds out.
     """
 
-    scorer: Any = None
+    y: Floats
+    weight: Floats | None
+    num_alphas: int
+    scoring: Any = None
     per_target: bool = False
-    is_1d: bool = False
+    stored: Literal["errors", "predictions"] | None = None
+    scores: Floats = field(init=False)
+    values: Floats | None = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.scorer is not None:
-            self._checked()
+        (n, t), k = self.y.shape, self.num_alphas
+        self.per_target, self.scoring = self.per_target and t > 1, checked_scorer(self.scoring)
+        self.scores = np.full((t, k) if self.per_target else (k,), -np.inf)
+        self.values = None if self.stored is None else np.full((n, t, k), np.nan)
 
-    def _checked(self) -> Any:
-        try:
-            return check_scoring(_Given(), scoring=self.scorer)
-        except (ValueError, TypeError) as exc:
-            raise ParameterError(
-                f"scoring is {self.scorer!r}; the name of a scorer, a function (estimator, X, y) or None expected",
-                hint="sklearn.metrics.get_scorer_names() lists the names",
-            ) from exc
+    @property
+    def index(self) -> Rows:
+        """The first alpha whose score is the largest, for each target (t,)."""
+        return np.broadcast_to(np.argmax(self.scores, axis=-1), self.y.shape[1:])
 
-    def of(self, y: Floats, predictions: Floats, weight: Floats | None, where: str) -> Floats:
-        """Scores (k,), or (t, k) per target, of predictions (m, t, k) for y (m, t).
+    def add(
+        self, batch: slice, predictions: Floats, rows: Any = slice(None), where: str = "", share: float = 1
+    ) -> None:
+        """Count predictions (f, t, b) of the held-out ``rows`` for a batch of alphas as a ``share`` of their scores.
 
         Raises
         ------
         DataError
             A score is not a finite number.
         """
-        if self.scorer is None:
-            scores = -held_out(y, predictions, weight, "errors").mean(axis=0)
-            scores = scores if self.per_target else scores.mean(axis=0)
+        y, weight = self.y[rows], None if self.weight is None else self.weight[rows]
+        errors = np.square(y[:, :, None] - predictions)
+        errors = errors if weight is None else errors * weight[:, None, None]
+        if self.scoring is None:
+            scores = -errors.mean(axis=0 if self.per_target else (0, 1))
         elif self.per_target:
             scores = np.stack(
-                [self._called(y[:, j], predictions[:, j], weight) for j in range(y.shape[1])]
-            )  # fmt: skip
-        else:
-            scores = self._called(
-                y[:, 0] if self.is_1d else y, predictions[:, 0] if self.is_1d else predictions, weight
+                [self._called(*pair, weight) for pair in zip(y.T, predictions.swapaxes(0, 1), strict=True)]
             )
+        else:
+            one = 0 if y.shape[1] == 1 else slice(None)
+            scores = self._called(y[:, one], predictions[:, one], weight)
         if not np.isfinite(scores).all():
-            value = float(scores[~np.isfinite(scores)].ravel()[0])
             raise DataError(
-                f"the score of {where} is {value}",
+                f"the score of {where or 'the leave-one-out predictions'} is {scores[~np.isfinite(scores)].ravel()[0]}",
                 hint="R^2 needs at least two rows in a fold; another scoring, or larger folds, may do",
             )
-        return np.asarray(scores, dtype=np.float64)
-
-    def of_errors(self, errors: Floats, weight: Floats | None) -> Floats:
-        """Scores (k,), or (t, k), of weighted mean squared errors (t, k), which are not divided by the weights here."""
-        scores = -errors * (1.0 if weight is None else float(weight.mean()))
-        return np.asarray(scores if self.per_target else scores.mean(axis=0))
-
-    def of_left_out(self, loo: LeaveOneOut, y: Floats, weight: Floats | None, stored: str | None) -> tuple[Any, Any]:
-        """The score of one alpha, or (t,), and what is stored of it (n, t)."""
-        predictions = (y - loo.residuals)[:, :, None]
-        scores = self.of(y, predictions, weight, "the leave-one-out predictions")
-        return scores[..., 0], None if stored is None else held_out(y, predictions, weight, stored)[..., 0]
+        before = self.scores[..., batch]
+        self.scores[..., batch] = np.where(np.isneginf(before), 0.0, before) + scores * share
+        if self.values is not None:
+            self.values[rows, :, batch] = predictions if self.stored == "predictions" else errors
 
     def _called(self, y: Floats, predictions: Floats, weight: Floats | None) -> Floats:
         """The scorer for predictions (m, k) or (m, t, k)."""
-        given, scorer = _Given(), self._checked()
-        options = {"sample_weight": weight} if weight is not None and _takes_weights(scorer) else {}
-        columns = range(predictions.shape[-1])
-        return np.array([float(scorer(given, predictions[..., number], y, **options)) for number in columns])
-
-
-# numbers of one batch of alphas: predictions of all rows and targets
-BATCH_NUMBERS = 4_000_000
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The best alpha of a grid.
-
-    Parameters
-    ----------
-    index : (t,)
-        Of the best alpha in the grid, for each target.
-    scores : (k,) or (t, k)
-        Of every alpha.
-    values : (n, t, k) or None
-        Held-out squared errors (times the weight) where there is no scorer, else predictions; NaN for a row that no
-        fold holds out.
-    """
-
-    index: NDArray[np.intp]
-    scores: Floats
-    values: Floats | None
-
-    @property
-    def best(self) -> Any:
-        """The best score: a number, or (t,)."""
-        best = self.scores.max(axis=-1)
-        return float(best) if best.ndim == 0 else best
-
-
-def choose(scores: Floats, num_targets: int, values: Floats | None = None) -> Chosen:
-    """The first alpha whose score is the largest."""
-    index = np.broadcast_to(np.argmax(scores, axis=-1), (num_targets,))
-    return Chosen(np.array(index), scores, values)
+        parameters = signature(getattr(self.scoring, "_score_func", self.scoring)).parameters.values()
+        takes_weights = any(item.name == "sample_weight" or item.kind is item.VAR_KEYWORD for item in parameters)
+        options = {"sample_weight": weight} if weight is not None and takes_weights else {}
+        columns = np.moveaxis(predictions, -1, 0)
+        return np.array([float(self.scoring(_Given(), column, y, **options)) for column in columns])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -436,10 +311,8 @@ class AlphaPath:
         spectrum = decompose(matrix, positive_semidefinite=is_psd)
         return EigenRidge(spectrum, self.y[rows], root, fit_intercept=self.fit_intercept)
 
-    def search(
-        self, alphas: Floats, scoring: Scoring, *, store: Literal["errors", "predictions"] | None = None
-    ) -> Chosen:
-        """Scores of every alpha; ``store`` keeps the held-out squared errors, or the predictions.
+    def search(self, alphas: Floats, search: AlphaSearch) -> None:
+        """Add the held-out predictions of every alpha.
 
         Raises
         ------
@@ -449,20 +322,12 @@ class AlphaPath:
             Nothing is left to train on, or a score is not a finite number.
         """
         self._check_folds()
-        k, t = len(alphas), self.y.shape[1]
-        shape = (len(self.y), t, k)
-        values = None if store is None else np.full(shape, np.nan)
-        sums = np.zeros((t, k) if scoring.per_target else k)
-        num_folds = 1 if self.folds is None else len(self.folds)
-        for number in range(num_folds):
-            for batch, rows, predictions in self._held_out(number, alphas):
-                y = self.y[rows]
-                weight = None if self.weight is None else self.weight[rows]
-                where = f"fold {number}" if self.folds is not None else "the leave-one-out predictions"
-                sums[..., batch] += scoring.of(y, predictions, weight, where) / num_folds
-                if values is not None:
-                    values[rows, :, batch] = held_out(y, predictions, weight, store)
-        return choose(sums, t, values)
+        folds = [None] if self.folds is None else self.folds
+        for number, fold in enumerate(folds):
+            where = "" if fold is None else f"fold {number}"
+            for batch, predictions in self._held_out(fold, alphas):
+                rows = slice(None) if fold is None else fold.test
+                search.add(batch, predictions, rows, where, 1 / len(folds))
 
     def _check_folds(self) -> None:
         least = 2 if self.folds is None and self.fit_intercept else 1
@@ -479,9 +344,8 @@ class AlphaPath:
             if not left:
                 raise DataError(f"fold {number} leaves no training row of positive weight", hint="change the folds")
 
-    def _held_out(self, number: int, alphas: Floats) -> Iterator[tuple[slice, Rows, Floats]]:
-        """A batch of alphas, the rows of a fold, and their predictions (f, t, batch) by a fit without them."""
-        fold = None if self.folds is None else self.folds[number]
+    def _held_out(self, fold: Fold | None, alphas: Floats) -> Iterator[tuple[slice, Floats]]:
+        """A batch of alphas, and the predictions (f, t, batch) of the rows of a fold by a fit without them."""
         refit = None
         if fold is not None and fold.train is not None:
             train = fold.train[self._place[fold.train] >= 0]
@@ -490,12 +354,12 @@ class AlphaPath:
         size = max(1, BATCH_NUMBERS // self.y.size)
         for start in range(0, len(alphas), size):
             batch = slice(start, min(start + size, len(alphas)))
-            if refit is not None and fold is not None:
-                yield batch, fold.test, refit[0].predict(refit[1], alphas[batch])
+            if refit is not None:
+                yield batch, refit[0].predict(refit[1], alphas[batch])
             elif fold is not None:
-                yield batch, fold.test, self._without(fold.test, alphas[batch])
+                yield batch, self._without(fold.test, alphas[batch])
             else:
-                yield batch, np.arange(len(self.y)), self._each_without_itself(alphas[batch])
+                yield batch, self._each_without_itself(alphas[batch])
 
     def _each_without_itself(self, alphas: Floats) -> Floats:
         """Leave-one-out predictions (n, t, k); rows of weight 0 are predicted by the fit of all."""
@@ -546,38 +410,23 @@ class AlphaPath:
         )  # fmt: skip
 
 
-def primal_search(
-    source: FeatureRows,
-    y: Floats,
-    grid: Floats,
-    scoring: Scoring,
-    *,
-    fit_intercept: bool,
-    stored: Literal["errors", "predictions"] | None = None,
-) -> Chosen:
-    """The alpha with the best leave-one-out score.
+def primal_search(source: FeatureRows, grid: Floats, search: AlphaSearch, *, fit_intercept: bool) -> None:
+    """Add the leave-one-out errors of a grid of alphas (k,) in feature space.
 
     Parameters
     ----------
     source
         Rows, targets and weights as a primal fit reads them.
-    y : (n, t)
-        The targets.
-    grid : (k,)
-    scoring, stored
-        See :meth:`dkrr.selection.path.AlphaPath.search`.
 
     Cost
     ----
     Two passes for mean squared errors; a scorer, or what is stored, needs every residual: three passes for each alpha.
     """
-    t, weight = y.shape[1], source.rows.weights()
-    if scoring.scorer is None and stored is None:
-        errors = leave_one_out_errors(source, grid.tolist(), fit_intercept=fit_intercept).T  # (t, k)
-        return choose(scoring.of_errors(errors, weight), t)
-    found = [
-        scoring.of_left_out(primal_leave_one_out(source, alpha, fit_intercept=fit_intercept), y, weight, stored)
-        for alpha in grid.tolist()
-    ]
-    values = None if stored is None else np.stack([kept for _, kept in found], axis=-1)
-    return choose(np.stack([score for score, _ in found], axis=-1), t, values)
+    if search.scoring is None and search.stored is None:
+        errors = leave_one_out_errors(source, grid.tolist(), fit_intercept=fit_intercept).T  # (t, k), weighted means
+        scores = -errors * (1.0 if search.weight is None else float(search.weight.mean()))
+        search.scores[...] = scores if search.per_target else scores.mean(axis=0)
+        return
+    for number, alpha in enumerate(grid.tolist()):
+        found = primal_leave_one_out(source, alpha, fit_intercept=fit_intercept)
+        search.add(slice(number, number + 1), (search.y - found.residuals)[:, :, None])

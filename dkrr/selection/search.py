@@ -44,11 +44,14 @@ from scipy.spatial.distance import pdist
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
+from dkrr.kernels import Kernel
 from dkrr.linalg.inference.eigen import EigenRidge, decompose
+from dkrr.linalg.losses.fit import fit_losses
+from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.linalg.nystrom.solver import read_rows
+from dkrr.models.tiled import label_targets
 from dkrr.selection.choice import FoldLoss, is_as_good
 from dkrr.selection.likelihood import FAMILIES, Evaluation, Explained, family_kernel
-from dkrr.selection.path import fold_losses
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import read_json, remove_array, write_json
 from dkrr.store.lease import hold_lock
@@ -353,6 +356,9 @@ FORMAT = 2  # of the documents, and of what is computed
 # a gradient evaluation makes a factor and an inverse (n^3 flops); entries and strips count as much again for few rows
 EIGEN_FLOPS = 9.0
 
+# on the gaps of the fits of folds, which only have to tell one C from another
+FOLD_TOL = 1e-3
+
 # of a fold and an alpha, for each entry of K
 FOLD_FLOPS = 2000.0
 
@@ -498,6 +504,79 @@ def _folds(rows: Explained, trial: Trial) -> dict[str, Any]:
         "norm": largest_eigenvalue(rows.matrix(trial.family, widths)),
         "squares": np.ascontiguousarray(squares),
     }
+
+
+def fold_losses(
+    asked: FoldLoss, kernel: Kernel, x: FloatArray, y: FloatArray, weight: FloatArray | None, *, fit_intercept: bool
+) -> FloatArray:
+    """What each row loses when the other folds are fitted, for each C of ``asked`` (n, k), by its metric.
+
+    Row i is of fold i mod ``num_folds``, counted within each class.
+
+    Parameters
+    ----------
+    kernel
+        Resolved.
+    x : (n, d), y : (n, t)
+        Of a loss for labels a column for each class, largest where a row has it.
+    weight : (n,), optional
+        Above 0; they count in the fits, and the losses are multiplied by them over their mean.
+
+    Raises
+    ------
+    DataError
+        A class has one row alone.
+
+    Cost
+    ----
+    ``num_folds`` fits with k values of C, and a product of each.
+    """
+    n, k, weight = len(x), len(asked.C), np.ones(len(x)) if weight is None else weight
+    share = weight / weight.mean()
+    codes = np.zeros(n, dtype=np.intp)
+    if asked.losses[0].is_for_labels:
+        varying = y[:, np.ptp(y, axis=0) > 0]  # a class that no row has cannot be told from the others
+        codes = np.argmax(varying > 0.5 * (varying.min(axis=0) + varying.max(axis=0)), axis=1)
+        count = np.bincount(codes)
+        if count.min() < 2:
+            raise DataError(
+                f"a class has one of the {n:,} rows of a fold search; at least two expected",
+                hint="give the search more rows ([tune] rows, search_rows), or leave that class out",
+            )
+        if asked.metric == "balanced_accuracy":
+            share = weight * n / (len(count) * np.bincount(codes, weights=weight)[codes])
+        y = label_targets(codes, weight, range(len(count)))
+    fold = np.empty(n, dtype=np.intp)
+    for code in range(codes.max() + 1):
+        own = np.flatnonzero(codes == code)
+        fold[own] = (np.arange(len(own)) + code) % asked.num_folds
+    found = np.empty((n, k))
+    for number in np.unique(fold):
+        test = fold == number
+        train = ~test
+        fit = fit_losses(
+            kernel, x[train], y[train], asked.losses, asked.C, weight=weight[train], fit_intercept=fit_intercept,
+            tol=FOLD_TOL, allow_unconverged=True,
+        )  # fmt: skip
+        values = kernel.block(x[test], x[train]) @ fit.dual_coef + fit.intercept
+        found[test] = _lost(asked, values.reshape(len(values), k, -1), y[test], codes[test])
+    return np.asarray(found * share[:, None])
+
+
+def _lost(asked: FoldLoss, values: FloatArray, y: FloatArray, codes: NDArray[np.intp]) -> FloatArray:
+    """Of rows with decision values or predictions (f, k, m): (f, k)."""
+    if asked.losses[0].is_for_labels:
+        whole = np.concatenate((-values, values), axis=2) if values.shape[2] == 1 else values
+        if asked.metric == "log_loss":
+            logarithms = log_probabilities(whole.reshape(-1, whole.shape[2])).reshape(whole.shape)
+            return np.asarray(-logarithms[np.arange(len(y)), :, codes])
+        return np.asarray(whole.argmax(axis=2) != codes[:, None], dtype=np.float64)
+    truth = np.broadcast_to(y[:, None, :], values.shape)
+    if asked.metric == "rmse":
+        return np.asarray(np.square(truth - values).mean(axis=2))
+    losses = asked.losses * (values.shape[2] // len(asked.losses))
+    lost = [loss.value(truth[..., j], values[..., j]) for j, loss in enumerate(losses)]
+    return np.asarray(np.mean(lost, axis=0))
 
 
 def _path(trial: Trial, errors: FloatArray, name: str) -> dict[str, Any]:

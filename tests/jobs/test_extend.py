@@ -15,7 +15,7 @@ from dkrr.fit.rates import Machine
 from dkrr.jobs import run as job_run
 from dkrr.jobs.prepare import changed_since
 from dkrr.jobs.run import fit_job
-from dkrr.linalg.operators import _open_rows
+from dkrr.linalg.operators import open_rows
 from dkrr.models.model import load_model
 from tests.fit.test_planner import MACHINE
 from tests.jobs.helpers import Make, job_maker
@@ -150,9 +150,9 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(
     def append_once(*_: Any) -> None:
         if not made:
             made.append(grow(tmp_path, 300, 340))
-            _open_rows.cache_clear()  # as in a worker that was started later
+            open_rows.cache_clear()  # as in a worker that was started later
 
-    _open_rows.cache_clear()
+    open_rows.cache_clear()
     with monkeypatch.context() as patch:
         if when != "in its midst":
             execute = job_run.job_executor

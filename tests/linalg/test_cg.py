@@ -10,7 +10,7 @@ import pytest
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, PreconditionerError
 from dkrr.linalg.cg.iteration import conjugate_gradients
 from dkrr.linalg.cg.precondition import Identity
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 
 
 class System:

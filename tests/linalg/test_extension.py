@@ -20,7 +20,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows, with_lineage
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor import rows as factor_rows
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store import failpoints
 from dkrr.tiles import TileMatrix

@@ -17,7 +17,7 @@ from dkrr.linalg.cg.iteration import conjugate_gradients
 from dkrr.linalg.cg.precondition import Identity
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.linalg.helpers import dense, operator, rows

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkrr.linalg.cg.solver import Forecast
-from dkrr.linalg.settings import Foreseen
+from dkrr.linalg.solution import Foreseen
 
 
 class Clock:

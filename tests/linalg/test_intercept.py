@@ -16,11 +16,10 @@ from dkrr.fit.inputs import store_given_matrix
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.dense import fit_dense
 from dkrr.linalg.factor.direct import CholeskySolver
-from dkrr.linalg.intercept import centre_dataset, centre_targets
 from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
-from dkrr.linalg.settings import IterativeSettings, NystromSettings
-from dkrr.linalg.solving import right_hand_sides
+from dkrr.linalg.solution import IterativeSettings, NystromSettings
+from dkrr.linalg.targets import centre_dataset, centre_targets, right_hand_sides
 from tests.linalg.helpers import operator, rows
 from tests.linalg.test_mixed import Stopping
 from tests.linalg.test_solve import workspace
@@ -186,12 +185,12 @@ def test_the_residual_is_that_of_both_rows_of_the_system(tmp_path: Path) -> None
     guess = np.random.default_rng(0).standard_normal((N, 3))
     guess[:, 1] -= root * (root @ guess[:, 1]) / weight.sum()
     u.fill(guess)
-    norms, intercept = residual_norms(system, rhs, u, work, str(tmp_path / "solve"), normal=system.normal())
+    norms = residual_norms(system, rhs, u, work, str(tmp_path / "solve"), normal=system.normal())
     centred = root[:, None] * (y - weight @ y / weight.sum())
     left = centred - matrix @ guess
     b = root @ left / weight.sum()
     residual = left - root[:, None] * b
-    np.testing.assert_allclose(intercept, b, rtol=1e-10)
+    np.testing.assert_allclose(norms.intercept, b, rtol=1e-10)
     relative = np.linalg.norm(residual, axis=0) / np.linalg.norm(centred, axis=0)
     np.testing.assert_allclose(norms.relative_residual, relative, rtol=1e-10)
     size = np.abs(matrix).sum(axis=1).max() * np.abs(guess).max(axis=0)

@@ -21,8 +21,7 @@ from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import solver as iterative
 from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.solver import CGSolver
-from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.solution import Solution
+from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from tests.faults import DAMAGES, chunk_files, failing_at
 from tests.linalg.helpers import dense, operator, rows

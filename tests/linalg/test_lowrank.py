@@ -21,7 +21,7 @@ from dkrr.linalg.lowrank import panels
 from dkrr.linalg.lowrank import preconditioner as lowrank
 from dkrr.linalg.lowrank.preconditioner import LowRank, build_low_rank
 from dkrr.linalg.lowrank.rpcholesky import accept, draw_weighted, pivot_rows
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import local_root
 from dkrr.tiles import TileMatrix

@@ -115,9 +115,9 @@ def test_blocks_of_a_super_block_and_bands_of_rows(tmp_path: Path, monkeypatch: 
     dataset = rows(tmp_path, n=700, weights=True)
     a = dense(operator(dataset, alpha=0.0), dataset)
     v = np.random.default_rng(1).standard_normal((700, 2))
-    monkeypatch.setattr("dkrr.linalg.products.BLOCK_ROWS", 48)
+    monkeypatch.setattr("dkrr.linalg.matmul.BLOCK_ROWS", 48)
     for band_bytes in (1, 48 * 2 * 4 * 8, 1 << 20):
-        monkeypatch.setattr("dkrr.linalg.products.BAND_BYTES", band_bytes)
+        monkeypatch.setattr("dkrr.linalg.matmul.BAND_BYTES", band_bytes)
         for kernel in ("rbf", "linear"):
             system = operator(dataset, alpha=0.0, kernel=kernel)
             a = dense(system, dataset)

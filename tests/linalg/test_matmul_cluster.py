@@ -69,7 +69,7 @@ class System:
             u.write(i, panel, self.v[self.operator.grid.span(i)])
             rhs.write(i, panel, 2 * self.v[self.operator.grid.span(i)])
         executor = DaskExecutor(client, stall_seconds=60.0)
-        return residual_norms(self.operator, rhs, u, Workspace("", executor), str(self.scratch))[0]
+        return residual_norms(self.operator, rhs, u, Workspace("", executor), str(self.scratch))
 
 
 @pytest.fixture(scope="module")

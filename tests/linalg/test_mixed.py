@@ -18,8 +18,7 @@ from dkrr.linalg.cg import mixed
 from dkrr.linalg.cg.mixed import MixedSolver
 from dkrr.linalg.factor import direct
 from dkrr.linalg.factor.direct import CholeskySolver
-from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.solution import Solution
+from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import dense, operator, rows, snapshot
 

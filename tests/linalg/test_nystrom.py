@@ -28,7 +28,7 @@ from dkrr.linalg.factor.dense import fit_dense
 from dkrr.linalg.nystrom import precondition, products
 from dkrr.linalg.nystrom import solver as nystrom
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
-from dkrr.linalg.settings import IterativeSettings, NystromSettings
+from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from tests.faults import Spoiling, chunk_files, flip

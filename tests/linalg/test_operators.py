@@ -12,7 +12,7 @@ from dkrr.dataset import append, drop_generations
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import StoreError
 from dkrr.linalg.gram import build_gram
-from dkrr.linalg.operators import _open_rows
+from dkrr.linalg.operators import open_rows
 from dkrr.tiles import TileMatrix
 from tests.linalg.helpers import dense, operator, rows
 
@@ -38,7 +38,7 @@ def test_tiles(tmp_path: Path, form: str, weights: bool, n: int, b: int) -> None
 def test_an_operator_without_entries_is_refused(tmp_path: Path) -> None:
     system = replace(operator(rows(tmp_path)), kernel=None)
     with pytest.raises(StoreError, match="no kernel to evaluate"):
-        system.entries()
+        system.known()
 
 
 def test_float32_tiles_are_rounded_float64_tiles(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_rows_that_were_appended_since_are_not_seen(tmp_path: Path) -> None:
         y=more.standard_normal((90, dataset.num_targets)),
         sample_weight=more.random(90),
     )
-    _open_rows.cache_clear()
+    open_rows.cache_clear()
     found = reference.open()
     assert (grown.num_rows, found.num_rows, found.digest) == (1590, 1500, dataset.digest)
     assert (found.records, found.generations) == (dataset.records, dataset.generations)
@@ -89,7 +89,7 @@ def test_rows_that_were_appended_since_are_not_seen(tmp_path: Path) -> None:
         found.X.read(1450, 1550)
     # nor that some of them went, in a version of their own
     drop_generations(dataset.path, [1])
-    _open_rows.cache_clear()
+    open_rows.cache_clear()
     assert (reference.open().num_rows, reference.open().digest) == (1500, dataset.digest)
     # the same X with other targets is another data set
     others = replace(reference, facts=(*reference.facts, ("y", "f" * 64, 256)))

@@ -14,7 +14,7 @@ from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.nystrom.solver import fit_nystrom
 from dkrr.linalg.primal.solver import fit_primal, primal_leave_one_out, stored_source
-from dkrr.linalg.settings import IterativeSettings, NystromSettings
+from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from tests.faults import Spoiling, Twice, chunk_files, failing_at, flip
 from tests.linalg.test_primal import data

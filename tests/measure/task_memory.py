@@ -156,9 +156,9 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
 
 def residual_task(operator: RidgeOperator, scratch: str, u: BlockColumns) -> Pass:
     """The product of two super-blocks; the first panel of the solutions waits in the scratch."""
-    blocks = operator.super_blocks(num_blocks=2)
+    blocks = TileGrid(operator.grid.n, -(-operator.grid.n // 2))
     task, v = (
-        PairProduct(operator.entries(), blocks, "float64", False),
+        PairProduct(operator, False, blocks),
         u.whole(0)[:, : panel_width(blocks.tile_size, u.num_columns)],
     )
     found = Pass(

@@ -12,7 +12,7 @@ from dkrr import KernelRidge, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from tests.measure.figures import Judge, scaled
 

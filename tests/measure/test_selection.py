@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.kernels import make_kernel
-from dkrr.selection.path import AlphaPath, Scoring
+from dkrr.selection.path import AlphaPath, AlphaSearch
 from tests.measure.figures import Judge, scaled
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(7200)]
@@ -91,8 +91,9 @@ def test_measure_twenty_alphas(judge: Judge) -> None:
         del matrix
         began = time.perf_counter()
         path = AlphaPath(kernel=kernel, x=x - x.mean(axis=0), y=y[:, None])
-        chosen = path.search(alphas, Scoring())
-        fit = path.fit(alphas[chosen.index], began)
+        search = AlphaSearch(y=y[:, None], weight=None, num_alphas=len(alphas))
+        path.search(alphas, search)
+        fit = path.fit(alphas[search.index], began)
         seconds = time.perf_counter() - began
     judge(
         "20 alphas",

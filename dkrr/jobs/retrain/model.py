@@ -273,7 +273,7 @@ def _judge(
 
         def score(other: str) -> dict[str, Any]:
             path = named.resolve(other).model_path
-            return score_model(path, test, lambda: job_executor(job, spec.store), monitor)
+            return score_model(path, test, spec.store, lambda: job_executor(job, spec.store), monitor)
 
         # a file of held-out rows may have been replaced since the fit: both models see what it holds now
         candidate = score(version) if spec.holdout.path else fit["score"]

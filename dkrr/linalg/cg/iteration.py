@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, NumericalError, PreconditionerError
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, add_scaled, dots, largest, norms, ratio, row_blocks, take
 from dkrr.linalg.cg.precondition import Preconditioner
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.store.failpoints import failpoint
 
 

@@ -39,8 +39,7 @@ from dkrr.linalg.cg.solver import CGSolver, PreparedCG
 from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver, factor_location
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.settings import IterativeSettings
-from dkrr.linalg.solution import Solution
+from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import place, read_json, remove_array, write_json
 from dkrr.store.lease import hold_lock

@@ -47,8 +47,7 @@ from dkrr.linalg.lowrank.preconditioner import build_low_rank
 from dkrr.linalg.lowrank.rpcholesky import choose_rank
 from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.settings import Foreseen, IterativeSettings
-from dkrr.linalg.solution import Solution, is_limit
+from dkrr.linalg.solution import Foreseen, IterativeSettings, Solution, is_limit
 from dkrr.linalg.workspace import ResidualTrace, Workspace
 from dkrr.store.files import place
 

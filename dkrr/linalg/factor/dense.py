@@ -26,10 +26,10 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import Floats
 from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal_dense
 from dkrr.linalg.inference.leave_one_out import bordered_diagonal
-from dkrr.linalg.intercept import best_intercept, bordered_norms, offset_of, solve_bordered, without_means
-from dkrr.linalg.matmul import block_norms, combine_norms
+from dkrr.linalg.matmul import system_norms
 from dkrr.linalg.predict import ArrayRows, check_training_rows
 from dkrr.linalg.solution import Solution, backward_error_bar, no_factor
+from dkrr.linalg.targets import best_intercept, offset_of, solve_bordered, without_means
 from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf, rounded_pivot
 
 STRIP_ROWS = 512
@@ -64,7 +64,7 @@ def fit_dense(
     precision
         "float64" or "float32" (of the factor and the answer).
     fit_intercept
-        Solve the bordered system of :mod:`dkrr.linalg.intercept`, with one more right-hand side.
+        Solve the bordered system of :mod:`dkrr.linalg.targets`, with one more right-hand side.
     """
     started = time.perf_counter()
     n, t = y.shape
@@ -128,15 +128,11 @@ def judge_dense(
     n = len(x)
     product, row_sums, diagonal = _product(kernel, x, root, u)
     product += alphas * u
-    norms = row_sums[:, None] + np.abs(diagonal[:, None] + alphas) - np.abs(diagonal[:, None])
-    shifted = rhs
-    intercept, normal = None, np.ones(n) if root is None else root
-    if offset is not None:
-        found = best_intercept(rhs - product, normal)
-        intercept, shifted = offset + found, rhs - normal[:, None] * found
-    relative, backward = map(np.array, combine_norms([block_norms(shifted - product, shifted, u, norms)]))
-    if offset is not None:
-        relative, backward = bordered_norms(relative, backward, rhs, shifted, u, normal)
+    size = (row_sums[:, None] + np.abs(diagonal[:, None] + alphas) - np.abs(diagonal[:, None])).max(axis=0)
+    normal = None if offset is None else np.ones(n) if root is None else root
+    residual = product
+    norms = system_norms(residual, size, rhs, u, normal)
+    relative, backward = norms.relative_residual, norms.backward_error
     bar = backward_error_bar(n, precision)
     if not max(backward) <= bar:
         raise ResidualError(
@@ -149,19 +145,19 @@ def judge_dense(
         y = rhs if root is None else np.divide(rhs, root[:, None], out=np.zeros_like(rhs), where=root[:, None] > 0)
         check_training_rows(
             kernel, ArrayRows(x), ArrayRows(dual_coef), None, y=ArrayRows(y), weight=weight, alpha=alphas,
-            intercept=None if offset is None else found, residual_norm=np.linalg.norm(shifted - product, axis=0),
+            intercept=None if offset is None else norms.intercept, residual_norm=np.linalg.norm(residual, axis=0),
         )  # fmt: skip
     solution = Solution(
         solver=solver,
         precision=precision,
         converged=True,
         num_iterations=0,
-        relative_residual=relative.tolist(),
-        backward_error=backward.tolist(),
+        relative_residual=relative,
+        backward_error=backward,
         seconds={"total": time.perf_counter() - started},
         message=f"{message}, largest relative residual {max(relative):.1e}",
     )
-    return DenseFit(dual_coef, solution, intercept)
+    return DenseFit(dual_coef, solution, None if offset is None else offset + norms.intercept)
 
 
 def substitute(factor: Any, rhs: Floats) -> Floats:
@@ -257,7 +253,7 @@ class FactorRidge:
     root : (m,), optional
         s, the square roots of the weights, all positive; None means 1.
     fit_intercept
-        Solve the bordered system of :mod:`dkrr.linalg.intercept`.
+        Solve the bordered system of :mod:`dkrr.linalg.targets`.
     """
 
     def __init__(self, matrix: Floats, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False):

@@ -1,7 +1,7 @@
 """The direct solver: a tile Cholesky factor on disk, two substitutions, and the true residual.
 
 Two verbs, split by what they need to know: ``prepare`` sees only the matrix, ``solve`` only right-hand sides. With an
-intercept s is one more right-hand side, and the rest is :func:`dkrr.linalg.intercept.solve_bordered`.
+intercept s is one more right-hand side, and the rest is :func:`dkrr.linalg.targets.solve_bordered`.
 
 Cost
 ----
@@ -23,11 +23,11 @@ from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import continue_lineage, factor_fields, key_of
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.triangular import SweepTask, sweeps
-from dkrr.linalg.intercept import solve_bordered, weighted_sums
 from dkrr.linalg.matmul import OperatorProduct, ResidualNorms, residual_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Owners
 from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.targets import solve_bordered, weighted_sums
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import place
 from dkrr.store.lease import hold_lock
@@ -113,8 +113,8 @@ class CholeskyFactor:
         operator, store = self.operator, rhs.array.store
         normal = operator.normal() if bordered else None
         u = self.substitute(rhs) if normal is None else self._bordered(rhs, normal)
-        norms, intercept = residual_norms(operator, rhs, u, self.workspace, store, normal=normal)
-        return u, self._judged(norms), intercept
+        norms = residual_norms(operator, rhs, u, self.workspace, store, normal=normal)
+        return u, self._judged(norms), norms.intercept
 
     def _bordered(self, rhs: BlockColumns, normal: FloatVector) -> BlockColumns:
         """u of A u + b s = S Y, s^T u = 0."""

@@ -287,7 +287,7 @@ def _update_rows(
     """
     factor = task.factor
     if not first:
-        task.operator.tile_rows(i, j, start, stop, c)
+        task.operator.tile(i, j, c, start=start, stop=stop)
     for k in range(first, j if last is None else last):
         # at most two tiles are mapped at once, and both are dropped after their product
         right = factor.read(j, k)

@@ -31,7 +31,7 @@ from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, eigh
 
 from dkrr.errors import DataError, NotPositiveDefiniteError, NumericalError
 from dkrr.linalg.blocks import Floats
-from dkrr.linalg.intercept import best_intercept, offset_of, solve_bordered, without_means
+from dkrr.linalg.targets import best_intercept, offset_of, solve_bordered, without_means
 from dkrr.tiles.blas import is_finite
 
 STRIP_ROWS = 64

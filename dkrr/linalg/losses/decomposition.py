@@ -44,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import LifoQueue
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
@@ -66,6 +66,8 @@ from dkrr.tiles.blas import potrf, trsm_left
 
 __all__ = ["decompose"]
 
+_T = TypeVar("_T")
+_U = TypeVar("_U")
 Solve = Callable[[Any, Matrix], Matrix | None]  # of rows of a working set and right-hand sides
 
 # Rows of a working set: PLACES times as many as are free, up to MAX_FREE of them (288 MB for their block of K). With
@@ -369,8 +371,9 @@ NOTHING_YET = Certificate(primal=np.inf, dual=-np.inf, gap=1.0, kkt=np.inf, num_
 class _Programme:
     """The quadratic programme, its point ``a`` and its smooth gradient ``g`` = (K + D) a - y.
 
-    ``rows`` is its working set, ``stalled`` the number of rounds in which the dual objective did not grow, ``is_exact``
-    whether ``g`` has no rounding of changes yet, ``best`` the least gap of those times.
+    ``rows`` is its working set, ``number`` counts the rounds, those of the programmes before it too, ``stalled`` those
+    in a row in which the dual objective did not grow; ``is_exact`` says whether ``g`` has no rounding of changes yet,
+    ``best`` is the least gap of those times.
     ``next`` is the same problem with a larger C, which waits for this one, ``before`` the one that it waited for.
     """
 
@@ -387,6 +390,7 @@ class _Programme:
     dual: float = -np.inf
     stalled: int = 0
     b: float = 0.0
+    number: int = 0
     history: list[tuple[int, float, float]] = field(default_factory=list)
     found: Certificate = NOTHING_YET
     next: _Programme | None = None
@@ -402,7 +406,7 @@ class _Programme:
         diagonal = np.divide(loss.curvature, problem.C, out=np.zeros_like(problem.C), where=problem.C > 0)
         return cls(problem, a, -problem.y, low, high, loss.epsilon, diagonal)
 
-    def start_next(self, number: int) -> _Programme:
+    def start_next(self) -> _Programme:
         """The same problem with a larger C begins here: those at a bound are at the new one, and most of them stay.
 
         Those that are free, and were for the C before, go on along the line through both: they are linear in C as long
@@ -421,8 +425,8 @@ class _Programme:
         change = other.a - ratio * self.a
         change[np.abs(change) <= 1e-12 * other.problem.C] = 0.0
         other.g = ratio * self.f + other.problem.columns.product(change) + other.diagonal * other.a - other.problem.y
-        other.is_exact, other.before, other.rows = False, self, self.rows
-        other.judge(number)
+        other.is_exact, other.before, other.rows, other.number = False, self, self.rows, self.number
+        other.judge()
         return other
 
     @property
@@ -442,13 +446,13 @@ class _Programme:
         down = np.where(a > self.low, -g - np.where(a > 0, self.epsilon, -self.epsilon), np.inf)
         return up, down
 
-    def judge(self, number: int) -> None:
+    def judge(self) -> None:
         """The certificate by the gradient as it is."""
         f = self.f
         self.b = intercept_of(self.problem, self.a, f)
         self.found = certify(self.problem, self.a, self.b, f)
-        known = self.history[:-1] if self.history and self.history[-1][0] == number else self.history
-        self.history = [*known, (number, self.found.gap, self.found.kkt)]
+        known = self.history[:-1] if self.history and self.history[-1][0] == self.number else self.history
+        self.history = [*known, (self.number, self.found.gap, self.found.kkt)]
         self.stalled = 0 if self.found.dual > self.dual + PROGRESS * abs(self.found.dual) else self.stalled + 1
         self.dual = max(self.dual, self.found.dual)
 
@@ -493,6 +497,7 @@ class _Programme:
         self.a[rows] = a
         self.g[rows] += self.diagonal[rows] * change
         self.is_exact = self.is_exact and not change.any()
+        self.number += 1
         return change
 
     def _next_rows(self, up: Vector, down: Vector) -> NDArray[np.intp]:
@@ -555,48 +560,47 @@ def decompose(
     """
     columns, most = problems[0].columns, MAX_ROUNDS if max_iter is None else max_iter
     parts = _parts_of_chain(problems) if start is None and columns.num_threads > 1 else [list(range(len(problems)))]
+    of_part = [columns] if len(parts) == 1 else [GramColumns(columns.kernel, columns.rows, 1) for _ in parts]
+    made = {
+        j: _Programme.of(replace(problems[j], columns=mine), None if start is None else start[:, j])
+        for mine, part in zip(of_part, parts, strict=True)
+        for j in part
+    }
+    programmes = [made[j] for j in range(len(problems))]
+    going = [
+        [made[j] for j in part] if start is not None else _first_of_chains([made[j] for j in part]) for part in parts
+    ]
+    first = list(itertools.chain(*going))
+    if start is not None or _begin_with_a_sample(first, columns):
+        _renew(first, columns)
+    lock, failed = Lock(), list[BaseException]()
+
+    def tell() -> None:
+        with lock:
+            if failed:
+                raise failed[0]
+            if progress is not None:
+                number, gap = max(each.number for each in programmes), max(each.found.gap for each in programmes)
+                progress(number, gap, lambda: np.column_stack([each.a for each in programmes]))
+
+    def work(part: list[_Programme]) -> list[_Programme]:
+        try:
+            return _rounds(part, tol, most, tell)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    while going:
+        due = _in_threads(work, going, len(going))
+        # judged by products without the rounding of all changes, taken at once
+        _renew([each for each in itertools.chain(*due) if not each.is_exact], columns)
+        for each in itertools.chain(*due):
+            each.judge()
+        going = [[each for each in part if each.number < most and not each.has_ended(tol)] for part in due]
+        going = [part for part in going if part]
     if len(parts) > 1:
-        return _side_by_side(problems, parts, tol, max_iter, progress)
-    programmes = [_Programme.of(problem, None if start is None else start[:, j]) for j, problem in enumerate(problems)]
-    going = list(programmes) if start is not None else _first_of_chains(programmes)
-    if start is not None or _begin_with_a_sample(going):
-        _renew(going)
-    due, number = list[_Programme](), 0
-    factors: LifoQueue[_Factor] = LifoQueue()  # the one that was used last is the one that is used next
-    for _ in range(columns.num_threads):
-        factors.put(_Factor())
-    while True:
-        for each in going:
-            each.judge(number)
-        if progress is not None:
-            gap = max(each.found.gap for each in programmes)
-            progress(number, gap, lambda: np.column_stack([each.a for each in programmes]))
-        is_over = number == most
-        ending = [each for each in going if is_over or each.is_due(tol)]
-        going = [each for each in going if each not in ending]
-        while ending:
-            due += ending
-            started = [each.start_next(number) for each in ending if each.next is not None]
-            ending, going = (started, going) if is_over else ([], going + started)
-        if not going:  # what is due is judged by products without the rounding of all changes, taken at once
-            _renew([each for each in due if not each.is_exact])
-            for each in due:
-                each.judge(number)
-            going, due = [] if is_over else [each for each in due if not each.has_ended(tol)], []
-        if not going:
-            break
-        changes = _improve_all(going, factors)
-        rows = np.unique(np.concatenate([each.rows for each in going]))
-        values = np.zeros((len(rows), len(going)))
-        for j, (each, change) in enumerate(zip(going, changes, strict=True)):
-            values[np.searchsorted(rows, each.rows), j] = change
-        moved = values.any(axis=1)
-        total = np.zeros((len(columns), len(going)))
-        columns.add(rows[moved], values[moved], total)
-        for j, each in enumerate(going):
-            each.g += total[:, j]
-        number += 1
-    return [Minimiser(each.a, each.b, each.f, each.found, each.history[-1][0], each.history) for each in programmes]
+        columns.num_entries += sum(mine.num_entries for mine in of_part)
+    return [Minimiser(each.a, each.b, each.f, each.found, each.number, each.history) for each in programmes]
 
 
 def _parts_of_chain(problems: Sequence[LossProblem]) -> list[list[int]]:
@@ -614,48 +618,51 @@ def _parts_of_chain(problems: Sequence[LossProblem]) -> list[list[int]]:
     return [order[:cut], order[cut:]]
 
 
-def _side_by_side(
-    problems: Sequence[LossProblem],
-    parts: list[list[int]],
-    tol: float,
-    max_iter: int | None,
-    progress: Callable[[int, float, Callable[[], Matrix]], None] | None,
-) -> list[Minimiser]:
-    """Each part in a thread; what ``progress`` raises ends all of them."""
-    columns, lock, failed = problems[0].columns, Lock(), list[BaseException]()
-    place = np.argsort([j for part in parts for j in part])
-    told: list[tuple[int, float, Callable[[], Matrix]]] = [
-        (0, 1.0, partial(np.zeros, (len(columns), len(part)))) for part in parts
-    ]
+def _rounds(going: list[_Programme], tol: float, most: int, tell: Callable[[], None]) -> list[_Programme]:
+    """Improve programmes, and those that wait for them, until each is due or has had ``most`` rounds."""
+    due, columns = list[_Programme](), going[0].problem.columns
+    factors: LifoQueue[_Factor] = LifoQueue()  # the one that was used last is the one that is used next
+    for _ in range(columns.num_threads):
+        factors.put(_Factor())
 
-    def tell(part: int, number: int, gap: float, coefficients: Callable[[], Matrix]) -> None:
-        with lock:
-            if failed:
-                raise failed[0]
-            told[part] = number, gap, coefficients
-            if progress is None:
-                return
-            try:
-                progress(
-                    max(one[0] for one in told),
-                    max(one[1] for one in told),
-                    lambda: np.hstack([one[2]() for one in told])[:, place],
-                )
-            except BaseException as error:
-                failed.append(error)
-                raise
-
-    def solve(part: int) -> list[Minimiser]:
-        alone = GramColumns(columns.kernel, columns.rows, 1)
-        mine = [replace(problems[j], columns=alone) for j in parts[part]]
+    def improve(programme: _Programme) -> Vector:
+        factor = factors.get()
         try:
-            return decompose(mine, tol=tol, max_iter=max_iter, progress=partial(tell, part))
+            return programme.improve(factor)
         finally:
-            columns.num_entries += alone.num_entries
+            factors.put(factor)
 
-    with ThreadPoolExecutor(len(parts)) as pool:
-        answers = [answer for part in pool.map(solve, range(len(parts))) for answer in part]
-    return [answers[k] for k in place]
+    while True:
+        for each in going:
+            each.judge()
+        tell()
+        ending = [each for each in going if each.number >= most or each.is_due(tol)]
+        going = [each for each in going if each not in ending]
+        while ending:
+            due += ending
+            started = [each.start_next() for each in ending if each.next is not None]
+            ending = [each for each in started if each.number >= most]
+            going += [each for each in started if each.number < most]
+        if not going:
+            return due
+        changes = _in_threads(improve, going, min(len(going), columns.num_threads))
+        rows = np.unique(np.concatenate([each.rows for each in going]))
+        values = np.zeros((len(rows), len(going)))
+        for j, (each, change) in enumerate(zip(going, changes, strict=True)):
+            values[np.searchsorted(rows, each.rows), j] = change
+        moved = values.any(axis=1)
+        total = np.zeros((len(columns), len(going)))
+        columns.add(rows[moved], values[moved], total)
+        for j, each in enumerate(going):
+            each.g += total[:, j]
+
+
+def _in_threads(function: Callable[[_T], _U], items: Sequence[_T], number: int) -> list[_U]:
+    """``function`` of each item, of ``number`` of them at a time."""
+    if number == 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(function, items))
 
 
 def _is_larger(small: LossProblem, large: LossProblem) -> bool:
@@ -669,28 +676,11 @@ def _is_larger(small: LossProblem, large: LossProblem) -> bool:
     )
 
 
-def _improve_all(programmes: list[_Programme], factors: LifoQueue[_Factor]) -> list[Vector]:
-    """One round of each, as many at a time as there are factors."""
-
-    def improve(programme: _Programme) -> Vector:
-        factor = factors.get()
-        try:
-            return programme.improve(factor)
-        finally:
-            factors.put(factor)
-
-    if min(len(programmes), factors.qsize()) == 1:
-        return [improve(each) for each in programmes]
-    with ThreadPoolExecutor(factors.qsize()) as pool:
-        return list(pool.map(improve, programmes))
-
-
-def _begin_with_a_sample(programmes: Sequence[_Programme]) -> bool:
+def _begin_with_a_sample(programmes: Sequence[_Programme], columns: GramColumns) -> bool:
     """The coefficients that follow from the answers for a part of the rows, with a larger C; False where n is small.
 
     Most rows are at the bound that the predictions of that answer say. As many are free as it has free rows.
     """
-    columns = programmes[0].problem.columns
     n = len(columns)
     m = n // SAMPLE
     if m < MIN_SAMPLE:
@@ -749,10 +739,10 @@ def _first_of_chains(programmes: list[_Programme]) -> list[_Programme]:
     return first
 
 
-def _renew(programmes: Sequence[_Programme]) -> None:
+def _renew(programmes: Sequence[_Programme], columns: GramColumns) -> None:
     """The gradients anew, by one product."""
     if programmes:
-        product = programmes[0].problem.columns.product(np.column_stack([each.a for each in programmes]))
+        product = columns.product(np.column_stack([each.a for each in programmes]))
         for j, each in enumerate(programmes):
             each.g = product[:, j] + each.diagonal * each.a - each.problem.y
             each.is_exact = True

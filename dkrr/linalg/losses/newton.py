@@ -40,7 +40,7 @@ from dkrr.linalg.losses.loss import PiecewiseQuadratic, make_loss
 from dkrr.linalg.losses.problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify, root_of
 from dkrr.linalg.lowrank.preconditioner import ShiftedGram
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.tiles.blas import potrf, trsm_right
 
 __all__ = ["newton"]

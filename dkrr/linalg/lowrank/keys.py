@@ -7,7 +7,7 @@ from typing import Any
 from dkrr.linalg.catalogue import gram_fields, key_of
 from dkrr.linalg.lowrank.panels import row_chunks
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.store.chunks import check_same
 from dkrr.store.files import place, read_json, write_json
 

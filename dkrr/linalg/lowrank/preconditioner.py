@@ -57,7 +57,7 @@ from dkrr.linalg.lowrank.keys import claim, low_rank_fields, low_rank_location
 from dkrr.linalg.lowrank.panels import Panels, row_chunks
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Operand, Operands, Pass, is_here
-from dkrr.linalg.settings import IterativeSettings
+from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import on_release
 from dkrr.store.files import local_root, place, remove_array

@@ -68,7 +68,6 @@ from dkrr.linalg.cg.checkpoint import StoredCheckpoint
 from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
 from dkrr.linalg.cg.precondition import Identity
 from dkrr.linalg.gram import rows_of
-from dkrr.linalg.intercept import centre_dataset, total_weight
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.nystrom.precondition import (
     CenterFactor,
@@ -80,10 +79,9 @@ from dkrr.linalg.nystrom.precondition import (
 )
 from dkrr.linalg.nystrom.products import CentreProducts, Precision, can_compile, product_task_bytes
 from dkrr.linalg.passes import check_task_memory, resumable_folder
-from dkrr.linalg.settings import IterativeSettings, NystromSettings
 from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
-from dkrr.linalg.solution import Solution
-from dkrr.linalg.solving import target_alphas
+from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
+from dkrr.linalg.targets import centre_dataset, target_alphas, total_weight
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import place
 

@@ -86,7 +86,7 @@ from dkrr.linalg.primal.passes import (
 )
 from dkrr.linalg.sizes import BARE_BYTES
 from dkrr.linalg.solution import Solution, backward_error_bar
-from dkrr.linalg.solving import target_alphas
+from dkrr.linalg.targets import target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left

@@ -1,4 +1,6 @@
-"""An intercept b: the constant in f(z) + b that the ridge does not shrink.
+"""Between a data set and a solver: an alpha for each target, right-hand sides S Y, and an intercept.
+
+The intercept b is the constant in f(z) + b that the ridge does not shrink:
 
     minimise  sum_i w_i (y_i - f(x_i) - b)^2 + alpha |f|^2
 
@@ -15,8 +17,8 @@ Where u is much smaller than b v, because f + b fits closely and f alone could n
 Iterative refinement brings them back: the residuals of both equations on the right, the same factor, and u is corrected
 until what is subtracted is not larger than u.
 
-You need this module for the formulas, on blocks of rows in memory, and for systems in memory, however they are solved
-(:func:`solve_bordered`). Conjugate gradients iterate in the plane s^T u = 0 (:mod:`dkrr.linalg.cg.precondition`).
+Systems in memory are solved by :func:`solve_bordered`; conjugate gradients iterate in the plane s^T u = 0
+(:mod:`dkrr.linalg.cg.precondition`).
 
 Cost
 ----
@@ -32,13 +34,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
-from dkrr.errors import DataError
-from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.errors import DamagedChunkError, DataError, ParameterError
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
+from dkrr.linalg.operators import RidgeOperator
 from dkrr.store.chunks import FloatArray
 
 Blocks = Callable[[], Iterable[tuple[FloatMatrix, FloatVector | None]]]
@@ -146,6 +150,60 @@ def centre_dataset(dataset: Dataset) -> Centring:
     return centre_targets(blocks, dataset.num_targets)
 
 
+def target_alphas(alpha: Any, num_targets: int) -> NDArray[np.float64]:
+    """An alpha for each target (t,), of one or of as many.
+
+    Raises
+    ------
+    ParameterError
+        No target; another number of alphas, or a negative one.
+    """
+    values = np.asarray(alpha, dtype=np.float64).ravel()
+    if not num_targets:
+        raise ParameterError("the rows have no target", hint="name one with target=")
+    if len(values) not in (1, num_targets):
+        raise ParameterError(f"{len(values)} values of alpha for {num_targets} targets; 1 or {num_targets} expected")
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ParameterError(f"alpha = {values.min()}", hint="give a number that is at least 0")
+    return np.broadcast_to(values, (num_targets,)).copy()
+
+
+def right_hand_sides(
+    dataset: Dataset,
+    operator: RidgeOperator,
+    targets: list[int],
+    store: Any,
+    *,
+    centring: Centring | None = None,
+) -> BlockColumns:
+    """S Y in blocks. A block that an earlier attempt left is compared: the residual rests on it.
+
+    Parameters
+    ----------
+    centring
+        Of all targets of the data set, to be subtracted from Y.
+    """
+    assert dataset.y is not None  # noqa: S101  (narrows the type)
+    rhs = BlockColumns.create(store, "rhs", operator.grid, len(targets), "float64")
+    for i in range(operator.grid.num_tiles):
+        span = operator.grid.span(i)
+        block = dataset.y.read(span.start, span.stop)[:, targets]
+        if centring is not None:
+            block = centring.take(targets).apply(block)
+        root = operator.root_weight(i)
+        if root is not None:
+            block = root[:, None] * block
+        for panel in range(rhs.num_panels):
+            part = block[:, rhs.columns(panel)]
+            try:
+                is_there = np.array_equal(rhs.read(i, panel), part)
+            except DamagedChunkError:
+                is_there = False
+            if not is_there:
+                rhs.write(i, panel, part)
+    return rhs
+
+
 def total_weight(dataset: Dataset) -> float:
     """s^T s: the sum of the weights of a data set, n without weights."""
     if dataset.weight is None:
@@ -158,11 +216,6 @@ def weighted_sums(u: FloatArray, root: FloatVector | None) -> FloatVector:
     values = u.astype(np.float64, copy=False)
     sums: FloatVector = values.sum(axis=0) if root is None else root @ values
     return sums
-
-
-def loses_digits(b: FloatVector, largest_v: float | FloatVector, largest_u: FloatVector) -> bool:
-    """Whether b v was so much larger than u = A^-1 S Y - b v that u has to be refined."""
-    return bool((np.abs(b) * largest_v > MAX_GROWTH * largest_u).any())
 
 
 def best_intercept(residual: FloatMatrix, normal: FloatVector) -> FloatVector:
@@ -204,41 +257,9 @@ def solve_bordered(
         total = sums(solved) + sums(u)
         b = np.divide(total, sum_v, out=np.zeros_like(total), where=sum_v != 0)
         u += solved - v * b
-        if number == MAX_REFINEMENTS or not loses_digits(b, largest_v, np.abs(u).max(axis=0)):
+        lost = np.abs(b) * largest_v > MAX_GROWTH * np.abs(u).max(axis=0)
+        if number == MAX_REFINEMENTS or not lost.any():
             break
         left = rhs - multiply(u)
         residual = left - normal[:, None] * best_intercept(left, normal)
     return u
-
-
-def bordered_norms(
-    relative: FloatVector,
-    backward: FloatVector,
-    rhs: FloatMatrix,
-    shifted: FloatMatrix,
-    u: FloatMatrix,
-    normal: FloatVector,
-) -> tuple[FloatVector, FloatVector]:
-    """The two numbers of the bordered system, from those of A u = S Y - b s.
-
-    Parameters
-    ----------
-    relative, backward : (t,)
-        Of A u = S Y - b s.
-    rhs, shifted, u : (n, t)
-        S Y of centred targets, S Y - b s, u.
-    normal : (n,)
-        s.
-
-    Returns
-    -------
-    relative : (t,)
-        |R| / |S Y|.
-    backward : (t,)
-        At least |s^T u| / (|s|_1 |u|_inf), which is the backward error of the last row.
-    """
-    whole, centred = np.linalg.norm(shifted, axis=0), np.linalg.norm(rhs, axis=0)
-    scale = np.divide(whole, centred, out=np.ones_like(whole), where=centred > 0)
-    bound = float(normal.sum()) * np.abs(u).max(axis=0)
-    off = np.divide(np.abs(weighted_sums(u, normal)), bound, out=np.zeros_like(bound), where=bound > 0)
-    return relative * scale, np.maximum(backward, off)
