@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
-from dkrr.errors import PlanRefusedError
 
 
 def run(*arguments: object) -> Result:
@@ -30,31 +27,6 @@ def job(tmp_path: Path) -> Path:
         '[cluster]\nworkers = 1\nmemory_limit = "1GiB"\n'
     )
     return path
-
-
-@dataclass
-class FakeResult:
-    """What ``plan`` and ``fit_job`` return, as far as the command line cares."""
-
-    refusal: str = ""
-
-    def table(self) -> Any:
-        return "the table"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"answer": 42}
-
-    def check(self) -> None:
-        if self.refusal:
-            raise PlanRefusedError(self.refusal, hint="buy memory")
-
-
-def test_a_refused_plan_is_shown_and_ends_with_3(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.jobs.plan.plan", lambda spec: FakeResult(refusal="too large"))
-    result = run("plan", job)
-    assert result.exit_code == 3
-    assert result.stdout == "the table\n"
-    assert result.stderr == "error: too large\nhint: buy memory\n"
 
 
 def test_from_a_job_file_to_predictions(job: Path, tmp_path: Path) -> None:

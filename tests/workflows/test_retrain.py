@@ -6,7 +6,6 @@ import ast
 import configparser
 import re
 import shlex
-import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -120,28 +119,6 @@ def test_only_what_another_attempt_can_mend_is_retried() -> None:
     assert fails["onExitCodes"]["operator"] == "NotIn"
     assert {6, 75} <= set(fails["onExitCodes"]["values"])
     assert not {1, 2, 3, 4, 5, 7, 8} & set(fails["onExitCodes"]["values"])
-
-
-def test_telemetry_is_off_before_prefect_is_imported() -> None:
-    before, _, _ = (FOLDER / "prefect_flow.py").read_text().partition("from prefect import")
-    assert '("PREFECT_SERVER_ANALYTICS_ENABLED", "false")' in before
-    assert '("DO_NOT_TRACK", "1")' in before
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    """With the paths edited, as their reader is told to: a program that is there, and a folder."""
-    for name in ("dkrr-retrain.service", "dkrr-retrain.timer"):
-        text = (FOLDER / "systemd" / name).read_text().replace(PROGRAM, shutil.which("true") or "/bin/true")
-        (tmp_path / name).write_text(text.replace(HERE, str(tmp_path)).replace("User=dkrr", "User=root"))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", *(str(path) for path in sorted(tmp_path.iterdir()))],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    said = [line for line in (done.stdout + done.stderr).splitlines() if "dkrr-retrain" in line]
-    assert (done.returncode, said) == (0, [])
-    when = unit("dkrr-retrain.timer")["Timer"]["OnCalendar"]
-    subprocess.run(["systemd-analyze", "calendar", when], check=True, capture_output=True, timeout=60)
 
 
 # --- the commands, run ------------------------------------------------------------------------------------------------
