@@ -121,25 +121,6 @@ def test_a_job_on_grown_data_continues(make: Make, tmp_path: Path) -> None:
     assert third.reused["factor"]["share"] == 1.0
 
 
-def test_drift_beyond_the_limit_fits_anew(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    grow(tmp_path, 0, 500)
-    before = load_model(fit_job(make()).model_path).scaling
-    grow(tmp_path, 500, 600, shift=1.3)  # column x2 has a spread of 0.1
-    again = fit_job(make())
-    assert again.reused["scaling"]["scaling"] == "anew"
-    assert again.reused["scaling"]["drift"]["column"] == "x2"
-    assert again.reused["scaling"]["drift"]["value"] == pytest.approx(13, rel=0.1)
-    assert "factor" not in again.reused
-    assert "fitted anew with statistics of all rows" in caplog.text
-    assert load_model(again.model_path).scaling != before
-    # the lineage begins here
-    grow(tmp_path, 600, 620)
-    third = fit_job(make())
-    assert third.reused["scaling"]["rows"] == 600
-    assert third.reused["scaling"]["scaling"] == "frozen"
-    assert "factor" in third.reused
-
-
 @pytest.mark.parametrize("when", ["before its workers open them", "in its midst"])
 def test_a_fit_stays_on_the_rows_that_it_began_with(
     plain: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr.errors import DataError, JobFileError, StoreError
 from dkrr.jobs.init import init_job, median_gamma
 from dkrr.jobs.spec import JobSpec
 
@@ -50,18 +49,3 @@ def test_the_file_whitens_and_holds_rows_out(tmp_path: Path) -> None:
     assert (spec.evaluate.fraction, spec.evaluate.metric) == (0.1, "rmse")
     assert spec.model.kernel == "rbf"
     assert spec.directory == str(tmp_path / "runs" / "train")
-
-
-def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
-    path = csv(tmp_path)
-    with pytest.raises(JobFileError, match="has no column 'yy'"):
-        init_job(path, "yy")
-    with pytest.raises(JobFileError, match="3 columns; target 3 is none of them"):
-        init_job(path, 3)
-    with pytest.raises(DataError, match="no column besides its targets"):
-        init_job(path, ["a", "b", "y"])
-    with pytest.raises(StoreError, match="does not exist"):
-        init_job(tmp_path / "none.csv")
-    np.save(tmp_path / "x.npy", np.full((4, 2), np.nan))
-    with pytest.raises(DataError, match="no row without missing values"):
-        init_job(tmp_path / "x.npy")

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import KernelRidge, StoreMismatchError, ingest, load_model, make_kernel
+from dkrr import KernelRidge, StoreMismatchError, load_model, make_kernel
 from dkrr.errors import InterruptedRunError
-from dkrr.jobs.predict import predict_job
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
@@ -99,35 +98,6 @@ def test_a_mask_in_a_file_and_rows_in_a_file(make: Make, tmp_path: Path) -> None
     )
     assert by_path.score is not None
     assert by_path.score.rmse == pytest.approx(by_column.score.rmse if by_column.score else None, rel=1e-9)
-
-
-@pytest.mark.parametrize("alphas", [0.1, [0.1, 1.0]], ids=["one alpha", "two alphas"])
-def test_a_precomputed_matrix(make: Make, alphas: Any, tmp_path: Path) -> None:
-    targets = np.column_stack([Y, X[:, 0]])
-    ingest(rbf(X, X), tmp_path / "K.zarr", y=targets)
-    job = make(
-        data={"path": "K.zarr", "target": None, "features": None, "header": "auto"},
-        model={"kernel": "precomputed", "gamma": None, "alpha": alphas},
-    )
-    fit_job(job)
-    np.testing.assert_allclose(dual_coef(job), dense_krr(rbf(X, X), targets, alphas), rtol=1e-8)
-    store = tmp_path / "runs/store"
-    assert not list(store.glob("grams/*"))  # no second copy of the matrix
-    assert not list(store.glob("rows/*"))
-    np.save(tmp_path / "K_test.npy", rbf(X[:7] + 1, X))
-    predict_job(str(tmp_path / "runs/a/model.zarr"), str(tmp_path / "K_test.npy"), str(tmp_path / "p.npy"))
-    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), rbf(X[:7] + 1, X) @ dual_coef(job), rtol=1e-10)
-
-
-@pytest.mark.parametrize("keep", ["all", "factor", "model"])
-def test_what_is_kept(keep: str, make: Make, tmp_path: Path) -> None:
-    summary = fit_job(make(output={"keep": keep}, solver={"gram": "stored"}))
-    store = tmp_path / "runs/store"
-    numbers = [len(list(store.glob(f"{kind}/*.zarr"))) for kind in ("grams", "factors", "solves")]
-    assert numbers == {"all": [1, 1, 0], "factor": [0, 1, 0], "model": [0, 0, 0]}[keep]
-    sizes = {path: sum(f.stat().st_size for f in Path(path).rglob("*") if f.is_file()) for path in summary.kept}
-    assert summary.kept == sizes
-    assert len(summary.kept) == sum(numbers)
 
 
 def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +16,11 @@ from typing import Any
 
 import pytest
 
-from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError, StoreError
+from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError
 from dkrr.jobs.runs import monitor as monitor_module
 from dkrr.jobs.runs.directory import (
-    EventLog,
     RunDirectory,
-    find_run,
-    follow_events,
-    list_runs,
     read_events,
-    runs_folder,
 )
 from dkrr.jobs.runs.monitor import MOST_SAMPLES, Monitor, Samples, driving
 from dkrr.jobs.runs.status import Status, Watch, driver_lease, look_once, read_status, write_status
@@ -86,54 +80,6 @@ def messages(run: RunDirectory) -> list[str]:
 # --- the directory ----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_found_by_name_path_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DKRR_RUNS", raising=False)
-    runs = tmp_path / "runs"
-    for name in ("digits", "large"):
-        RunDirectory(f"runs/{name}").write("status.json", {"state": "running"})
-    (runs / "store").mkdir()
-    for text in ("digits", "runs/digits", str(runs / "digits")):
-        assert find_run(text).location == str(runs / "digits")
-    assert find_run("digits").shown == "digits"
-    assert [run.name for run in list_runs()] == ["digits", "large"]
-    for text, hint in (("digit", "did you mean 'digits'"), ("qqq", "`dkrr list` shows what there is; DKRR_RUNS names")):
-        with pytest.raises(StoreError, match=f"no run '{text}' in .*/runs: {hint}"):
-            find_run(text)
-    monkeypatch.setenv("DKRR_RUNS", str(tmp_path / "elsewhere"))
-    assert (runs_folder(), list_runs()) == (str(tmp_path / "elsewhere"), [])
-    assert find_run("runs/digits").shown == str(runs / "digits")
-    assert [run.name for run in list_runs(str(runs))] == ["digits", "large"]
-
-
-def test_events_are_segments_that_are_written_once(run: RunDirectory) -> None:
-    one, two = EventLog(run, epoch=1), EventLog(run, epoch=2)  # two drivers that count at the same time
-    one.flush()
-    assert not run.has("events/000000.jsonl")
-    for log, text in ((one, "a"), (two, "b"), (one, "c"), (two, "d")):
-        log.add("state", text, tasks_done=0)
-        log.flush()
-        log.flush()
-    assert [(number, event["message"]) for number, event in read_events(run)] == list(enumerate("abcd"))
-    assert [event["message"] for _, event in read_events(run, start=2)] == ["c", "d"]
-    event = json.loads(run.read_bytes("events/000000.jsonl") or b"")
-    assert (event["epoch"], event["kind"], event["tasks_done"], event["time"][-1]) == (1, "state", 0, "Z")
-    run.write_bytes("events/000004.jsonl", b'{"message": "ok"}\n{"mess\n')
-    assert messages(run)[4:] == ["ok", "unreadable line in events/000004.jsonl"]
-
-
-def test_following_gives_everything_once(run: RunDirectory) -> None:
-    news, log = follow_events(run), EventLog(run, 1)
-    assert next(news) == ([], [])
-    log.add("state", "a")
-    log.flush()
-    run.write_bytes("driver.log", b"one\ntw")
-    events, lines = next(news)
-    assert ([event["message"] for event in events], lines) == (["a"], ["one"])
-    run.write_bytes("driver.log", b"one\ntwo\n")
-    assert next(news) == ([], ["two"])
-
-
 # --- one driver at a time ---------------------------------------------------------------------------------------------
 
 
@@ -181,22 +127,6 @@ def age(run: RunDirectory, seconds: float) -> None:
     run.write("status.json", document)
 
 
-def test_a_process_that_is_gone_is_lost_at_once(
-    run: RunDirectory, gone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driven(run, gone)
-    view = look_once(run)
-    assert (view.state, view.exit_code) == ("lost", 75)
-    assert view.lost_because == f"its driver, process {gone['pid']} on {gone['host']}, is gone"
-
-    def end_meanwhile(record: dict[str, Any]) -> bool:
-        write_status(run, Status(state="finished", exit_code=0))
-        return True
-
-    monkeypatch.setattr("dkrr.jobs.runs.status.is_gone", end_meanwhile)
-    assert look_once(run).state == "finished"
-
-
 def test_a_watch_goes_by_its_own_clock(run: RunDirectory) -> None:
     clock = Clock()
     driven(run, FAR)
@@ -233,21 +163,6 @@ def test_a_driver_that_was_started_and_never_began(
     for seconds, state in ((0, "starting"), (100, "starting"), (100, "lost")):
         clock.now += seconds
         assert watch.look().state == state
-
-
-def test_one_look_is_quick_and_looks_again_where_a_heartbeat_is_old(run: RunDirectory) -> None:
-    driven(run, FAR)
-    started = time.monotonic()
-    assert look_once(run).state == "running"
-    assert time.monotonic() - started < 0.5
-    age(run, 100)
-    view = look_once(run, beat_seconds=0.2)
-    assert (view.state, view.lost_because) == ("lost", "no heartbeat for 100 s")
-    age(run, 100)
-    threading.Timer(0.3, driven, (run, FAR, 1)).start()
-    assert look_once(run, beat_seconds=5.0).state == "running"
-    age(run, -100)  # a clock that is ahead proves nothing
-    assert look_once(run, beat_seconds=0.2).state == "running"
 
 
 # --- a driver from its lease to its last word -------------------------------------------------------------------------

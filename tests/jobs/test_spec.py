@@ -66,37 +66,6 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
     return path
 
 
-def test_a_full_file(tmp_path: Path) -> None:
-    spec = JobSpec.load(write(tmp_path, FULL))
-    assert spec.data.path == str(tmp_path / "train.csv.gz")
-    assert spec.data.target == [-1]
-    assert spec.data.features == ["a", 2]
-    assert spec.data.header is False
-    assert spec.data.standardize is True
-    assert spec.evaluate is not None
-    assert (spec.evaluate.fraction, spec.evaluate.metric) == (0.1, "r2")
-    assert spec.model.alpha == 1e-3
-    assert spec.cluster.memory_limit == 2 * 2**30
-    assert spec.solver.tile_size == 2048
-    assert spec.storage.region == "eu-north-1"
-    assert spec.directory == str(tmp_path / "runs" / spec.run_id)
-    assert spec.store == str(tmp_path / "runs/store")
-    assert spec.output.keep == "all"
-
-
-def test_paths_mean_the_folder_of_the_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "jobs").mkdir()
-    text = '[data]\npath = "../x.npy"\n[evaluate]\nmask = "masks/m.csv"\n[cluster]\nscheduler = "s.json"\n'
-    path = write(tmp_path / "jobs", text)
-    monkeypatch.chdir(tmp_path)
-    for given_path in (path, path.relative_to(tmp_path)):
-        spec = JobSpec.load(given_path)
-        assert spec.data.path == str(tmp_path / "x.npy")
-        assert spec.evaluate is not None
-        assert spec.evaluate.mask == str(tmp_path / "jobs/masks/m.csv")
-        assert spec.cluster.scheduler == str(tmp_path / "jobs/s.json")
-
-
 MISTAKES = [
     ('[model]\nkernal = "rbf"', "unknown key 'kernal' in [model]; nearest right name: 'kernel'"),
     ("[modle]\nalpha = 1", "unknown table [modle]; nearest right name: 'model'"),

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from dkrr import JobFileError
-from dkrr.jobs.plan import plan
-from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import TuneSummary, tune_job
 
@@ -77,17 +75,6 @@ def test_the_job_that_is_written(summary: TuneSummary, folder: Path, job: JobSpe
     lines = [line for line in text.splitlines() if line.endswith("chosen")]
     assert len(lines) == 1
     assert f"{chosen.loo_rmse:.4f}" in lines[0]
-
-
-def test_the_job_can_be_planned_and_fitted(summary: TuneSummary, folder: Path) -> None:
-    planned = plan(folder / "best.toml")
-    planned.check()
-    assert planned.num_rows == 240
-    fitted = fit_job(folder / "best.toml")
-    assert fitted.score is not None
-    assert fitted.score.value("rmse") < 0.8  # the noise is 0.5, the deviation of the target about 5
-    assert fitted.score.rmse_whitened is not None
-    assert abs(fitted.score.rmse_whitened[0] - summary.result.best.loo_rmse) < 0.06
 
 
 def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
