@@ -160,7 +160,11 @@ def fit_facts(summary: FitSummary) -> Facts:
         *_what(summary.plan),
         *(("went on", item["sentence"]) for item in summary.given_up),
         *reuse_facts(result, summary.reused),
-        *((name, f"{actual} ({expected} expected)") for name, expected, actual in compared if actual != DASH),
+        *(
+            (name, actual + (f" ({expected} expected)" if expected != DASH else ""))
+            for name, expected, actual in compared
+            if actual != DASH
+        ),
         *exactness_facts(plan, result),
         ("not converged", not summary.converged and summary.message),
         ("intercept", summary.intercept and listed(summary.intercept)),
@@ -256,10 +260,7 @@ def score_facts(result: Mapping[str, Any]) -> Facts:
         *((name, value is not None and f"{value:.2%}") for name, value in shares.items()),
         ("log loss", score.get("log_loss") is not None and f"{score['log_loss']:.5g}"),
         *((names.get(k, k), score.get(k) and listed(score[k])) for k in ("rmse", "r2", "pinball")),
-        (
-            "rmse / standard deviation of the training targets",
-            score.get("rmse_whitened") and listed(score["rmse_whitened"]),
-        ),
+        ("rmse / std of targets", score.get("rmse_whitened") and listed(score["rmse_whitened"])),
         (f"{100 * (coverage or 0):g} % intervals", coverage and inside and f"{inside} of these rows are {how}"),
         ("metric of the job", score and cut(result.get("metric") or "")),
     )
