@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dkrr.jobs.garbage import Garbage, delete_garbage, find_garbage
+from dkrr.jobs.garbage import find_garbage
 
 KEYS = [character * 40 for character in "abcdef"]
 DRAWN = "0f" * 16
@@ -47,21 +47,6 @@ def store(tmp_path: Path) -> Path:
 
 def names(store: Path, runs: tuple[Path, ...] = ()) -> set[str]:
     return {item.path.name for item in find_garbage(store, runs)}
-
-
-def delete(store: Path) -> list[Garbage]:
-    return delete_garbage(find_garbage(store), lambda: find_garbage(store))[1]
-
-
-def test_what_runs_and_models_name_is_kept(store: Path) -> None:
-    run = store.parent / "demo"
-    run.mkdir()
-    (run / "result.json").write_text(json.dumps({"kept": {f"store/factors/{KEYS[0]}.zarr": 100}}))
-    model = run / "model.zarr"
-    model.mkdir()
-    (model / "zarr.json").write_text(json.dumps({"attributes": {"provenance": {"gram": KEYS[2]}}}))
-    make_old(store.parent)
-    assert names(store) == {f"{KEYS[1]}.zarr", f"{KEYS[3]}-train.zarr"}
 
 
 def test_what_an_unfinished_run_may_resume_is_kept(store: Path) -> None:

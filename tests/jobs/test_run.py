@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import KernelRidge, StoreMismatchError, load_model, make_kernel
+from dkrr import StoreMismatchError, load_model, make_kernel
 from dkrr.errors import InterruptedRunError
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
@@ -52,10 +52,6 @@ def dual_coef(job: JobSpec) -> np.ndarray:
 
 def rbf(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return make_kernel("rbf", gamma=0.2)(a, b)
-
-
-def tiles(store: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in store.glob("factors/*.zarr/c/*/*")}
 
 
 def test_a_job_writes_its_run(make: Make, tmp_path: Path) -> None:
@@ -130,9 +126,3 @@ def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> No
 
 
 # --- predictions and scores ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    KernelRidge(kernel="rbf", gamma=0.2, alpha=0.1).fit(X, np.column_stack([Y, -Y])).save(tmp_path / "m.zarr")
-    return str(tmp_path / "m.zarr")
