@@ -289,9 +289,9 @@ class Lease:
         if found is not None:
             owner = owner_of(found.value)
             why = f"it was taken over by {described(owner)} (epoch {found.value.get('epoch')}, ours was {self.epoch})"
-        raise LockedError(
-            f"the lock of {self.what} was lost: {why}", hint="look who writes there now, and start again", owner=owner
-        )
+        goes_on = "nothing to do here: the other driver goes on with the run"
+        hint = goes_on if self.kind and owner else "look who writes there now, and start again"
+        raise LockedError(f"the lock of {self.what} was lost: {why}", hint=hint, owner=owner)
 
     def beat(self, stop: threading.Event) -> None:
         """Raise the counter until told to stop, or until the lock is another's."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreError, told
 from dkrr.jobs.runs.directory import EventLog, RunDirectory, utc_now
@@ -70,7 +70,7 @@ class Samples:
 
     def add(self, seconds: float, flops: float, memory_bytes: dict[str, int]) -> None:
         """Take a sample; ``flops`` are all until now."""
-        sample = Sample(seconds, flops, {**memory_bytes, "driver": resident_bytes()})
+        sample = Sample(seconds, flops, {**memory_bytes, "driver": psutil.Process().memory_info().rss})
         if self._count % self._every:
             self.samples[-1] = sample.with_peaks_of(self.samples[-1])
         else:
@@ -104,14 +104,6 @@ def _envelope(sizes: dict[str, int]) -> dict[str, int]:
     found = [value for name, value in sizes.items() if name != "driver"] or [0]
     of_all = {"largest": max(found), "median": int(statistics.median(found)), "smallest": min(found)}
     return {**of_all, "driver": sizes["driver"]}
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process now; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 class Monitor:

@@ -113,12 +113,10 @@ def driver_lease(directory: RunDirectory, kind: str) -> Lease:
 
 
 def read_status(directory: RunDirectory) -> Status:
-    """The status of a run. Without the document: finished when there is a result, else "interrupted"."""
-    document = directory.read(NAME)
-    if document is None:
-        is_finished = directory.has("result.json")
-        document = {"state": "finished", "exit_code": 0} if is_finished else {"state": "interrupted", "exit_code": 75}
-    return Status.from_dict(document)
+    """The status of a run; "interrupted" before there is one."""
+    return Status.from_dict(
+        directory.read(NAME) or {"state": "interrupted", "exit_code": InterruptedRunError.exit_code}
+    )
 
 
 def write_status(directory: RunDirectory, status: Status) -> None:
