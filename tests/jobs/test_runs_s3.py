@@ -41,8 +41,8 @@ def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch
         run.write("driver.json", {"token": "t", "epoch": 2, "counter": 0, "host": "far-away", "pid": 1})
         with pytest.raises(LockedError, match="was taken over by process 1 on far-away"):
             first.check()
-        with (third := driver_lease(run, "cluster")).held():
-            assert (third.epoch, (current_driver(run) or {})["kind"]) == (3, "cluster")
+    with (third := driver_lease(run, "cluster")).held():
+        assert (third.epoch, (current_driver(run) or {})["kind"]) == (3, "cluster")
 
 
 def test_a_run_is_watched_and_cancelled(run: RunDirectory, bucket: Bucket) -> None:
