@@ -31,7 +31,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from dkrr.errors import LockedError, StoreError
@@ -88,11 +87,6 @@ class Garbage:
     location: str
     num_bytes: int
     reason: str
-
-    @property
-    def path(self) -> Path:
-        """The location on a local file system."""
-        return Path(self.location)
 
 
 def find_garbage(

@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def names(store: Path, runs: tuple[Path, ...] = ()) -> set[str]:
-    return {item.path.name for item in find_garbage(store, runs)}
+    return {Path(item.location).name for item in find_garbage(store, runs)}
 
 
 def test_what_an_unfinished_run_may_resume_is_kept(store: Path) -> None:
