@@ -1,4 +1,4 @@
-"""Charts as inline SVG: curves, bars, histograms, points; and the same numbers as a table.
+"""Charts as inline SVG: curves, histograms, points; and the same numbers as a table.
 
 A chart has a title and a description that a screen reader speaks, text that is text, and colours that are classes of
 the page's style sheet, so that light, dark and print each have their own. Curves differ by their dashes, too. No
@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -25,6 +25,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52.0, 388.0, 12.0, 202.0  # of what is between the ax
 LEGEND_ROW, LETTER = 15.0, 5.9
 MOST_STYLES = 6
 MOST_TABLE_ROWS = 24
+NUM_TICKS = 6
 
 
 def short_number(value: float) -> str:
@@ -32,11 +33,18 @@ def short_number(value: float) -> str:
     return f"{value + 0.0:.4g}"
 
 
+class Bar(NamedTuple):
+    """A cell of a table with a bar behind its words, whose length is a share of the cell."""
+
+    words: str
+    share: float
+
+
 class Table(NamedTuple):
     """Columns with a head, or names and values without one; ``folded`` ones are opened by whoever wants to see them."""
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Bar]]
     caption: str = ""
     folded: bool = False
 
@@ -48,9 +56,8 @@ class Chart:
     Parameters
     ----------
     mark
-        "line": a curve of each column over ``x``. "bar": a bar of each column for each name in ``x``. "histogram": the
-        counts of one column between the edges ``x``. "point": one column against ``x``, with the same axis both ways
-        and a line where both are equal.
+        "line": a curve of each column over ``x``. "histogram": the counts of one column between the edges ``x``.
+        "point": one column against ``x``, with the same axis both ways and a line where both are equal.
     sentence
         What there is to see; ``more`` is for who does not see it.
     columns
@@ -59,10 +66,10 @@ class Chart:
         Heights to mark with a line across, and what they are.
     """
 
-    mark: Literal["line", "bar", "histogram", "point"]
+    mark: Literal["line", "histogram", "point"]
     title: str
     sentence: str
-    x: Sequence[Any]
+    x: Sequence[float]
     columns: Mapping[str, Sequence[float | None]]
     x_label: str
     y_label: str = ""
@@ -72,7 +79,7 @@ class Chart:
 
     def svg(self, key: str) -> Markup:
         """The picture; ``key`` begins its ids in the page, and no other one has the same."""
-        parts, height = _bars(self) if self.mark == "bar" else _plane(self)
+        parts, height = _drawn(self)
         form = (
             '<svg role="img" aria-labelledby="{0}-t {0}-d" viewBox="0 0 {1} {2}" preserveAspectRatio="xMidYMid meet">'
             '<title id="{0}-t">{3}</title><desc id="{0}-d">{4}</desc>{5}</svg>'
@@ -83,16 +90,20 @@ class Chart:
     @property
     def table(self) -> Table:
         """The numbers, at most 25 rows of them, evenly spaced."""
-        first = [str(x) if isinstance(x, str) else short_number(x) for x in self.x]
+        first = [short_number(x) for x in self.x]
         if self.mark == "histogram":
             first = [f"{low} to {high}" for low, high in itertools.pairwise(first)]
         count, columns = len(first), list(self.columns.items())[:6]
-        few = max(1, -(-count // MOST_TABLE_ROWS)) if self.mark in ("line", "point") else 1
+        few = 1 if self.mark == "histogram" else max(1, -(-count // MOST_TABLE_ROWS))
         chosen = sorted({*range(0, count, few), *range(count)[-1:]})
         values = [[DASH if (y := column[i]) is None else short_number(y) for i in chosen] for _, column in columns]
         caption = self.title + (f", {self.y_label}" if self.y_label not in ("", *self.columns) else "")
-        head = (self.x_label if self.mark != "bar" else "", *(name for name, _ in columns))
-        return Table(head, list(zip((first[i] for i in chosen), *values, strict=True)), caption, folded=True)
+        return Table(
+            (self.x_label, *(name for name, _ in columns)),
+            list(zip((first[i] for i in chosen), *values, strict=True)),
+            caption,
+            folded=True,
+        )
 
 
 class Axis(NamedTuple):
@@ -127,7 +138,6 @@ def axis(
     log: bool = False,
     zero: bool = False,
     tight: bool = False,
-    most: int = 6,
 ) -> Axis:
     """An axis with ticks at 1, 2 or 5 times a power of ten, around all values.
 
@@ -148,7 +158,7 @@ def axis(
     if high <= low:
         wide = abs(high) * 0.1 or 1.0
         low, high = low - wide * (not zero), high + wide
-    raw = (high - low) / (most - 1)
+    raw = (high - low) / (NUM_TICKS - 1)
     power = 10.0 ** math.floor(math.log10(raw)) if 0 < raw < math.inf else 0.0
     step = next((factor * power for factor in (1, 2, 5, 10) if raw <= factor * power * (1 + 1e-9)), 0.0)
     step = max(step, 1.0) if log else step
@@ -184,32 +194,27 @@ def _text(x: float, y: float, content: str, kind: str = "label", anchor: str = "
     return _tag(form, kind, _px(x), _px(y), anchor, content)
 
 
-def _bar(number: int, x: float, y: float, width: float, height: float, words: str) -> Markup:
-    form = '<rect class="bar s{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
-    return _tag(form, number % MOST_STYLES, *map(_px, (x, y, width, height)), words)
-
-
-def _legend(chart: Chart, top: float, kind: str, mark: str) -> tuple[list[Markup], float]:
-    """A piece of each curve, or of each kind of bar, with its name, in as many rows as they take; and their height."""
-    x, y, parts = LEFT, top + 11, []
-    for number, name in enumerate(chart.columns if len(chart.columns) > 1 else ()):
+def _legend(names: Sequence[str]) -> tuple[list[Markup], float]:
+    """A piece of each curve with its name, in as many rows as they take; and their height."""
+    x, y, parts = LEFT, HEIGHT + 11, []
+    for number, name in enumerate(names if len(names) > 1 else ()):
         width = 36 + LETTER * min(len(name), 40)
         if x > LEFT and x + width > WIDTH:
             x, y = LEFT, y + LEGEND_ROW
-        parts += [_path(f"{kind} s{number % MOST_STYLES}", _d(mark, x, y - 3.5))]
+        parts += [_path(f"curve s{number % MOST_STYLES}", _d("M{} {}h20", x, y - 3.5))]
         parts += [_text(x + 24, y, cut(name, 40), anchor="start")]
         x += width
-    return parts, y - top + 8 if parts else 0.0
+    return parts, y - HEIGHT + 8 if parts else 0.0
 
 
-def _plane(chart: Chart) -> tuple[list[Markup], float]:
+def _drawn(chart: Chart) -> tuple[list[Markup], float]:
     """Curves, a histogram or points over a common axis, and how high they are."""
     ys, is_cloud = [y for ys in chart.columns.values() for y in ys if y is not None], chart.mark == "point"
     heights = [*ys, *(level for level, _ in chart.levels)]
     x = axis([*chart.x, *(ys if is_cloud else [])], LEFT, RIGHT, tight=not is_cloud)
     y = axis([*(chart.x if is_cloud else []), *heights], BOTTOM, TOP, log=chart.log, zero=not (is_cloud or chart.log))
     levels = [(y.at(level), label) for level, label in chart.levels]
-    legend, more = _legend(chart, HEIGHT, "curve", "M{} {}h20")
+    legend, more = _legend(list(chart.columns))
     turned = '<text class="name" transform="translate(11 {}) rotate(-90)" text-anchor="middle">{}</text>'
     parts = [
         *(_path("grid", _d("M{} {}H{}", LEFT, at, RIGHT)) for at, _ in y.marks()),
@@ -228,7 +233,8 @@ def _plane(chart: Chart) -> tuple[list[Markup], float]:
             for (low, high), count in zip(itertools.pairwise(chart.x), column, strict=True):
                 words = f"{short_number(low)} to {short_number(high)}: {count:,} row{'s' * (count != 1)}"
                 at, left, width = y.at(count or 0), x.at(low) + 0.4, max(0.5, x.at(high) - x.at(low) - 0.8)
-                parts.append(_bar(number, left, at, width, BOTTOM - at, words))
+                form = '<rect class="bar s0" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
+                parts.append(_tag(form, *map(_px, (left, at, width, BOTTOM - at)), words))
         else:
             kind = "points" if is_cloud else "curve"
             parts.append(_path(f"{kind} s{number % MOST_STYLES}", _pen(chart, column, x, y), name))
@@ -245,27 +251,3 @@ def _pen(chart: Chart, column: Sequence[float | None], x_axis: Axis, y_axis: Axi
         pieces.append(_d(f"{pen}{{}} {{}}", x_axis.at(x), y_axis.at(y)))
         pen = "h0M" if chart.mark == "point" else "L"
     return "".join(pieces) + "h0.1" * (len(pieces) == 1 or chart.mark == "point")  # a single point is a dot
-
-
-def _bars(chart: Chart) -> tuple[list[Markup], float]:
-    """Horizontal bars, one for each name, or one beside the other for each column; and how high they are."""
-    names, columns = [cut(name, 24) for name in chart.x], chart.columns
-    bar = 16.0 if len(columns) == 1 else 9.0
-    step, right = bar * len(columns) + 8, RIGHT - 30
-    bottom, left = TOP + step * len(names), min(150.0, max([LEFT, *(LETTER * len(name) + 14 for name in names)]))
-    found = axis([v for row in columns.values() for v in row if v is not None], left, right, zero=True, most=5)
-    legend, more = _legend(chart, bottom + 35, "bar", "M{} {}v-5h12v9h-12z")
-    parts = [
-        *(_path("grid", _d("M{} {}V{}", at, TOP - 4, bottom)) for at, _ in found.marks()),
-        *(_text(at, bottom + 13, label) for at, label in found.marks()),
-        _text((left + right) / 2, bottom + 29, chart.x_label, "name"),
-        *(_text(left - 6, TOP + k * step + step / 2 - 0.5, name, anchor="end") for k, name in enumerate(names)),
-        *legend,
-    ]
-    for (k, (label, column)), (number, name) in itertools.product(enumerate(columns.items()), enumerate(names)):
-        length, y = column[number], TOP + number * step + k * bar
-        if length is not None:
-            shown, width = short_number(length), max(0.8, found.at(length) - left)
-            parts += [_bar(k, left, y, width, bar - 1, f"{name}, {label}: {shown}")]
-            parts += [_text(left + width + 4, y + bar / 2 + 3, shown, "small", "start")]
-    return parts, bottom + 38 + more

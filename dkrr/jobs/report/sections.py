@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dkrr.jobs.report.charts import Chart, Table
+from dkrr.jobs.report.charts import Bar, Chart, Table
 from dkrr.jobs.report.facts import Block, Code, Findings, Text
 from dkrr.jobs.tables import (
     candidate_rows,
@@ -144,13 +144,10 @@ def data_section(found: Findings) -> Iterator[Block]:
         ("rows after each append", listed(generations) if len(generations) > 1 else ""),
     )
     yield Table((), rows, "The rows of this run")
-    counts, targets, title = data.get("class_counts"), data.get("targets") or [], "Training rows of each class"
+    counts, targets = data.get("class_counts"), data.get("targets") or []
     if counts:
-        names = [cut(name, 40) for name in data["classes"]][: len(counts)]
-        words = ": " + ", ".join(f"{name} {count:,}" for name, count in zip(names, counts, strict=False))
-        yield Chart(
-            mark="bar", title=title, sentence=title, more=words, x=names, columns={"rows": counts}, x_label="rows"
-        )
+        classes = [(cut(n, 40), Bar(f"{k:,}", k / max(counts))) for n, k in zip(data["classes"], counts, strict=False)]
+        yield Table(("class", "rows"), classes, "Training rows of each class", folded=len(classes) > 20)
     for target in targets:
         name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
         low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
@@ -202,12 +199,11 @@ def time_section(found: Findings) -> Iterator[Block]:
         return
     total, longest = sum(spent.values()), max(spent, key=lambda name: spent[name])
     most = f"{cut(longest, 40)} took most of it, {seconds(spent[longest])} ({spent[longest] / (total or 1):.0%})"
-    sentence, names = f"{seconds(total)} in {len(spent)} phases; {most}.", list(spent)[:MOST_PHASES]
-    columns = {"seconds": [round(spent[name], 3) for name in names]}
-    yield Chart(mark="bar", title="Time per phase", sentence=sentence, x=names, columns=columns, x_label="seconds")
+    yield Text(f"{seconds(total)} in {len(spent)} phases; {most}.")
+    bars = {name: Bar(seconds(value), value / (spent[longest] or 1)) for name, value in spent.items()}
     yield Table(
         ("phase", "time", "tasks", "computed", "rate", "busy"),
-        [(cut(name, 60), seconds(spent[name]), *_phase_cells(found, name)) for name in names],
+        [(cut(name, 60), bars[name], *_phase_cells(found, name)) for name in [*spent][:MOST_PHASES]],
         "Phases of the last attempt",
     )
     yield Text("Busy is the share of the workers' time in tasks that computed something; a dash: no tasks.")
@@ -448,20 +444,8 @@ def plan_section(found: Findings) -> Iterator[Block]:
     if not found.is_finished:
         words = f"The run did not come to its end ({found.state}): what it spent is that of its last attempt."
         yield Text(words, missing=True)
-    expected, spent = plan.get("estimated_seconds") or {}, phase_seconds(found)
-    both = [name for name in spent if name in expected][:MOST_PHASES]
-    if both:
-        sentence = "Expected and actual seconds of every phase that the plan knew: " + ", ".join(
-            f"{name} {seconds(expected[name])} expected, {seconds(spent[name])} taken" for name in both
-        )
-        yield Chart(
-            mark="bar", title="Expected and actual time", sentence=sentence, x=both, x_label="seconds",
-            columns={
-                name: [round(values[phase], 3) for phase in both]
-                for name, values in (("expected", expected), ("actual", spent))
-            },
-        )  # fmt: skip
-    times = time_rows(plan, {**spent, "total": (result.get("seconds") or {}).get("total")})
+    spent = phase_seconds(found) | {"total": (result.get("seconds") or {}).get("total")}
+    times = time_rows(plan, spent)[-MOST_PHASES:]
     yield Table(("time", "expected", "actual", "actual / expected"), times, "Time")
     work, workers = found.part("phases", "factorise") or {}, found.status.num_workers
     others = [*size_rows(plan, result), ("workers", number(plan.get("workers")), number(workers) if workers else DASH)]

@@ -77,14 +77,6 @@ def test_a_curve_goes_through_its_points_and_has_gaps() -> None:
     assert svg.table.rows == [("0", "0", "1"), ("1", "10", "\u2013"), ("2", "\u2013", "\u2013"), ("3", "5", "2")]
 
 
-def test_bars_are_as_long_as_their_values() -> None:
-    svg = chart("bar", ["x", "y"], [2.0, 4.0], [1.0, None])
-    widths = [float(item.get("width", "0")) for item in drawn(svg).iter("rect") if len(list(item))]
-    was_x, was_y, is_x = widths  # what is not known has no bar
-    assert was_x == pytest.approx(2 * is_x, rel=0.02)
-    assert was_y == pytest.approx(2 * was_x, rel=0.02)
-
-
 def test_a_histogram_and_points() -> None:
     svg = chart("histogram", [0, 1, 2], [3, 6])
     heights = [float(item.get("height", "0")) for item in drawn(svg).iter("rect")]
@@ -103,7 +95,6 @@ def test_a_histogram_and_points() -> None:
 def test_names_are_text(name: str) -> None:
     for svg in (
         chart("line", [0, 1], [1, 2], [1, 2], name=name, levels=[(1, name)]),
-        chart("bar", [name], [1.0], name=name),
         chart("histogram", [0, 1], [1], name=name),
         chart("point", [0], [1], name=name),
     ):
@@ -112,10 +103,10 @@ def test_names_are_text(name: str) -> None:
         assert {item.tag for item in root.iter()} <= {"svg", "title", "desc", "path", "rect", "text"}
 
 
-@pytest.mark.parametrize("mark", ["line", "bar", "point"])
+@pytest.mark.parametrize("mark", ["line", "point"])
 def test_nothing_to_draw_is_no_error(mark: str) -> None:
     assert drawn(chart(mark, [])) is not None
-    assert drawn(chart(mark, ["a"] if mark == "bar" else [1], [None], log=mark == "line")) is not None
+    assert drawn(chart(mark, [1], [None], log=mark == "line")) is not None
     assert drawn(chart("histogram", [0.0, 0.0], [4])) is not None
 
 
