@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -250,7 +250,7 @@ def _predicted(
         match_features(model, dataset)
         layout = _layout(model, table, keep, extras, output)
         result = place(work, RESULT)
-        with _executor(model, dataset, needs_variance=extras.needs_variance) as executor:
+        with executor_of_size(model, 0 if extras.needs_variance else dataset.num_rows) as executor:
             values, _ = predict_dataset(model, dataset, result, executor, progress)
             if extras.needs_variance:
                 variances = predict_variance(model, dataset, result, executor, progress)[0]
@@ -296,14 +296,22 @@ def _layout(model: Model, table: Table | None, keep: Sequence[str], extras: Extr
 
 
 @contextmanager
-def _executor(model: Model, dataset: Dataset, *, needs_variance: bool = False) -> Iterator[Executor]:
-    """This process for what takes less time than a cluster takes to start; else as usual."""
-    if needs_variance or is_worth_a_cluster(model, dataset.num_rows):
-        with executor_for() as executor:
-            yield executor
+def executor_of_size(
+    model: Model, num_rows: int, start: Callable[[], AbstractContextManager[Executor]] = executor_for
+) -> Iterator[Executor]:
+    """This process for predictions that take less time than a cluster takes to start; else what ``start()`` makes.
+
+    Parameters
+    ----------
+    num_rows
+        Rows to predict; 0 where more than predictions is computed, for which there are always workers.
+    """
+    if num_rows and not is_worth_a_cluster(model, num_rows):
+        with single_blas_thread():
+            yield InProcessExecutor()
         return
-    with single_blas_thread():
-        yield InProcessExecutor()
+    with start() as executor:
+        yield executor
 
 
 def evaluate_job(
@@ -325,7 +333,7 @@ def evaluate_job(
     work = TemporaryStore()  # not beside the model, which may be a version that never changes
     try:
         dataset, _ = _rows_for(model, data, work.path, reading or {}, with_targets=True)
-        with _executor(model, dataset) as executor:
+        with executor_of_size(model, dataset.num_rows) as executor:
             score, _ = score_dataset(model, dataset, executor, progress, store=work.path, intervals=intervals)
     finally:
         work.close()
