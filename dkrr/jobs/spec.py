@@ -75,7 +75,7 @@ class DataSpec(Table):
     """``[data]``: where the rows come from and what their columns mean.
 
     With ``standardize`` rows that came after those of an earlier fit are whitened like them, unless they have drifted
-    (:mod:`dkrr.dataset.drift`): then all rows are fitted anew.
+    (:mod:`dkrr.dataset.scaling`): then all rows are fitted anew.
 
     Parameters
     ----------
@@ -145,6 +145,7 @@ class EvaluateSpec(Table):
         The share of the rows that is held out, decided for each row by a hash of its number.
     metric
         The score that is shown first: rmse for numbers, accuracy for classes, pinball for quantiles unless given.
+        Every held-out row counts alike, whatever its weight; leave-one-out errors are weighted.
     leave_one_out
         Predict every training row as by a fit without it; takes as long as the factor.
     intervals
