@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from rich.console import Console
 
 from dkrr import load_model
 from dkrr.errors import ConvergenceError
 from dkrr.jobs.inspection import describe, verify
-from dkrr.jobs.plan import plan
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.run import fit_job
 from tests.jobs.helpers import Make, job_maker
-from tests.reference import dense_bordered, dense_krr
+from tests.reference import brute_leave_one_out, dense_bordered, dense_krr, reference_kernel
 
 N, D = 300, 3
 RNG = np.random.default_rng(5)
@@ -67,9 +67,8 @@ WAYS = {
 def test_every_solver_gives_the_answer_and_its_record(way: str, make: Make, tmp_path: Path) -> None:
     solver, model_keys, recorded = WAYS[way]
     job = make(solver=solver, model=model_keys, evaluate={"path": "rows.csv"})
-    planned = plan(job)
     summary = fit_job(job)
-    model = load_model(summary.model_path)
+    planned, model = summary.plan, load_model(summary.model_path)
     K = model.kernel(WHITE, WHITE)
     intercept = np.zeros(2)
     if "fit_intercept" in model_keys:
@@ -97,6 +96,27 @@ def test_every_solver_gives_the_answer_and_its_record(way: str, make: Make, tmp_
     np.save(tmp_path / "new.npy", X[:20])
     assert predict_job(summary.model_path, str(tmp_path / "new.npy"), str(tmp_path / "out.npy")).num_rows == 20
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.predict(X[:20]), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [{"precision": "mixed", "tol": 1e-12}, {"name": "cg", "tol": 1e-12}],
+    ids=["mixed", "cg"],
+)
+def test_a_job_leaves_out_every_row(make: Make, tmp_path: Path, solver: dict[str, Any]) -> None:
+    keys = {"evaluate": {"leave_one_out": True}, "model": {"fit_intercept": True}}
+    summary = fit_job(make(solver={"name": "cholesky"} | solver, **keys))
+    assert summary.plan.estimated_seconds["leave_one_out"] > 0
+    K = reference_kernel({"kernel": "rbf", "gamma": 0.2}, WHITE, WHITE)
+    residuals = Y.std(0) * brute_leave_one_out(K, TARGETS, 0.1, WEIGHT, intercept=True)
+    figures = json.loads((tmp_path / "runs/a/result.json").read_text())["leave_one_out"]
+    np.testing.assert_allclose(figures["rmse"], np.sqrt(WEIGHT @ residuals**2 / WEIGHT.sum()), rtol=1e-6)
+    group: Any = zarr.open_group(tmp_path / "runs/a/leave_one_out.zarr", mode="r")
+    np.testing.assert_allclose(group["residuals"][...], residuals, rtol=1e-6, atol=1e-7)
+    assert group.attrs["gcv"] == figures["gcv"]
+    assert "generalised cross validation" in shown(summary)
+    # the fit's own factor where it has one
+    assert len(list((tmp_path / "store/factors").glob("*.zarr"))) == 1 + ("mixed" in solver.values())
 
 
 def test_an_answer_that_did_not_converge_is_refused_or_named(make: Make, tmp_path: Path) -> None:

@@ -44,8 +44,7 @@ def test_the_last_column_is_the_target_unless_one_is_named(tmp_path: Path) -> No
 
 def test_the_file_whitens_and_holds_rows_out(tmp_path: Path) -> None:
     spec = load(tmp_path, init_job(csv(tmp_path)))
-    assert spec.data.standardize
+    assert (spec.data.standardize, spec.model.kernel) == (True, "rbf")
     assert spec.evaluate is not None
     assert (spec.evaluate.fraction, spec.evaluate.metric) == (0.1, "rmse")
-    assert spec.model.kernel == "rbf"
     assert spec.directory == str(tmp_path / "runs" / "train")

@@ -9,6 +9,7 @@ import pytest
 
 from dkrr.errors import PlanRefusedError
 from dkrr.jobs.plan import plan
+from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.linalg.sizes import task_bytes
 
@@ -39,8 +40,6 @@ def test_memory_is_refused_with_what_would_fit(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_counted(tmp_path: Path) -> None:
-    from dkrr.jobs.run import fit_job
-
     document = job(tmp_path)
     before = plan(document)
     assert before.disk_present_bytes == 0

@@ -60,25 +60,18 @@ def test_a_job_writes_its_run(make: Make, tmp_path: Path) -> None:
     summary = fit_job(job, progress=lambda phase, *_: phases.append(phase))
     run = tmp_path / "runs/a"
     documents = ["driver", "figures", "job", "plan", "result", "samples", "status"]
-    others = ["events", "job.toml", "model.zarr", "report.html"]
+    others = ["drivers", "events", "job.toml", "model.zarr", "report.html"]
     assert {path.name for path in run.iterdir()} == {*(f"{name}.json" for name in documents), *others}
     np.testing.assert_allclose(dual_coef(job)[:, 0], dense_krr(rbf(X, X), Y, 0.1), rtol=1e-9)
     assert JobSpec.load(run / "job.toml") == job
-    result = json.loads((run / "result.json").read_text())
-    assert result["tiles_computed"] == result["tiles_total"] == 10
-    assert result["relative_residual"] == summary.relative_residual
+    assert json.loads((run / "result.json").read_text())["tiles_computed"] == summary.tiles_total == 10
     assert max(summary.backward_error) < 1e-12
     assert set(summary.seconds) >= {"prepare", "start", "factorise", "solve", "residual", "total"}
     assert {phase.partition(" ")[0] for phase in phases} >= {"factorise", "solve", "residual"}
-    assert summary.score is None
     assert all(peak > 10**7 for peak in summary.peak_rss_bytes.values())
-    assert "Cholesky" in summary.message
-    model = load_model(run / "model.zarr")
-    assert model.provenance["tile_size"] == 64
-    assert model.feature_names == ["x0", "x1", "x2", "x3"]
 
 
-def test_a_mask_in_a_file_and_rows_in_a_file(make: Make, tmp_path: Path) -> None:
+def test_a_mask_in_a_file(make: Make, tmp_path: Path) -> None:
     with gzip.open(tmp_path / "mask.csv.gz", "wt") as file:
         file.writelines(f"0,{int(i % 5 == 0)}\n" for i in range(N))
     by_column = fit_job(make(evaluate={"mask": 4}))
@@ -86,14 +79,6 @@ def test_a_mask_in_a_file_and_rows_in_a_file(make: Make, tmp_path: Path) -> None
         make(evaluate={"mask": "mask.csv.gz", "mask_column": 1}, output={"directory": str(tmp_path / "runs/b")})
     )
     assert by_file.score == by_column.score
-    held_out = np.arange(N) % 5 == 0
-    for name, rows in (("train", ~held_out), ("test", held_out)):
-        np.savetxt(tmp_path / f"{name}.csv", np.column_stack([X, np.zeros(N), Y])[rows], delimiter=",", fmt="%.17g")
-    by_path = fit_job(
-        make(data={"path": "train.csv"}, evaluate={"path": "test.csv"}, output={"directory": str(tmp_path / "runs/c")})
-    )
-    assert by_path.score is not None
-    assert by_path.score.rmse == pytest.approx(by_column.score.rmse if by_column.score else None, rel=1e-9)
 
 
 def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:
@@ -110,17 +95,18 @@ def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:
     summary = fit_job(make())
     assert summary.tiles_computed <= 10 - 4
     assert np.array_equal(dual_coef(make()), dual_coef(undisturbed))
+    # the same again computes nothing, and another run of the same rows shares the factor
+    again = [fit_job(make()), fit_job(make(output={"directory": str(tmp_path / "runs/b")}))]
+    assert [one.tiles_computed for one in again] == [0, 0]
 
 
 def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> None:
     fit_job(make())
-    model = (tmp_path / "runs/a/model.zarr/manifest.json").read_bytes()
     with pytest.raises(
         StoreMismatchError, match=r"holds another job .*\[model\] alpha: 0\.1 there, 3\.0 wanted"
     ) as error:
         fit_job(make(model={"alpha": 3.0}))
     assert error.value.fields == ["[model] alpha: 0.1 there, 3.0 wanted"]
-    assert (tmp_path / "runs/a/model.zarr/manifest.json").read_bytes() == model
     # where it runs is not what it is
     fit_job(make(cluster={"workers": 1}))
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dkrr import JobFileError
+from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import TuneSummary, tune_job
 
@@ -58,23 +59,25 @@ def summary(job: JobSpec, folder: Path) -> TuneSummary:
 def test_the_job_that_is_written(summary: TuneSummary, folder: Path, job: JobSpec) -> None:
     best = JobSpec.load(folder / "best.toml")
     chosen = summary.result.best
-    assert best.data == job.data
-    assert best.evaluate == job.evaluate
-    assert best.solver == job.solver
-    assert best.tune is None
-    assert best.model.alpha == chosen.alpha
-    assert best.model.kernel == "rbf"
-    assert best.output.directory == str(folder / "runs/best")
-    assert best.output.store == job.store
+    assert (best.data, best.evaluate, best.solver, best.tune) == (job.data, job.evaluate, job.solver, None)
+    assert (best.model.alpha, best.model.kernel) == (chosen.alpha, "rbf")
+    assert (best.output.directory, best.output.store) == (str(folder / "runs/best"), job.store)
     document = tomllib.loads((folder / "best.toml").read_text())
     assert document["data"]["path"] == "rows.csv"  # seen from its folder
     if chosen.kind == "per_feature":
         assert document["model"]["kernel_params"]["length_scale"] == chosen.widths.tolist()
     text = (folder / "best.toml").read_text()
     assert "# Chosen by dkrr tune (seed 0) for 240 training rows" in text
-    lines = [line for line in text.splitlines() if line.endswith("chosen")]
-    assert len(lines) == 1
-    assert f"{chosen.loo_rmse:.4f}" in lines[0]
+    (line,) = [line for line in text.splitlines() if line.endswith("chosen")]
+    assert f"{chosen.loo_rmse:.4f}" in line
+
+
+def test_the_job_can_be_fitted(summary: TuneSummary, folder: Path) -> None:
+    fitted = fit_job(folder / "best.toml")
+    assert fitted.score is not None
+    assert fitted.score.value("rmse") < 0.8  # the noise is 0.5, the deviation of the target about 5
+    assert fitted.score.rmse_whitened is not None
+    assert abs(fitted.score.rmse_whitened[0] - summary.result.best.loo_rmse) < 0.06
 
 
 def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
