@@ -66,10 +66,6 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
     return path
 
 
-def with_section(**sections: dict[str, Any]) -> dict[str, Any]:
-    return {"data": {"path": "train.csv"}, **sections}
-
-
 MISTAKES = [
     ('[model]\nkernal = "rbf"', "unknown key 'kernal' in [model]; nearest right name: 'kernel'"),
     ("[modle]\nalpha = 1", "unknown table [modle]; nearest right name: 'model'"),
