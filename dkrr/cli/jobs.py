@@ -105,13 +105,13 @@ def ingest_command(
 
     keeps, append = keep_generations is not None or keep_rows is not None, options["append"]
     takes_out = bool(drop_generation) or keeps
-    mistakes = {
+    refusals = {
         "DEST is missing: where shall the rows go?": dest is None and not takes_out,
         "rows are taken out of a data set by itself, or after --append": takes_out and dest is not None and not append,
         "--keep-generations or --keep-rows, not both": keep_generations is not None and keep_rows is not None,
         "--label names an append: give --append as well": options["label"] is not None and not append,
     }
-    for message in (message for message, is_made in mistakes.items() if is_made):
+    for message in (message for message, is_made in refusals.items() if is_made):
         raise click.UsageError(message)
     if dest is not None:
         dataset = ingest(
@@ -146,7 +146,7 @@ def plan_command(job: str, target: tuple[str | int, ...], reading: dict[str, Any
 
     spec = JobSpec.load(
         job_file(job, "plan", target, reading)
-    )  # before the slow imports: most mistakes are in the file
+    )  # before the slow imports: most refusals are in the file
     from dkrr.jobs.plan import plan
 
     result = plan(spec)

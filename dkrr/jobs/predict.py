@@ -188,10 +188,10 @@ def predict_job(
         else:
             location = str(model)
             stamp = {"model": location if is_url(location) else os.path.abspath(location)}
-        predictions, said = _predicted(
+        predictions, origin = _predicted(
             location, data, output, extras or Extras(), overwrite, reading or {}, keep, progress
         )
-        export_predictions(predictions, output, stamp=stamp | said, overwrite=overwrite)
+        export_predictions(predictions, output, stamp=stamp | origin, overwrite=overwrite)
         remove_array(work)
         return Predicted(predictions.num_rows, version)
 
@@ -262,8 +262,8 @@ def _predicted(
         variance = None if variances is None else variances.read(start, stop)
         return extras.beside(model, values.read(start, stop), variance)
 
-    said = {"model_digest": manifest_digest(location), "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
-    return Predictions(num_rows=dataset.num_rows, read=read, **layout), said
+    origin = {"model_digest": manifest_digest(location), "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
+    return Predictions(num_rows=dataset.num_rows, read=read, **layout), origin
 
 
 def _layout(model: Model, table: Table | None, keep: Sequence[str], extras: Extras, output: str) -> dict[str, Any]:

@@ -99,13 +99,13 @@ def _choices(found: Findings) -> list[tuple[str, str, str]]:
     kernel = model.get("kernel", "linear")
     if not isinstance(kernel, dict):
         kernel = {"kernel": kernel, "gamma": model.get("gamma"), **(model.get("kernel_params") or {})}
-    given = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
+    loss_keys = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
     allowed, limit = (found.job.get("cluster") or {}).get("memory_limit"), plan.get("memory_limit_bytes")
     loss, nystrom = plan.get("loss"), plan.get("nystrom") or {}
     rows = [
         ("data", asked("data", "path", DASH), DASH),
         ("kernel", kernel_words(kernel), kernel_words(plan["kernel"]) if plan.get("kernel") else DASH),
-        ("loss", loss_words(given), loss_words(loss)),
+        ("loss", loss_words(loss_keys), loss_words(loss)),
         ("alpha", asked("model", "alpha", DASH if model.get("C") else "1"), became("alpha")),
         ("solver", asked("solver", "name"), became("solver")),
         ("precision", asked("solver", "precision"), became("precision")),
@@ -375,9 +375,9 @@ def residual_section(found: Findings) -> Iterator[Block]:
 
 def held_out_section(found: Findings) -> Iterator[Block]:
     """Scores on rows that the fit has not seen; predictions beside the truth, or classes taken for others."""
-    score, asked, held_out = found.result.get("score"), found.job.get("evaluate"), found.part("held_out") or {}
+    score, evaluate, held_out = found.result.get("score"), found.job.get("evaluate"), found.part("held_out") or {}
     if not score:
-        if found.job and not any((asked or {}).get(name) is not None for name in ("path", "mask", "fraction")):
+        if found.job and not any((evaluate or {}).get(name) is not None for name in ("path", "mask", "fraction")):
             words = "No rows were held out: the job has no [evaluate] with a path, a mask or a fraction."
             yield Text(words, missing=True)
         else:
