@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -14,19 +15,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.benchmarks.__main__ import FACTORISATION
-from tests.benchmarks.harness import (
-    Comparison,
-    Contender,
-    Problem,
-    Run,
-    contenders,
-    judge_answers,
-    run_in_turns,
-    run_once,
-)
+from tests.benchmarks.__main__ import factorisation_table, fit_table, product_runs, product_table
+from tests.benchmarks.contenders import FACTORISATION, PRODUCTS, contenders
+from tests.benchmarks.harness import Contender, Problem, Run, fastest, figures, judge_answers, run_in_turns, run_once
 from tests.benchmarks.processes import clean_environment, run_sampled
-from tests.benchmarks.tables import comparison_rows, comparison_table, factorisation_rows, factorisation_table
 
 PROBLEM = Problem(n=600, tile_size=128)
 DKRR, SKLEARN, DASK = "dkrr", "scikit-learn, one BLAS thread", "dask.array.linalg.solve"
@@ -38,72 +30,41 @@ def crash(**_: Any) -> dict[str, Any]:
     return {}
 
 
-@pytest.fixture(scope="module")
-def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def text(table: Any) -> str:
+    console = Console(width=200, file=StringIO())
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.thorough
+def test_fits_side_by_side(tmp_path: Path) -> None:
     known = contenders()
     unequal = replace(known[SKLEARN], name="another alpha", overrides={"alpha": 2 * PROBLEM.alpha})
     broken = Contender(name="broken", function="tests.benchmarks.test_benchmarks:crash")
     turns = [known[DKRR], known[SKLEARN], broken, known[DASK], unequal, known[SKLEARN], broken]
-    return run_in_turns(PROBLEM, turns, tmp_path_factory.mktemp("benchmark"))
-
-
-def text(table: Any) -> str:
-    console = Console(width=200, file=StringIO())
-    console.print(table)
-    return console.file.getvalue()
-
-
-@pytest.mark.thorough
-def test_every_contender_has_a_row(comparison: Comparison) -> None:
-    rows = {row["contender"]: row for row in comparison_rows(comparison)}
+    rows = figures(run_in_turns(PROBLEM, turns, tmp_path))
     assert list(rows) == [DKRR, SKLEARN, "broken", DASK, "another alpha"]
     for name in (DKRR, SKLEARN, DASK):
-        row = rows[name]
-        assert row["status"] == "ok"
-        assert row["difference"] < 1e-9
-        assert row["seconds"] > 0
-        assert row["time_ratio"] == pytest.approx(rows[DKRR]["seconds"] / row["seconds"])
-        assert row["memory_ratio"] == pytest.approx(rows[DKRR]["peak_bytes"] / row["peak_bytes"])
+        assert rows[name]["status"] == "ok"
+        assert rows[name]["difference"] < 1e-9
     assert len(rows[SKLEARN]["all_seconds"]) == 2
     for name in (DKRR, DASK):
         assert 0 < rows[name]["start_seconds"] < rows[name]["seconds"]
-
-
-@pytest.mark.thorough
-def test_memory_is_that_of_the_whole_tree(comparison: Comparison) -> None:
-    rows = {row["contender"]: row for row in comparison_rows(comparison)}
-    kinds = rows[DKRR]["peak_bytes_by_kind"]
+    # memory is that of the whole tree: two workers and two nannies beside the command, each a Python with NumPy
+    kinds = rows[DKRR]["peak_by_kind"]
     assert {"command", "nanny", "worker"} <= set(kinds)
-    # two workers and two nannies beside the command, each a Python with NumPy
     assert rows[DKRR]["peak_bytes"] > kinds["command"] + 2 * 30e6
-    assert set(rows[SKLEARN]["peak_bytes_by_kind"]) == {"command"}
-
-
-@pytest.mark.thorough
-def test_unequal_work_is_rejected(comparison: Comparison) -> None:
-    (run,) = comparison.rejected
-    assert run.contender.name == "another alpha"
-    assert run.difference is not None
-    assert run.difference > 1e-6
-    row = next(row for row in comparison_rows(comparison) if row["contender"] == "another alpha")
-    assert row["seconds"] is None
-    assert row["time_ratio"] is None
-    assert "rejected: answers differ by" in text(comparison_table(comparison))
-
-
-@pytest.mark.thorough
-def test_a_crash_is_shown_and_the_fastest_that_ran_is_marked(comparison: Comparison) -> None:
-    assert [run.status for run in comparison.runs if run.contender.name == "broken"] == ["crashed (SIGSEGV)"]
-    shown = text(comparison_table(comparison))
-    assert "crashed (SIGSEGV)" in shown
-    best = comparison.fastest("sklearn")
-    assert best is not None
-    assert best.name == SKLEARN
-    assert f"{SKLEARN} *" in shown
+    assert set(rows[SKLEARN]["peak_by_kind"]) == {"command"}
+    assert rows["another alpha"]["status"].startswith("rejected: answers differ by")
+    assert rows["another alpha"]["seconds"] is None
+    assert rows["broken"]["status"] == "crashed (SIGSEGV)"
+    assert fastest(rows, "sklearn") == SKLEARN
+    shown = text(fit_table(PROBLEM, rows))
+    assert all(part in shown for part in (*rows, "rejected: answers differ by", "crashed (SIGSEGV)"))
 
 
 def answered(name: str, family: str, answer: Any) -> Run:
-    return Run(Contender(name=name, function="", family=family), "ok", {"seconds": 1.0}, answer, 1, {})
+    return Run(Contender(name=name, function="", family=family), "ok", {"seconds": 1.0}, answer)
 
 
 @pytest.mark.parametrize(
@@ -127,24 +88,40 @@ def test_a_time_counts_only_when_every_turn_was_good() -> None:
     runs = [answered("a", "sklearn", np.ones(2)), answered("b", "dkrr", np.ones(2)), answered("b", "dkrr", np.ones(2))]
     runs[2].status = "crashed (SIGSEGV)"
     judge_answers(runs)
-    comparison = Comparison(PROBLEM, runs)
-    assert comparison.fastest("dkrr") is None
-    assert comparison.status(runs[1].contender) == "crashed (SIGSEGV)"
+    rows = figures(runs)
+    assert (rows["b"]["status"], rows["b"]["seconds"]) == ("crashed (SIGSEGV)", None)
+    assert fastest(rows, "dkrr") is None
 
 
 @pytest.mark.thorough
 def test_factorisation_against_gemm(tmp_path: Path) -> None:
     PROBLEM.write(tmp_path)
-    short = replace(FACTORISATION, overrides={"gemm_seconds": 0.1})
-    run = run_once(short, PROBLEM, tmp_path)
+    run = run_once(replace(FACTORISATION, overrides={"gemm_seconds": 0.1}), PROBLEM, tmp_path)
     assert run.status == "ok"
-    (row,) = factorisation_rows([run])
-    assert row["flops_per_second"] == pytest.approx(PROBLEM.n**3 / 3 / row["seconds"])
-    assert row["gemm_flops_per_second"] == pytest.approx((row["gemm_before"] + row["gemm_after"]) / 2)
+    assert run.facts["flops_per_second"] == pytest.approx(PROBLEM.n**3 / 3 / run.facts["seconds"])
     # 15 tiles of 128 rows cost more to schedule than to compute
-    assert 0 < row["ratio"] < 1
-    assert row["gemm_before"] > 1e9
+    assert 0 < run.facts["ratio"] < 1
+    assert run.facts["gemm_before"] > 1e9
     assert "on_the_fly" in text(factorisation_table(PROBLEM.n, [run]))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kind", "n", "d"), [("rbf", 3000, 10), ("laplacian", 500, 20)])
+def test_products_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, n: int, d: int) -> None:
+    *_, other = PRODUCTS[kind]
+    unequal = replace(other, name="unequal float64", overrides={"precision": "float64", "gamma": 0.07})
+    monkeypatch.setitem(PRODUCTS, kind, [*PRODUCTS[kind], unequal])
+    problem = Problem(n=n, d=d, gamma=0.05)
+    rows = figures(product_runs(kind, problem, 1, tmp_path))
+    for name, row in rows.items():
+        if importlib.util.find_spec(row["family"]) is None:
+            assert row["status"].startswith("not installed")
+        elif name == "unequal float64":
+            assert row["status"].startswith("rejected")
+        else:
+            assert row["seconds"] > 0
+    shown = text(product_table(kind, problem, rows))
+    assert all(name in shown for name in rows)
 
 
 GRANDCHILD = """

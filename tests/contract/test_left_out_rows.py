@@ -170,6 +170,19 @@ def test_a_search_does_not_see_the_unit_of_the_features(options: dict[str, Any],
     np.testing.assert_allclose(scores(unit), scores(1.0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("way", UNITS)
+def test_the_unit_of_the_weights_does_not_matter(way: str) -> None:
+    weight = np.random.default_rng(5).uniform(0.2, 2.0, len(X))
+
+    def left_out(scale: float) -> Any:
+        est = dkrr.KernelRidge(3.0 * scale, kernel="linear", fit_intercept=True, **UNITS[way])
+        return est.fit(X, Y, sample_weight=weight * scale).leave_one_out()
+
+    wanted, found = left_out(1.0), left_out(100.0)
+    for name in ("residuals", "mean_squared_error", "degrees_of_freedom", "gcv"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-8, err_msg=name)
+
+
 @pytest.mark.parametrize("options", [{}, {"tile_size": 64}])
 def test_features_may_be_as_small_as_their_squares_are_numbers(options: dict[str, Any]) -> None:
     small, plain = (

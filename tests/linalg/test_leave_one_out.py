@@ -59,7 +59,7 @@ def test_residuals_are_those_of_refits(weighted: bool, intercept: bool) -> None:
     np.testing.assert_allclose(found.degrees_of_freedom, dof, rtol=1e-10)
     weights, seen = root**2, int((root > 0).sum())
     np.testing.assert_allclose(found.mean_squared_error, weights @ expected**2 / weights.sum(), rtol=1e-9)
-    gcv = seen * (weights @ (y - predictions) ** 2) / (seen - dof) ** 2
+    gcv = seen**2 * (weights @ (y - predictions) ** 2) / weights.sum() / (seen - dof) ** 2
     np.testing.assert_allclose(found.gcv, gcv, rtol=1e-9)
     assert found.inverse_diagonal.shape == (N, 2)
     # the same from leverages

@@ -20,7 +20,9 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.products import kernel_product
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid
-from tests.benchmarks.products import LAPLACIAN, RBF, compare, product_table, ratio_to_dkrr
+from tests.benchmarks.__main__ import product_runs, product_table, ratio_to_dkrr
+from tests.benchmarks.contenders import LAPLACIAN, RBF
+from tests.benchmarks.harness import figures
 from tests.measure.figures import Judge, scaled
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
@@ -86,10 +88,10 @@ def test_measure_product_error(judge: Judge, precision: Any, shift: float) -> No
 @pytest.mark.parametrize("rival", ["pykeops", "torch"])
 def test_measure_product_against(judge: Judge, folder: Path, rival: str) -> None:
     pytest.importorskip(rival, reason=f"{rival} is not installed (the extra bench)")
-    rows = compare("rbf", RBF, 3, folder, only=("dkrr", rival))
+    rows = figures(product_runs("rbf", RBF, 3, folder, only=("dkrr", rival)))
     Console(width=150).print(product_table("rbf", RBF, rows))
-    ratios = {name: ratio_to_dkrr(rows, name) for name, row in rows.items() if row.contender.family == rival}
-    assert None not in ratios.values(), {name: row.status for name, row in rows.items()}
+    ratios = {name: ratio_to_dkrr(rows, name) for name, row in rows.items() if row["family"] == rival}
+    assert None not in ratios.values(), {name: row["status"] for name, row in rows.items()}
     judge(
         f"product: against {rival}",
         ", ".join(f"{name.rpartition(' ')[2]} {ratio:.1f} times faster" for name, ratio in ratios.items()),
@@ -99,10 +101,10 @@ def test_measure_product_against(judge: Judge, folder: Path, rival: str) -> None
 
 
 def test_measure_product_laplacian(judge: Judge, folder: Path) -> None:
-    rows = compare("laplacian", LAPLACIAN, 3, folder)
+    rows = figures(product_runs("laplacian", LAPLACIAN, 3, folder))
     Console(width=150).print(product_table("laplacian", LAPLACIAN, rows))
     ratio = ratio_to_dkrr(rows, "sklearn float64")
-    assert ratio is not None, {name: row.status for name, row in rows.items()}
+    assert ratio is not None, {name: row["status"] for name, row in rows.items()}
     judge(
         "product: laplacian",
         f"{ratio:.1f} times faster than scikit-learn",

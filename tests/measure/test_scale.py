@@ -1,12 +1,10 @@
-"""Submission that scales: the price of a tile in the driver, Dask against a plain pool, the simulation."""
+"""Submission that scales: the price of a tile in the driver, and the simulation."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -24,7 +22,6 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.sizes import choose_tile_size
 from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
-from tests.benchmarks.harness import Contender, Problem, run_once
 from tests.measure.figures import SCALE, Judge, scaled
 
 # of all processors: with more than that taken by others, seconds say nothing about tasks
@@ -33,7 +30,6 @@ MAX_OTHERS = 0.10
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
 
 MAX_TILE_SECONDS, MAX_SCHEDULER_BYTES = 1e-3, 500 * 2**20
-MAX_POOL_RATIO, MIN_POOL_RATE = 1.05, 0.70
 MAX_SIMULATION_ERROR = 0.15
 
 
@@ -91,32 +87,6 @@ def test_measure_scale_submission(judge: Judge, folder: Path, phase: str) -> Non
         f"RSS {resident / 2**20:.0f} MiB; others took {taken:.0%} of the processors",
         f"{count:,} tiles, b = 64: below {1e3 * MAX_TILE_SECONDS:g} ms, {MAX_SCHEDULER_BYTES / 2**20:.0f} MiB",
         spent / count < MAX_TILE_SECONDS and resident < MAX_SCHEDULER_BYTES,
-        at_full_size=True,
-    )
-
-
-def test_measure_scale_pool(judge: Judge, folder: Path) -> None:
-    problem = Problem(n=(n := scaled(16_384)), d=10)
-    problem.write(folder)
-    short: dict[str, Any] = {} if SCALE == 1 else {"gemm_seconds": 0.2, "repeats": 1}
-    contender = Contender(name="pool", function="tests.benchmarks.pool:dask_against_pool", overrides=short)
-    run = run_once(contender, problem, folder)
-    assert run.status == "ok", run.status
-    facts = run.facts
-    assert facts["num_factors"] == 1, "Dask and the pool gave different bytes"
-    print(facts)
-    # of turns that took turns: the pool's time is that beside which Dask's stands
-    ratio = statistics.median(
-        dask / pool for dask, pool in zip(facts["dask_seconds"], facts["pool_seconds"], strict=True)
-    )
-    gemm = statistics.median(facts["gemm_flops_per_second"])
-    rate = facts["flops"] / statistics.median(facts["pool_seconds"]) / gemm
-    judge(
-        "scale: Dask against a pool",
-        f"{ratio:.3f} of the pool's time ({statistics.median(facts['dask_seconds']):.1f} s against "
-        f"{statistics.median(facts['pool_seconds']):.1f} s); pool {rate:.2f} of gemm",
-        f"n = {n:,}, b = {facts['tile_size']:,}: at most {MAX_POOL_RATIO}, pool at least {MIN_POOL_RATE}",
-        ratio <= MAX_POOL_RATIO and rate >= MIN_POOL_RATE,
         at_full_size=True,
     )
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.benchmarks.__main__ import FACTORISATION
-from tests.benchmarks.harness import Contender, Problem, contenders, run_in_turns, run_once
-from tests.benchmarks.tables import comparison_rows, comparison_table, factorisation_rows, factorisation_table
+from tests.benchmarks.__main__ import factorisation_table, fit_table
+from tests.benchmarks.contenders import FACTORISATION, contenders
+from tests.benchmarks.harness import Contender, Problem, fastest, figures, run_in_turns, run_once
 from tests.measure.figures import SCALE, Judge, scaled
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
@@ -26,12 +26,12 @@ def test_measure_speed_fit(judge: Judge, folder: Path) -> None:
     problem = Problem(n=(n := scaled(20_480)), d=10)
     rows, best = against_scikit_learn("dkrr", problem, folder)
     own = rows["dkrr"]
-    ratio = own["seconds"] / rows[best.name]["seconds"]
+    ratio = own["seconds"] / rows[best]["seconds"]
     crashed = [f"{name} {row['status']}" for name, row in rows.items() if row["status"] != "ok"]
     judge(
         "speed: fit",
-        f"{ratio:.3f} x {best.name} ({own['seconds']:.1f} s, start {own['start_seconds']:.1f} s included, "
-        f"against {rows[best.name]['seconds']:.1f} s{''.join(f'; {text}' for text in crashed)})",
+        f"{ratio:.3f} x {best} ({own['seconds']:.1f} s, start {own['start_seconds']:.1f} s included, "
+        f"against {rows[best]['seconds']:.1f} s{''.join(f'; {text}' for text in crashed)})",
         f"n = {n:,}: at most {MAX_TIME_RATIO}",
         ratio <= MAX_TIME_RATIO,
         at_full_size=True,
@@ -42,11 +42,11 @@ def test_measure_speed_auto(judge: Judge, folder: Path) -> None:
     problem = Problem(n=(n := scaled(20_480)), d=10, alpha=1.0)
     rows, best = against_scikit_learn("dkrr auto", problem, folder)
     own = rows["dkrr auto"]
-    ratio = own["seconds"] / rows[best.name]["seconds"]
+    ratio = own["seconds"] / rows[best]["seconds"]
     residual = max(facts["relative_residual"] for facts in own["facts"])
     judge(
         "speed: auto",
-        f"{ratio:.3f} x {best.name} ({own['seconds']:.1f} s against {rows[best.name]['seconds']:.1f} s), "
+        f"{ratio:.3f} x {best} ({own['seconds']:.1f} s against {rows[best]['seconds']:.1f} s), "
         f"residual {residual:.1e}; {own['facts'][0]['message']}",
         f"n = {n:,}, alpha 1: at most {MAX_AUTO_TIME_RATIO}, residual at most {MAX_AUTO_RESIDUAL:g}",
         ratio <= MAX_AUTO_TIME_RATIO and residual <= MAX_AUTO_RESIDUAL,
@@ -54,16 +54,16 @@ def test_measure_speed_auto(judge: Judge, folder: Path) -> None:
     )
 
 
-def against_scikit_learn(name: str, problem: Problem, folder: Path) -> tuple[dict[str, dict[str, Any]], Contender]:
+def against_scikit_learn(name: str, problem: Problem, folder: Path) -> tuple[dict[str, dict[str, Any]], str]:
     """Figures of one contender of ours and every variant of scikit-learn by name, and the fastest variant."""
     known = contenders()
     rivals = [one for one in known.values() if one.family == "sklearn"]
-    comparison = run_in_turns(problem, turns(known[name], rivals), folder, say=print)
-    Console(width=150).print(comparison_table(comparison))
-    assert not comparison.rejected
-    best = comparison.fastest("sklearn")
+    rows = figures(run_in_turns(problem, turns(known[name], rivals), folder, say=print))
+    Console(width=150).print(fit_table(problem, rows))
+    assert not [row["status"] for row in rows.values() if row["status"].startswith("rejected")]
+    best = fastest(rows, "sklearn")
     assert best is not None, "no variant of scikit-learn ran"
-    return {row["contender"]: row for row in comparison_rows(comparison)}, best
+    return rows, best
 
 
 def turns(own: Contender, rivals: list[Contender]) -> list[Contender]:
@@ -81,7 +81,7 @@ def test_measure_speed_factorise(judge: Judge, folder: Path) -> None:
     runs = [run_once(replace(FACTORISATION, overrides=short), problem, folder) for _ in range(3 if SCALE == 1 else 1)]
     Console(width=150).print(factorisation_table(n, runs))
     assert [run.status for run in runs] == ["ok"] * len(runs)
-    rows = sorted(factorisation_rows(runs), key=lambda row: row["ratio"])
+    rows = sorted((run.facts for run in runs), key=lambda row: row["ratio"])
     row = rows[len(rows) // 2]
     judge(
         "speed: factorisation",

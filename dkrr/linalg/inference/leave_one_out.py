@@ -71,7 +71,8 @@ class LeaveOneOut:
     degrees_of_freedom : (t,)
         The trace of the hat matrix, an intercept included.
     gcv : (t,)
-        Generalised cross validation: the mean squared error with the leverages replaced by their mean.
+        Generalised cross validation: the weighted mean squared error with the leverages replaced by their mean,
+        n^2 / (n - dof)^2 sum_i w_i r_i^2 / sum_i w_i for the residuals r of the fit.
     mean_squared_error : (t,)
         Weighted mean of the squared residuals over the rows of positive weight.
     inverse_diagonal : (n, a)
@@ -156,8 +157,8 @@ def loo_from_diagonal(
     _check_shares(diagonal[seen] / inverse_diagonal[seen], np.flatnonzero(seen))
     wide = np.broadcast_to(diagonal, (n, t))[seen]
     residuals = _residuals(y, u[seen] / (root[seen, None] * wide), seen, predictions)
-    # n sum w r^2 / (n - dof)^2 with s r = alpha u and n - dof = alpha sum D: alpha, which may be 0, cancels
-    gcv = len(wide) * np.square(u[seen] / wide.sum(axis=0)).sum(axis=0)
+    # with s r = alpha u and n - dof = alpha sum D: alpha, which may be 0, cancels
+    gcv = len(wide) * np.square(u[seen] / wide.sum(axis=0)).sum(axis=0) / _mean_weight(root)
     return LeaveOneOut(
         residuals=residuals,
         degrees_of_freedom=len(wide) - alphas * wide.sum(axis=0),
@@ -201,7 +202,7 @@ def loo_from_leverages(
     return LeaveOneOut(
         residuals=found,
         degrees_of_freedom=len(wide) - wide.sum(axis=0),
-        gcv=len(wide) * squares / np.square(wide.sum(axis=0)),
+        gcv=len(wide) * squares / np.square(wide.sum(axis=0)) / _mean_weight(root),
         mean_squared_error=_mean_square(found, root),
         inverse_diagonal=_distinct(diagonal, alphas),
         seen=seen,
@@ -219,6 +220,11 @@ def unscaled(dual_coef: FloatMatrix, root: FloatVector | None) -> FloatMatrix:
         return dual_coef
     scale = root[:, None]
     return np.divide(dual_coef, scale, out=np.zeros_like(dual_coef), where=scale > 0)
+
+
+def _mean_weight(root: FloatVector) -> float:
+    """Of the rows whose weight is positive."""
+    return float(np.square(root[root > 0]).mean())
 
 
 def _check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
