@@ -76,15 +76,10 @@ MAX_BLOCK_COLUMNS = 256
 
 @dataclass(frozen=True)
 class BlockColumns:
-    """An (n, t) matrix in blocks of b rows (those of a :class:`TileGrid`) and at most 256 columns.
-
-    Matrices of the same shape that follow one another may share an array as its generations; blocks have names of
-    their own in each.
-    """
+    """An (n, t) matrix in blocks of b rows (those of a :class:`TileGrid`) and at most 256 columns."""
 
     array: ChunkArray
     grid: TileGrid
-    generation: int = 0
 
     @classmethod
     def create(cls, store: Any, path: str, grid: TileGrid, num_columns: int, dtype: str) -> BlockColumns:
@@ -107,28 +102,19 @@ class BlockColumns:
         width = self.array.chunks[1]
         return slice(panel * width, min((panel + 1) * width, self.num_columns))
 
-    def index(self, i: int, panel: int) -> tuple[int, int]:
-        """Of the chunk that holds block (i, panel)."""
-        return i, self.generation * self.num_panels + panel
-
     def is_valid(self, i: int, panel: int) -> bool:
-        return self.array.is_valid(self.index(i, panel))
+        return self.array.is_valid((i, panel))
 
     def read(self, i: int, panel: int) -> FloatArray:
         """Block (i, panel), a copy without padding."""
         columns = self.columns(panel)
-        block = self.array.read(self.index(i, panel))[: self.grid.rows(i), : columns.stop - columns.start]
+        block = self.array.read((i, panel))[: self.grid.rows(i), : columns.stop - columns.start]
         return np.array(block, order="C")
 
     def write(self, i: int, panel: int, block: FloatArray) -> None:
         padded = np.full(self.array.chunks, np.nan, self.array.numpy_dtype)
         padded[: block.shape[0], : block.shape[1]] = block
-        self.array.write(self.index(i, panel), padded)
-
-    def delete(self) -> None:
-        """Remove all blocks of this generation."""
-        for i, panel in self.blocks():
-            self.array.delete(self.index(i, panel))
+        self.array.write((i, panel), padded)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """All (i, panel)."""

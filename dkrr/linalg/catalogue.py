@@ -37,6 +37,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +48,7 @@ from dkrr.dataset.rows import DIGEST_ROWS, row_moments
 from dkrr.dataset.scaling import Drift, measure_drift
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.kernels.pairwise import MAX_EXTENT
+from dkrr.kernels.base import MAX_EXTENT
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import keep_for_others
 from dkrr.store.chunks import FloatArray
@@ -247,9 +248,7 @@ def _common_rows(dataset: Dataset, rows: dict[Part, dict[str, Any]]) -> int:
     blocks = dataset.num_rows
     for part, marks in rows.items():
         pairs = zip(dataset.records[part]["block_digests"], marks["block_digests"], strict=False)
-        differing = (number for number, (mine, theirs) in enumerate(pairs) if mine != theirs)
-        shorter = min(len(dataset.records[part]["block_digests"]), len(marks["block_digests"]))
-        blocks = min(blocks, next(differing, shorter) * DIGEST_ROWS)
+        blocks = min(blocks, DIGEST_ROWS * sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
     # behind the common blocks there can be less than one block more
     ends = {part: {int(n): digest for n, digest in marks["ends"]} for part, marks in rows.items()}
     for n in sorted(ends["X"], reverse=True):
@@ -296,7 +295,7 @@ def open_factor(
             keep_for_others(location)
             reason = _reason_against(wanted, location)  # it may just have been removed
         if reason:
-            reasons += [f"{location} {reason}"] if location in named else []
+            reasons += [f"{location} {reason}"] * (location in named)
             continue
         factor = TileMatrix.open(location)
         try:
@@ -356,8 +355,11 @@ class TakenOver:
     reason: str = ""
 
     def first(self, i: int) -> int:
-        """Rows of row block i that need not be computed."""
-        return max((_rows_in_block(matrix, m, i) for matrix, m in self.ragged), default=0)
+        """Rows of row block i that need not be computed, when these are some and not all of it."""
+        return max((m - i * earlier.grid.tile_size for earlier, m in self._ragged(i)), default=0)
+
+    def _ragged(self, i: int) -> list[tuple[TileMatrix, int]]:
+        return [(earlier, m) for earlier, m in self.ragged if m // earlier.grid.tile_size == i]
 
     def read(self, i: int, j: int, agrees: Callable[[TileMatrix, int], bool] | None = None) -> FloatArray | None:
         """The finished rows of tile (i, j), :meth:`first` of them, read-only, from whichever earlier matrix has them.
@@ -365,10 +367,10 @@ class TakenOver:
         ``agrees``, if given, is asked of each whether so many first rows of its tile are what they should be.
         """
         rows = self.first(i)
-        for matrix, m in self.ragged if rows else ():
-            if _rows_in_block(matrix, m, i) == rows and (agrees is None or agrees(matrix, rows)):
+        for earlier, m in self._ragged(i):
+            if m - i * earlier.grid.tile_size == rows and (agrees is None or agrees(earlier, rows)):
                 try:
-                    return matrix.read(i, j)[:rows, : rows if i == j else None]
+                    return earlier.read(i, j)[:rows, : rows if i == j else None]
                 except StoreError as exc:  # removed, or damaged
                     logger.info("finished rows of tile (%d, %d) are computed again (%s)", i, j, exc.message)
         return None
@@ -377,11 +379,6 @@ class TakenOver:
         """Plain data, for the record of a run."""
         sources = [short_name(location) for location in self.sources]
         return {"rows": self.num_rows, "sources": sources, "reason": self.reason}
-
-
-def _rows_in_block(matrix: TileMatrix, num_rows: int, i: int) -> int:
-    """Of the first ``num_rows`` rows those in row block i, when these are some and not all of it."""
-    return num_rows % matrix.grid.tile_size if num_rows // matrix.grid.tile_size == i else 0
 
 
 def continue_lineage(
@@ -433,12 +430,10 @@ def continue_lineage(
 
 def _link(source: TileMatrix, target: TileMatrix, tiles: list[tuple[int, int]]) -> set[tuple[int, int]]:
     """Those of the tiles that have come over."""
-
-    def link(tile: tuple[int, int]) -> bool:
-        return link_key(source.array.store, source.array.chunk_key(tile), target.array.store) is not None
-
+    keys = [source.array.chunk_key(tile) for tile in tiles]
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
-        return {tile for tile, is_linked in zip(tiles, threads.map(link, tiles), strict=True) if is_linked}
+        linked = threads.map(lambda key: link_key(source.array.store, key, target.array.store), keys)
+        return {tile for tile, found in zip(tiles, linked, strict=True) if found is not None}
 
 
 def _why_nothing_is_continued(found: list[Ancestor], fields: dict[str, Any]) -> str:

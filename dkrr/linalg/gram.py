@@ -10,7 +10,9 @@ n^2 / 2 kernel entries, n (n + b) / 2 elements written; memory of a task: one ti
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import uuid
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,30 +68,28 @@ class GramTask:
 
 def gram_tile(task: GramTask, i: int, j: int) -> bool:
     """Compute and write tile (i, j) of K unless it is valid; whether it was computed."""
-    gram = task.gram
+    operator, gram = task.operator, task.gram
     if gram.is_valid(i, j):
-        if gram_samples_agree(task.operator, gram, i, j):
+        if gram_samples_agree(operator, gram, i, j):
             return False
         logger.warning(
             "tile (%d, %d) of %s holds other entries than its rows give; computing it again", i, j, gram.location
         )
+
+    def compute() -> FloatArray:
+        kept = task.taken.read(i, j)
+        tile: FloatArray = buffer("accumulator", task.grid.shape(i, j), gram.dtype)
+        first = 0 if kept is None else len(kept)
+        if first < len(tile):
+            operator.gram_tile(i, j, tile[first:], start=first)
+        if kept is not None:
+            tile[:first, : kept.shape[1]] = kept
+            if i == j:
+                tile[:first, first:] = tile[first:, :first].T
+        return tile
+
     error = DataError(f"tile ({i}, {j}) of the Gram matrix is not finite", hint="scale the features")
-    return made("gram.tile", partial(_gram_tile, task, i, j), partial(gram.write, i, j), lambda _: error)
-
-
-def _gram_tile(task: GramTask, i: int, j: int) -> FloatArray:
-    """Tile (i, j) of K; its first rows where an earlier matrix has them, and the rows that were added since."""
-    operator, kept = task.operator, task.taken.read(i, j)
-    tile: FloatArray = buffer("accumulator", task.grid.shape(i, j), task.gram.dtype)
-    if kept is None:
-        return operator.gram_tile(i, j, tile)
-    first, rows = len(kept), len(tile)
-    tile[:first, : kept.shape[1]] = kept
-    if first < rows:
-        operator.gram_tile(i, j, tile[first:], start=first)
-    if i == j:
-        tile[:first, first:] = tile[first:, :first].T
-    return tile
+    return made("gram.tile", compute, partial(gram.write, i, j), lambda _: error)
 
 
 def build_gram(
@@ -153,9 +153,9 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
 
     check_place("store", store)
     TileGrid(1, tile_size)  # refused before anything is written
-    made = make_kernel(kernel, **parameters)
+    wanted = make_kernel(kernel, **parameters)
     dataset = X if isinstance(X, Dataset) else _ingest_rows(X, store)
-    resolved = made.resolve(dataset.num_features)
+    resolved = wanted.resolve(dataset.num_features)
     grid = TileGrid(dataset.num_rows, tile_size)
     operator = RidgeOperator(grid=grid, alpha=0.0, kernel=resolved, rows=rows_of(dataset, resolved))
     fields = gram_fields(operator, "float64")
@@ -172,12 +172,8 @@ def gram_matrix(X: Any, kernel: Any = "rbf", *, store: Any, tile_size: int = 102
 
 def _ingest_rows(X: Any, store: Any) -> Dataset:
     if isinstance(X, str | Path):
-        try:
+        with contextlib.suppress(StoreError):
             return open_dataset(X)
-        except StoreError:
-            pass
-    import uuid
-
     # the name carries no meaning: keys are made of the digest, and equal rows share their tiles
     return ingest(X, place(store, "rows", uuid.uuid4().hex + ".zarr"))
 

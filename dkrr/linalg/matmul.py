@@ -42,7 +42,6 @@ from dkrr.linalg.products import (
     super_blocks,
     within,
 )
-from dkrr.linalg.repairs import check_finite
 from dkrr.linalg.targets import best_intercept
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import FloatArray
@@ -166,7 +165,7 @@ class PairProduct:
         rows, columns = map(self.blocks.span, self.pair(number))
         where = f"the product of rows {rows.start:,} to {rows.stop:,} with rows {columns.start:,} to {columns.stop:,}"
         if self.stored and self.operator.gram is not None:
-            check_finite(self.operator.gram, self._tiles(rows, columns))
+            self.operator.gram.check_finite(self._tiles(rows, columns))
             of, hint = f" of {self.operator.gram.location}", "scale the matrix, or the targets"
             return DataError(f"{where}{of} is not finite", hint=hint)
         return DataError(f"{where} is not finite, {self.operator.known()[0].describe()}", hint="scale the features")

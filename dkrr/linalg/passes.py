@@ -18,22 +18,22 @@ The operands to every task, and one part from each; the driver holds the sum and
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dkrr.dataset.destination import storage_errors
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, run_task
-from dkrr.errors import DamagedChunkError, DataError, DkrrError, PlanRefusedError
+from dkrr.errors import DamagedChunkError, DataError, DkrrError, PlanRefusedError, StoreError
 from dkrr.linalg.blocks import FloatMatrix
-from dkrr.linalg.repairs import Repairs
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
@@ -48,6 +48,10 @@ Owners = Mapping[str, Callable[[tuple[int, ...]], object]]
 MAX_TASKS = 64
 MIN_TASK_ENTRIES = 5e7
 ROW_MULTIPLE = 256
+MAX_REPAIRS = 100
+MAX_REPAIRS_OF_A_TILE = 3
+Result = TypeVar("Result")
+logger = logging.getLogger("dkrr.linalg")
 
 
 def made(
@@ -67,6 +71,37 @@ def made(
     return True
 
 
+def repaired(action: Callable[[], Result], owners: Owners) -> Result:
+    """What ``action()`` gives, once whatever it found damaged has been made again, or removed, by its owner.
+
+    Raises
+    ------
+    DamagedChunkError
+        A chunk that has no owner.
+    StoreError
+        The same chunk for the fourth time, or the hundredth of all: a device that loses data must not keep a fit busy
+        for ever.
+    """
+    counts: Counter[tuple[Any, ...]] = Counter()
+    while True:
+        try:
+            return action()
+        except DamagedChunkError as damage:
+            if damage.path not in owners:
+                raise
+            chunk = (damage.path, *damage.index)
+            counts[chunk] += 1
+            again = counts[chunk] > MAX_REPAIRS_OF_A_TILE
+            if again or counts.total() > MAX_REPAIRS:
+                number = f"tile {damage.index} of" if again else f"{MAX_REPAIRS} tiles of"
+                raise StoreError(
+                    f"{number} {damage.path} {'is' if again else 'are'} damaged again and again ({damage.reason})",
+                    hint="the device loses data; use another store",
+                ) from damage
+            logger.warning("%s; computing it again", damage.message)
+            owners[damage.path](damage.index)
+
+
 def run_tasks(
     executor: Executor,
     phase: str,
@@ -79,22 +114,9 @@ def run_tasks(
 ) -> RunSummary:
     """Run tasks to the end: what they find damaged is made again, or removed, and what is missing is run once more.
 
-    Raises
-    ------
-    DamagedChunkError
-        A chunk that has no owner.
-    StoreError
-        One is damaged again and again.
+    See :func:`repaired`.
     """
-    repairs = Repairs()
-    while True:
-        try:
-            return executor.run(phase, function, task, nodes, progress)
-        except DamagedChunkError as damage:
-            if damage.path not in owners:
-                raise
-            repairs.add(damage)
-            owners[damage.path](damage.index)
+    return repaired(lambda: executor.run(phase, function, task, nodes, progress), owners)
 
 
 @dataclass(frozen=True)
@@ -241,12 +263,8 @@ class Pass:
         DataError
             A part is not finite.
         """
-        left, work = deque(self.nodes), self.workspace
-        if work is None:
-            while left:
-                (i,) = left.popleft().key
-                made(self.site, partial(self.part, i), partial(add, i), lambda _, i=i: self.explain(i))  # type: ignore[misc]
-            return
+        left, work, summary = deque(self.nodes), self.workspace, RunSummary()
+        executor = InProcessExecutor() if work is None else work.executor
 
         def add_first(part: Any) -> None:
             add(left[0].key[0], part)
@@ -268,43 +286,32 @@ class Pass:
             if not self.is_here:
                 with contextlib.suppress(DamagedChunkError, OSError):  # met again when all tasks are done
                     take(lambda action: action())
-            if work.progress is not None and not self.quiet:
+            if work is not None and work.progress is not None and not self.quiet:
                 work.progress(*figures)
 
-        repairs, summary = Repairs(), RunSummary()
-        function, task = (add_here, None) if self.is_here else (compute_part, self)
+        def run() -> None:
+            while self.unwritten:
+                self.unwritten.pop().write()
+            if not self.is_here and not self.is_temporary:
+                take()
+            function, task = (add_here, None) if self.is_here else (compute_part, self)
+            if left:
+                summary.merge(executor.run(self.graph, function, task, list(left), report))
+            if not self.is_here:
+                take(all_of_them=True)
+
+        travelling = [item for item in self.operands.values() if item.array is not None]
+        operands = {item.array.location: partial(self._write_again, item) for item in travelling}  # type: ignore[union-attr]
         try:
-            while left:
-                try:
-                    while self.unwritten:
-                        self.unwritten.pop().write()
-                    if not self.is_here and not self.is_temporary:
-                        take()
-                    nodes = list(left)
-                    summary.merge(
-                        work.executor.run(self.graph, function, task, nodes, report) if nodes else RunSummary()
-                    )
-                    if not self.is_here:
-                        take(all_of_them=True)
-                except DamagedChunkError as damage:
-                    self._repair(damage)
-                    repairs.add(damage)
+            repaired(run, {**self.owners, **operands, self.array.location: self.array.delete})
         finally:
             if self.is_temporary and not self.is_here:
                 remove_array(place(self.store, self.folder))
-        work.record(self.name, summary)
+        if work is not None:
+            work.record(self.name, summary)
 
-    def _repair(self, damage: DamagedChunkError) -> None:
-        """See to it that it is made again; rows cannot be."""
-        operands = [item for item in self.operands.values() if item.array and item.array.location == damage.path]
-        if damage.path == self.array.location:
-            self.array.delete(damage.index)
-        elif operands:
-            self.unwritten = operands
-        elif damage.path in self.owners:
-            self.owners[damage.path](damage.index)
-        else:
-            raise damage
+    def _write_again(self, operand: Operand, _: tuple[int, ...]) -> None:
+        self.unwritten.append(operand)
 
     def sum(self) -> Any:
         """The sum of all parts."""

@@ -18,8 +18,9 @@ Gram: one tile read, five kernel entries. Factor: 4 (j + 1) row slices of b entr
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -94,10 +95,14 @@ def _factor_errors(
     operator: RidgeOperator, factor: TileMatrix, i: int, j: int, num_rows: int | None = None
 ) -> Iterator[tuple[float, float]]:
     """|A_pq - (L L^T)_pq| and its bar at each place sampled; infinity for what is not a number."""
-    grid = factor.grid
+    grid, draws = factor.grid, np.random.default_rng((i, j))
     eps = float(np.finfo(factor.dtype).eps)
-    first, second = grid.span(i).start, grid.span(j).start
-    for p, q in _factor_places(num_rows or grid.rows(i), grid.rows(j), i, j):
+    first, second, rows = grid.span(i).start, grid.span(j).start, num_rows or grid.rows(i)
+    for _ in range(NUM_FACTOR_SAMPLES):
+        # on or below the diagonal, and so far to the right that half of the tile's row counts
+        p = int(draws.integers(rows // 2, rows) if i == j else draws.integers(rows))
+        last = p + 1 if i == j else grid.rows(j)
+        q = int(draws.integers(last // 2, last))
         left = read_rows(factor, [(i, k, p) for k in range(j + 1)])
         right = left if (i, p) == (j, q) else read_rows(factor, [(j, k, q) for k in range(j + 1)])
         left[-1], right[-1] = left[-1][: q + 1], right[-1][: q + 1]  # right of the diagonal there is nothing
@@ -107,118 +112,49 @@ def _factor_errors(
         yield (error if np.isfinite(error) else np.inf), (100 * np.sqrt(grid.n) * eps + KERNEL_RTOL) * scale
 
 
-def _factor_places(rows: int, columns: int, i: int, j: int) -> list[tuple[int, int]]:
-    """Places in tile (i, j), on or below the diagonal, so far to the right that half of the tile's row counts."""
-    draws = np.random.default_rng((i, j))
-    places = []
-    for _ in range(NUM_FACTOR_SAMPLES):
-        p = int(draws.integers(rows // 2, rows) if i == j else draws.integers(rows))
-        last = p + 1 if i == j else columns
-        places.append((p, int(draws.integers(last // 2, last))))
-    return places
-
-
 def kernel_entry(operator: RidgeOperator, p: int, q: int) -> tuple[float, float]:
     """k(x_p, x_q) of two rows, and the scale max(|k_pq|, sqrt(k_pp k_qq)) that its error is measured by."""
     if operator.kernel is None or operator.rows is None:
-        return _given_entry(operator, p, q)
-    a, b = operator.rows.read(p, p + 1), operator.rows.read(q, q + 1)
-    diagonal = abs(float(operator.kernel.diag(a)[0]) * float(operator.kernel.diag(b)[0])) ** 0.5
-    entry = float((operator.kernel.diag(a) if p == q else operator.kernel.block(a, b)).flat[0])
-    return entry, max(abs(entry), diagonal)
-
-
-def _given_entry(operator: RidgeOperator, p: int, q: int) -> tuple[float, float]:
-    gram, b = operator.gram, operator.grid.tile_size
-    assert gram is not None  # noqa: S101  (an operator has a kernel or a matrix)
-
-    def entry(row: int, column: int) -> float:
-        return float(read_rows(gram, [(row // b, column // b, row % b)])[0][column % b])
-
-    value = entry(p, q)
-    return value, max(abs(value), abs(entry(p, p) * entry(q, q)) ** 0.5)
+        gram, b = operator.gram, operator.grid.tile_size
+        assert gram is not None  # noqa: S101  (an operator has a kernel or a matrix)
+        places = [(p, q), (p, p), (q, q)]
+        rows = read_rows(gram, [(row // b, column // b, row % b) for row, column in places])
+        entry, *own = (float(part[column % b]) for part, (_, column) in zip(rows, places, strict=True))
+    else:
+        x, z = operator.rows.read(p, p + 1), operator.rows.read(q, q + 1)
+        own = [float(operator.kernel.diag(row)[0]) for row in (x, z)]
+        entry = own[0] if p == q else float(operator.kernel.block(x, z).flat[0])
+    return entry, max(abs(entry), abs(own[0] * own[1]) ** 0.5)
 
 
 def operator_entry(operator: RidgeOperator, p: int, q: int) -> tuple[float, float]:
     """A_pq, and the scale sqrt(A_pp A_qq) that its error is measured by; p and q are rows of the whole matrix."""
     entry, scale = kernel_entry(operator, p, q)
-    if operator.weighted and operator.rows is not None:
-        left, right = operator.rows.root_weight(p, p + 1), operator.rows.root_weight(q, q + 1)
-        if left is not None and right is not None:
-            root = float(left[0]) * float(right[0])
-            entry, scale = entry * root, scale * root
-    return entry + (operator.alpha if p == q else 0.0), scale + operator.alpha
+    left, right = operator.root_of(p, p + 1), operator.root_of(q, q + 1)
+    root = 1.0 if left is None or right is None else float(left[0] * right[0])
+    return root * entry + (operator.alpha if p == q else 0.0), root * scale + operator.alpha
 
 
 def read_rows(matrix: TileMatrix, wanted: Sequence[tuple[int, int, int]]) -> list[FloatArray]:
     """Row p of tile (i, k) for every (i, k, p), b entries each, from the bytes at its offset: no checksum."""
-    b, dtype = matrix.grid.tile_size, matrix.dtype
-    length = b * dtype.itemsize
-    array = matrix.array
-    root = local_root(array.store)
-    if root is not None:
-        parts = [_file_part(os.path.join(root, array.chunk_key((i, k))), length, p * length) for i, k, p in wanted]
-    else:
-        parts = _object_parts(array, [((i, k), p * length) for i, k, p in wanted], length)
-    rows: list[FloatArray] = []
-    for (i, k, p), part in zip(wanted, parts, strict=True):
-        if part is None or len(part) != length:
-            # names what is wrong; when nothing is, the tile was written a moment ago
-            rows.append(np.array(matrix.array.read((i, k))[p]))
-        else:
-            rows.append(np.frombuffer(part, dtype))
-    return rows
-
-
-def _file_part(path: str, length: int, offset: int) -> bytes | None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        return os.pread(descriptor, length, offset)
-    finally:
-        os.close(descriptor)
-
-
-def _object_parts(array: ChunkArray, wanted: list[tuple[tuple[int, int], int]], length: int) -> list[bytes | None]:
-    """Byte ranges of chunks at an address."""
     from dkrr.store.objects import read_range
 
-    return [read_range(array.store, array.chunk_key(index), start, length) for index, start in wanted]
-
-
-def verify_array(array: ChunkArray, indices: Iterable[Sequence[int]] | None = None) -> list[str]:
-    """Problems of an array: chunks that are missing or damaged, keys that do not belong there.
-
-    Parameters
-    ----------
-    array
-        Any array of checksummed chunks.
-    indices
-        Chunks that must be there; None means all.
-
-    Returns
-    -------
-    problems : list of str
-        One sentence each, naming the chunk and the reason; empty when the array is whole.
-
-    Cost
-    ----
-    One pass over the bytes; memory for one chunk.
-    """
-    wanted = [tuple(index) for index in (np.ndindex(*array.num_chunks) if indices is None else indices)]
-    problems = [f"chunk {index} is damaged ({reason})" for index, reason in _damages(array, wanted)]
-    return problems + list(_unknown_keys(array, wanted))
-
-
-def _damages(array: ChunkArray, indices: Iterable[Sequence[int]]) -> Iterator[tuple[str, str]]:
-    """Chunks that are missing or damaged, and why."""
-    for index in indices:
-        try:
-            array.read(index)
-        except DamagedChunkError as exc:
-            yield f"({', '.join(map(str, index))})", exc.reason
+    array, length = matrix.array, matrix.grid.tile_size * matrix.dtype.itemsize
+    root, rows = local_root(array.store), []
+    for i, k, p in wanted:
+        part = None
+        if root is None:
+            part = read_range(array.store, array.chunk_key((i, k)), p * length, length)
+        else:
+            with (
+                contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                open(root / array.chunk_key((i, k)), "rb", 0) as file,
+            ):
+                part = os.pread(file.fileno(), length, p * length)
+        is_whole = part is not None and len(part) == length
+        # reading all of it names what is wrong; when nothing is, the tile was written a moment ago
+        rows.append(np.frombuffer(part, matrix.dtype) if is_whole else np.array(array.read((i, k))[p]))  # type: ignore[arg-type]
+    return rows
 
 
 def verify_gram(gram: TileMatrix, operator: RidgeOperator | None = None) -> list[str]:
@@ -229,14 +165,12 @@ def verify_gram(gram: TileMatrix, operator: RidgeOperator | None = None) -> list
     operator
         The kernel and the rows, when they are at hand; without them no entry is compared.
     """
-    problems = []
-    for i, j in gram.grid.lower():
-        problem = _tile_problem(gram, i, j)
-        if problem is None and operator is not None and not gram_samples_agree(operator, gram, i, j):
-            problem = "passes its checksum and holds other entries than its rows give"
-        if problem is not None:
-            problems.append(f"tile ({i}, {j}) {problem}")
-    return problems + list(_unknown_keys(gram.array, gram.grid.lower()))
+
+    def compare(i: int, j: int, _: set[int]) -> str:
+        agrees = operator is None or gram_samples_agree(operator, gram, i, j)
+        return "" if agrees else "passes its checksum and holds other entries than its rows give"
+
+    return _problems(gram, compare)
 
 
 def verify_factor(factor: TileMatrix, operator: RidgeOperator | None = None) -> list[str]:
@@ -251,48 +185,48 @@ def verify_factor(factor: TileMatrix, operator: RidgeOperator | None = None) -> 
     operator
         A, when kernel and rows are at hand; without them no entry is compared.
     """
-    problems = []
-    wrong: set[int] = set()  # row blocks with a wrong tile, which comes into every later sum over their rows
-    for i, j in factor.grid.lower():
-        problem = _tile_problem(factor, i, j)
-        if problem is None and operator is not None and not wrong & {i, j}:
-            error, bar = max(_factor_errors(operator, factor, i, j), key=lambda pair: pair[0] / max(pair[1], 1e-300))
-            if not error <= bar:
-                problem = f"passes its checksum and is wrong (L L^T differs from A by {error:.1e}, {bar:.1e} allowed)"
-        if problem is not None:
+
+    def compare(i: int, j: int, wrong: set[int]) -> str:
+        if operator is None or wrong & {i, j}:
+            return ""
+        error, bar = max(_factor_errors(operator, factor, i, j), key=lambda pair: pair[0] / max(pair[1], 1e-300))
+        if error <= bar:
+            return ""
+        return f"passes its checksum and is wrong (L L^T differs from A by {error:.1e}, {bar:.1e} allowed)"
+
+    has_diagonal = read_json(factor.array.store, f"{INVERSE_DIAGONAL}/zarr.json") is not None
+    return _problems(factor, compare, ChunkArray.open(factor.array.store, INVERSE_DIAGONAL) if has_diagonal else None)
+
+
+def _problems(
+    matrix: TileMatrix, compare: Callable[[int, int, set[int]], str], below: ChunkArray | None = None
+) -> list[str]:
+    """One sentence each; ``compare`` gets a tile and the row blocks with a wrong one, which is in all their sums."""
+    problems, wrong = [], set[int]()
+    known = {matrix.array.chunk_key(tile) for tile in matrix.grid.lower()} | {"zarr.json", MAKER}
+    for i, j in matrix.grid.lower():
+        try:
+            tile = matrix.read(i, j)
+            # the Gram matrix is mirrored on read and the factor is 0 there: above the diagonal nothing counts
+            finite = np.isfinite(tile if i != j else np.tril(tile))
+            problem = compare(i, j, wrong)
+            if not finite.all():
+                row, column = np.argwhere(~finite)[0] + (matrix.grid.span(i).start, matrix.grid.span(j).start)
+                problem = f"holds a value that is not finite, at row {row:,}, column {column:,}"
+        except DamagedChunkError as exc:
+            problem = f"is damaged ({exc.reason})"
+        if problem:
             wrong.add(i)
             problems.append(f"tile ({i}, {j}) {problem}")
-    below = None
-    if read_json(factor.array.store, f"{INVERSE_DIAGONAL}/zarr.json") is not None:
-        below = ChunkArray.open(factor.array.store, INVERSE_DIAGONAL)
-        for index, reason in _damages(below, np.ndindex(*below.num_chunks)):
-            if reason != "missing":
-                problems.append(f"chunk {index} of {INVERSE_DIAGONAL} is damaged ({reason})")
-    return problems + list(_unknown_keys(factor.array, factor.grid.lower(), below))
-
-
-def _tile_problem(matrix: TileMatrix, i: int, j: int) -> str | None:
-    """What is wrong with a tile by itself."""
-    try:
-        tile = matrix.read(i, j)
-    except DamagedChunkError as exc:
-        return f"is damaged ({exc.reason})"
-    # the Gram matrix is mirrored on read and the factor is 0 there, so the part above the diagonal does not count
-    finite = np.isfinite(tile if i != j else np.tril(tile))
-    if finite.all():
-        return None
-    row, column = np.argwhere(~finite)[0] + (matrix.grid.span(i).start, matrix.grid.span(j).start)
-    return f"holds a value that is not finite, at row {row:,}, column {column:,}"
-
-
-def _unknown_keys(
-    array: ChunkArray, indices: Iterable[Sequence[int]], below: ChunkArray | None = None
-) -> Iterator[str]:
-    known = {array.chunk_key(index) for index in indices} | {f"{array.path}/zarr.json".lstrip("/"), MAKER}
-    if below is not None:
-        known |= {below.chunk_key(index) for index in np.ndindex(*below.num_chunks)} | {f"{below.path}/zarr.json"}
-    prefix = f"{array.path}/" if array.path else ""
-    for key in (prefix + key for key in list_keys(array.location)):
+    for index in np.ndindex(*below.num_chunks) if below is not None else ():
+        known |= {below.chunk_key(index), f"{below.path}/zarr.json"}  # type: ignore[union-attr]
+        try:
+            below.read(index)  # type: ignore[union-attr]
+        except DamagedChunkError as exc:
+            if exc.reason != "missing":
+                problems.append(f"chunk {index} of {INVERSE_DIAGONAL} is damaged ({exc.reason})")
+    for key in list_keys(matrix.location):
         if key not in known:
             what = "left by an interrupted write" if key.endswith(".partial") else "of unknown origin"
-            yield f"{key} is {what}"
+            problems.append(f"{key} is {what}")
+    return problems

@@ -26,8 +26,10 @@ from scipy.special import ndtri
 from dkrr.dataset.table import to_floats
 from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import open_factor
+from dkrr.linalg.factor.dense import DenseFactor
+from dkrr.linalg.factor.triangular import LowerTiles
 from dkrr.linalg.inference.leave_one_out import IntervalMethod, LeaveOneOut, Quantiles, check_coverage, check_method
-from dkrr.linalg.inference.variance import DenseFactor, LowerTiles, VarianceSystem, maximum_likelihood_scale
+from dkrr.linalg.inference.variance import VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import RowSource
 from dkrr.store.files import is_url
 from dkrr.tiles import TileMatrix

@@ -32,29 +32,26 @@ from dkrr.store.chunks import FloatArray, on_release
 BASE = 64
 POTRF_BASE = 256
 
-_buffers = threading.local()
-_all_held: list[weakref.ref[_Held]] = []
-_lock = threading.Lock()
 
-
-class _Held(dict[tuple[str, str], Any]):
+class _Arrays(dict[tuple[str, str], Any]):
     """The buffers of one thread by name and dtype; the thread that ends takes them with it."""
 
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
-def _of_this_thread() -> _Held:
-    held: _Held | None = _buffers.__dict__.get("held")
-    if held is None:
-        held = _buffers.held = _Held()
-        with _lock:
-            _all_held[:] = [other for other in _all_held if other() is not None]
-            _all_held.append(weakref.ref(held))
-    return held
+
+class _Held(threading.local):
+    def __init__(self) -> None:
+        self.arrays = _Arrays()
+        _of_all_threads.add(self.arrays)
+
+
+_of_all_threads: weakref.WeakSet[_Arrays] = weakref.WeakSet()
+_held = _Held()
 
 
 def _release() -> None:
-    with _lock:
-        for held in _all_held:
-            (held() or {}).clear()
+    for arrays in list(_of_all_threads):
+        arrays.clear()
 
 
 on_release(_release)
@@ -67,8 +64,7 @@ def buffer(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     memory that stays mapped. The previous content of the same name is overwritten.
     """
     count = math.prod(shape)
-    held = _of_this_thread()
-    key = (name, np.dtype(dtype).str)
+    key, held = (name, np.dtype(dtype).str), _held.arrays
     flat = held.get(key)
     if flat is None or flat.size < count:
         held.pop(key, None)
@@ -99,22 +95,11 @@ _CTYPES: dict[str, Any] = {"float64": ctypes.c_double, "float32": ctypes.c_float
 
 def _call(name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
     """Call a Fortran routine: characters as bytes, integers and scalars by reference, arrays by address."""
-    scalar = _CTYPES[dtype.name]
-    passed, kept = [], []
-    for argument in arguments:
-        if isinstance(argument, np.ndarray):
-            passed.append(argument.ctypes.data)
-            continue
-        boxed: Any
-        if isinstance(argument, bytes):
-            boxed = ctypes.c_char(argument)
-        elif isinstance(argument, float):
-            boxed = scalar(argument)
-        else:
-            boxed = ctypes.c_int(argument) if isinstance(argument, int) else argument
-        kept.append(boxed)
-        passed.append(ctypes.addressof(boxed))
-    _ROUTINES[dtype.name, name](*passed)
+    boxes = {bytes: ctypes.c_char, float: _CTYPES[dtype.name], int: ctypes.c_int}
+    kept = [boxes[type(argument)](argument) if type(argument) in boxes else argument for argument in arguments]
+    _ROUTINES[dtype.name, name](
+        *[each.ctypes.data if isinstance(each, np.ndarray) else ctypes.addressof(each) for each in kept]
+    )
 
 
 def _leading(array: FloatArray) -> int:
@@ -134,36 +119,38 @@ def _same_type(*arrays: FloatArray) -> np.dtype[Any]:
 
 def gemm_nt(c: FloatArray, a: FloatArray, b: FloatArray) -> None:
     """C -= A B^T with C (m, n), A (m, k), B (n, k), all C-order blocks. 2 m n k flops."""
-    (m, n), k = c.shape, a.shape[1]
-    if a.shape != (m, k) or b.shape != (n, k):
-        raise ValueError(f"shapes {c.shape}, {a.shape}, {b.shape} do not fit C -= A B^T")
-    dtype = _same_type(c, a, b)
-    _call("gemm", dtype, b"T", b"N", n, m, k, -1.0, b, _leading(b), a, _leading(a), 1.0, c, _leading(c))
-
-
-def syrk(c: FloatArray, a: FloatArray) -> None:
-    """Lower triangle of C -= A A^T with C (m, m), A (m, k), both C-order blocks. m^2 k flops."""
-    m, k = a.shape
-    if c.shape != (m, m):
-        raise ValueError(f"shapes {c.shape}, {a.shape} do not fit C -= A A^T")
-    _call("syrk", _same_type(c, a), b"U", b"T", m, k, -1.0, a, _leading(a), 1.0, c, _leading(c))
+    _gemm(c, a, b, a.shape, b.shape, (b"T", b"N"))
 
 
 def gemm_tn(c: FloatArray, a: FloatArray, b: FloatArray) -> None:
     """C -= A^T B with C (m, n), A (k, m), B (k, n), all C-order blocks. 2 m n k flops."""
-    (m, n), k = c.shape, len(a)
-    if a.shape != (k, m) or b.shape != (k, n):
-        raise ValueError(f"shapes {c.shape}, {a.shape}, {b.shape} do not fit C -= A^T B")
+    _gemm(c, a, b, a.shape[::-1], b.shape[::-1], (b"N", b"T"))
+
+
+def _gemm(c: Any, a: Any, b: Any, left: tuple[int, ...], right: tuple[int, ...], flags: tuple[bytes, bytes]) -> None:
+    """C -= op(A) op(B)^T, where op(A) and op(B) have the shapes ``left`` and ``right``."""
+    (m, n), k = c.shape, left[1]
+    if left != (m, k) or right != (n, k):
+        raise ValueError(f"shapes {a.shape}, {b.shape} do not fit C of shape {c.shape}")
     dtype = _same_type(c, a, b)
-    _call("gemm", dtype, b"N", b"T", n, m, k, -1.0, b, _leading(b), a, _leading(a), 1.0, c, _leading(c))
+    _call("gemm", dtype, *flags, n, m, k, -1.0, b, _leading(b), a, _leading(a), 1.0, c, _leading(c))
+
+
+def syrk(c: FloatArray, a: FloatArray) -> None:
+    """Lower triangle of C -= A A^T with C (m, m), A (m, k), both C-order blocks. m^2 k flops."""
+    _syrk(c, a, a.shape, b"T")
 
 
 def syrk_tn(c: FloatArray, a: FloatArray) -> None:
     """Lower triangle of C -= A^T A with C (m, m), A (k, m), both C-order blocks. m^2 k flops."""
-    k, m = a.shape
+    _syrk(c, a, a.shape[::-1], b"N")
+
+
+def _syrk(c: FloatArray, a: FloatArray, shape: tuple[int, ...], flag: bytes) -> None:
+    m, k = shape
     if c.shape != (m, m):
-        raise ValueError(f"shapes {c.shape}, {a.shape} do not fit C -= A^T A")
-    _call("syrk", _same_type(c, a), b"U", b"N", m, k, -1.0, a, _leading(a), 1.0, c, _leading(c))
+        raise ValueError(f"shape {a.shape} does not fit C of shape {c.shape}")
+    _call("syrk", _same_type(c, a), b"U", flag, m, k, -1.0, a, _leading(a), 1.0, c, _leading(c))
 
 
 def potrf(c: FloatArray) -> int:

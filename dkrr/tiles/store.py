@@ -6,15 +6,15 @@ stored full size with NaN in the rows and columns that do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dkrr.errors import ParameterError, StoreError, check_whole
+from dkrr.errors import DamagedChunkError, ParameterError, StoreError, check_whole
 from dkrr.store.chunks import ChunkArray, FloatArray
-from dkrr.tiles.blas import buffer
+from dkrr.tiles.blas import buffer, is_finite
 
 # A strip stays in a core's second-level cache; half and twice the size measured slower for one to ten vectors.
 STRIP_BYTES = 256 << 10
@@ -177,3 +177,25 @@ class TileMatrix:
         """Lower tiles that are not valid, as a listing of the array shows them."""
         valid = self.array.valid_keys()
         return [(i, j) for i, j in self.grid.lower() if self.array.chunk_key((i, j)) not in valid]
+
+    def wrong(self, i: int, j: int, reason: str) -> DamagedChunkError:
+        """The error for a tile that passes its checksum and is nevertheless wrong; whoever can computes it again."""
+        return DamagedChunkError(
+            f"tile ({i}, {j}) of {self.location} is damaged ({reason})",
+            hint="delete it and start the job again",
+            path=self.location,
+            index=(i, j),
+            reason=reason,
+        )
+
+    def check_finite(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Look for the tile that made a result NaN: it was finite when it was written, and memory may fail after that.
+
+        Raises
+        ------
+        DamagedChunkError
+            One of the tiles is not finite.
+        """
+        for i, j in keys:
+            if not is_finite(self.read(i, j)):
+                raise self.wrong(i, j, "holds a value that is not finite")

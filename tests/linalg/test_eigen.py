@@ -65,41 +65,24 @@ def test_solutions_equal_dense_solves(weighted: bool, border: bool) -> None:
         values = K_Z @ (np.sqrt(weight)[:, None] * u[:, :, number]) + intercept[:, number]
         np.testing.assert_allclose(values, expected, rtol=1e-8, atol=1e-9)
         np.testing.assert_allclose(predictions[:, :, number], expected, rtol=1e-8, atol=1e-9)
-    if not border:
-        assert not intercept.any()
-
-
-@case
-def test_one_alpha_for_each_target(weighted: bool, border: bool) -> None:
-    system = ridge(weighted, border)
+    assert border or not intercept.any()
     place = [2, 0, 2]
-    u, intercept = system.solve_each(ALPHAS[place])
-    every, intercepts = system.solve(ALPHAS)
-    for target, number in enumerate(place):
-        np.testing.assert_allclose(u[:, target], every[:, target, number], rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(intercept[target], intercepts[target, number], rtol=1e-12)
+    each, intercepts = system.solve_each(ALPHAS[place])
+    for target, number in enumerate(place):  # one alpha for each target
+        np.testing.assert_allclose(each[:, target], u[:, target, number], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(intercepts[target], intercept[target, number], rtol=1e-12)
 
 
 @case
-def test_leave_one_out_equals_refitting(weighted: bool, border: bool) -> None:
-    system = ridge(weighted, border)
-    weight = WEIGHT if weighted else np.ones(N)
-    residual = system.leave_one_out(ALPHAS)
-    for number, alpha in enumerate(ALPHAS):
-        for i in range(N):
-            rest = np.delete(np.arange(N), i)
-            expected = Y[i] - brute(rest, K[i : i + 1], weight, alpha, border)[0]
-            np.testing.assert_allclose(residual[i, :, number], expected, rtol=1e-8, atol=1e-9)
-
-
-@case
-@pytest.mark.parametrize("size", [1, 7, 60])
+@pytest.mark.parametrize("size", [1, 60])
 def test_a_fold_equals_refitting(weighted: bool, border: bool, size: int) -> None:
     system = ridge(weighted, border)
     weight = WEIGHT if weighted else np.ones(N)
     rows = RNG.permutation(N)[:size]
     rest = np.setdiff1d(np.arange(N), rows)
     residual, predictions = system.leave_fold_out(rows, ALPHAS, system.project(K_Z))
+    if size == 1:
+        np.testing.assert_allclose(residual, system.leave_one_out(ALPHAS)[rows], rtol=1e-8, atol=1e-9)
     assert predictions is not None
     for number, alpha in enumerate(ALPHAS):
         expected = Y[rows] - brute(rest, K[rows], weight, alpha, border)
@@ -108,27 +91,11 @@ def test_a_fold_equals_refitting(weighted: bool, border: bool, size: int) -> Non
         np.testing.assert_allclose(predictions[:, :, number], expected, rtol=1e-7, atol=1e-9)
 
 
-@case
-def test_diagonals_and_degrees_of_freedom(weighted: bool, border: bool) -> None:
-    system = ridge(weighted, border)
-    weight = WEIGHT if weighted else np.ones(N)
-    diagonals, freedom = system.inverse_diagonals(ALPHAS), system.degrees_of_freedom(ALPHAS)
-    for number, alpha in enumerate(ALPHAS):
-        expected = np.diag(bordered(K, weight, alpha, border))[:N]
-        np.testing.assert_allclose(diagonals[:, number], expected, rtol=1e-8)
-        assert freedom[number] == pytest.approx(N - alpha * expected.sum(), rel=1e-8)
-
-
 def test_an_alpha_for_which_the_matrix_is_not_positive_definite_is_named() -> None:
     spectrum = decompose(K - 0.5 * np.eye(N))
     with pytest.raises(NotPositiveDefiniteError, match=r"smallest eigenvalue is -0\.5.*alpha 0\.1") as caught:
         spectrum.inverse(np.array([1.0, 0.1]))
     assert caught.value.suggested_alpha == pytest.approx(0.5, rel=1e-3)
-    duplicated = np.tile(K, (2, 2))
-    spectrum = decompose(duplicated, positive_semidefinite=True)
-    assert spectrum.values[0] == 0
-    with pytest.raises(NotPositiveDefiniteError):
-        spectrum.inverse(np.zeros(1))
 
 
 def test_an_entry_that_is_not_finite_is_refused() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.dataset import append, drop_generations, open_dataset
+from dkrr.dataset import append
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
@@ -45,16 +45,3 @@ def test_tiles_are_copied_by_the_store(bucket: Bucket, tmp_path: Any) -> None:
             assert tiles[0] == tiles[1] is not None
     here, _ = fit(append(X[:215], tmp_path / "d.zarr", y=Y[:215]), str(tmp_path / "store"))
     np.testing.assert_allclose(found, here, rtol=0, atol=1e-9 * np.abs(here).max())
-
-
-def test_versions_of_a_data_set_at_an_address(bucket: Bucket) -> None:
-    data = bucket.url("data.zarr")
-    append(X[:100], data, y=Y[:100])
-    append(X[100:150], data, y=Y[100:150], label="second")
-    before = append(X[150:200], data, y=Y[150:200])
-    made = drop_generations(data, [2])
-    made.verify()
-    assert made.read(0, 150).tobytes() == np.concatenate([X[:100], X[150:200]]).tobytes()
-    assert before.read(0, 200).tobytes() == X[:200].tobytes()
-    assert append(X[200:210], data, y=Y[200:210]).generations[-1].number == 4
-    assert open_dataset(data).num_rows == 160

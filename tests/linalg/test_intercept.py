@@ -251,7 +251,7 @@ def test_a_warm_start_needs_no_iteration(tmp_path: Path, parameters: dict[str, A
 
 @pytest.mark.parametrize(
     ("phase", "parameters"),
-    [("solve backward", {}), ("residual", {}), ("precondition", {"precision": "mixed"})],
+    [("solve", {}), ("residual", {}), ("precondition", {"precision": "mixed"})],
 )
 def test_an_interrupted_fit_goes_on_to_the_same_bits(tmp_path: Path, phase: str, parameters: dict[str, Any]) -> None:
     dataset = data(tmp_path, weights=True)

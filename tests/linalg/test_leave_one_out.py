@@ -69,15 +69,6 @@ def test_residuals_are_those_of_refits(weighted: bool, intercept: bool) -> None:
         np.testing.assert_allclose(getattr(other, name), getattr(found, name), rtol=1e-8, atol=1e-9)
 
 
-def test_alpha_zero_is_interpolation() -> None:
-    K, y, _ = problem(False)
-    K = K + 0.1 * np.eye(N)
-    inverse = np.linalg.inv(K)
-    found = loo_from_diagonal(y=y, u=inverse @ y, inverse_diagonal=np.diag(inverse)[:, None], alpha=0.0)
-    np.testing.assert_allclose(found.degrees_of_freedom, N)
-    assert np.isfinite(found.gcv).all()
-
-
 def test_a_row_that_is_all_there_is_cannot_be_left_out() -> None:
     root = np.array([0.0, 2.0, 0.0])
     with pytest.raises(DataError, match="row 1 decides its own prediction"):

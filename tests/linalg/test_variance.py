@@ -11,10 +11,12 @@ import pytest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DamagedChunkError
 from dkrr.kernels import make_kernel
+from dkrr.linalg.factor.dense import DenseFactor
 from dkrr.linalg.factor.direct import CholeskySolver
-from dkrr.linalg.inference.variance import DenseFactor, VarianceSystem, maximum_likelihood_scale
+from dkrr.linalg.inference.variance import VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.workspace import Workspace
+from tests.faults import flip
 from tests.linalg.helpers import dense, operator, rows
 
 
@@ -55,7 +57,7 @@ def system(folder: Path, tile_size: int | None, **options: Any) -> tuple[Varianc
     return found, dense(described, dataset), root
 
 
-@pytest.mark.parametrize("tile_size", [None, 64, 125, 250, 300])
+@pytest.mark.parametrize("tile_size", [None, 64, 300])
 @pytest.mark.parametrize(("weights", "intercept"), [(False, False), (True, False), (False, True), (True, True)])
 def test_variance_is_that_of_the_dense_inverse(
     tmp_path: Path, tile_size: int | None, weights: bool, intercept: bool
@@ -66,14 +68,6 @@ def test_variance_is_that_of_the_dense_inverse(
     expected = brute_force(a, found.kernel(x, z), found.kernel.diag(z), root, intercept)
     np.testing.assert_allclose(found.variance(z), expected, rtol=0, atol=1e-11)
     assert np.ptp(expected) > 0.1
-
-
-def test_a_kernel_that_grows_and_one_row(tmp_path: Path) -> None:
-    found, a, root = system(tmp_path, 64, kernel="poly", degree=2, alpha=0.5)
-    z = np.full((1, 4), 3.0)
-    x = found.x.read(0, 250)
-    expected = brute_force(a, found.kernel(x, z), found.kernel.diag(z), root, intercept=False)
-    np.testing.assert_allclose(found.variance(z), expected, rtol=1e-10)
 
 
 def test_blocks_of_rows_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +88,7 @@ def test_at_a_training_row_without_noise_nothing_is_left_but_rounding(tmp_path: 
 
 def test_a_damaged_tile_is_named(tmp_path: Path) -> None:
     found, _, _ = system(tmp_path, 64)
-    path = next((tmp_path / "store" / "factors").glob("*.zarr")) / "c" / "2" / "1"
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
+    flip(next((tmp_path / "store" / "factors").glob("*.zarr")) / "c" / "2" / "1")
     with pytest.raises(DamagedChunkError) as error:
         found.variance(np.zeros((1, 4)))
     assert error.value.index == (2, 1)
@@ -119,10 +110,5 @@ def test_the_scale_maximises_the_likelihood(weights: bool, intercept: bool) -> N
     dual_coef = np.zeros((n, 2))
     dual_coef[seen] = inverse @ targets
     found = maximum_likelihood_scale(ArrayRows(y), ArrayRows(dual_coef), int(seen.sum()), intercept=intercept)
-    dof = seen.sum() - intercept
-
-    def likelihood(scale: float) -> float:
-        return float(-dof / 2 * np.log(scale) - targets[:, 0] @ inverse @ targets[:, 0] / (2 * scale))
-
-    assert likelihood(found[0]) > max(likelihood(found[0] * 1.001), likelihood(found[0] / 1.001))
+    dof = seen.sum() - intercept  # the derivative of the likelihood in the scale is zero there
     np.testing.assert_allclose(found, np.einsum("it,ij,jt->t", targets, inverse, targets) / dof, rtol=1e-9)

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.dataset import RowArray
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.inspection import describe, verify
-from dkrr.kernels import RBF
 from dkrr.linalg.catalogue import factor_fields, gram_fields, key_of
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.gram import build_gram
@@ -19,17 +17,15 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.verify import (
-    _factor_errors,
     factor_sample_agrees,
     gram_samples_agree,
-    verify_array,
     verify_factor,
     verify_gram,
 )
 from dkrr.models.model import Model
-from dkrr.store.files import write_json, write_key
+from dkrr.store.files import write_json
 from dkrr.tiles import TileMatrix
-from tests.faults import DAMAGES, FaultyStore, objects_in_memory, swap
+from tests.faults import DAMAGES, objects_in_memory, swap
 from tests.linalg.helpers import operator, rows
 
 __all__ = ["objects_in_memory"]
@@ -50,11 +46,9 @@ def gram_of(system: RidgeOperator, store: Any) -> TileMatrix:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", ["rbf", "laplacian", "poly", "linear"])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize(("kernel", "dtype", "weights"), [("rbf", "float64", True), ("linear", "float32", False)])
 def test_right_tiles_agree_with_room_to_spare(tmp_path: Path, kernel: str, dtype: str, weights: bool) -> None:
-    """Also at a small alpha, where L L^T cancels most: a hundredth of the bar is enough."""
+    """Also at a small alpha, where L L^T cancels most."""
     data = rows(tmp_path, n=200, weights=weights)
     system = operator(data, tile_size=48, kernel=kernel, alpha=1e-3 if dtype == "float32" else 1e-7)
     factor = factor_of(system, tmp_path / "L", dtype)
@@ -62,8 +56,6 @@ def test_right_tiles_agree_with_room_to_spare(tmp_path: Path, kernel: str, dtype
     for i, j in system.grid.lower():
         assert gram_samples_agree(system, gram, i, j)
         assert factor_sample_agrees(system, factor, i, j)
-        for error, bar in _factor_errors(system, factor, i, j):
-            assert error <= 0.01 * bar
 
 
 @pytest.mark.parametrize("gamma", [None, 4.0])
@@ -95,29 +87,6 @@ def test_every_exchange_of_two_factor_tiles_is_found_at_the_first_of_them(tmp_pa
 
 
 # --- everything at a place --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_chunk_of_any_array_is_named(tmp_path: Path, damage: str) -> None:
-    array = RowArray.create(str(tmp_path), "x", num_rows=10, num_columns=2, rows_per_chunk=4)
-    for i in range(3):
-        array.write_chunk(i, np.ones((4 if i < 2 else 2, 2)))
-    assert verify_array(array.array) == []
-    DAMAGES[damage](tmp_path / "x/c/1/0")
-    (tmp_path / "x/c/2/0.0f.partial").write_bytes(b"")
-    (tmp_path / "x/c/2/7").write_bytes(b"")
-    problems = verify_array(array.array)
-    assert problems[0].startswith("chunk (1, 0) is damaged (")
-    assert problems[1:] == ["x/c/2/0.0f.partial is left by an interrupted write", "x/c/2/7 is of unknown origin"]
-    assert verify_array(array.array, [(0, 0), (1, 0)])[1] == "x/c/2/0 is of unknown origin"
-
-
-def test_every_key_at_an_address_is_known_too(objects_in_memory: None) -> None:
-    store = FaultyStore().address
-    array = RowArray.create(store, "x", num_rows=4, num_columns=2, rows_per_chunk=4)
-    array.write_chunk(0, np.ones((4, 2)))
-    write_key(store, "x/c/9/9", b"")
-    assert verify_array(array.array) == ["x/c/9/9 is of unknown origin"]
 
 
 def test_of_a_row_of_wrong_tiles_the_first_is_named(tmp_path: Path) -> None:
@@ -159,19 +128,6 @@ def test_info_finds_the_rows_of_a_store_and_compares(tmp_path: Path, kind: str, 
     problems = verify(str(path))
     assert problems
     assert problems[0].startswith("tile (1, 0) passes its checksum and ")
-
-
-def test_info_says_nothing_about_entries_of_a_factor_whose_rows_are_elsewhere(tmp_path: Path) -> None:
-    data = rows(tmp_path, n=200)
-    system = operator(data)
-    fields = factor_fields(system, "float64", None, "test")
-    path = tmp_path / "factors" / "x.zarr"
-    factorise(
-        system, TileMatrix.create(str(path), system.grid, dtype="float64", attributes=fields), InProcessExecutor()
-    )
-    swap(path / "c/1/0", path / "c/2/0")
-    assert verify(str(path)) == []
-    assert isinstance(system.kernel, RBF)
 
 
 def test_a_run_is_verified_with_its_model_and_what_it_keeps(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.cholesky import CholeskyTask, factor_tile, factorise
 from dkrr.linalg.factor.schedule import Split
-from dkrr.linalg.factor.triangular import SweepsTask, SweepTask, substitute, sweeps
+from dkrr.linalg.factor.triangular import BACKWARD, FORWARD, Sweeps, substitute, sweep_task
 from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
 from dkrr.linalg.matmul import PairProduct, panel_width
 from dkrr.linalg.operators import RidgeOperator
@@ -31,6 +31,7 @@ from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset
+from dkrr.store.chunks import ChunkArray
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.benchmarks.processes import reset_peak, resident_bytes
 
@@ -88,10 +89,11 @@ def write_system(folder: str, tile_size: int, d: int, t: int, precision: str) ->
     build_gram(operator, TileMatrix.create(f"{folder}/gram.zarr", operator.grid, dtype="float64"), executor)
     factor = TileMatrix.create(f"{folder}/factor.zarr", operator.grid, dtype=precision)
     factorise(operator, factor, executor)
-    sums = TileMatrix.create(f"{folder}/sums.zarr", operator.grid, dtype=precision)
+    shape, chunks = (10 * tile_size, 5 * tile_size), (tile_size, tile_size)
+    sums = ChunkArray.create(f"{folder}/sums.zarr", "", shape=shape, chunks=chunks, dtype=precision)
     tile = np.array(factor.read(4, 3))
     factor.delete(4, 3)
-    factor_tile(CholeskyTask(operator, factor, sums, SPLIT), 4, 3, 1)
+    factor_tile(CholeskyTask(operator, factor, SPLIT, parts=sums), 4, 3, 0)
     factor.write(4, 3, tile)  # by the task it would take the sum away
     rhs, z, u = (
         BlockColumns.create(f"{folder}/solve.zarr", name, operator.grid, t, dtype)
@@ -99,8 +101,7 @@ def write_system(folder: str, tile_size: int, d: int, t: int, precision: str) ->
     )
     for i, panel in rhs.blocks():
         rhs.write(i, panel, y[operator.grid.span(i), rhs.columns(panel)])
-    sweeps("solve", [SweepTask(factor, rhs, z, "forward")], executor)
-    sweeps("solve", [SweepTask(factor, z, u, "backward")], executor)
+    substitute("solve", factor, (rhs, z, u), executor)
     Model(
         kernel=operator.kernel,
         x_fit=dataset.X,
@@ -120,7 +121,7 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
     """The task as a call without arguments; what it computes is removed from the store first."""
     dataset = open_dataset(f"{folder}/rows.zarr")
     operator = operator_of(dataset, tile_size)
-    gram, factor, sums = (TileMatrix.open(f"{folder}/{name}.zarr") for name in ("gram", "factor", "sums"))
+    gram, factor = (TileMatrix.open(f"{folder}/{name}.zarr") for name in ("gram", "factor"))
     if kind == "gram":
         gram.delete(*index)
     if kind.startswith("gram"):
@@ -130,9 +131,9 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
     if kind.startswith(("factor", "partial")):
         if kind != "factor, found valid":
             factor.delete(*index)
-        split = "sum" in kind
-        task = CholeskyTask(operator, factor, sums if split else None, SPLIT if split else Split())
-        return functools.partial(factor_tile, task, *index, int(kind == "partial sum"))
+        sums = ChunkArray.open(f"{folder}/sums.zarr") if "sum" in kind else None
+        task = CholeskyTask(operator, factor, SPLIT if "sum" in kind else Split(), parts=sums)
+        return functools.partial(factor_tile, task, *index, *((0,) if kind == "partial sum" else ()))
     if kind == "control":
         i, j = index
         return lambda: [np.array(factor.read(row, k)) for k in range(j + 1) for row in (i, j)]
@@ -146,12 +147,12 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
     )
     if kind == "residual":
         return functools.partial(compute_part, residual_task(operator, f"{folder}/scratch", u), 1)
-    source, result_blocks = (rhs, z) if kind == "forward" else (z, u)
-    result_blocks.array.delete(index)
-    one = SweepTask(factor, source, result_blocks, kind)  # type: ignore[arg-type]
+    sweep, blocks = (FORWARD, z) if kind == "forward" else (BACKWARD, u)
+    blocks.array.delete(index)
     # as many steps as row blocks: a task is one block of the result
-    step, panel = (index[0], index[1]) if kind == "forward" else (operator.grid.num_tiles - 1 - index[0], index[1])
-    return functools.partial(substitute, SweepsTask((one,), operator.grid.num_tiles), 0, panel, step, step)
+    side = operator.grid.num_tiles
+    step = index[0] if sweep == FORWARD else side - 1 - index[0]
+    return functools.partial(sweep_task, Sweeps(factor, rhs, z, u, side), sweep, index[1], step, step)
 
 
 def residual_task(operator: RidgeOperator, scratch: str, u: BlockColumns) -> Pass:

@@ -41,7 +41,7 @@ from dkrr.errors import NumericalError, StoreError
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns, FloatMatrix, FloatVector, norms
 from dkrr.linalg.catalogue import Ancestor, ancestors
 from dkrr.linalg.factor.direct import factor_owner
-from dkrr.linalg.factor.triangular import SweepTask, choose_num_steps, sweeps
+from dkrr.linalg.factor.triangular import substitute
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace, keep_for_others
 from dkrr.store.chunks import ChunkArray
@@ -83,7 +83,6 @@ class FactorPreconditioner:
         m = factor.grid.n
         beyond = system is not None and system.grid.n > m
         self.diagonal = system.diagonal_from(m) if system is not None and beyond else np.empty(0)
-        self.num_threads = workspace.executor.num_threads
         self.num_applications = 0
         self.inexact = factor.dtype == np.float32
 
@@ -117,20 +116,16 @@ class FactorPreconditioner:
         )
         try:
             source.fill((r[:m] / scale).astype(self.factor.dtype))
-            self._sweep(source, between, result)
+            owners = {} if self.operator is None else factor_owner(self.operator, self.factor, self.workspace)
+            summary = substitute(
+                "precondition", self.factor, (source, between, result), self.workspace.executor,
+                verify=self.num_applications == 1, owners=owners,
+            )  # fmt: skip
+            self.workspace.record("precondition", summary)
             z[:m] = result.whole() * scale
         finally:
             remove_array(place(self.scratch, folder))
         return z
-
-    def _sweep(self, source: BlockColumns, between: BlockColumns, result: BlockColumns) -> None:
-        work, factor, verify = self.workspace, self.factor, self.num_applications == 1
-        steps = choose_num_steps(factor.grid, factor.dtype.itemsize, source.num_columns, self.num_threads)
-        forward = SweepTask(factor, source, between, "forward", verify)
-        backward = SweepTask(factor, between, result, "backward", verify)
-        owners = {} if self.operator is None else factor_owner(self.operator, factor, work)
-        tasks = (forward, backward)
-        work.record("precondition", sweeps("precondition", tasks, work.executor, num_steps=steps, owners=owners))
 
 
 # more new rows than this make a block diagonal preconditioner worse than it is worth

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,16 +22,82 @@ from scipy.linalg import get_lapack_funcs
 
 from dkrr.errors import DataError, ResidualError
 from dkrr.kernels import Kernel
-from dkrr.linalg.blocks import Floats
-from dkrr.linalg.inference.inverse_diagonal import inverse_diagonal_dense
+from dkrr.linalg.blocks import Floats, FloatVector
 from dkrr.linalg.inference.leave_one_out import bordered_diagonal
 from dkrr.linalg.matmul import system_norms
 from dkrr.linalg.predict import ArrayRows, check_training_rows
 from dkrr.linalg.solution import Solution, backward_error_bar, no_factor
 from dkrr.linalg.targets import best_intercept, offset_of, solve_bordered, without_means
+from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf, rounded_pivot
 
 STRIP_ROWS = 512
+
+
+@dataclass(frozen=True)
+class DenseFactor:
+    """L (n, n) of A = S K S + alpha I in memory, as one tile."""
+
+    lower: NDArray[Any]
+
+    @classmethod
+    def of(cls, kernel: Kernel | None, x: Any, root: Any, alpha: float, precision: str = "float64") -> DenseFactor:
+        """Factorise for centred rows x (n, d), or the matrix K itself (n, n) without a kernel.
+
+        Raises
+        ------
+        DataError
+            K is not finite.
+        NotPositiveDefiniteError
+            A is not positive definite in this precision.
+
+        Cost
+        ----
+        n^3 / 3 flops, 8 n^2 bytes.
+        """
+
+        def system() -> NDArray[Any]:
+            a = np.array(x, dtype=np.float64, order="C") if kernel is None else kernel.block(x, x, same=True)
+            if root is not None:
+                a *= root[:, None]
+                a *= root[None, :]
+            a[np.diag_indices_from(a)] += alpha
+            return a.astype(precision, copy=False)
+
+        with np.errstate(over="ignore"):  # what float32 cannot hold is named on the next lines
+            a = system()
+        if not is_finite(a):
+            raise DataError(f"the Gram matrix is not finite in {precision}", hint="scale the features")
+        n, diagonal = len(a), a.diagonal().astype(np.float64)
+        info = potrf(a)
+        order = 0 if info else rounded_pivot(a, diagonal, alpha, n)
+        if not info and not order:
+            return cls(a)
+        order, pivot = leading_minor_pivot(system(), info) if info else (order, float(a[order - 1, order - 1]) ** 2)
+        where = f"the matrix of {n:,} rows"
+        raise no_factor(where, order - 1, pivot, alpha, precision, n, float(np.abs(diagonal).max()))
+
+    @property
+    def grid(self) -> TileGrid:
+        return TileGrid(len(self.lower), len(self.lower))
+
+    def read(self, i: int, j: int) -> NDArray[Any]:
+        """The whole factor."""
+        return self.lower
+
+    def solve(self, rhs: Floats) -> Floats:
+        """A^-1 rhs (n, c)."""
+        (potrs,) = get_lapack_funcs(("potrs",), dtype=self.lower.dtype)
+        solved, _ = potrs(self.lower.T, rhs.astype(self.lower.dtype, copy=False), lower=0)
+        return np.ascontiguousarray(solved, dtype=np.float64)
+
+    def inverse_diagonal(self) -> FloatVector:
+        """The diagonal of A^-1 (n,); L is overwritten by its inverse. n^3 / 3 flops."""
+        (trtri,) = get_lapack_funcs(("trtri",), (self.lower,))
+        # L in C order is the upper triangle L^T in Fortran order
+        inverse, _ = trtri(self.lower.T, lower=0, overwrite_c=1)
+        squares: FloatVector = np.einsum("cr,cr->c", inverse, inverse, dtype=np.float64)
+        return squares
 
 
 @dataclass(frozen=True)
@@ -66,31 +131,26 @@ def fit_dense(
     fit_intercept
         Solve the bordered system of :mod:`dkrr.linalg.targets`, with one more right-hand side.
     """
-    started = time.perf_counter()
-    n, t = y.shape
+    started, n = time.perf_counter(), len(y)
     root = None if weight is None else np.sqrt(weight)
     y, centring = without_means(y, weight, fit_intercept)
-    offset = None if centring is None else centring.offset
     normal = np.ones(n) if root is None else root
-    rhs = y if root is None else root[:, None] * y
-    alphas = np.broadcast_to(alpha, (t,))
-    u = np.zeros((n, t))
-    distinct = list(dict.fromkeys(alphas.tolist()))
-    for value in distinct:
+    rhs = normal[:, None] * y
+    alphas = np.broadcast_to(alpha, (y.shape[1],))
+    u = np.zeros(y.shape)
+    for value in dict.fromkeys(alphas.tolist()):
         targets = np.flatnonzero(alphas == value)
-        a = dense_factor(kernel, x, root, value, precision)
-        if fit_intercept:
+        factor = DenseFactor.of(kernel, x, root, value, precision)
 
-            def multiply(v: Floats, value: float = value) -> Floats:
-                return _product(kernel, x, root, v)[0] + value * v
+        def multiply(v: Floats, value: float = value) -> Floats:
+            return _product(kernel, x, root, v)[0] + value * v
 
-            u[:, targets] = solve_bordered(partial(substitute, a), multiply, rhs[:, targets], normal)
-        else:
-            u[:, targets] = substitute(a, rhs[:, targets])
-        del a
+        right = rhs[:, targets]
+        u[:, targets] = solve_bordered(factor.solve, multiply, right, normal) if fit_intercept else factor.solve(right)
+        del factor
     return judge_dense(
-        kernel, x, root, alphas, rhs, u, offset, solver="cholesky", precision=precision, started=started,
-        message=f"Cholesky factor of {n:,} rows in memory",
+        kernel, x, root, alphas, rhs, u, None if centring is None else centring.offset, solver="cholesky",
+        precision=precision, started=started, message=f"Cholesky factor of {n:,} rows in memory",
     )  # fmt: skip
 
 
@@ -126,11 +186,10 @@ def judge_dense(
         The backward error exceeds 30 n eps, or predictions of training rows are others than those of the system.
     """
     n = len(x)
-    product, row_sums, diagonal = _product(kernel, x, root, u)
-    product += alphas * u
+    residual, row_sums, diagonal = _product(kernel, x, root, u)
+    residual += alphas * u
     size = (row_sums[:, None] + np.abs(diagonal[:, None] + alphas) - np.abs(diagonal[:, None])).max(axis=0)
     normal = None if offset is None else np.ones(n) if root is None else root
-    residual = product
     norms = system_norms(residual, size, rhs, u, normal)
     relative, backward = norms.relative_residual, norms.backward_error
     bar = backward_error_bar(n, precision)
@@ -160,13 +219,6 @@ def judge_dense(
     return DenseFit(dual_coef, solution, None if offset is None else offset + norms.intercept)
 
 
-def substitute(factor: Any, rhs: Floats) -> Floats:
-    """A^-1 S Y (n, t)."""
-    (potrs,) = get_lapack_funcs(("potrs",), dtype=factor.dtype)
-    solved, _ = potrs(factor.T, rhs.astype(factor.dtype, copy=False), lower=0)
-    return np.ascontiguousarray(solved, dtype=np.float64)
-
-
 def dense_diagonals(
     kernel: Kernel | None,
     x: Floats,
@@ -186,43 +238,12 @@ def dense_diagonals(
     """
     n, t = len(x), len(alphas)
     diagonal, ones = np.empty((n, t)), np.empty((n, t)) if fit_intercept else None
-    normal = np.ones((n, 1)) if root is None else root[:, None]
     for value in dict.fromkeys(alphas.tolist()):
-        targets = alphas == value
-        lower = dense_factor(kernel, x, root, value, precision)
+        targets, factor = alphas == value, DenseFactor.of(kernel, x, root, value, precision)
         if ones is not None:
-            ones[:, targets] = substitute(lower, normal)
-        diagonal[:, targets] = inverse_diagonal_dense(lower)[:, None]
+            ones[:, targets] = factor.solve(np.ones((n, 1)) if root is None else root[:, None])
+        diagonal[:, targets] = factor.inverse_diagonal()[:, None]
     return diagonal, ones
-
-
-def dense_factor(kernel: Kernel | None, x: Any, root: Any, alpha: float, precision: str) -> NDArray[Any]:
-    """L (n, n) of S K S + alpha I."""
-    with np.errstate(over="ignore"):  # what float32 cannot hold is named on the next lines
-        a = _system(kernel, x, root, alpha).astype(precision, copy=False)
-    if not is_finite(a):
-        raise DataError(f"the Gram matrix is not finite in {precision}", hint="scale the features")
-    diagonal = a.diagonal().astype(np.float64)
-    info = potrf(a)
-    order = 0 if info else rounded_pivot(a, diagonal, alpha, len(a))
-    if not info and not order:
-        return a
-    if info:
-        order, pivot = leading_minor_pivot(_system(kernel, x, root, alpha).astype(precision, copy=False), info)
-    else:
-        pivot = float(a[order - 1, order - 1]) ** 2
-    where = f"the matrix of {len(a):,} rows"
-    raise no_factor(where, order - 1, pivot, alpha, precision, len(a), float(np.abs(diagonal).max()))
-
-
-def _system(kernel: Kernel | None, x: Any, root: Any, alpha: float) -> Floats:
-    """S K S + alpha I."""
-    a = np.array(x, dtype=np.float64, order="C") if kernel is None else kernel.block(x, x, same=True)
-    if root is not None:
-        a *= root[:, None]
-        a *= root[None, :]
-    a[np.diag_indices_from(a)] += alpha
-    return a
 
 
 def _product(kernel: Kernel | None, x: Any, root: Any, u: Any) -> tuple[Floats, Floats, Floats]:
@@ -264,36 +285,34 @@ class FactorRidge:
         self.rhs = self.root[:, None] * y
         self._solutions: dict[float, Floats] = {}
 
-    def _solve(self, alpha: float, *, diagonal: bool = False) -> tuple[Floats, Floats]:
-        """u (m, t), kept; and the diagonal (m,) of the inverse, or nothing, of one factor."""
-        if alpha in self._solutions and not diagonal:
-            return self._solutions[alpha], np.empty(0)
-        factor = dense_factor(None, self.matrix, None, alpha, "float64")
-        solve = partial(substitute, factor)
-        if self.centring is None:
-            u = solve(self.rhs)
-        else:
-            u = solve_bordered(solve, lambda u: self.matrix @ u + alpha * u, self.rhs, self.root)
-        self._solutions[alpha] = u
-        if not diagonal:
-            return u, np.empty(0)
-        ones = solve(self.root[:, None]) if self.centring else None
-        found = inverse_diagonal_dense(factor)[:, None]
-        return u, (found if ones is None else bordered_diagonal(found, ones, self.root))[:, 0]
+    def _solve(self, alpha: float, factor: DenseFactor | None = None) -> Floats:
+        """u (m, t), kept."""
+        if alpha not in self._solutions:
+            factor = factor or DenseFactor.of(None, self.matrix, None, alpha)
+            self._solutions[alpha] = (
+                factor.solve(self.rhs)
+                if self.centring is None
+                else solve_bordered(factor.solve, lambda u: self.matrix @ u + alpha * u, self.rhs, self.root)
+            )
+        return self._solutions[alpha]
 
     def leave_one_out(self, alphas: Floats) -> Floats:
         """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i)."""
         residuals = np.empty((*self.rhs.shape, len(alphas)))
         for number, alpha in enumerate(alphas.tolist()):
-            u, diagonal = self._solve(alpha, diagonal=True)
-            np.divide(u, (self.root * diagonal)[:, None], out=residuals[:, :, number])
+            factor = DenseFactor.of(None, self.matrix, None, alpha)
+            u, ones = self._solve(alpha, factor), factor.solve(self.root[:, None]) if self.centring else None
+            diagonal = factor.inverse_diagonal()[:, None]
+            if ones is not None:
+                diagonal = bordered_diagonal(diagonal, ones, self.root)
+            np.divide(u, self.root[:, None] * diagonal, out=residuals[:, :, number])
         return residuals
 
     def solve_each(self, alphas: Floats) -> tuple[Floats, Floats]:
         """u (m, t) and the intercepts (t,) with one alpha for each target, ``alphas`` (t,)."""
         u = np.empty(self.rhs.shape)
         for target, alpha in enumerate(alphas.tolist()):
-            u[:, target] = self._solve(alpha)[0][:, target]
+            u[:, target] = self._solve(alpha)[:, target]
         return u, self._intercept(u, alphas)
 
     def _intercept(self, u: Floats, alphas: Floats) -> Floats:
@@ -311,6 +330,6 @@ class FactorRidge:
         """Predictions (z, t, k) for points z given by :meth:`project`."""
         predictions = np.empty((len(projected), self.rhs.shape[1], len(alphas)))
         for number, alpha in enumerate(alphas.tolist()):
-            u, _ = self._solve(alpha)
+            u = self._solve(alpha)
             predictions[:, :, number] = projected @ u + self._intercept(u, np.full(u.shape[1], alpha))
         return predictions

@@ -22,7 +22,7 @@ from dkrr.errors import ResidualError
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import continue_lineage, factor_fields, key_of
 from dkrr.linalg.factor.cholesky import factorise
-from dkrr.linalg.factor.triangular import SweepTask, sweeps
+from dkrr.linalg.factor.triangular import substitute
 from dkrr.linalg.matmul import OperatorProduct, ResidualNorms, residual_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Owners
@@ -155,10 +155,10 @@ class CholeskyFactor:
         # the disk writes what the sweeps read: tiles of the last seconds are on no disk yet, and all are in memory
         with ThreadPoolExecutor(1, thread_name_prefix="dkrr-sync") as thread:
             synced = thread.submit(self.make_durable)
-            for source, result, direction in ((rhs, forward, "forward"), (forward, backward, "backward")):
-                tasks = [SweepTask(self.factor, source, result, direction)]  # type: ignore[arg-type]
-                phase = f"solve {direction}"
-                work.record("solve", sweeps(phase, tasks, work.executor, work.progress, owners=self.owner))
+            blocks = rhs, forward, backward
+            work.record(
+                "solve", substitute("solve", self.factor, blocks, work.executor, work.progress, owners=self.owner)
+            )
             synced.result()
         return backward
 

@@ -6,7 +6,8 @@
 Right-hand sides are stored in blocks of b rows and at most 256 columns; the chains of different column blocks are
 independent. A block that is valid is not computed again.
 
-The row blocks are cut into P steps. Task (p, p) finishes the blocks of step p; it waits for step p - 1 only, because
+Both sweeps are one graph. The row blocks are cut into P steps.
+Task (p, p) finishes the blocks of step p; it waits for step p - 1 only, because
 other tasks (p, q), q < p - 1, have already taken away what steps 0 .. q contribute to its sums. Their sums are kept
 beside the result until the sweep is done. Every sum runs over k in ascending order of the sweep and is stored as it is,
 so neither P nor the number of workers changes a bit; P follows from the work and the workers.
@@ -25,21 +26,20 @@ Golub and Van Loan, Matrix Computations, 4th ed., section 3.1; Higham, Accuracy 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Protocol
 
 import numpy as np
 
-from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
+from dkrr.engine.tasks import Executor, Key, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns
-from dkrr.linalg.passes import Owners, run_tasks
-from dkrr.linalg.repairs import check_finite
+from dkrr.linalg.passes import Owners, made, run_tasks
 from dkrr.store.chunks import FloatArray
-from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import is_finite, trsm_left
+from dkrr.tiles.blas import gemm_nt, trsm_left, trsm_right
 
 # Up to so many columns a tile is multiplied in strips, right behind its checksum: two to four times faster than whole.
 NARROW = 16
@@ -54,141 +54,123 @@ TASK_SECONDS = 0.004
 MAX_TASK_SECONDS = 20.0
 
 
+FORWARD, BACKWARD = 0, 1
+
+
 @dataclass(frozen=True)
-class SweepTask:
-    """One sweep: which factor, from where to where, in which direction; whether checksums of tiles are compared."""
+class Sweeps:
+    """Which factor, from right-hand sides to z and u, in how many steps; whether checksums of tiles are compared."""
 
     factor: TileMatrix
-    source: BlockColumns
-    result: BlockColumns
-    direction: Literal["forward", "backward"]
+    rhs: BlockColumns
+    z: BlockColumns
+    u: BlockColumns
+    num_steps: int
     verify: bool = True
 
     @property
     def grid(self) -> TileGrid:
         return self.factor.grid
 
-    def row(self, position: int) -> int:
-        """The row block that comes at a position of the sweep."""
-        return position if self.direction == "forward" else self.grid.num_tiles - 1 - position
+    def ends(self, sweep: int) -> tuple[BlockColumns, BlockColumns]:
+        """What a sweep reads, and its result."""
+        return (self.rhs, self.z) if sweep == FORWARD else (self.z, self.u)
 
-    def tile(self, row: int, other: int) -> tuple[int, int]:
-        """Which tile couples row block ``row`` to the earlier one ``other``."""
-        return (row, other) if self.direction == "forward" else (other, row)
-
-    def sums(self, num_steps: int, step: int) -> BlockColumns:
-        """Where sums that have come as far as ``step`` are kept."""
-        result = self.result
-        path = f"{result.array.path}-sums-{num_steps}"
-        # only the tasks of sweeps with as many steps read it, and they know its shape: no metadata on disk
-        array = replace(result.array, path=path, dtype=self.factor.array.dtype)
-        return BlockColumns(array, self.grid, result.generation * num_steps + step)
-
-
-@dataclass(frozen=True)
-class SweepsTask:
-    """Sweeps that follow one another, cut into the same number of steps."""
-
-    sweeps: tuple[SweepTask, ...]
-    num_steps: int
-
-    @property
-    def grid(self) -> TileGrid:
-        return self.sweeps[0].grid
+    def row(self, sweep: int, position: int) -> int:
+        """The row block that comes at a position of a sweep."""
+        return position if sweep == FORWARD else self.grid.num_tiles - 1 - position
 
     def positions(self, step: int) -> range:
         """Positions of the row blocks of a step."""
         count = self.grid.num_tiles
         return range(step * count // self.num_steps, (step + 1) * count // self.num_steps)
 
+    def sums_path(self, sweep: int) -> str:
+        """Below the store of the result, where its sums are."""
+        return f"{self.ends(sweep)[1].array.path}-sums-{self.num_steps}"
+
+    def sums(self, sweep: int, step: int) -> BlockColumns:
+        """Sums that have come as far as ``step``."""
+        # only the tasks of sweeps with as many steps read it, and they know its shape: no metadata on disk
+        path = f"{self.sums_path(sweep)}/{step}"
+        return BlockColumns(replace(self.ends(sweep)[1].array, path=path, dtype=self.factor.array.dtype), self.grid)
+
 
 @dataclass
 class _Chain:
-    """One column block of one sweep, as a task sees it. Blocks of vectors are (rows, c) in Fortran order."""
+    """One column block of one sweep, as a task sees it, and blocks of the result that it knows, in Fortran order."""
 
-    task: SweepsTask
-    sweep: SweepTask
+    task: Sweeps
+    sweep: int
     panel: int
     known: dict[int, FloatArray] = field(default_factory=dict)
 
-    def finish(self, position: int, step: int) -> None:
-        """Compute and write the block of the result at a position of ``step``."""
-        sweep, i = self.sweep, self.sweep.row(position)
-        failpoint("solve.block.before_read")
-        block = self._subtract(position, step - 2, position)
-        lower = sweep.factor.read(i, i, verify=sweep.verify)
-        block = solve_triangle(lower, block, transposed=sweep.direction == "backward")
-        failpoint("solve.block.after_compute", block.T)
-        self._check(block, i, position, (i, i))
-        sweep.result.write(i, self.panel, block)
-        self._keep(position, block)
-        failpoint("solve.block.after_write")
+    def make(self, position: int, step: int, before: int) -> bool:
+        """The result at a position of ``step``, or where ``before`` is less its sum after that step.
 
-    def update(self, position: int, step: int) -> bool:
-        """Compute and write the sum at a position after ``step`` unless it is there; whether it was computed."""
-        i, sums = self.sweep.row(position), self.sweep.sums(self.task.num_steps, step)
-        if sums.is_valid(i, self.panel):
+        Blocks of the result that are valid are left alone, and so are their sums.
+        """
+        task, factor, i, ends = self.task, self.task.factor, self.task.row(self.sweep, position), step == before
+        source, result = task.ends(self.sweep)
+        out = result if ends else task.sums(self.sweep, before)
+        if result.is_valid(i, self.panel) or (not ends and out.is_valid(i, self.panel)):
             return False
-        last = self.task.positions(step).stop
-        block = self._subtract(position, step - 1, last)
-        failpoint("solve.sum.after_compute", block.T)
-        self._check(block, i, last)
-        sums.write(i, self.panel, block)
-        return True
+        rows = [task.row(self.sweep, k) for k in range(position if ends else task.positions(before).stop)]
+        tiles = [(max(i, row), min(i, row)) for row in rows]
 
-    def _subtract(self, position: int, step: int, stop: int) -> FloatArray:
-        """The source minus what positions 0 .. stop - 1 contribute, from the sum after ``step`` if there is one."""
-        i, first, block = self.sweep.row(position), 0, None
-        if step >= 0:
-            # a sum that is lost or damaged is only work to do again
-            with contextlib.suppress(DamagedChunkError):
-                block = self.sweep.sums(self.task.num_steps, step).read(i, self.panel)
-                first = self.task.positions(step).stop
-        if block is None:
-            block = self.sweep.source.read(i, self.panel)
-        block = np.array(block, dtype=self.sweep.factor.dtype, order="F")
-        for other in range(first, stop):
-            subtract_product(block, self.sweep, self.sweep.tile(i, self.sweep.row(other)), self._read(other))
-        return block
+        def compute() -> FloatArray:
+            first, block, after = 0, None, step - 2 if ends else before - 1
+            if after >= 0:
+                # a sum that is lost or damaged is only work to do again
+                with contextlib.suppress(DamagedChunkError):
+                    block, first = task.sums(self.sweep, after).read(i, self.panel), task.positions(after).stop
+            block = np.array(source.read(i, self.panel) if block is None else block, dtype=factor.dtype, order="F")
+            for k in range(first, len(rows)):
+                self._subtract(block, tiles[k], self._read(k))
+            if ends:
+                lower = factor.read(i, i, verify=task.verify)
+                block = solve_triangle(lower, block, transposed=self.sweep == BACKWARD)
+                self._keep(position, block)
+            return np.asarray(block.T)
+
+        def explain(_: FloatArray) -> DataError:
+            factor.check_finite([*tiles, *[(i, i)] * ends])
+            return DataError(
+                f"the solution of rows {task.grid.span(i)} is not finite", hint="scale the targets, or raise alpha"
+            )
+
+        site = "solve.block" if ends else "solve.sum"
+        return made(site, compute, lambda block: out.write(i, self.panel, block.T), explain)
 
     def _read(self, position: int) -> FloatArray:
-        block = self.known.get(position)
-        if block is None:
-            block = np.asfortranarray(self.sweep.result.read(self.sweep.row(position), self.panel))
+        if position not in self.known:
+            result = self.task.ends(self.sweep)[1]
+            block = np.asfortranarray(result.read(self.task.row(self.sweep, position), self.panel))
             self._keep(position, block)
-        return block
+            return block
+        return self.known[position]
 
     def _keep(self, position: int, block: FloatArray) -> None:
         """Keep a block that later rows need, while all of them together take less than a tile."""
-        if self.sweep.grid.n * block.shape[1] <= self.sweep.grid.tile_size**2:
+        if self.task.grid.n * block.shape[1] <= self.task.grid.tile_size**2:
             self.known[position] = block
 
-    def _check(self, block: FloatArray, i: int, stop: int, *tiles: tuple[int, int]) -> None:
-        if is_finite(block):
+    def _subtract(self, block: FloatArray, tile: tuple[int, int], known: FloatArray) -> None:
+        """block -= T known forward, T^T known backward, for a tile T of the factor; blocks in Fortran order."""
+        factor, verify, transposed = self.task.factor, self.task.verify, self.sweep == BACKWARD
+        if block.shape[1] > NARROW:
+            whole = factor.read(*tile, verify=verify)
+            block -= (whole.T if transposed else whole) @ known
             return
-        sweep = self.sweep
-        check_finite(sweep.factor, [*tiles, *(sweep.tile(i, sweep.row(other)) for other in range(stop))])
-        raise DataError(
-            f"the solution of rows {sweep.grid.span(i)} is not finite", hint="scale the targets, or raise alpha"
-        )
-
-
-def subtract_product(block: FloatArray, sweep: SweepTask, tile: tuple[int, int], known: FloatArray) -> None:
-    """block -= T known forward, T^T known backward, for a tile T of the factor; blocks in Fortran order."""
-    transposed = sweep.direction == "backward"
-    if block.shape[1] > NARROW:
-        whole = sweep.factor.read(*tile, verify=sweep.verify)
-        block -= (whole.T if transposed else whole) @ known
-        return
-    out, x = block.T, known.T
-    # strips are verified behind their products, and what a damaged one makes of them is thrown away
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start, strip in sweep.factor.read_strips(*tile, verify=sweep.verify):
-            rows = slice(start, start + len(strip))
-            if transposed:
-                out -= x[:, rows] @ strip
-            else:
-                out[:, rows] -= x @ strip.T
+        out, x = block.T, known.T
+        # strips are verified behind their products, and what a damaged one makes of them is thrown away
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start, strip in factor.read_strips(*tile, verify=verify):
+                rows = slice(start, start + len(strip))
+                if transposed:
+                    out -= x[:, rows] @ strip
+                else:
+                    out[:, rows] -= x @ strip.T
 
 
 def solve_triangle(lower: FloatArray, block: FloatArray, *, transposed: bool) -> FloatArray:
@@ -206,22 +188,10 @@ def solve_triangle(lower: FloatArray, block: FloatArray, *, transposed: bool) ->
     return solved
 
 
-def substitute(task: SweepsTask, number: int, panel: int, step: int, before: int) -> bool:
-    """Run task (step, before) of sweep ``number`` for a column block; whether anything was computed.
-
-    Blocks of the result that are valid are left alone, and so are their sums.
-    """
-    chain = _Chain(task, task.sweeps[number], panel)
-    computed = False
-    for position in task.positions(step):
-        if chain.sweep.result.is_valid(chain.sweep.row(position), panel):
-            continue
-        if step == before:
-            chain.finish(position, step)
-            computed = True
-        else:
-            computed |= chain.update(position, before)
-    return computed
+def sweep_task(task: Sweeps, sweep: int, panel: int, step: int, before: int) -> bool:
+    """Run task (step, before) of a sweep for a column block; whether anything was computed."""
+    chain = _Chain(task, sweep, panel)
+    return any([chain.make(position, step, before) for position in task.positions(step)])
 
 
 def choose_num_steps(grid: TileGrid, itemsize: int, num_columns: int, num_threads: int) -> int:
@@ -245,57 +215,93 @@ def choose_num_steps(grid: TileGrid, itemsize: int, num_columns: int, num_thread
     return min(range(least, grid.num_tiles + 1), key=estimate)
 
 
-def sweep_nodes(task: SweepsTask) -> list[Node]:
-    """The graph of all sweeps, in the order of its priorities: of what becomes possible together, the chain first."""
-    count, nodes = task.num_steps, []
-    for number, one in enumerate(task.sweeps):
-        for stage in range(count):
-            for panel in range(one.source.num_panels):
-                columns = one.source.columns(panel)
-                flops = 2.0 * task.grid.tile_size**2 * (columns.stop - columns.start)
-                rows = len(task.positions(stage))
-                before: list[tuple[int, ...]] = []
-                if stage:
-                    before.append((number, panel, stage - 1, stage - 1))
-                elif number:
-                    before.append((number - 1, panel, count - 1, count - 1))
-                if stage > 1:
-                    before.append((number, panel, stage, stage - 2))
-                own = rows / 2 + len(task.positions(stage - 1)) if stage else rows / 2
-                key = (number, panel, stage, stage)
-                nodes.append(Node(key, tuple(before), flops * rows * own, shares=False))
-            # what the blocks of the step before this one contribute to all later steps but this one
-            for step in range(stage + 1, count):
-                for panel in range(one.source.num_panels if stage else 0):
-                    columns = one.source.columns(panel)
-                    entries = task.grid.tile_size**2 * len(task.positions(step)) * len(task.positions(stage - 1))
-                    done = (number, panel, stage - 1, stage - 1)
-                    sums = ((number, panel, step, stage - 2),) if stage > 1 else ()
-                    flops = 2.0 * entries * (columns.stop - columns.start)
-                    nodes.append(Node((number, panel, step, stage - 1), (done, *sums), flops, shares=False))
+def sweep_nodes(task: Sweeps) -> list[Node]:
+    """The graph of both sweeps, in the order of its priorities: of what becomes possible together, the chain first."""
+    last, nodes = task.num_steps - 1, []
+    for sweep in (FORWARD, BACKWARD):
+        for stage in range(task.num_steps):
+            # behind the chain, what the blocks of the step before this one contribute to all later steps
+            for step in range(stage, task.num_steps if stage else 1):
+                rows, others = len(task.positions(step)), len(task.positions(stage - 1)) if stage else 0
+                size = rows * (others + rows / 2 if step == stage else others)
+                for panel in range(task.rhs.num_panels):
+                    columns = task.rhs.columns(panel)
+                    before: list[Key] = []
+                    if stage or sweep:
+                        before.append((sweep, panel, stage - 1, stage - 1) if stage else (FORWARD, panel, last, last))
+                    if stage > 1:
+                        before.append((sweep, panel, step, stage - 2))
+                    key = (sweep, panel, step, stage if step == stage else stage - 1)
+                    flops = 2.0 * task.grid.tile_size**2 * size * (columns.stop - columns.start)
+                    nodes.append(Node(key, tuple(before), flops, shares=False))
     return nodes
 
 
-def sweeps(
+def substitute(
     phase: str,
-    tasks: Sequence[SweepTask],
+    factor: TileMatrix,
+    blocks: tuple[BlockColumns, BlockColumns, BlockColumns],
     executor: Executor,
     progress: Progress | None = None,
     *,
     num_steps: int | None = None,
+    verify: bool = True,
     owners: Owners | None = None,
 ) -> RunSummary:
-    """Run substitutions one after the other in one graph; the source of each is the result of the one before.
+    """z = L^-1 rhs and u = L^-T z.
 
-    ``owners`` compute tiles of the factor again.
+    Parameters
+    ----------
+    blocks
+        rhs, z and u; the last two are written.
+    num_steps
+        P; None means :func:`choose_num_steps`.
+    verify
+        Whether the checksums of tiles are compared.
+    owners
+        Compute tiles of the factor again.
     """
-    first = tasks[0]
     if num_steps is None:
-        itemsize = first.factor.dtype.itemsize
-        num_steps = choose_num_steps(first.grid, itemsize, first.source.num_columns, executor.num_threads)
-    task = SweepsTask(tuple(tasks), num_steps)
-    summary = run_tasks(executor, phase, substitute, task, sweep_nodes(task), progress, owners=owners or {})
-    for one in tasks:
-        for step in range(num_steps - 2):
-            one.sums(num_steps, step).delete()
+        itemsize = factor.dtype.itemsize
+        num_steps = choose_num_steps(factor.grid, itemsize, blocks[0].num_columns, executor.num_threads)
+    task = Sweeps(factor, *blocks, num_steps, verify)
+    summary = run_tasks(executor, phase, sweep_task, task, sweep_nodes(task), progress, owners=owners or {})
+    for sweep in (FORWARD, BACKWARD):
+        remove_array(place(task.ends(sweep)[1].array.store, task.sums_path(sweep)))
     return summary
+
+
+class LowerTiles(Protocol):
+    """A Cholesky factor in tiles: a ``TileMatrix`` in a store, or one tile in memory."""
+
+    @property
+    def grid(self) -> TileGrid: ...
+
+    def read(self, i: int, j: int) -> FloatArray: ...
+
+
+def solve_rows(factor: LowerTiles, half: FloatArray, fill: Callable[[int, FloatArray], object], first: int = 0) -> None:
+    """half (w, n - first) <- B L^-T for the rows from ``first`` on, where B is zero before them: L^-1 B^T, transposed.
+
+    Right-hand sides that are rows make the product C -= A B^T of C-order tiles and the solve C <- C L^-T: those of the
+    factorisation. At most one tile is mapped at once, and dropped after its product.
+
+    Parameters
+    ----------
+    fill
+        ``fill(i, block)`` writes the columns of B that belong to row block i.
+    """
+    grid = factor.grid
+    begin = first // grid.tile_size
+    inside = first - grid.span(begin).start
+
+    def columns(i: int) -> slice:
+        span = grid.span(i)
+        return slice(max(span.start - first, 0), span.stop - first)
+
+    for i in range(begin, grid.num_tiles):
+        block = half[:, columns(i)]
+        fill(i, block)
+        for k in range(begin, i):
+            gemm_nt(block, half[:, columns(k)], factor.read(i, k)[:, inside if k == begin else 0 :])
+        trsm_right(block, factor.read(i, i)[inside:, inside:] if i == begin else factor.read(i, i))

@@ -150,8 +150,7 @@ class EigenRidge:
 
     def solve_each(self, alphas: Floats) -> tuple[Floats, Floats]:
         """u (m, t) and the intercepts (t,) with one alpha for each target, ``alphas`` (t,). 2 m^2 t flops."""
-        distinct, place = np.unique(alphas, return_inverse=True)
-        inner, intercept = self._solved(self.spectrum.inverse(distinct)[:, place], self.rhs[:, :, 0])
+        inner, intercept = self._solved(self.spectrum.inverse(alphas), self.rhs[:, :, 0])
         return self.spectrum.vectors @ inner, intercept + self.offset
 
     def _inner(self, inverse: Floats, rhs: Floats) -> tuple[Floats, Floats]:
@@ -186,15 +185,6 @@ class EigenRidge:
         u, _ = self.solve(alphas)
         u /= (self.root[:, None] * self.inverse_diagonals(alphas))[:, None, :]
         return u
-
-    def degrees_of_freedom(self, alphas: Floats) -> Floats:
-        """m - alpha tr(A^-1) (k,): sum(lam / (lam + alpha)), and alpha |v|^2 / sigma more with an intercept."""
-        inverse = self.spectrum.inverse(alphas)
-        freedom: Floats = self.spectrum.values @ inverse
-        if self.ones is not None:
-            weighted = self.ones[:, None] * inverse
-            freedom = freedom + alphas * (weighted * (weighted / (self.ones @ weighted))).sum(axis=0)
-        return freedom
 
     def project(self, block: Floats) -> Floats:
         """k(z, X) S Q (z, m) for a block k(z, X) (z, m) of the kernel. 2 z m^2 flops."""

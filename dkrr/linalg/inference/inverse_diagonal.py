@@ -2,16 +2,12 @@
 
     (A^-1)_cc = sum_{r >= c} (L^-1)_rc^2
 
-    X_j = L[j,j]^-1 E,   X_i = -L[i,i]^-1 sum_{j<=k<i} L[i,k] X_k    i = j+1 .. N-1, columns c0 .. c0+w of block j
+    X = L^-1 E,   X_i = L[i,i]^-1 (E_i - sum_{k<i} L[i,k] X_k)    for the columns c0 .. c0+w of I, by row blocks i
 
 A panel is one task: it substitutes downwards from its own row block, keeps X, (n - c0) w numbers, in memory, and writes
 nothing but w sums of squares. Panels do not depend on one another; the largest come first. The sums are kept in the
 factor's folder, in chunks of at most 64, and go with it: a computation that was interrupted is run again, and panels
 whose sums are there return at once. Exact leave-one-out needs this diagonal, and nothing else of n^3 flops.
-
-X is stored transposed, (w, rows) a block, which makes the product C -= A B^T of C-order tiles and the solve
-C <- C L^-T: those of the factorisation. Column p of the panel is zero above row c0 + p, so the products with its first
-w rows are cut into strips.
 
 Cost
 ----
@@ -27,29 +23,26 @@ for matrix inversion, IMA J. Numer. Anal. 12 (1992).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
-from scipy.linalg import get_lapack_funcs
 
 from dkrr.engine.tasks import Node
-from dkrr.errors import DamagedChunkError, MemoryBudgetError, NumericalError
-from dkrr.linalg.blocks import FloatVector
+from dkrr.errors import MemoryBudgetError, NumericalError
+from dkrr.linalg.blocks import BlockColumns, FloatVector
 from dkrr.linalg.factor.direct import CholeskyFactor
-from dkrr.linalg.passes import made, run_tasks
-from dkrr.linalg.repairs import Repairs, check_finite
+from dkrr.linalg.factor.triangular import solve_rows
+from dkrr.linalg.passes import made, repaired
 from dkrr.linalg.sizes import BASELINE_BYTES
 from dkrr.linalg.workspace import INVERSE_DIAGONAL
-from dkrr.store.chunks import ChunkArray, FloatArray
+from dkrr.store.chunks import FloatArray
 from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, trsm_right
+from dkrr.tiles.blas import buffer
 
 # A wider panel reads the factor less often: at tiles of 2,048 rows and 512 columns reading is a tenth of the work.
 MAX_WIDTH = 1024
 # Panels for each worker, so that the last ones, which are short, even out what the first ones took.
 PANELS_PER_THREAD = 8
-STRIP_COLUMNS = 128
 CHUNK_ENTRIES = 64
 # of a worker's memory, as for tiles
 MEMORY_SHARE = 0.8
@@ -62,47 +55,17 @@ class PanelTask:
     """Which factor, where the sums go, and how many columns a panel has."""
 
     factor: TileMatrix
-    result: ChunkArray
+    result: BlockColumns
     width: int
 
     @property
     def grid(self) -> TileGrid:
         return self.factor.grid
 
-    def chunks(self, start: int, stop: int) -> range:
-        """Chunks of a row block that hold its entries ``start:stop``."""
-        return range(start // self.result.chunks[1], -(-stop // self.result.chunks[1]))
-
-    def is_valid(self, j: int, start: int, stop: int) -> bool:
-        return all(self.result.is_valid((j, chunk)) for chunk in self.chunks(start, stop))
-
-    def write(self, j: int, start: int, values: FloatVector) -> None:
-        """Write the sums of a panel, chunk by chunk, padded with NaN."""
-        length = self.result.chunks[1]
-        for chunk in self.chunks(start, start + len(values)):
-            padded = np.full((1, length), np.nan)
-            part = values[chunk * length - start : (chunk + 1) * length - start]
-            padded[0, : len(part)] = part
-            self.result.write((j, chunk), padded)
-
-    def read(self) -> FloatVector:
-        """All sums (n,)."""
-        diagonal = np.empty(self.grid.n)
-        for j in range(self.grid.num_tiles):
-            span = self.grid.span(j)
-            rows = [self.result.read((j, chunk))[0] for chunk in self.chunks(0, span.stop - span.start)]
-            diagonal[span] = np.concatenate(rows)[: span.stop - span.start]
-        return diagonal
-
     def nodes(self) -> list[Node]:
-        """Panels (j, start, stop) of row block j, the ones with most rows below them first."""
-        grid, nodes = self.grid, []
-        for j in range(grid.num_tiles):
-            for start in range(0, grid.rows(j), self.width):
-                stop = min(start + self.width, grid.rows(j))
-                below = grid.n - grid.span(j).start - start
-                nodes.append(Node((j, start, stop), flops=float(below) ** 2 * (stop - start)))
-        return nodes
+        """Panels of columns, the ones with most rows below them first."""
+        n = self.grid.n
+        return [Node((c,), flops=float(n - c) ** 2 * min(self.width, n - c)) for c in range(0, n, self.width)]
 
 
 def panel_bytes(grid: TileGrid, width: int, itemsize: int = 8) -> int:
@@ -142,61 +105,41 @@ def panel_width(grid: TileGrid, itemsize: int, num_threads: int, memory_bytes: i
     return width // chunk * chunk
 
 
-def panel_task(task: PanelTask, j: int, start: int, stop: int) -> bool:
-    """Compute and write the diagonal entries ``start:stop`` of row block j unless they are there."""
-    if task.is_valid(j, start, stop):
+def panel_task(task: PanelTask, first: int) -> bool:
+    """Compute and write the diagonal entries of a panel, from column ``first`` on, unless they are there."""
+    grid, factor, sums = task.grid, task.factor, task.result
+    stop = min(first + task.width, grid.n)
+    blocks = range(first // sums.grid.tile_size, -(-stop // sums.grid.tile_size))
+    if all(sums.is_valid(i, 0) for i in blocks):
         return False
-    grid = task.grid
+
+    def compute() -> FloatVector:
+        """Sums of squares of these columns of L^-1."""
+        half = buffer("panel", (stop - first, grid.n - first), factor.dtype)
+
+        def fill(i: int, block: FloatArray) -> None:
+            block[...] = 0
+            np.fill_diagonal(block[max(0, grid.span(i).start - first) :], 1)
+
+        solve_rows(factor, half, fill, first)
+        values = np.einsum("pr,pr->p", half, half, dtype=np.float64)
+        return np.where(values > 0, values, np.nan)
+
+    def write(values: FloatVector) -> None:
+        for i in blocks:
+            span = sums.grid.span(i)
+            sums.write(i, 0, values[span.start - first : span.stop - first, None])
 
     def explain(_: object) -> NumericalError:
-        check_finite(task.factor, ((i, k) for k in range(j, grid.num_tiles) for i in range(k, grid.num_tiles)))
+        side, begin = grid.num_tiles, first // grid.tile_size
+        factor.check_finite((i, k) for k in range(begin, side) for i in range(k, side))
         return NumericalError(
-            f"the diagonal of the inverse is not finite and positive in rows {grid.span(j).start + start:,} to "
-            f"{grid.span(j).start + stop:,} of {task.factor.location} ({task.factor.array.dtype})",
+            f"the diagonal of the inverse is not finite and positive in rows {first:,} to {stop:,} of "
+            f"{factor.location} ({factor.array.dtype})",
             hint="raise alpha",
         )
 
-    def compute() -> FloatVector:
-        values = _squares(task.factor, j, start, stop)
-        return np.where(values > 0, values, np.nan)
-
-    return made("inverse.panel", compute, partial(task.write, j, start), explain)
-
-
-def _squares(factor: TileMatrix, j: int, start: int, stop: int) -> FloatVector:
-    """Sums of squares of columns ``start:stop`` of row block j of L^-1."""
-    grid, width = factor.grid, stop - start
-    first = grid.span(j).start + start
-    memory = buffer("panel", (width * (grid.n - first),), factor.dtype)
-    blocks: list[FloatArray] = []
-    total = np.zeros(width)
-    for i in range(j, grid.num_tiles):
-        span = grid.span(i)
-        rows = slice(max(span.start, first) - first, span.stop - first)
-        block = memory[width * rows.start : width * rows.stop].reshape(width, rows.stop - rows.start)
-        block[...] = 0
-        # at most one tile is mapped at once, and dropped after its product
-        if i == j:
-            block[np.arange(width), np.arange(width)] = 1
-            trsm_right(block, factor.read(j, j)[start:, start:])
-        else:
-            _subtract_first(block, blocks[0], factor.read(i, j)[:, start:])
-            for k in range(j + 1, i):
-                gemm_nt(block, blocks[k - j], factor.read(i, k))
-            trsm_right(block, factor.read(i, i))
-        blocks.append(block)
-        total += np.einsum("pr,pr->p", block, block, dtype=np.float64)
-    return total
-
-
-def _subtract_first(block: FloatArray, known: FloatArray, tile: FloatArray) -> None:
-    """block -= known tile^T for the first rows of a panel, where known[p, q] is zero for q < p."""
-    width = len(known)
-    for start in range(0, width, STRIP_COLUMNS):
-        stop = min(start + STRIP_COLUMNS, width)
-        gemm_nt(block[:stop], known[:stop, start:stop], tile[:, start:stop])
-    if known.shape[1] > width:
-        gemm_nt(block, known[:, width:], tile[:, width:])
+    return made("inverse.panel", compute, write, explain)
 
 
 def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = None) -> FloatVector:
@@ -224,35 +167,18 @@ def inverse_diagonal(factored: CholeskyFactor, *, memory_bytes: int | None = Non
     n^3 / 3 flops; n^3 / (6 w) elements of the factor read; 8 n bytes written.
     """
     factor, work = factored.factor, factored.workspace
-    grid, chunk = factor.grid, min(CHUNK_ENTRIES, factor.grid.tile_size)
-    width = panel_width(grid, factor.dtype.itemsize, work.executor.num_threads, memory_bytes)
-    shape = (grid.num_tiles, grid.tile_size)
-    result = ChunkArray.create(factor.array.store, INVERSE_DIAGONAL, shape=shape, chunks=(1, chunk))
+    rows = TileGrid(factor.grid.n, min(CHUNK_ENTRIES, factor.grid.tile_size))
+    result = BlockColumns.create(factor.array.store, INVERSE_DIAGONAL, rows, 1, "float64")
+    width = panel_width(factor.grid, factor.dtype.itemsize, work.executor.num_threads, memory_bytes)
     task = PanelTask(factor, result, width)
-    repairs = Repairs()
-    while True:
-        summary = run_tasks(
-            work.executor, "invert", panel_task, task, task.nodes(), work.progress, owners=factored.owner
-        )
-        work.record("invert", summary)
-        try:
-            return task.read()
-        except DamagedChunkError as damage:
-            repairs.add(damage)
-            result.delete(damage.index)
+
+    def run() -> FloatVector:
+        work.record("invert", work.executor.run("invert", panel_task, task, task.nodes(), work.progress))
+        return result.whole()[:, 0]
+
+    return repaired(run, {**factored.owner, result.array.location: result.array.delete})
 
 
 def forget_inverse_diagonal(factored: CholeskyFactor) -> None:
     """Remove a result, so that the next call computes it again."""
     remove_array(place(factored.factor.array.store, INVERSE_DIAGONAL))
-
-
-def inverse_diagonal_dense(lower: FloatArray) -> FloatVector:
-    """The same (n,) for a factor L (n, n) in memory, C-order, which is overwritten by L^-1. n^3 / 3 flops."""
-    (trtri,) = get_lapack_funcs(("trtri",), (lower,))
-    # L in C order is the upper triangle L^T in Fortran order
-    inverse, info = trtri(lower.T, lower=0, overwrite_c=1)
-    if info:
-        raise NumericalError(f"pivot {info - 1:,} of the factor is zero", hint="raise alpha")
-    squares: FloatVector = np.einsum("cr,cr->c", inverse, inverse, dtype=np.float64)
-    return squares

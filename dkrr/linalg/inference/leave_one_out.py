@@ -149,24 +149,17 @@ def loo_from_diagonal(
     DataError
         A row of positive weight has D_i = 0: without it there is nothing to fit, or the fit goes through it exactly.
     """
-    n, t = y.shape
-    alphas = np.broadcast_to(np.asarray(alpha, dtype=np.float64).ravel(), (t,))
-    root = np.ones(n) if root is None else root
+    root = np.ones(len(y)) if root is None else root
     seen = root > 0
     diagonal = inverse_diagonal if ones is None else bordered_diagonal(inverse_diagonal, ones, root)
     _check_shares(diagonal[seen] / inverse_diagonal[seen], np.flatnonzero(seen))
-    wide = np.broadcast_to(diagonal, (n, t))[seen]
-    residuals = _residuals(y, u[seen] / (root[seen, None] * wide), seen, predictions)
-    # with s r = alpha u and n - dof = alpha sum D: alpha, which may be 0, cancels
-    gcv = len(wide) * np.square(u[seen] / wide.sum(axis=0)).sum(axis=0) / _mean_weight(root)
-    return LeaveOneOut(
-        residuals=residuals,
-        degrees_of_freedom=len(wide) - alphas * wide.sum(axis=0),
-        gcv=gcv,
-        mean_squared_error=_mean_square(residuals, root),
-        inverse_diagonal=_distinct(np.broadcast_to(diagonal, (n, t)), alphas),
-        seen=seen,
-    )
+    residuals = np.full(y.shape, np.nan)
+    residuals[seen] = u[seen] / (root[:, None] * diagonal)[seen]
+    if predictions is not None:
+        residuals[~seen] = y[~seen] - predictions
+    alphas = np.broadcast_to(np.asarray(alpha, dtype=np.float64).ravel(), (y.shape[1],))
+    # s r = alpha u and n - dof = alpha sum D: alpha, which may be 0, cancels in the generalised cross validation
+    return _left_out(residuals, u, diagonal, alphas, alphas, diagonal, root)
 
 
 def loo_from_leverages(
@@ -188,23 +181,35 @@ def loo_from_leverages(
     DataError
         A row has h_i = 1.
     """
-    n, t = residuals.shape
-    alphas = np.broadcast_to(np.asarray(alpha, dtype=np.float64).ravel(), (t,))
-    root = np.ones(n) if root is None else root
+    root = np.ones(len(residuals)) if root is None else root
     seen = root > 0
     share = np.where(seen[:, None], 1 - leverages, 1.0)
     _check_shares(share[seen], np.flatnonzero(seen))
-    found = residuals / share
-    wide = np.broadcast_to(share, (n, t))[seen]
-    squares = np.square(root[seen, None] * residuals[seen]).sum(axis=0)
+    alphas = np.broadcast_to(np.asarray(alpha, dtype=np.float64).ravel(), (residuals.shape[1],))
     with np.errstate(divide="ignore"):
-        diagonal = np.broadcast_to(share, (n, t)) / alphas
+        diagonal = share / alphas
+    return _left_out(residuals / share, root[:, None] * residuals, share, 1.0, alphas, diagonal, root)
+
+
+def _left_out(
+    residuals: FloatMatrix,
+    weighted: FloatMatrix,
+    share: FloatMatrix,
+    unit: FloatVector | float,
+    alphas: FloatVector,
+    diagonal: FloatMatrix,
+    root: FloatVector,
+) -> LeaveOneOut:
+    """The facts, from s r and 1 - h, both in ``unit``."""
+    seen, first = root > 0, {value: column for column, value in reversed(list(enumerate(alphas.tolist())))}
+    total, weight = np.broadcast_to(share, residuals.shape)[seen].sum(axis=0), np.square(root[seen])
+    columns = [first[value] for value in dict.fromkeys(alphas.tolist())]
     return LeaveOneOut(
-        residuals=found,
-        degrees_of_freedom=len(wide) - wide.sum(axis=0),
-        gcv=len(wide) * squares / np.square(wide.sum(axis=0)) / _mean_weight(root),
-        mean_squared_error=_mean_square(found, root),
-        inverse_diagonal=_distinct(diagonal, alphas),
+        residuals=residuals,
+        degrees_of_freedom=len(weight) - unit * total,
+        gcv=len(weight) * np.square(weighted[seen] / total).sum(axis=0) / weight.mean(),
+        mean_squared_error=np.asarray(weight @ np.square(residuals[seen]) / weight.sum()),
+        inverse_diagonal=np.ascontiguousarray(np.broadcast_to(diagonal, residuals.shape)[:, columns]),
         seen=seen,
     )
 
@@ -222,11 +227,6 @@ def unscaled(dual_coef: FloatMatrix, root: FloatVector | None) -> FloatMatrix:
     return np.divide(dual_coef, scale, out=np.zeros_like(dual_coef), where=scale > 0)
 
 
-def _mean_weight(root: FloatVector) -> float:
-    """Of the rows whose weight is positive."""
-    return float(np.square(root[root > 0]).mean())
-
-
 def _check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
     if not len(share):
         raise DataError("every row has weight zero", hint="leave-one-out needs rows that were fitted")
@@ -240,30 +240,6 @@ def _check_shares(share: FloatMatrix, rows: NDArray[np.int64]) -> None:
             row=int(rows[worst]),
         )
 
-
-def _residuals(
-    y: FloatMatrix, found: FloatMatrix, seen: NDArray[np.bool_], predictions: FloatMatrix | None
-) -> FloatMatrix:
-    residuals = np.full(y.shape, np.nan)
-    residuals[seen] = found
-    if predictions is not None:
-        residuals[~seen] = y[~seen] - predictions
-    return residuals
-
-
-def _mean_square(residuals: FloatMatrix, root: FloatVector) -> FloatVector:
-    seen = root > 0
-    weight = np.square(root[seen])
-    return np.asarray(weight @ np.square(residuals[seen]) / weight.sum())
-
-
-def _distinct(diagonal: FloatMatrix, alphas: FloatVector) -> FloatMatrix:
-    """One column for each distinct alpha."""
-    first = {value: column for column, value in reversed(list(enumerate(alphas.tolist())))}
-    return np.ascontiguousarray(diagonal[:, [first[value] for value in dict.fromkeys(alphas.tolist())]])
-
-
-FloatArray = NDArray[np.float64]
 
 IntervalMethod = Literal["jackknife", "normalised", "gaussian"]
 
@@ -287,11 +263,11 @@ class Quantiles:
     """
 
     num_rows: int
-    jackknife: FloatArray
-    normalised: FloatArray | None = None
+    jackknife: FloatMatrix
+    normalised: FloatMatrix | None = None
 
     @classmethod
-    def of(cls, residuals: FloatArray, precision: FloatArray | None) -> Self:
+    def of(cls, residuals: FloatMatrix, precision: FloatMatrix | None) -> Self:
         """From leave-one-out residuals (n, t) of rows of positive weight, and w_i D_i = sigma^2 / var e_i, (n, t).
 
         ``precision`` None leaves out the normalised quantiles: regressions that are no Gaussian process have none.
@@ -300,7 +276,7 @@ class Quantiles:
         normalised = None if precision is None else _quantiles(size * np.sqrt(precision))
         return cls(num_rows=len(size), jackknife=_quantiles(size), normalised=normalised)
 
-    def half_width(self, coverage: float, method: IntervalMethod) -> FloatArray:
+    def half_width(self, coverage: float, method: IntervalMethod) -> FloatMatrix:
         """Half the width of the interval (t,); for "normalised" in units of (var f(z) / sigma^2 + alpha)^1/2.
 
         Raises
@@ -318,7 +294,7 @@ class Quantiles:
                 f"a coverage of {coverage:g} from {self.num_rows:,} leave-one-out residuals",
                 hint=f"at most {len(self.jackknife) / NUM_LEVELS:g} for so few rows; or method='gaussian'",
             )
-        found: FloatArray = quantiles[level]
+        found: FloatMatrix = quantiles[level]
         return found
 
     def knows(self, coverage: float) -> bool:
@@ -354,12 +330,12 @@ def conformal_rank(n: int, coverage: float) -> int:
     return ceil(round((n + 1) * coverage, 6))
 
 
-def _quantiles(size: FloatArray) -> FloatArray:
+def _quantiles(size: FloatMatrix) -> FloatMatrix:
     """The conformal quantile of every level that n values have one for, (levels, t)."""
     n = len(size)
     # conformal_rank of level / NUM_LEVELS, in integers
     ranks = -(-(n + 1) * np.arange(1, NUM_LEVELS) // NUM_LEVELS)
-    chosen: FloatArray = np.sort(size, axis=0)[ranks[ranks <= n] - 1]
+    chosen: FloatMatrix = np.sort(size, axis=0)[ranks[ranks <= n] - 1]
     return chosen
 
 

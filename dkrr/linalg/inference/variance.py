@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +36,10 @@ from numpy.typing import NDArray
 from dkrr.errors import DataError, NumericalError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatVector
-from dkrr.linalg.factor.dense import dense_factor
+from dkrr.linalg.factor.triangular import LowerTiles, solve_rows
 from dkrr.linalg.predict import CHECK_TOLERANCE, RowSource
 from dkrr.linalg.products import kernel_product
 from dkrr.store.chunks import FloatArray
-from dkrr.tiles import TileGrid
-from dkrr.tiles.blas import gemm_nt, trsm_right
 
 logger = logging.getLogger("dkrr.linalg")
 
@@ -54,45 +51,6 @@ PASS_ROWS = 65_536
 ROUNDING_FACTOR = 30.0
 # of alpha: an error E of A changes no variance by more than |E| / alpha of k(z, z)
 HARMLESS_ERROR = 1e-6
-
-
-class LowerTiles(Protocol):
-    """A Cholesky factor in tiles: a ``TileMatrix`` in a store, or :class:`DenseFactor`."""
-
-    @property
-    def grid(self) -> TileGrid: ...
-
-    def read(self, i: int, j: int) -> FloatArray: ...
-
-
-@dataclass(frozen=True)
-class DenseFactor:
-    """L in memory, as one tile."""
-
-    lower: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, kernel: Kernel, x: NDArray[np.float64], root: FloatVector | None, alpha: float) -> DenseFactor:
-        """Factorise S K S + alpha I for centred rows x (n, d).
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            It is not positive definite in float64.
-
-        Cost
-        ----
-        n^3 / 3 flops, 8 n^2 bytes.
-        """
-        return cls(dense_factor(kernel, x, root, alpha, "float64"))
-
-    @property
-    def grid(self) -> TileGrid:
-        return TileGrid(len(self.lower), len(self.lower))
-
-    def read(self, i: int, j: int) -> FloatArray:
-        """The whole factor."""
-        return self.lower
 
 
 def block_rows(n: int, memory_bytes: int | None = None) -> int:
@@ -199,19 +157,17 @@ class VarianceSystem:
 
     def _half(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """The transpose of L^-1 S [k(X, z), 1] (m or m + 1, n), by row blocks, in place."""
-        factor, grid = self.factor, self.factor.grid
+        grid = self.factor.grid
         half = np.empty((len(z) + self.intercept, grid.n))
-        for i in range(grid.num_tiles):
-            span = grid.span(i)
-            block = half[:, span]
-            self.kernel.block(z, self._rows(span), block[: len(z)])
+
+        def fill(i: int, block: FloatArray) -> None:
+            self.kernel.block(z, self._rows(grid.span(i)), block[: len(z)])
             if self.intercept:
                 block[-1] = 1.0
             if self.root is not None:
-                block *= self.root[span]
-            for k in range(i):
-                gemm_nt(block, half[:, grid.span(k)], factor.read(i, k))
-            trsm_right(block, factor.read(i, i))
+                block *= self.root[grid.span(i)]
+
+        solve_rows(self.factor, half, fill)
         return half
 
     def _clipped(self, values: FloatVector, own: FloatVector) -> FloatVector:
@@ -258,18 +214,10 @@ def maximum_likelihood_scale(
     ----------
     Rasmussen and Williams, 2006, section 5.4.1; Mardia and Marshall, Biometrika 71 (1984).
     """
-    n = y.num_rows
-    # an intercept makes dual_coef orthogonal to constants: a large mean would only be rounded
-    shift = _mean(y) if intercept else np.zeros(y.num_columns)
-    total = np.zeros(y.num_columns)
-    for start in range(0, n, PASS_ROWS):
-        stop = min(start + PASS_ROWS, n)
-        total += np.einsum("it,it->t", y.read(start, stop) - shift, dual_coef.read(start, stop))
+    spans = [(start, min(start + PASS_ROWS, y.num_rows)) for start in range(0, y.num_rows, PASS_ROWS)]
+    shift, total = np.zeros(y.num_columns), np.zeros(y.num_columns)
+    if intercept:  # it makes dual_coef orthogonal to constants: a large mean would only be rounded
+        shift = sum((y.read(*span).sum(axis=0) for span in spans), shift) / y.num_rows
+    for span in spans:
+        total += np.einsum("it,it->t", y.read(*span) - shift, dual_coef.read(*span))
     return np.maximum(total, 0.0) / max(1, num_weighted - intercept)
-
-
-def _mean(y: RowSource) -> FloatVector:
-    total = np.zeros(y.num_columns)
-    for start in range(0, y.num_rows, PASS_ROWS):
-        total += y.read(start, min(start + PASS_ROWS, y.num_rows)).sum(axis=0)
-    return total / y.num_rows

@@ -23,8 +23,7 @@ from dkrr.linalg.blocks import Floats
 from dkrr.linalg.lowrank.panels import Panels, PanelTask, Pivots, given_block, gram_group, panel_chunk, start_diagonal
 from dkrr.linalg.lowrank.rpcholesky import FLOOR, accept, block_size, draw_uniform, draw_weighted
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import Owners, Pass, run_tasks
-from dkrr.linalg.repairs import Repairs
+from dkrr.linalg.passes import Owners, Pass, repaired, run_tasks
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
@@ -160,15 +159,7 @@ class PanelBuild:
         StoreError
             It is damaged again and again.
         """
-        repairs = Repairs()
-        while True:
-            try:
-                return read()
-            except DamagedChunkError as damage:
-                if damage.path not in self.owners:
-                    raise
-                repairs.add(damage)
-                self.owners[damage.path](damage.index)
+        return repaired(read, self.owners)
 
     def _node(self, p: int, c: int) -> Node:
         width = self.panels.widths[p]
