@@ -186,6 +186,15 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], type[DkrrError], str]] = {
     "no folder": (lambda p: p / "no/train.csv", {}, StoreError, "nor does the folder"),
     "no parent": (X, {"dest": "no/out.zarr"}, StoreError, r"no is not a folder"),
 }
+MADE_UP = {
+    "sklearn:digit": "did you mean 'digits'",
+    "generate:fridman?n=5": "did you mean 'friedman'",
+    "generate:friedman?rows=5": "'rows' is unknown",
+    "generate:friedman?n=ten": "an integer of at least 1 expected",
+    "generate:friedman?n=0": "at least 1 expected",
+    "generate:friedman?n=9&d=4": "at least 5 expected",
+    "generate:normal?noise=nan": "a number of at least 0 expected",
+}
 FRAME = pd.DataFrame(X, columns=["area", "rooms", "price"])
 CASES: dict[str, tuple[Any, dict[str, Any], type[DkrrError], str]] = {
     **{name: (source, options, DataError, text) for name, (source, options, text) in BAD_ARRAYS.items()},
@@ -199,6 +208,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], type[DkrrError], str]] = {
         f"data set {number}": (lambda p, c=change: changed(p, c), {}, StoreError, message)
         for number, (change, message) in enumerate(CHANGES)
     },
+    **{source: (source, {}, ParameterError, message) for source, message in MADE_UP.items()},
     **OTHERS,
 }
 
