@@ -12,7 +12,7 @@ from dkrr.errors import PlanRefusedError
 from dkrr.jobs.plan import make_plan, plan
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.spec import JobSpec
-from dkrr.linalg.sizes import task_bytes
+from dkrr.linalg.workspace import task_bytes
 
 
 def job(folder: Path, **tables: Any) -> dict[str, Any]:

@@ -79,10 +79,9 @@ from dkrr.linalg.nystrom.precondition import (
 )
 from dkrr.linalg.nystrom.products import CentreProducts, Precision, can_compile, product_task_bytes
 from dkrr.linalg.passes import check_task_memory, resumable_folder
-from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.targets import centre_dataset, target_alphas, total_weight
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
 from dkrr.store.files import place
 
 CANDIDATE_BYTES = 1 << 30

@@ -84,10 +84,9 @@ from dkrr.linalg.primal.passes import (
     sums_of,
     task_memory,
 )
-from dkrr.linalg.sizes import BARE_BYTES
 from dkrr.linalg.solution import Solution, backward_error_bar
 from dkrr.linalg.targets import target_alphas
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import BARE_BYTES, Workspace
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left
 
