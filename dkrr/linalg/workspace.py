@@ -181,27 +181,19 @@ class Workspace:
                 self.reused.setdefault("not_continued", {})[name] = taken["reason"]
             return
         share = (rows / n) ** power
-        seconds = None
-        if not is_whole and summary.num_computed:
-            seconds = summary.seconds * share / max(1e-12, 1 - share)
-        entry: dict[str, Any] = {
-            "rows": rows,
+        none: dict[str, Any] = {"rows": rows, "tiles": 0, "work": 0.0, "share": share, "seconds": None, "sources": []}
+        before = self.reused.get(name, none)  # another alpha
+        seconds = [before["seconds"], summary.seconds * share / max(1e-12, 1 - share) if summary.num_computed else None]
+        known = [value for value in seconds if value is not None]
+        self.reused[name] = {
+            "rows": min(rows, before["rows"]),
             "of_rows": n,
-            "tiles": summary.num_tasks - summary.num_computed,
-            "work": float(rows) ** power / power,
-            "share": share,
-            "seconds": seconds,
-            "sources": list(taken["sources"]),
+            "tiles": before["tiles"] + summary.num_tasks - summary.num_computed,
+            "work": before["work"] + float(rows) ** power / power,
+            "share": min(share, before["share"]),
+            "seconds": sum(known) if known else None,
+            "sources": list(dict.fromkeys([*before["sources"], *taken["sources"]])),
         }
-        before = self.reused.get(name)
-        if before is not None:  # another alpha
-            entry["tiles"] += before["tiles"]
-            entry["work"] += before["work"]
-            entry["rows"], entry["share"] = min(rows, before["rows"]), min(share, before["share"])
-            known = [value for value in (before["seconds"], seconds) if value is not None]
-            entry["seconds"] = sum(known) if known else None
-            entry["sources"] = list(dict.fromkeys([*before["sources"], *entry["sources"]]))
-        self.reused[name] = entry
 
     def trace(self, name: str, tol: float, alpha: Iterable[float]) -> ResidualTrace:
         """A new trace of residuals; of many, only the first ones are kept."""

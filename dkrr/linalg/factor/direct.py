@@ -49,7 +49,7 @@ from dkrr.linalg.matmul import OperatorProduct, ResidualNorms, residual_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Owners, made, repaired
 from dkrr.linalg.solution import Solution, backward_error_bar
-from dkrr.linalg.targets import solve_bordered, weighted_sums
+from dkrr.linalg.targets import solve_bordered
 from dkrr.linalg.workspace import BASELINE_BYTES, INVERSE_DIAGONAL, Workspace
 from dkrr.store.chunks import FloatArray
 from dkrr.store.files import place, remove_array
@@ -160,10 +160,6 @@ class CholeskyFactor:
             right = BlockColumns.create(store, f"r-{number}", grid, r.shape[1], "float64").fill(r)
             return self.substitute(right, f"-{number}").whole()
 
-        def sums(u: FloatMatrix) -> FloatVector:
-            blocks = range(grid.num_tiles)
-            return sum((weighted_sums(u[grid.span(i)], operator.root_weight(i)) for i in blocks), np.zeros(u.shape[1]))
-
         values = rhs.whole()
         both = solve(np.hstack([values, normal[:, None]]))
         u = solve_bordered(
@@ -172,7 +168,6 @@ class CholeskyFactor:
             values,
             normal,
             begun=(both[:, :-1], both[:, -1:]),
-            sums=sums,
         )
         return BlockColumns.create(store, "u", grid, rhs.num_columns, "float64").fill(u)
 
