@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,6 @@ from dkrr.cli.app import json_option, main, print_table, show
 from dkrr.markup import kernel_words, size
 
 if TYPE_CHECKING:
-    from dkrr.engine.machine import MachineReport
     from dkrr.jobs.garbage import Garbage
 
 __all__: list[str] = []
@@ -144,33 +143,33 @@ def doctor_command(env: bool, folder: str, as_json: bool) -> None:
     from dkrr.engine.machine import machine_report
 
     report = machine_report(folder)
-    show(as_json, report.to_dict(), _machine_facts(report))
-    if report.self_test_failures:
+    show(as_json, report, _machine_facts(report))
+    if report["self_test_failures"]:
         raise errors.NumericalError(
-            f"BLAS computes wrong numbers here: {'; '.join(report.self_test_failures)}",
+            f"BLAS computes wrong numbers here: {'; '.join(report['self_test_failures'])}",
             hint="install another build of NumPy and SciPy, or unset OPENBLAS_CORETYPE",
         )
 
 
-def _machine_facts(report: MachineReport) -> list[tuple[str, object]]:
-    speed = report.speed
-    double, single = speed.gemm_flops_per_second_float64 / 1e9, speed.gemm_flops_per_second_float32 / 1e9
-    free, total = size(report.free_memory_bytes), size(report.total_memory_bytes)
-    write, read = size(speed.disk_write_bytes_per_second), size(speed.disk_read_bytes_per_second)
+def _machine_facts(report: dict[str, Any]) -> list[tuple[str, object]]:
+    speed = report["speed"]
+    double, single = speed["gemm_flops_per_second_float64"] / 1e9, speed["gemm_flops_per_second_float32"] / 1e9
+    free, total = size(report["free_memory_bytes"]), size(report["total_memory_bytes"])
+    write, read = size(speed["disk_write_bytes_per_second"]), size(speed["disk_read_bytes_per_second"])
     libraries = [
         f"{item['internal_api']} {item.get('version')}, kernel {item.get('architecture') or 'unknown'}, "
         f"{item.get('num_threads')} threads here"
-        for item in report.blas
+        for item in report["blas"]
     ]
     return [
-        ("CPU", f"{report.cpu}, {report.num_cpus} usable, AVX-512 {'yes' if report.has_avx512 else 'no'}"),
+        ("CPU", f"{report['cpu']}, {report['num_cpus']} usable, AVX-512 {'yes' if report['has_avx512'] else 'no'}"),
         *(("BLAS", library) for library in libraries),
-        ("self-test", "passed" if not report.self_test_failures else "FAILED"),
-        ("workers get", " ".join(f"{name}={value}" for name, value in sorted(report.worker_environment.items()))),
+        ("self-test", "passed" if not report["self_test_failures"] else "FAILED"),
+        ("workers get", " ".join(f"{name}={value}" for name, value in sorted(report["worker_environment"].items()))),
         ("gemm, one thread", f"{double:.1f} GF/s float64, {single:.1f} GF/s float32"),
-        ("rbf, one thread", f"{speed.kernel_entry_seconds * 1e9:.2f} ns an entry (10 features)"),
+        ("rbf, one thread", f"{speed['kernel_entry_seconds'] * 1e9:.2f} ns an entry (10 features)"),
         ("memory", f"{free} free of {total}"),
-        ("disk", f"{size(report.free_disk_bytes)} free in {report.folder}"),
+        ("disk", f"{size(report['free_disk_bytes'])} free in {report['folder']}"),
         ("disk speed", f"write {write}/s, read {read}/s"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())),
+        ("versions", ", ".join(f"{name} {version}" for name, version in report["versions"].items())),
     ]

@@ -1,12 +1,10 @@
 """X, y and weights on disk in row chunks: ingest, digests, statistics, splits."""
 
-from dkrr.dataset.dataset import Dataset, open_dataset
-from dkrr.dataset.generations import Generation
+from dkrr.dataset.dataset import Dataset, Generation, open_dataset
 from dkrr.dataset.ingest import append, ingest
-from dkrr.dataset.masks import read_mask, row_hash_fraction
 from dkrr.dataset.rows import CheckedRows, Floats, RowArray, default_rows_per_chunk, lazy_rows
-from dkrr.dataset.scaling import Scaling, prepare_rows
-from dkrr.dataset.versions import drop_generations, keep_last
+from dkrr.dataset.scaling import Scaling, prepare_rows, read_mask, row_hash_fraction
+from dkrr.dataset.writer import drop_generations, keep_last
 
 __all__ = [
     "CheckedRows",

@@ -43,8 +43,6 @@ from dkrr.dataset.table import (
 )
 from dkrr.errors import DataError, ParameterError
 
-__all__ = ["CsvTable", "FrameTable", "ParquetTable"]
-
 
 class ArrowTable(Table):
     """Columns that come as Arrow arrays."""
@@ -85,9 +83,9 @@ class FrameTable(ArrowTable):
         if not self._is_pandas:
             frame = pa.table(frame)
         num_rows, width = check_shape(frame.shape, label, allow_1d=allow_1d)
-        self.is_1d = len(frame.shape) == 1
-        is_named = not (self.is_1d and frame.name is None)
+        self.is_1d, is_named = len(frame.shape) == 1, True
         if self.is_1d:
+            is_named = frame.name is not None
             frame = frame.to_frame() if is_named else frame.to_frame(prefix)
         super().__init__(label, unique_names(frame_labels(frame) or [], label), num_rows, is_named=is_named)
         self._frame, self._step = frame, max(256, BLOCK_BYTES // (8 * width))
@@ -134,44 +132,35 @@ class ParquetTable(ArrowTable):
                 hint="move it elsewhere, or give it a name that begins with an underscore",
             )
         self._check = unchanged(self._files)
-        num_rows, self._types = 0, dict[str, Any]()
+        schemas = []
+        num_rows = 0
         for file in self._files:
             with _reading(file), pq.ParquetFile(file) as reader:
-                schema, rows = reader.schema_arrow, reader.metadata.num_rows
+                schema, num_rows = reader.schema_arrow, num_rows + reader.metadata.num_rows
             unique_names(schema.names, str(file))
             index = (schema.pandas_metadata or {}).get("index_columns", [])
-            types = {name: schema.field(name).type for name in schema.names if name not in index}
-            self._types = self._types or types
-            if set(types) != set(self._types):
-                raise DataError(
-                    f"{file} has columns {', '.join(types)}; {', '.join(self._types)} expected as in {self._files[0]}",
-                    hint="ingest files of the same columns",
-                )
-            num_rows += rows
+            schemas.append({name: schema.field(name).type for name in schema.names if name not in index})
+        self._types = schemas[0]
         if num_rows == 0 or not self._types:
             raise DataError(f"{label} has no {'rows' if self._types else 'columns'}", hint="check how it was made")
-        folders = [file.relative_to(path).parts[:-1] for file in self._files]
-        found = [dict(part.split("=", 1) for part in parts if "=" in part) for parts in folders]
-        for file, values in zip(self._files, found, strict=True):
-            if list(values) != list(found[0]):
-                raise DataError(
-                    f"{file} is in folders that name {', '.join(values) or 'no columns'}; "
-                    f"{', '.join(found[0]) or 'none'} expected as for {self._files[0]}",
-                    hint="put all files into folders NAME=VALUE of the same names",
-                )
-        self._folders = {}
-        for name in found[0]:
-            if name in self._types:
-                raise DataError(
-                    f"column {name!r} is in {self._files[0]} and in the name of its folder",
-                    hint="rename one of the two",
-                )
-            texts = [None if values[name] == _NULL else unquote(values[name]) for values in found]
-            is_text = not all(text is None or is_number(text) for text in texts)
-            self._folders[unquote(name)] = pa.array(
-                [text if text is None or is_text else float(text) for text in texts],
-                pa.string() if is_text else pa.float64(),
+        folders = [
+            dict(part.split("=", 1) for part in file.relative_to(path).parts[:-1] if "=" in part)
+            for file in self._files
+        ]
+        for what, found in (("has columns", schemas), ("is in folders that name", folders)):
+            for file, names in zip(self._files, found, strict=True):
+                if set(names) != set(found[0]):
+                    raise DataError(
+                        f"{file} {what} {', '.join(names) or 'nothing'}; {', '.join(found[0]) or 'nothing'} expected "
+                        f"as for {self._files[0]}",
+                        hint="ingest files of the same columns, in folders NAME=VALUE of the same names",
+                    )
+        if twice := set(folders[0]) & set(self._types):
+            raise DataError(
+                f"column {min(twice)!r} is in {self._files[0]} and in the name of its folder",
+                hint="rename one of the two",
             )
+        self._folders = {unquote(name): _parsed([values[name] for values in folders]) for name in folders[0]}
         super().__init__(label, [*self._types, *self._folders], num_rows, is_named=True)
 
     def arrays(self, columns: Sequence[int], written: int | None = None) -> Iterator[list[Any]]:
@@ -208,6 +197,14 @@ class ParquetTable(ArrowTable):
         name = self.names[column]
         kind = self._folders[name].type if name in self._folders else self._types[name]
         return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _parsed(values: list[str]) -> Any:
+    """Values of folders: numbers where all are, null where there is none, else text."""
+    texts = [None if value == _NULL else unquote(value) for value in values]
+    if all(text is None or is_number(text) for text in texts):
+        return pa.array([None if text is None else float(text) for text in texts], pa.float64())
+    return pa.array(texts, pa.string())
 
 
 @contextlib.contextmanager
@@ -438,15 +435,18 @@ class CsvTable(ArrowTable):
             It may hold names or values; taking one for the other would lose a row, or make one of names.
         """
         (line, first), below = head[0], [fields for _, fields in head[1:] if len(fields) == len(head[0][1])]
-        width = len(first)
+        width, places = len(first), range(len(first))
 
         def reads(field: str) -> bool:
             return is_number(field, self.decimal)
 
-        columns = [[fields[j] for fields in below if not is_missing(fields[j])] for j in range(width)]
+        def shown(columns: Sequence[int]) -> str:
+            return repr(first[columns[0]][:40]) if columns else ""
+
+        columns = [[fields[j] for fields in below if not is_missing(fields[j])] for j in places]
         has_numbers = [any(map(reads, column)) for column in columns]
-        text = [j for j, field in enumerate(first) if not reads(field) and not is_missing(field)]
-        numbers = [j for j, field in enumerate(first) if reads(field) and not is_missing(field)]
+        text = [j for j in places if not reads(first[j]) and not is_missing(first[j])]
+        numbers = [j for j in places if reads(first[j]) and not is_missing(first[j])]
         above_numbers = [j for j in text if has_numbers[j]]
         above_words = [
             j for j in numbers if columns[j] and not has_numbers[j] and not re.search(r"\d", "".join(columns[j]))
@@ -458,27 +458,30 @@ class CsvTable(ArrowTable):
         fractions = [j for j in numbers if columns[j] and all(reads(x) and self.decimal in x for x in columns[j])]
         whole = [int(first[j]) for j in numbers if re.fullmatch(r"[ \t]*\d+[ \t]*", first[j], re.ASCII)]
         are_years = len(whole) == width > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
-        doubt = ""
-        if len(text) == width:
-            if above_numbers and recurring:
-                doubt = f"{first[recurring[0]][:40]!r} is a value further down"
-            elif above_numbers and all(re.match(r"\W*\d", first[j]) for j in above_numbers):
-                doubt = f"{first[above_numbers[0]][:40]!r} looks like a number"
-        elif above_numbers:
-            j, other = above_numbers[0], next(j for j in range(width) if j not in text)
-            beside = "a number" if other in numbers else "empty" if not first[other].strip() else "a missing value"
-            doubt = f"{first[j][:40]!r} stands above numbers, and column {other} is {beside}"
-        elif above_words:
-            doubt = f"{first[above_words[0]][:40]!r} stands above text"
-        elif whole and len(whole) == len(numbers) == width - len(text) and not recurring:
-            is_odd = len(fractions) == len(numbers) and bool(text or len(below) > 1)
-            if is_odd or (are_years and fractions):
-                doubt = f"{' and '.join(map(str, whole[:2]))} stand above fractions"
-        if numbers and below and self._quotes_numbers(line) and not self._quotes_numbers(head[1][0]):
-            doubt = "its numbers are quoted, those below are not"
-        if doubt:
+        are_odd = len(fractions) == len(numbers) and bool(text or len(below) > 1)
+        is_whole = bool(whole) and len(whole) == len(numbers) == width - len(text) and not recurring
+        all_text = len(text) == width
+        other = next((j for j in places if j not in text), 0)
+        beside = "a number" if other in numbers else "empty" if not first[other].strip() else "a missing value"
+        with_digits = all(re.match(r"\W*\d", first[j]) for j in above_numbers)
+        is_quoted = numbers and below and self._quotes_numbers(line) and not self._quotes_numbers(head[1][0])
+        doubts: list[tuple[Any, str]] = [
+            (is_quoted, "its numbers are quoted, those below are not"),
+            (all_text and above_numbers and recurring, f"{shown(recurring)} is a value further down"),
+            (all_text and above_numbers and with_digits, f"{shown(above_numbers)} looks like a number"),
+            (
+                not all_text and above_numbers,
+                f"{shown(above_numbers)} stands above numbers, and column {other} is {beside}",
+            ),
+            (above_words, f"{shown(above_words)} stands above text"),
+            (
+                is_whole and (are_odd or (are_years and fractions)),
+                f"{' and '.join(map(str, whole[:2]))} stand above fractions",
+            ),
+        ]
+        if doubt := next((said for is_doubtful, said in doubts if is_doubtful), ""):
             raise DataError(f"{self.label}, line {line}: {doubt}; it may hold names or values", hint=_HEADER_HINT)
-        return len(text) == width
+        return all_text
 
     def _quotes_numbers(self, line: int) -> bool:
         with self._open() as file:

@@ -19,24 +19,6 @@ if TYPE_CHECKING:
     from dkrr.dataset.dataset import Dataset
     from dkrr.dataset.table import Table
 
-__all__ = [
-    "Fitted",
-    "Layout",
-    "column_number",
-    "did_you_mean",
-    "feature_columns",
-    "find_names",
-    "frame_labels",
-    "is_number",
-    "kept_columns",
-    "match_features",
-    "match_targets",
-    "ordered_like",
-    "resolve",
-    "target_columns",
-    "unique_names",
-]
-
 Column = str | int
 
 
@@ -250,6 +232,18 @@ def _shown(names: Sequence[Any]) -> str:
     return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
+def _features(fitted: Fitted, names: Sequence[str], label: Any, *, is_named: bool) -> tuple[int, ...]:
+    """Which of the columns ``names`` are the features of a fit: by name, or all where one side has no names."""
+    if fitted.names and is_named:
+        return find_names(fitted.names, names, str(label))
+    if len(names) != fitted.num_features:
+        raise DataError(
+            f"{label} has {len(names)} features, the model was fitted with {fitted.num_features}",
+            hint="give the same columns in the same order, or names on both sides",
+        )
+    return tuple(range(len(names)))
+
+
 def feature_columns(fitted: Fitted, table: Table) -> list[int]:
     """The columns of a table that are the features of a fit.
 
@@ -260,18 +254,8 @@ def feature_columns(fitted: Fitted, table: Table) -> list[int]:
     """
     taken = {*(table.target or ()), table.weight}
     free = [column for column in range(len(table.names)) if column not in taken]
-    if fitted.names and table.is_named:
-        return [free[j] for j in find_names(fitted.names, [table.names[j] for j in free], table.label)]
-    if len(free) != fitted.num_features:
-        raise _other_width(table.label, len(free), fitted)
-    return free
-
-
-def _other_width(label: str, width: int, fitted: Fitted) -> DataError:
-    return DataError(
-        f"{label} has {width} features, the model was fitted with {fitted.num_features}",
-        hint="give the same columns in the same order, or names on both sides",
-    )
+    found = _features(fitted, [table.names[j] for j in free], table.label, is_named=table.is_named)
+    return [free[j] for j in found]
 
 
 def ordered_like(fitted: Fitted, table: Table) -> dict[str, Any]:
@@ -309,12 +293,8 @@ def match_features(fitted: Fitted, dataset: Dataset) -> tuple[int, ...] | None:
     DataError
         As for :func:`feature_columns`.
     """
-    if fitted.names and dataset.names:
-        found = find_names(fitted.names, dataset.names, str(dataset.path))
-        return None if found == tuple(range(dataset.num_features)) else found
-    if dataset.num_features != fitted.num_features:
-        raise _other_width(str(dataset.path), dataset.num_features, fitted)
-    return None
+    found = _features(fitted, dataset.feature_names, dataset.path, is_named=bool(dataset.names))
+    return None if found == tuple(range(dataset.num_features)) else found
 
 
 def match_targets(fitted: Fitted, dataset: Dataset) -> tuple[int, ...] | None:

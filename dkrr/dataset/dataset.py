@@ -2,7 +2,9 @@
 
 ``dataset.zarr`` is a Zarr group with the arrays X (n, d), y (n, t) and weight (n, 1) where there are any, which any
 Zarr reader can open. Everything else is in the attributes of the group. Each append is a *generation*: n and the digest
-of the first n rows of X are kept, so that a fit on the old rows is known to be a fit on a prefix.
+of the first n rows of X are kept, so that a fit on the old rows is known to be a fit on a prefix. Generations are
+numbered from 1 on and a number is never used twice, also not after a generation was dropped; the same holds for the
+numbers of rows, so that what was decided about a row by its number (whether it is held out) stays decided.
 
 Rows are only ever added to an array. Where some are to go, all others are written to arrays of a new *version*, whose
 names have its number (X-2), and the attributes then name those; who reads the version before goes on doing so.
@@ -12,24 +14,87 @@ Cost: opening reads three or four small JSON files; no rows.
 
 from __future__ import annotations
 
+import base64
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset.columns import target_columns
-from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, is_part
-from dkrr.dataset.generations import Counters, Generation, read_generations
-from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, block_digest, decode_floats, prefix_digest
+from dkrr.dataset.destination import FORMAT, FORMAT_VERSION, array_name, storage_errors
+from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, block_digest, decode_floats, prefix_digest
 from dkrr.errors import DamagedChunkError, DataError, StoreError
 from dkrr.markup import lines_text, named
-from dkrr.store.files import check_place, children, local_root, read_json
-
-__all__ = ["Dataset", "Part", "fields_of_parts", "open_dataset"]
+from dkrr.store.documents import refuse_links
+from dkrr.store.files import check_place, local_root, read_json
 
 Part = Literal["X", "y", "weight"]
+Mask = NDArray[np.bool_]
+
+
+def pack(mask: Mask) -> str:
+    """A mask as text."""
+    return base64.b64encode(np.packbits(mask).tobytes()).decode()
+
+
+def unpack(text: str, num_rows: int | None = None) -> Mask:
+    """The inverse of :func:`pack`; without ``num_rows`` with up to seven False more."""
+    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+    return np.unpackbits(bits, count=num_rows).astype(bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """The rows of one append.
+
+    Parameters
+    ----------
+    number
+        1 for the first; never used twice in a data set.
+    n
+        Rows of the data set up to and including this generation.
+    num_rows
+        Rows of this generation.
+    digest
+        Digest of the first ``n`` rows of X.
+    first_row
+        Number of its first row, counted over all rows that the data set ever had.
+    label
+        What the append was called, if anything.
+    dropped
+        Which rows of the source were left out for missing values (:func:`pack`), if any were. They have numbers, too,
+        so that a row is held out or not whatever is missing in others.
+    """
+
+    number: int
+    n: int
+    num_rows: int
+    digest: str
+    first_row: int
+    label: str | None = None
+    dropped: str | None = None
+
+    @cached_property
+    def kept(self) -> Mask:
+        """Of all rows that have numbers from ``first_row`` on, which are there."""
+        if self.dropped is None:
+            return np.ones(self.num_rows, dtype=bool)
+        dropped = unpack(self.dropped)
+        return ~dropped[: self.num_rows + np.count_nonzero(dropped)]
+
+    @property
+    def num_dropped(self) -> int:
+        """Rows of the source that were left out for missing values."""
+        return 0 if self.dropped is None else len(self.kept) - self.num_rows
+
+    @property
+    def start(self) -> int:
+        """Position of its first row in the data set."""
+        return self.n - self.num_rows
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -66,8 +131,10 @@ class Dataset:
         What the rows were made from, where dkrr made them from another data set.
     version
         Which arrays of the group hold the rows: 1 until rows are dropped, one more each time.
-    counters
-        The numbers of the generation and of the row that come next.
+    next_generation, next_row
+        The numbers that the next append and its first row get.
+    records
+        Of each array by name what was gathered when it was written, see :meth:`~dkrr.dataset.rows.RowSummary.to_dict`.
     """
 
     path: Any
@@ -91,7 +158,8 @@ class Dataset:
     made_up: tuple[str, ...] = ()
     origin: dict[str, Any] | None = None
     version: int = 1
-    counters: Counters = field(default_factory=lambda: Counters(generation=1, row=0))
+    next_generation: int = 1
+    next_row: int = 0
     records: dict[str, dict[str, Any]] = field(repr=False)
 
     def __repr__(self) -> str:
@@ -131,7 +199,7 @@ class Dataset:
         return {name: array.read(start, stop) for name, array in self.parts().items()}
 
     @property
-    def kept(self) -> NDArray[np.bool_]:
+    def kept(self) -> Mask:
         """Of all rows that its generations were read from, which are there: not those dropped for missing values."""
         return np.concatenate([generation.kept for generation in self.generations])
 
@@ -154,13 +222,12 @@ class Dataset:
             They are others.
         """
         now, n = open_dataset(self.path, version=self.version), self.num_rows
-        digests: dict[Part, str | None] = {"X": self.digest, "y": self.digest_y, "weight": self.digest_weight}
-        for part, digest in digests.items():
-            there = now.prefix_digest(n, part) if now.num_rows >= n and part in now.parts() else None
-            if digest not in (None, there):
+        for part, record in self.records.items():
+            is_there = now.num_rows >= n and part in now.records
+            if not is_there or record["digest"] != now.prefix_digest(n, part):
                 raise DataError(f"{self.path} holds other rows than when it was opened", hint="open it again, and fit")
 
-    def prefix_digest(self, n: int, part: Part = "X") -> str:
+    def prefix_digest(self, n: int, part: str = "X") -> str:
         """Digest of the first ``n`` rows.
 
         Two data sets whose digests at n agree hold the same first n rows, whatever their chunks.
@@ -170,16 +237,16 @@ class Dataset:
         DamagedChunkError
             Rows had to be read (``n`` is no multiple of 1,024 and was never the end of an append) and are damaged.
         """
-        array, record = self.parts()[part], self.records[part]
         if not 0 < n <= self.num_rows:
             raise IndexError(f"digest of the first {n} rows; {self.path} has {self.num_rows}")
-        if n == self.num_rows:
-            return str(record["digest"])
-        known = [generation.digest for generation in self.generations if generation.n == n] if part == "X" else []
-        if known:
-            return known[0]
+        known = {item.n: item.digest for item in self.generations} if part == "X" else {}
+        known[self.num_rows] = str(self.records[part]["digest"])
+        return known.get(n) or self._digest_of_first(n, part)
+
+    def _digest_of_first(self, n: int, part: str) -> str:
         full = n // DIGEST_ROWS
-        return prefix_digest(record["block_digests"][:full], array.read(full * DIGEST_ROWS, n))
+        tail = self.parts()[part].read(full * DIGEST_ROWS, n)
+        return prefix_digest(self.records[part]["block_digests"][:full], tail)
 
     def verify(self) -> None:
         """Read every row and compare it with the digests.
@@ -194,35 +261,28 @@ class Dataset:
         One pass over the data set; memory for one chunk.
         """
         for name, array in self.parts().items():
-            known, number = self.records[name]["block_digests"], 0
-            if len(known) != self.num_rows // DIGEST_ROWS:
-                raise StoreError(
-                    f"{array.array.location} has {len(known)} block digests for {self.num_rows} rows",
-                    hint="restore it, or ingest the source again",
-                )
+            full = self.num_rows // DIGEST_ROWS * DIGEST_ROWS
             # each chunk is read as few times as its size allows
             step = max(1, array.rows_per_chunk // DIGEST_ROWS) * DIGEST_ROWS
-            for start in range(0, len(known) * DIGEST_ROWS, step):
-                rows = array.read(start, min(start + step, len(known) * DIGEST_ROWS))
-                for first in range(0, len(rows), DIGEST_ROWS):
-                    if block_digest(rows[first : first + DIGEST_ROWS]) != known[number]:
-                        raise self._damaged(array, start + first, f"the digest of block {number} differs")
-                    number += 1
-            ends = [(found.n, found.digest) for found in self.generations] if name == "X" else []
+            found: list[str] = []
+            for start in range(0, full, step):
+                rows = array.read(start, min(start + step, full))
+                found += [block_digest(rows[first : first + DIGEST_ROWS]) for first in range(0, len(rows), DIGEST_ROWS)]
+            pairs = itertools.zip_longest(found, self.records[name]["block_digests"])
+            differing = [number * DIGEST_ROWS for number, (block, known) in enumerate(pairs) if block != known]
+            ends = [(item.n, item.digest) for item in self.generations] if name == "X" else []
             for n, digest in [*ends, (self.num_rows, self.records[name]["digest"])]:
-                full = n // DIGEST_ROWS
-                if prefix_digest(known[:full], array.read(full * DIGEST_ROWS, n)) != digest:
-                    raise self._damaged(array, n - 1, f"the digest of the first {n} rows differs")
-
-    def _damaged(self, array: RowArray, row: int, reason: str) -> DamagedChunkError:
-        index = (row // array.rows_per_chunk, 0)
-        return DamagedChunkError(
-            f"chunk {index} of {array.array.location} is damaged ({reason})",
-            hint="restore it, or ingest the source again",
-            path=array.array.location,
-            index=index,
-            reason=reason,
-        )
+                differing += [n - 1] if self._digest_of_first(n, name) != digest else []
+            if differing:
+                index, location = (differing[0] // array.rows_per_chunk, 0), array.array.location
+                reason = f"the digest of rows from {differing[0]} on differs"
+                raise DamagedChunkError(
+                    f"chunk {index} of {location} is damaged ({reason})",
+                    hint="restore it, or ingest the source again",
+                    path=location,
+                    index=index,
+                    reason=reason,
+                )
 
 
 def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
@@ -243,14 +303,9 @@ def open_dataset(path: Any, *, version: int | None = None) -> Dataset:
     check_place("path", path)
     root = local_root(path)
     where = str(path) if root is None else str(root)
-    if root is not None:
-        for name in filter(is_part, children(root)):
-            if (root / name).is_symlink():
-                raise StoreError(f"{root / name} is a symbolic link", hint="only plain files and folders are read")
-    try:
+    refuse_links(path, is_deep=False)
+    with storage_errors(path):
         document = read_json(path, "zarr.json")
-    except PermissionError as exc:
-        raise StoreError(f"no permission to read {where}", hint="change its permissions") from exc
     if document is None:
         raise StoreError(f"{where} is not a data set (no zarr.json)", hint="check the path, or ingest a source first")
     attributes = document.get("attributes") if isinstance(document, dict) else None
@@ -293,38 +348,59 @@ def _from_attributes(path: Any, attributes: dict[str, Any]) -> Dataset:
         weight_name=attributes["weight_name"],
         classes=None if classes is None else tuple(classes),
         y_is_1d=bool(attributes["y_is_1d"]),
-        generations=read_generations(attributes["generations"]),
+        generations=tuple(Generation(**item) for item in attributes["generations"]),
         origin=attributes["origin"],
         version=version,
-        counters=Counters(**attributes["next"]),
+        next_generation=int(attributes["next"]["generation"]),
+        next_row=int(attributes["next"]["row"]),
         **names,
-        **fields_of_parts(arrays, records),
+        **_fields_of_parts(arrays, records),
     )
 
 
-def fields_of_parts(arrays: Mapping[str, RowArray], records: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _fields_of_parts(arrays: Mapping[str, RowArray], records: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What a :class:`Dataset` says of its arrays: themselves, their digests, means and standard deviations."""
-    x_mean, x_std = _statistics(records["X"])
-    y_mean, y_std = _statistics(records["y"]) if "y" in records else (np.empty(0), np.empty(0))
-    return {
-        "X": arrays["X"],
-        "y": arrays.get("y"),
-        "weight": arrays.get("weight"),
-        "digest": records["X"]["digest"],
-        "digest_y": records["y"]["digest"] if "y" in records else None,
-        "digest_weight": records["weight"]["digest"] if "weight" in records else None,
-        "x_mean": x_mean,
-        "x_std": x_std,
-        "y_mean": y_mean,
-        "y_std": y_std,
-        "records": records,
-    }
+    fields: dict[str, Any] = {"records": records}
+    for name, suffix in (("X", ""), ("y", "_y"), ("weight", "_weight")):
+        record = records.get(name, {"digest": None, "mean": [], "std": []})
+        mean, std = decode_floats(record["mean"]), decode_floats(record["std"])
+        std[std == 0] = 1.0  # a constant column
+        mean.flags.writeable = std.flags.writeable = False
+        fields |= {name: arrays.get(name), f"digest{suffix}": record["digest"]}
+        fields |= {f"{name.lower()}_mean": mean, f"{name.lower()}_std": std} if name != "weight" else {}
+    return fields
 
 
-def _statistics(record: dict[str, Any]) -> tuple[Floats, Floats]:
-    """Means and standard deviations of the columns of a record; 1 stands for that of a constant column."""
-    mean, std = decode_floats(record["mean"]), decode_floats(record["std"])
-    std[std == 0] = 1.0
-    for values in (mean, std):
-        values.flags.writeable = False
-    return mean, std
+def before_appends(dataset: Dataset, digests: Mapping[str, str]) -> Dataset | None:
+    """The data set of the first rows that have these digests, which may be all; None where it never had those.
+
+    Appends leave all rows where they are, so the first n rows of a data set that has grown are the data set of before.
+    You need it where a process opens the rows of a fit for the first time after others were appended. Nothing of them
+    is believed: digests and statistics are made anew and must be those of then.
+
+    Parameters
+    ----------
+    digests
+        Of all rows, by part: of ``"X"``, and of "y" and "weight" where they matter.
+
+    Cost
+    ----
+    One pass over the first n rows; memory for one chunk.
+    """
+    if all(dataset.records.get(name, {}).get("digest") == digest for name, digest in digests.items()):
+        return dataset
+    end = next((item.n for item in dataset.generations if item.digest == digests["X"]), None)
+    if end is None or digests.keys() - dataset.records.keys():
+        return None
+    arrays = {name: RowArray(array.array, end) for name, array in dataset.parts().items()}
+    records = {name: RowSummary.of(array).to_dict() for name, array in arrays.items()}
+    if any(records[name]["digest"] != digest for name, digest in digests.items()):
+        return None
+    generations = tuple(item for item in dataset.generations if item.n <= end)
+    return replace(dataset, num_rows=end, generations=generations, **_fields_of_parts(arrays, records))
+
+
+def fields_of(dataset: Dataset) -> dict[str, Any]:
+    """What a data set that is made of this one keeps besides rows: names, classes, and whether y has one axis."""
+    names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d", "made_up")
+    return {name: getattr(dataset, name) for name in names}

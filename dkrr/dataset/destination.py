@@ -7,48 +7,27 @@ and is never touched.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
-from dkrr.errors import DkrrError, StorageFullError, StoreError
+from dkrr.errors import StoreError
 from dkrr.store.files import (
+    check_space,
     children,
     delete_key,
-    free_bytes,
-    full_disk,
     is_url,
     join,
     local_root,
     parent_of,
     read_json,
     remove_array,
+    storage_errors,
     write_json,
 )
-from dkrr.store.interruption import check_fence
-from dkrr.store.lease import hold_lock
 
-__all__ = [
-    "FORMAT_VERSION",
-    "State",
-    "array_name",
-    "check_outside",
-    "check_space",
-    "clear",
-    "clear_versions",
-    "earlier_versions",
-    "inspect",
-    "is_part",
-    "mark_unfinished",
-    "storage_errors",
-    "write_attributes",
-    "writing",
-]
+__all__ = ["check_space", "storage_errors"]
 
 FORMAT = "dataset"
 FORMAT_VERSION = 1
@@ -66,11 +45,6 @@ def array_name(part: str, version: int) -> str:
     return part if version == 1 else f"{part}-{version}"
 
 
-def is_part(name: str) -> bool:
-    """Whether something in the folder of a data set has the name of its metadata or of an array."""
-    return name == "zarr.json" or _ARRAY.fullmatch(name) is not None
-
-
 def inspect(location: Any) -> State:
     """What is at ``location``.
 
@@ -80,16 +54,15 @@ def inspect(location: Any) -> State:
         Something that is not a data set of dkrr, a place inside of something of dkrr, a missing parent folder, or no
         permission.
     """
-    root, document = local_root(location), None
+    root = local_root(location)
     with storage_errors(location):
         if root is not None and not root.parent.is_dir():
             raise StoreError(f"{root.parent} is not a folder, so {root} cannot be written", hint="create it first")
         if root is not None and os.path.lexists(root) and not root.is_dir():
             raise StoreError(f"{root} exists and is not a folder", hint="choose another destination")
         names = children(location)
-        if "zarr.json" in names:
-            document = read_json(location, "zarr.json")
-    attributes = document.get("attributes", {}) if isinstance(document, dict) else {}
+        document = read_json(location, "zarr.json") if "zarr.json" in names else None
+    attributes = document.get("attributes") if isinstance(document, dict) else None
     if isinstance(attributes, dict) and attributes.get("dkrr_format") == FORMAT:
         return "complete" if attributes.get("complete") is True else "unfinished"
     if not all(_PARTIAL.fullmatch(name) for name in names):  # of one killed before its first file was complete
@@ -106,8 +79,9 @@ def check_outside(location: Any) -> None:
     StoreError
         Names what ``location`` lies in.
     """
-    inner = Path(os.path.realpath(Path(location) / os.pardir))
-    for folder in _above(str(location)) if is_url(location) else map(str, (inner, *inner.parents)):
+    folder = str(location) if is_url(location) else os.path.realpath(location)
+    while (above := parent_of(folder)) != folder:
+        folder = above
         try:
             documents = [read_json(folder, name) or {} for name in ("zarr.json", "version.json")]
         except (OSError, StoreError):  # of somebody else, or not ours to look at
@@ -124,44 +98,20 @@ def check_outside(location: Any) -> None:
             )
 
 
-def _above(url: str) -> Iterator[str]:
-    while (above := parent_of(url)) != url:
-        yield (url := above)
-
-
-@contextlib.contextmanager
-def writing(location: Any, *, wait: bool = False) -> Iterator[None]:
-    """Be the one who writes a data set while the block runs, see :func:`dkrr.store.lease.hold_lock`.
-
-    Raises
-    ------
-    LockedError
-        Another process writes there.
-    StoreError
-        No lock can be written beside it.
-    """
-    with contextlib.ExitStack() as stack:
-        with storage_errors(location):
-            stack.enter_context(hold_lock(location, wait=wait))
-        yield
-
-
-def mark_unfinished(location: Any, state: State) -> None:
-    """Claim ``location``, where this state was found, for a data set that is being written.
+def claim(location: Any, state: State) -> None:
+    """Make ``location``, where this state was found, a data set that is being written, and has no rows yet.
 
     Raises
     ------
     StoreError
         What was absent is there now: somebody who holds no lock has made it.
     """
-    root = local_root(location)
-    try:
-        if state == "absent" and root is not None:
-            root.mkdir()
-        elif state == "empty" and inspect(location) != "empty":
-            raise FileExistsError
-    except FileExistsError:
-        raise StoreError(f"{location} was made by somebody else meanwhile", hint="look what is there") from None
+    if state == "unfinished":
+        clear(location, keep_folder=True)
+    if state != "unfinished" and inspect(location) != state:
+        raise StoreError(f"{location} was made by somebody else meanwhile", hint="look what is there")
+    if (root := local_root(location)) is not None:
+        root.mkdir(exist_ok=state != "absent")
     write_attributes(location, {"complete": False})
 
 
@@ -177,7 +127,6 @@ def write_attributes(location: Any, attributes: dict[str, Any]) -> None:
 
 def clear(location: Any, *, keep_folder: bool = False) -> None:
     """Remove the data set at ``location``, or only what is inside the folder; what is not of dkrr stays."""
-    check_fence()
     for name in children(location):
         if _ARRAY.fullmatch(name):
             remove_array(join(location, name))
@@ -218,7 +167,6 @@ def clear_versions(location: Any, version: int) -> None:
     version
         The one that counts. Each before it stays for an hour after it was replaced, for who has it open.
     """
-    check_fence()
     kept = {version, *(int(item["version"]) for item in earlier_versions(location))}
     root = local_root(location)
     for name in filter(_ARRAY.fullmatch, children(location)):
@@ -227,42 +175,3 @@ def clear_versions(location: Any, version: int) -> None:
     # what writes that were killed left; nobody else writes there
     for path in root.rglob("*.partial") if root is not None else ():
         path.unlink(missing_ok=True)
-
-
-def check_space(location: Any, num_bytes: int) -> None:
-    """Refuse to start writing ``num_bytes`` where they do not fit.
-
-    Raises
-    ------
-    StorageFullError
-        With ``needed`` and ``free`` in bytes.
-    """
-    root = local_root(location)
-    if root is None:
-        return
-    free = free_bytes(root)
-    if num_bytes > free:
-        raise StorageFullError(
-            f"{root} needs {num_bytes:,} bytes and {free:,} are free",
-            hint="free some space or choose another disk",
-            needed=num_bytes,
-            free=free,
-            path=str(root),
-        )
-
-
-@contextlib.contextmanager
-def storage_errors(location: Any, needed: int | None = None) -> Iterator[None]:
-    """Turn what the operating system says about ``location`` into a typed error."""
-    try:
-        with full_disk(location, needed):
-            yield
-    except DkrrError:
-        raise
-    except OSError as exc:
-        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreError(
-                f"no permission to use {exc.filename or location} ({exc.strerror})",
-                hint="change its permissions or choose another place",
-            ) from exc
-        raise StoreError(f"{location} cannot be used ({exc})", hint="check the disk and start again") from exc

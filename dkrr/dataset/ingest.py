@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import destination
 from dkrr.dataset.columns import Column, Layout, did_you_mean, is_number, resolve, target_columns
-from dkrr.dataset.dataset import Dataset, open_dataset
+from dkrr.dataset.dataset import Dataset, fields_of, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import MISSING_MARKS, Header, Table
 from dkrr.dataset.writer import DatasetWriter
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
 from dkrr.store.files import check_place, overlaps
-
-__all__ = ["append", "fields_of", "ingest"]
+from dkrr.store.lease import hold_lock
 
 Missing = Literal["error", "drop"]
 
@@ -147,16 +146,17 @@ def ingest(
     table = open_table(source, **text, y=y, sample_weight=sample_weight)
     with contextlib.ExitStack() as stack:
         if append or state != "complete":  # else rows are compared, and none is written
-            stack.enter_context(destination.writing(dest, wait=wait))
+            stack.enter_context(hold_lock(dest, wait=wait))
         existing = open_dataset(dest) if destination.inspect(dest) == "complete" else None
         base = existing if append else None
         if base is not None:
             destination.clear_versions(dest, base.version)
         like = base or like
+        columns: dict[str, Any] = {"target": target, "features": features, "weight": weight}
         if like is not None:
-            target, features, weight = _as_before(like, table, target, features, weight)
+            columns = _as_before(like, table, **columns)
             one_hot, classes = one_hot or (like.classes is not None and table.classes is None), like.classes
-        layout = resolve(table, target=target, features=features, weight=weight)
+        layout = resolve(table, **columns)
         labels = _Labels(table, layout, classes, drop=missing == "drop") if one_hot else None
         fields = _fields(table, layout, labels)
         if like is not None:
@@ -373,12 +373,11 @@ class _Labels:
         found: dict[Any, int] = {}  # with the row where a label is first
         row = 0
         for values, labels in self._table.blocks(used or [], self._column):
-            whole: list[bool] = (~np.isnan(values).any(axis=1)).tolist()  # type: ignore[assignment]
-            for number, (label, is_whole) in enumerate(zip(labels or (), whole, strict=True), row):
-                if is_whole and label not in found and not (used is not None and _is_missing(label)):
-                    if _is_missing(label):
-                        raise self._no_class(number)
-                    found[label] = number
+            is_whole: NDArray[np.bool_] = np.asarray(~np.isnan(values).any(axis=1))
+            for number, label in enumerate(labels or (), row):
+                is_there = not _is_missing(label)
+                if is_whole[number - row] and (is_there or used is None):
+                    found.setdefault(label if is_there else None, number)
             row += len(values)
             if len(found) > MAX_CLASSES:
                 raise DataError(
@@ -386,18 +385,18 @@ class _Labels:
                     hint="leave one_hot out if the target is a quantity",
                 )
         # "NA" is Namibia among countries, and no class among numbers
-        rest = set(found) - MISSING_MARKS
-        if len(rest) < len(found) and not any(isinstance(_as_number(label), str) for label in rest):
-            if used is None:
-                raise self._no_class(min(found[label] for label in set(found) - rest))
-            found = {label: found[label] for label in rest}
-        if row and not found:
+        rest = set(found) - {None, *MISSING_MARKS}
+        if any(isinstance(_as_number(label), str) for label in rest):
+            rest = set(found) - {None}
+        if used is None and len(rest) < len(found):
+            raise self._no_class(min(found[label] for label in set(found) - rest))
+        if row and not rest:
             raise DataError(
                 f"all {row:,} rows of {self._table.label} have missing values, "
                 f"the first in {self._table.locate(0) or 'row 0'}",
                 hint=f"{self._what} has no class where all features are; check the delimiter",
             )
-        return set(found)
+        return rest
 
     def _sorted(self, found: set[Any]) -> list[Any]:
         kinds = {
@@ -462,47 +461,39 @@ def _fields(table: Table, layout: Layout, labels: _Labels | None) -> dict[str, A
     }
 
 
-def fields_of(dataset: Dataset) -> dict[str, Any]:
-    """What :class:`DatasetWriter` is told about columns, as a data set has them."""
-    names = ("feature_names", "target_names", "weight_name", "classes", "y_is_1d", "made_up")
-    return {name: getattr(dataset, name) for name in names}
-
-
-def _as_before(base: Dataset, table: Table, target: Any, features: Any, weight: Any) -> tuple[Any, Any, Any]:
+def _as_before(base: Dataset, table: Table, **given: Any) -> dict[str, Any]:
     """Columns of an append that are not given by name: those of the data set, found by name."""
-    names = set(table.names)
-    if _has_no_names(target, table) and table.target is None and base.num_targets:
-        wanted = list(target_columns(base.target_names, base.classes))
-        if (target is None or table.is_named) and names.issuperset(wanted):
-            target = wanted[0] if base.y_is_1d else wanted
-    if _has_no_names(weight, table) and table.weight is None and base.weight_name in names:
-        weight = base.weight_name if weight is None or table.is_named else weight
-    if _has_no_names(features, table) and table.is_named and names.issuperset(base.feature_names):
-        features = list(base.feature_names)
-    return target, features, weight
-
-
-def _has_no_names(columns: Any, table: Table) -> bool:
-    """Whether columns are not given, or by numbers: those are of another file, whose columns may stand elsewhere."""
-    given = columns if isinstance(columns, Sequence) and not isinstance(columns, str) else [columns]
-    return all(is_number(column, table.names) for column in given)
+    targets: Any = list(target_columns(base.target_names, base.classes))
+    own = {
+        "target": (targets[0] if base.y_is_1d else targets, table.target),
+        "features": (list(base.feature_names), None),
+        "weight": (base.weight_name, table.weight),
+    }
+    for role, (wanted, declared) in own.items():
+        columns = given[role] if isinstance(given[role], list | tuple) else [given[role]]
+        # numbers are those of another file, whose columns may stand elsewhere
+        is_free = given[role] is None or (table.is_named and all(is_number(column, table.names) for column in columns))
+        is_told = table.is_named or role != "features"  # an array of other width is no part of it
+        names = wanted if isinstance(wanted, list) else [wanted]
+        if is_free and is_told and declared is None and wanted and set(table.names).issuperset(names):
+            given[role] = wanted
+    return given
 
 
 def _check_same_columns(base: Dataset, table: Table, layout: Layout, fields: dict[str, Any]) -> None:
-    # arrays have no names of their own, so only their number of columns can be compared
-    named = {"feature_names": table.is_named, "target_names": all(table.has_name(j) for j in layout.targets)}
+    weights = () if layout.weight is None else (layout.weight,)
     differing = []
-    for name, noun in (("feature_names", "features"), ("target_names", "targets")):
-        old, new = getattr(base, name), fields[name]
-        if len(old) != len(new) or (named[name] and old != new):
+    for name, numbers in (
+        ("feature_names", layout.features),
+        ("target_names", layout.targets),
+        ("weight_name", weights),
+    ):
+        both = (getattr(base, name), fields[name])
+        old, new = ((value,) if isinstance(value, str) else value or () for value in both)
+        # arrays have no names of their own, so only their number of columns can be compared
+        if len(old) != len(new) or (old != new and all(table.has_name(j) for j in numbers)):
             old_text, new_text = (f"{len(names)} ({', '.join(names[:8])})" for names in (old, new))
-            differing.append(f"{noun}: {old_text} there, {new_text} given")
-    old, new = base.weight_name, fields["weight_name"]
-    if (base.weight is None) != (new is None):
-        old_text, new_text = ("without" if name is None else "with" for name in (old, new))
-        differing.append(f"{old_text} weights there, {new_text} given")
-    elif layout.weight is not None and table.has_name(layout.weight) and old != new:
-        differing.append(f"weights: {old} there, {new} given")
+            differing.append(f"{name.partition('_')[0]}s: {old_text} there, {new_text} given")
     if differing:
         raise DataError(
             f"{table.label} does not fit {base.path} ({'; '.join(differing)})",

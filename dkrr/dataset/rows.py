@@ -32,21 +32,6 @@ from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.files import read_json, write_json
 
-__all__ = [
-    "DIGEST_ROWS",
-    "CheckedRows",
-    "Floats",
-    "Moments",
-    "RowArray",
-    "RowSummary",
-    "block_digest",
-    "decode_floats",
-    "default_rows_per_chunk",
-    "lazy_rows",
-    "prefix_digest",
-    "row_moments",
-]
-
 Floats = NDArray[np.float64]
 
 CHUNK_BYTES = 4 << 20
@@ -217,12 +202,11 @@ class RowArray:
 
 
 @dataclass(frozen=True)
-class CheckedRows:
+class CheckedRows(RowArray):
     """Rows on disk of which a check says that they are still those that were opened, and that they are still there.
 
     Parameters
     ----------
-    rows
     check
         Raises where they are not; what it belongs to lasts as long as these rows.
     every_read
@@ -230,48 +214,32 @@ class CheckedRows:
         chunks of other rows may have another size.
     """
 
-    rows: RowArray
     check: Callable[[], None]
     every_read: bool = False
 
-    @property
-    def num_rows(self) -> int:
-        return self.rows.num_rows
-
-    @property
-    def num_columns(self) -> int:
-        return self.rows.num_columns
-
     def read(self, start: int, stop: int, out: Floats | None = None) -> Floats:
         """Rows ``start`` to ``stop``; raises what :meth:`RowArray.read` and the check raise."""
-        is_last = stop == self.num_rows
+        is_asked = self.every_read or stop == self.num_rows
         try:
-            return self.rows.read(start, stop, out)
+            return super().read(start, stop, out)
         except DamagedChunkError:
-            is_last = True
+            is_asked = True
             raise
         finally:
-            if self.every_read or is_last:
+            if is_asked:
                 self.check()
 
 
-def lazy_rows(rows: RowArray | CheckedRows) -> Any:
+def lazy_rows(rows: RowArray) -> Any:
     """The rows as a dask array (n, k) whose blocks are chunks on disk; nothing is read before it is computed."""
     import dask.array as da
 
-    array = rows.rows if isinstance(rows, CheckedRows) else rows
-    spans = list(array.blocks())
-    return da.map_blocks(
-        _read,
-        dtype=np.float64,
-        chunks=(tuple(stop - start for start, stop in spans), (array.num_columns,)),
-        meta=np.empty((0, 0)),
-        rows=rows,
-        spans=spans,
-    )
+    spans = list(rows.blocks())
+    chunks = (tuple(stop - start for start, stop in spans), (rows.num_columns,))
+    return da.map_blocks(_read, dtype=np.float64, chunks=chunks, meta=np.empty((0, 0)), rows=rows, spans=spans)
 
 
-def _read(rows: RowArray | CheckedRows, spans: list[tuple[int, int]], block_id: tuple[int, int] = (0, 0)) -> Floats:
+def _read(rows: RowArray, spans: list[tuple[int, int]], block_id: tuple[int, int] = (0, 0)) -> Floats:
     return rows.read(*spans[block_id[0]])
 
 
@@ -308,7 +276,6 @@ def prefix_digest(block_digests: Sequence[str], tail: Floats) -> str:
 
 
 NARROW = 32
-SAFE = (1e-280, 1e280)  # sums of squares in here have lost nothing to underflow and not overflowed
 
 
 @dataclass(frozen=True)
@@ -349,16 +316,12 @@ class Moments:
         # columns beyond 1e150 may overflow here; what comes out is inf or NaN and refused by whoever scales with it
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             mean = columns.sum(axis=1) / count
+            mean += (columns - mean[:, None]).sum(axis=1) / count  # what the first sum has lost
             deviations = columns - mean[:, None]
-            correction = deviations.sum(axis=1) / count
-            mean += correction
-            squares = np.einsum("ji,ji->j", deviations, deviations) - count * correction * correction
-            unsafe = ~constant & ~((squares > SAFE[0]) & (squares < SAFE[1]))
-            norm = np.sqrt(np.where(unsafe, 0.0, np.maximum(squares, 0.0)))
-            if unsafe.any():
-                deviations = columns[unsafe] - mean[unsafe, None]
-                largest = np.abs(deviations).max(axis=1)
-                norm[unsafe] = largest * np.sqrt(((deviations / largest[:, None]) ** 2).sum(axis=1))
+            # deviations of any scale can be squared when they are divided by the largest
+            largest = np.abs(deviations).max(axis=1)
+            deviations /= np.where(constant | (largest == 0), 1.0, largest)[:, None]
+            norm = largest * np.sqrt(np.einsum("ji,ji->j", deviations, deviations))
         mean[constant] = rows[0, constant]
         norm[constant] = 0.0
         return cls(count, mean, norm)
@@ -398,6 +361,23 @@ class RowSummary:
         mean, norm = decode_floats(record["block_mean"]), decode_floats(record["block_norm"])
         summary._moments = Moments(len(summary.block_digests) * DIGEST_ROWS, mean, norm)
         summary.add(tail)
+        return summary
+
+    @classmethod
+    def of(
+        cls,
+        array: RowArray,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        without: NDArray[np.bool_] | None = None,
+        digests: bool = True,
+    ) -> RowSummary:
+        """Of rows ``start`` to ``stop`` of an array, but for those that ``without`` (n,) leaves out."""
+        summary = cls(array.num_columns, digests=digests)
+        for first, last in array.blocks(first=start, end=stop):
+            rows = array.read(first, last)
+            summary.add(rows if without is None else rows[~without[first:last]])
         return summary
 
     def add(self, rows: Floats) -> None:
@@ -449,8 +429,4 @@ def row_moments(
 
     Cost: reads those rows once; memory for one chunk.
     """
-    summary = RowSummary(array.num_columns, digests=False)
-    for first, last in array.blocks(first=start, end=stop):
-        rows = array.read(first, last)
-        summary.add(rows if without is None else rows[~without[first:last]])
-    return summary.moments()
+    return RowSummary.of(array, start, stop, without=without, digests=False).moments()

@@ -1,4 +1,4 @@
-"""The rows that a fit uses: training rows only, whitened if wanted.
+"""The rows that a fit uses: which are held out, whitening if wanted, and how far later rows have drifted.
 
 Whitening is x -> (x - mean) / std, column by column, with statistics of the training rows, or of an earlier fit that
 these rows continue; they are stored and travel with the model.
@@ -7,6 +7,7 @@ these rows continue; they are stored and travel with the model.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import destination
-from dkrr.dataset.dataset import Dataset, open_dataset
-from dkrr.dataset.ingest import fields_of
-from dkrr.dataset.rows import Floats, row_moments
+from dkrr.dataset.columns import column_number, is_number
+from dkrr.dataset.dataset import Dataset, Mask, fields_of, open_dataset
+from dkrr.dataset.rows import Floats, Moments, row_moments
+from dkrr.dataset.sources import open_table
+from dkrr.dataset.table import Header
 from dkrr.dataset.writer import DatasetWriter
-from dkrr.errors import DataError, StoreMismatchError
-
-__all__ = ["Scaling", "mask_digest", "prepare_rows"]
-
-Mask = NDArray[np.bool_]
+from dkrr.errors import DataError, ParameterError, StoreMismatchError
+from dkrr.store.lease import hold_lock
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,16 +51,13 @@ class Scaling:
             values = np.array(getattr(self, field.name), dtype=np.float64)
             values.flags.writeable = False
             object.__setattr__(self, field.name, values)
-            bad = ~np.isfinite(values) | (field.name.endswith("std") & ~(values > 0))
-            if values.ndim != 1 or bad.any():
-                where = f" at column {int(np.flatnonzero(bad)[0])}" if values.ndim == 1 else f" of shape {values.shape}"
+            bad = np.flatnonzero(~np.isfinite(values) | (field.name.endswith("std") & ~(values > 0)))
+            if bad.size:
                 raise DataError(
-                    f"{field.name} has an unusable value{where}; finite numbers, deviations above 0 expected",
+                    f"{field.name} has an unusable value at column {bad[0]}; finite numbers, "
+                    "deviations above 0 expected",
                     hint="rescale that column: its values are too large to average",
                 )
-        for mean, std in ((self.x_mean, self.x_std), (self.y_mean, self.y_std)):
-            if mean.shape != std.shape:
-                raise DataError(f"{mean.size} means and {std.size} standard deviations", hint="give one of each")
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Scaling:
@@ -84,30 +81,27 @@ class Scaling:
 
     def apply_x(self, X: Floats, out: Floats | None = None) -> Floats:
         """(X - x_mean) / x_std for X (m, d); ``out`` may be X."""
-        if X.shape[1:] != self.x_mean.shape:
-            raise DataError(f"X has shape {X.shape}; {self.x_mean.size} features expected", hint="check the features")
-        return np.divide(np.subtract(X, self.x_mean, out=out), self.x_std, out=out)
+        mean, std = _fitting(X, self.x_mean, self.x_std, "features")
+        return np.asarray(np.divide(np.subtract(X, mean, out=out), std, out=out))
 
     def apply_y(self, Y: Floats, out: Floats | None = None) -> Floats:
         """(Y - y_mean) / y_std for Y (m, t), or (m,) with one target; ``out`` may be Y."""
-        mean, std = self._targets(Y)
-        whitened: Floats = np.divide(np.subtract(Y, mean, out=out), std, out=out)
-        return whitened
+        mean, std = _fitting(Y, self.y_mean, self.y_std, "targets")
+        return np.asarray(np.divide(np.subtract(Y, mean, out=out), std, out=out))
 
     def invert_y(self, P: Floats, out: Floats | None = None) -> Floats:
         """P y_std + y_mean: predictions (m, t), or (m,) with one target, in the units of y; ``out`` may be P."""
-        mean, std = self._targets(P)
-        original: Floats = np.add(np.multiply(P, std, out=out), mean, out=out)
-        return original
+        mean, std = _fitting(P, self.y_mean, self.y_std, "targets")
+        return np.asarray(np.add(np.multiply(P, std, out=out), mean, out=out))
 
-    def _targets(self, values: Floats) -> tuple[Any, Any]:
-        if values.ndim == 1:
-            if self.y_mean.size != 1:
-                raise DataError(f"1-D targets, {self.y_mean.size} columns expected", hint="pass (rows, targets)")
-            return self.y_mean[0], self.y_std[0]
-        if values.shape[1] != self.y_mean.size:
-            raise DataError(f"{values.shape[1]} target columns, {self.y_mean.size} expected", hint="check the targets")
-        return self.y_mean, self.y_std
+
+def _fitting(values: Floats, mean: Floats, std: Floats, noun: str) -> tuple[Any, Any]:
+    """Mean and deviation as they are broadcast to values (m, k), or (m,) of one column."""
+    if values.ndim == 1 and mean.size == 1:
+        return mean[0], std[0]
+    if values.shape[1:] != mean.shape:
+        raise DataError(f"shape {values.shape}; {mean.size} {noun} expected", hint="pass (rows, columns)")
+    return mean, std
 
 
 def prepare_rows(
@@ -171,7 +165,7 @@ def prepare_rows(
     }
     if destination.inspect(dest) == "complete":
         return _reuse(dest, origin)
-    with destination.writing(dest, wait=True):
+    with hold_lock(dest, wait=True):
         if destination.inspect(dest) == "complete":
             return _reuse(dest, origin)
         dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
@@ -222,3 +216,174 @@ def _reuse(dest: Any, origin: dict[str, Any]) -> tuple[Dataset, Scaling | None]:
             fields=differing,
         )
     return existing, None if resolved is None else Scaling.from_dict(resolved)
+
+
+# --- rows that are held out -------------------------------------------------------------------------------------------
+
+_VALUES = {"1": True, "true": True, "0": False, "false": False, "1.0": True, "0.0": False}
+
+
+def row_hash_fraction(start: int, stop: int, fraction: float, seed: int = 0) -> Mask:
+    """Rows of ``start`` to ``stop`` that belong to a random ``fraction``; a row's answer depends on its number only.
+
+    Row i is chosen when h(i) / 2^64 < fraction, where h is the SplitMix64 output function at
+    state ``seed' + (i + 1) * 0x9E3779B97F4A7C15`` and seed' that of ``seed``. Rows keep their answer when others are
+    appended, and larger fractions contain smaller ones.
+
+    Returns
+    -------
+    mask : (stop - start,) bool
+
+    References
+    ----------
+    Steele, Lea, Flood (2014), "Fast splittable pseudorandom number generators", OOPSLA.
+    """
+    if not 0.0 <= fraction <= 1.0:
+        raise ParameterError(f"fraction is {fraction!r}; 0 to 1 expected", hint="use 0.1 for a tenth")
+    if not 0 <= start <= stop:
+        raise ParameterError(f"rows {start} to {stop}", hint="0 <= start <= stop")
+    gamma = np.uint64(0x9E3779B97F4A7C15)
+    seeded = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + gamma)
+    hashed = _mix(seeded + np.arange(start + 1, stop + 1, dtype=np.uint64) * gamma)
+    # the upper 53 bits are exact in a float64
+    return np.asarray((hashed >> np.uint64(11)) * 2.0**-53 < fraction)
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def read_mask(
+    source: str | os.PathLike[str],
+    num_rows: int,
+    *,
+    column: str | int | None = None,
+    header: Header = "auto",
+    delimiter: str | None = None,
+    decimal: str = ".",
+) -> Mask:
+    """Read a mask of rows from a column of any file that can be ingested.
+
+    Parameters
+    ----------
+    source
+        The file; values are 0, 1, true and false.
+    num_rows
+        Number of rows expected.
+    column
+        Name or number of the column; None means the first.
+    header
+        Of a text file; "auto" takes a first line whose value is no 0, 1, true or false for names.
+    delimiter, decimal
+        Of a text file, as in :func:`~dkrr.dataset.ingest`.
+
+    Returns
+    -------
+    mask : (num_rows,) bool
+
+    Raises
+    ------
+    DataError
+        Another number of rows, or a value that is neither true nor false, with its line.
+    StoreError
+        The file cannot be read.
+    """
+    has_names = not is_number(0 if column is None else column, []) if header == "auto" else header
+    text: dict[str, Any] = {"header": has_names, "delimiter": delimiter, "decimal": decimal}
+    table = open_table(source, **text, allow_1d=True)
+    j = column_number(table, 0 if column is None else column, "column")
+    texts = (str(label).lower() for _, labels in table.blocks([], j) for label in labels or ())
+    values = [_VALUES.get(text, text) for text in texts]
+    is_name = header == "auto" and table.num_rows is None and not has_names and isinstance(values[0], str)
+    for number, value in enumerate(values):
+        if isinstance(value, str) and not (is_name and number == 0):
+            where = table.locate(number) or f"row {number}"
+            raise DataError(
+                f"mask {source}, {where}, column {j}: {value!r}; 0, 1, true or false expected",
+                hint="correct the file, or choose another column",
+                row=number,
+                column=j,
+            )
+    mask = np.array(values[is_name:], dtype=bool)
+    if table.dropped is not None:
+        mask, kept = np.zeros(len(table.dropped), dtype=bool), mask
+        mask[~table.dropped] = kept
+    if len(mask) != num_rows:
+        raise DataError(
+            f"mask {source} has {len(mask)} rows; {num_rows} expected",
+            hint="a mask needs one value for each row, those dropped for missing values included",
+        )
+    return mask
+
+
+# --- drift ------------------------------------------------------------------------------------------------------------
+
+# before everything is fitted anew: a mean may move by one standard deviation
+DRIFT_LIMIT = 1.0
+
+# of fewer rows a mean and a spread say little
+MIN_ROWS = 30
+NOISE = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """How far rows that came later lie from the rows whose statistics they are whitened with, in the worst column.
+
+        drift_j = max(|mean_j(new) - mean_j| / std_j - 3 / sqrt(m), log(std_j(new) / std_j))
+
+    for column j and m new rows: a mean that moved by one standard deviation, beyond three times the noise of a mean of
+    m rows, counts as 1, and so does a spread that is e times as large. A spread that shrank is no harm. Whitening rests
+    on statistics that no longer describe the rows when this is large: kernels then see columns at the wrong scale, and
+    a fit should be made anew with statistics of all rows.
+
+    Parameters
+    ----------
+    value
+        0 where there are too few new rows to tell.
+    column
+        Name of the column, "" where there is none.
+    num_rows
+        m.
+    """
+
+    value: float = 0.0
+    column: str = ""
+    num_rows: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"value": self.value, "column": self.column, "rows": self.num_rows}
+
+    def words(self) -> str:
+        """How far, and how far it may be."""
+        of_column = f"{self.column}; " if self.column else ""
+        return f"{self.num_rows:,} newer rows drift by {self.value:.2g} ({of_column}limit {DRIFT_LIMIT:g})"
+
+
+def measure_drift(scaling: Scaling, x: Moments, y: Moments | None, names: tuple[str, ...]) -> Drift:
+    """The drift of new rows.
+
+    Parameters
+    ----------
+    scaling
+        The statistics that they are whitened with.
+    x, y
+        Moments of their features and targets, before whitening.
+    names
+        Of all features, then of all targets.
+    """
+    if x.count < MIN_ROWS:
+        return Drift(num_rows=x.count)
+    found = []
+    for mean, std, new in ((scaling.x_mean, scaling.x_std, x), (scaling.y_mean, scaling.y_std, y)):
+        if new is not None and mean.size:
+            with np.errstate(divide="ignore", over="ignore"):
+                moved = np.abs(new.mean - mean) / std - NOISE / np.sqrt(new.count)
+                found.append(np.maximum(moved, np.log(new.std / std)))
+    # what overflowed has drifted as far as anything can
+    values = np.nan_to_num(np.concatenate(found), nan=np.inf, posinf=np.inf, neginf=0.0)
+    worst = int(np.argmax(values))
+    return Drift(value=max(0.0, float(values[worst])), column=names[worst], num_rows=x.count)

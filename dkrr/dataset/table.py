@@ -1,7 +1,8 @@
 """What every source of rows becomes: a table of columns that streams as blocks of float64.
 
 A :class:`Table` knows its column names and, mostly, its number of rows, and hands out blocks of the columns one asks
-for. Separate X, y and weights are one table too (:class:`Join`), which knows which columns are targets and weights.
+for. What can be read anywhere is an :class:`ArrayTable`. Separate X, y and weights are one table too (:class:`Join`),
+which knows which columns are targets and weights.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import decimal
 import itertools
+import mmap
 import numbers
 import os
 import re
@@ -23,24 +25,6 @@ from numpy.typing import NDArray
 from dkrr.dataset.rows import Floats
 from dkrr.errors import DataError
 from dkrr.store.files import file_state
-
-__all__ = [
-    "BLOCK_BYTES",
-    "MISSING_MARKS",
-    "Block",
-    "Header",
-    "Join",
-    "Table",
-    "check_shape",
-    "is_missing",
-    "is_number",
-    "is_visible",
-    "no_numbers",
-    "to_floats",
-    "unchanged",
-    "visible_files",
-    "with_mask",
-]
 
 BLOCK_BYTES = 16 << 20  # of float64 a block, so that reading ahead of a 4 MiB chunk stays cheap in memory
 
@@ -123,6 +107,103 @@ class Table(ABC):
     def locate(self, row: int) -> str:
         """Where in the source global row ``row`` is, when there is a better word than its number."""
         return ""
+
+
+class ArrayTable(Table):
+    """A 2-D (or 1-D) array behind a function that reads its rows ``start`` to ``stop``.
+
+    Parameters
+    ----------
+    names
+        Of columns; None makes them up from ``prefix``.
+    ends
+        Where blocks end; None: blocks of 16 MiB, of whole chunks.
+    chunk
+        Rows that are read together at best.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        shape: Sequence[float],
+        read: Callable[[int, int], Any],
+        *,
+        prefix: str = "x",
+        allow_1d: bool = False,
+        names: Sequence[str] | None = None,
+        ends: Sequence[int] | None = None,
+        chunk: int = 256,
+    ) -> None:
+        num_rows, width = check_shape(shape, label, allow_1d=allow_1d)
+        generic = [prefix] if allow_1d and width == 1 else [f"{prefix}{j}" for j in range(width)]
+        super().__init__(label, generic if names is None else names, num_rows, is_named=names is not None)
+        self.is_1d, self._read = len(shape) == 1, read
+        step = chunk * max(1, BLOCK_BYTES // (8 * width * chunk))
+        self._ends = [*range(step, num_rows, step), num_rows] if ends is None else ends
+
+    def blocks(self, columns: Sequence[int], label_column: int | None = None) -> Iterator[Block]:
+        start, chosen = 0, list(columns)
+        for stop in self._ends:
+            raw = self._read(start, stop)
+            raw = raw.reshape(len(raw), -1)
+            labels = None if label_column is None else raw[:, label_column].tolist()
+            part = raw if chosen == list(range(raw.shape[1])) else raw[:, chosen]
+            yield to_floats(part, self.label, start) if chosen else np.empty((len(raw), 0)), labels
+            start = stop
+
+
+def array_table(values: Any, label: str, **options: Any) -> Table:
+    """A list, an array in memory, a memory map, or anything with ``__array__``.
+
+    Raises
+    ------
+    DataError
+        Sparse, ragged, or not an array at all.
+    """
+    array = as_array(values, label)
+    mapped = _shared_map(array)
+
+    def read(start: int, stop: int) -> NDArray[Any]:
+        if mapped is None:
+            return array[start:stop]
+        # mapped pages count as resident memory
+        copy = array[start:stop].copy()
+        mapped.madvise(mmap.MADV_DONTNEED)
+        return copy
+
+    return ArrayTable(label, array.shape, read, **options)
+
+
+def as_array(values: Any, label: str) -> NDArray[Any]:
+    """A list, or anything with ``__array__``, as an array; see :func:`array_table`."""
+    values = with_mask(values)
+    if isinstance(values, np.ndarray):
+        return values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
+    if type(values).__module__.partition(".")[0] == "scipy" and hasattr(values, "toarray"):
+        raise DataError(f"{label} is sparse ({type(values).__name__}); dense rows expected", hint="pass .toarray()")
+    if not isinstance(values, list | tuple) and not hasattr(values, "__array__"):
+        raise DataError(
+            f"{label} is of type {type(values).__name__}; a path, NumPy, pandas, dask or Zarr array expected",
+            hint="convert it with numpy.asarray",
+        )
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as exc:
+        raise DataError(f"{label} is not a rectangular array ({exc})", hint="give every row the same length") from exc
+
+
+def _shared_map(array: Any) -> mmap.mmap | None:
+    """The memory map under an array, unless pages dropped from it would be lost (mode "c" keeps changes there)."""
+    mode = None
+    while array is not None and not isinstance(array, mmap.mmap):
+        mode = getattr(array, "mode", mode)
+        array = getattr(array, "base", None)
+    return array if mode in ("r", "r+", "w+") and hasattr(mmap, "MADV_DONTNEED") else None
+
+
+def joined(x: Table, y: Table | None, weight: Table | None) -> Table:
+    """X, y and weights, as far as there are any, as one table."""
+    return x if y is None and weight is None else Join(x, y, weight)
 
 
 class Join(Table):

@@ -2,10 +2,9 @@
 
 Order on disk, for a new data set and for an append alike:
 
-1. full chunks, each one atomic write; of an append only chunks that the finished rows do not use,
-2. the ragged chunk of the finished rows, which gains rows but keeps its old ones,
-3. the shape of each array,
-4. the attributes of the group, which are what counts: a reader takes n from them.
+1. chunks, each one atomic write; the ragged chunk of finished rows gains rows but keeps its old ones,
+2. the shape of each array,
+3. the attributes of the group, which are what counts: a reader takes n from them.
 
 A kill between any two steps leaves the finished rows as they were. The ragged chunk is replaced as a whole, by one
 atomic step: a reader that has the old file mapped keeps it, one that opens the new one finds the old rows where they
@@ -15,23 +14,21 @@ were. So rows stay in one array that any Zarr reader can open, which they would 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkrr.dataset import destination
-from dkrr.dataset.dataset import Dataset, open_dataset
-from dkrr.dataset.generations import Counters, Generation, pack
+from dkrr.dataset.dataset import Dataset, Generation, Mask, fields_of, open_dataset, pack
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, default_rows_per_chunk
-from dkrr.errors import DataError, StoreError
+from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.store.failpoints import failpoint
-from dkrr.store.files import join, remove_array
+from dkrr.store.files import join, remove_array, storage_errors
 from dkrr.store.interruption import check_fence
-
-__all__ = ["DatasetWriter"]
+from dkrr.store.lease import hold_lock
 
 
 class DatasetWriter:
@@ -85,7 +82,7 @@ class DatasetWriter:
         self._is_auto = base is None and rows_per_chunk is None
         self._chunk_rows = rows_per_chunk or default_rows_per_chunk(max(widths), num_rows)
         self._generations = list(base.generations) if base is not None else []
-        self._counters = Counters(generation=1, row=0) if before is None else before.counters
+        self._number, self._row = (1, 0) if before is None else (before.next_generation, before.next_row)
         self.num_rows = 0  # so far, those of the base included
         if base is not None:
             self._chunk_rows, self.num_rows = base.X.rows_per_chunk, base.num_rows
@@ -93,10 +90,8 @@ class DatasetWriter:
         if num_rows is not None:
             chunk_bytes = sum(8 * self._chunk_rows * width + 4 for width in self._widths.values())
             self._needed = (-(-num_rows // self._chunk_rows) + 1) * chunk_bytes + (64 << 10)
-        self._first = self._next = self.num_rows // self._chunk_rows  # numbers of chunks
-        self._fill = self.num_rows - self._first * self._chunk_rows  # rows in the buffers
-        self._ragged: dict[str, Floats] | None = {} if self._fill else None  # the base's last chunk, filled up
-        self._has_ragged = False
+        self._first, self._fill = divmod(self.num_rows, self._chunk_rows)  # number of a chunk, rows in the buffers
+        self._next = self._first
         self._summaries = {name: RowSummary(width) for name, width in self._widths.items()}
         self._buffers: dict[str, Floats] = {}
 
@@ -104,17 +99,15 @@ class DatasetWriter:
         if self._needed is not None:
             destination.check_space(self.location, self._needed)
         try:
-            with destination.storage_errors(self.location, self._needed):
+            with storage_errors(self.location, self._needed):
                 if self._base is None and self._replaces is None:
-                    if self._state == "unfinished":
-                        destination.clear(self.location, keep_folder=True)
-                    destination.mark_unfinished(self.location, self._state)
+                    destination.claim(self.location, self._state)
                 self._buffers = {name: np.empty((self._chunk_rows, width)) for name, width in self._widths.items()}
-                for name, rows in self._base.parts().items() if self._base is not None else ():
-                    assert self._base is not None  # noqa: S101  (narrows the type)
-                    tail = rows.read(self.num_rows // DIGEST_ROWS * DIGEST_ROWS, self.num_rows)
-                    self._summaries[name] = RowSummary.resume(self._base.records[name], tail)
-                    self._buffers[name][: self._fill] = rows.read(self.num_rows - self._fill, self.num_rows)
+                if self._base is not None:
+                    tail = self._base.read_parts(self.num_rows // DIGEST_ROWS * DIGEST_ROWS, self.num_rows)
+                    for name, rows in self._base.read_parts(self.num_rows - self._fill, self.num_rows).items():
+                        self._summaries[name] = RowSummary.resume(self._base.records[name], tail[name])
+                        self._buffers[name][: self._fill] = rows
         except BaseException:
             self._undo()
             raise
@@ -128,7 +121,7 @@ class DatasetWriter:
         if rows.keys() != self._widths.keys():
             raise ValueError(f"{', '.join(rows)} given; {', '.join(self._widths)} expected")
         position, count = 0, len(rows["X"])
-        with destination.storage_errors(self.location, self._needed):
+        with storage_errors(self.location, self._needed):
             for name, part in rows.items():
                 self._summaries[name].add(part)
             while position < count:
@@ -150,10 +143,7 @@ class DatasetWriter:
         number, rows, self._fill = self._next, self._fill, 0
         self._next += 1  # before the write: a write that fails may have left its chunk all the same
         for name, buffer in self._buffers.items():
-            if number == self._first and self._ragged is not None:
-                self._ragged[name] = buffer[:rows].copy()
-            else:
-                self._array(name).write_chunk(number, buffer[:rows])
+            self._array(name).write_chunk(number, buffer[:rows])
 
     def mark(
         self,
@@ -161,8 +151,8 @@ class DatasetWriter:
         *,
         number: int | None = None,
         first_row: int | None = None,
-        dropped: NDArray[np.bool_] | None = None,
-    ) -> Generation | None:
+        dropped: Mask | None = None,
+    ) -> None:
         """Record a generation: the rows since the last one, if there are any.
 
         Parameters
@@ -176,42 +166,32 @@ class DatasetWriter:
         """
         added = self.num_rows - (self._generations[-1].n if self._generations else 0)
         if not added:
-            return None
+            return
         found = Generation(
-            number=self._counters.generation if number is None else number,
+            number=self._number if number is None else number,
             n=self.num_rows,
             num_rows=added,
             digest=self._summaries["X"].digest(),
-            first_row=self._counters.row if first_row is None else first_row,
+            first_row=self._row if first_row is None else first_row,
             label=label,
             dropped=pack(dropped) if dropped is not None and dropped.any() else None,
         )
         self._generations.append(found)
-        self._counters = Counters(
-            generation=max(self._counters.generation, found.number + 1),
-            row=max(self._counters.row, found.first_row + added + found.num_dropped),
-        )
-        return found
+        self._number = max(self._number, found.number + 1)
+        self._row = max(self._row, found.first_row + added + found.num_dropped)
 
-    def commit(self, label: str | None = None, dropped: NDArray[np.bool_] | None = None) -> Dataset:
+    def commit(self, label: str | None = None, dropped: Mask | None = None) -> Dataset:
         """Finish the arrays, then publish them; rows that belong to no generation yet become one, see :meth:`mark`."""
-        with destination.storage_errors(self.location, self._needed):
+        with storage_errors(self.location, self._needed):
             if self.num_rows == (0 if self._base is None else self._base.num_rows):
                 raise DataError("no rows to write", hint="check that the source is not empty")
             if self._is_auto and self._next == 0:
-                rows = default_rows_per_chunk(max(self._widths.values()), self.num_rows)
-                self._chunk_rows = min(rows, self._chunk_rows)
+                wanted = default_rows_per_chunk(max(self._widths.values()), self.num_rows)
+                self._chunk_rows = min(wanted, self._chunk_rows)
             if self._fill:
                 self._flush()
-            for name, rows_of_chunk in (self._ragged or {}).items():
-                self._has_ragged = True
-                self._array(name).write_chunk(self._first, rows_of_chunk)
             for name in self._widths:
                 array = self._array(name)
-                stale = array.num_chunks  # an append that was killed may have come further than this one
-                while array.array.is_valid((stale, 0)):
-                    array.array.delete((stale, 0))
-                    stale += 1
                 array.save_shape()
                 array.array.sync()
             self.mark(label, dropped=dropped)
@@ -219,14 +199,14 @@ class DatasetWriter:
                 "complete": True,
                 "num_rows": self.num_rows,
                 "digest_rows": DIGEST_ROWS,
-                "generations": [generation.to_dict() for generation in self._generations],
-                "next": asdict(self._counters),
+                "generations": [asdict(generation) for generation in self._generations],
+                "next": {"generation": self._number, "row": self._row},
                 "version": self._version,
                 "arrays": {name: summary.to_dict() for name, summary in self._summaries.items()},
             }
             if self._replaces is not None or self._base is not None:
-                is_new = self._replaces is not None
-                self._attributes["earlier"] = destination.earlier_versions(self.location, replaced=is_new)
+                is_replaced = self._replaces is not None
+                self._attributes["earlier"] = destination.earlier_versions(self.location, replaced=is_replaced)
             failpoint("dataset.before_pointer")
             destination.write_attributes(self.location, self._attributes)
         self._state = "complete"
@@ -255,12 +235,124 @@ class DatasetWriter:
             found = open_dataset(self.location)
             if (found.version, found.num_rows) != (before.version, before.num_rows):
                 return
-            for name, rows in before.parts().items():
+            for name, array in before.parts().items():
                 if self._replaces is not None:
                     remove_array(join(self.location, destination.array_name(name, self._version)))
                     continue
-                for number in range(rows.num_chunks, self._next):
-                    rows.array.delete((number, 0))
-                rows.save_shape()
-                if self._has_ragged:
-                    rows.write_chunk(self._first, rows.read(rows.span(self._first)[0], rows.num_rows))
+                for number in range(array.num_chunks, self._next):
+                    array.array.delete((number, 0))
+                array.save_shape()
+                if self._first < min(self._next, array.num_chunks):  # a ragged chunk that was filled up
+                    array.write_chunk(self._first, array.read(array.span(self._first)[0], array.num_rows))
+
+
+# --- fewer rows -------------------------------------------------------------------------------------------------------
+
+
+def drop_generations(dest: Any, numbers: Sequence[int]) -> Dataset:
+    """Write a new version of a data set without some of its generations.
+
+    Rows that are there are never moved, since somebody may be reading them. What is kept is copied to arrays of a new
+    version, and one atomic replacement of the metadata makes that the data set. The arrays of each version before stay
+    for an hour after it was replaced, for who began to read it, and are removed by the first append or new version
+    after that. A kill at any moment leaves the old version.
+
+    A fit of the new version reuses what it has in common with an earlier fit from the first row on: all rows before a
+    generation that was dropped. A window that slides has no first rows in common, and its fit begins anew.
+
+    Parameters
+    ----------
+    dest
+        Folder or URL of a finished data set.
+    numbers
+        Numbers of generations, see :class:`~dkrr.dataset.Generation`; those that were dropped before are passed over,
+        so that a drop that was interrupted can be repeated.
+
+    Raises
+    ------
+    DataError
+        A generation that never was there, or nothing is left.
+    DamagedChunkError
+        A chunk is damaged; nothing is changed.
+    LockedError
+        Another process writes to the data set.
+
+    Cost
+    ----
+    Reads all rows to verify them, then reads and writes those that are kept; disk for all versions of the last hour.
+    """
+
+    def kept_from(dataset: Dataset) -> dict[int, int]:
+        unknown = sorted(set(numbers) - set(range(1, dataset.next_generation)))
+        if unknown:
+            there = ", ".join(str(generation.number) for generation in dataset.generations)
+            raise DataError(
+                f"{dataset.path} never had a generation {unknown[0]}; it has {there}",
+                hint="`dkrr info` lists the generations of a data set",
+            )
+        return {found.number: found.start for found in dataset.generations if found.number not in numbers}
+
+    return _new_version(dest, kept_from)
+
+
+def keep_last(dest: Any, *, generations: int | None = None, rows: int | None = None) -> Dataset:
+    """Write a new version of a data set with its last generations or rows: a sliding window.
+
+    Parameters
+    ----------
+    generations, rows
+        How many; one of the two. Where there are no more, nothing changes.
+
+    Raises
+    ------
+    ParameterError
+        Not one of the two, or less than 1.
+    DamagedChunkError, LockedError
+        As for :func:`drop_generations`.
+    """
+    given = [value for value in (generations, rows) if value is not None]
+    if len(given) != 1 or given[0] < 1:
+        raise ParameterError(
+            f"generations is {generations!r} and rows is {rows!r}; one of them, at least 1, expected",
+            hint="say how many generations or rows shall stay",
+        )
+
+    def kept_from(dataset: Dataset) -> dict[int, int]:
+        first = dataset.num_rows - rows if rows is not None else dataset.generations[-(generations or 1) :][0].start
+        return {found.number: max(found.start, first) for found in dataset.generations if found.n > first}
+
+    return _new_version(dest, kept_from)
+
+
+def _new_version(dest: Any, kept_from: Callable[[Dataset], dict[int, int]]) -> Dataset:
+    """A version with the generations of which ``kept_from`` says from which row on they stay."""
+    if destination.inspect(dest) != "complete":
+        raise StoreError(f"{dest} is not a finished data set", hint="ingest one first")
+    with hold_lock(dest):
+        dataset = open_dataset(dest)
+        destination.clear_versions(dest, dataset.version)
+        starts = kept_from(dataset)
+        kept = [(found, starts[found.number]) for found in dataset.generations if found.number in starts]
+        num_rows = sum(found.n - start for found, start in kept)
+        if not num_rows:
+            raise DataError(
+                f"none of {dataset.num_rows:,} rows of {dataset.path} would be left",
+                hint="keep at least one generation",
+            )
+        if num_rows == dataset.num_rows:
+            return dataset
+        dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
+        options: dict[str, Any] = {"rows_per_chunk": dataset.X.rows_per_chunk, "num_rows": num_rows}
+        options |= {"replaces": dataset, "origin": dataset.origin}
+        with DatasetWriter(dest, **options, **fields_of(dataset)) as writer:
+            for found, start in kept:
+                for first, last in dataset.X.blocks(first=start, end=found.n):
+                    writer.add(**dataset.read_parts(first, last))
+                skipped = int(np.flatnonzero(found.kept)[start - found.start])
+                writer.mark(
+                    found.label,
+                    number=found.number,
+                    first_row=found.first_row + skipped,
+                    dropped=~found.kept[skipped:],
+                )
+            return writer.commit()

@@ -119,7 +119,10 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
 
 def _process_environment() -> dict[str, str]:
     """The environment of a nanny, and so of its worker: our own, with Dask's configuration in one variable."""
-    config = _plain(dask.config.config)
+    # a copy without what JSON cannot carry, and without the scheduler of this process
+    config = json.loads(json.dumps(dask.config.config, default=lambda value: None, skipkeys=True))
+    for name in ("scheduler", "shuffle"):
+        config.pop(name, None)
     for kind in ("worker", "nanny"):
         preloads = dask.config.get(f"distributed.{kind}.preload", config=config)
         preloads = [preloads] if isinstance(preloads, str) else list(preloads)
@@ -143,25 +146,6 @@ def _process_environment() -> dict[str, str]:
         "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(config),
         "PYTHONWARNINGS": ",".join(filter(None, filters)),
     }
-
-
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a Dask configuration without what JSON cannot carry, and without the scheduler of this process."""
-    copy: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            copy[name] = _plain(value)
-        elif name not in {"scheduler", "shuffle"} and _is_json(value):
-            copy[name] = value
-    return copy
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 class LocalProcesses(SpecCluster):

@@ -30,7 +30,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -136,52 +135,36 @@ def self_test() -> list[str]:
     failures : list of str
         One sentence for each routine whose residual is above 30 in units of n |A| |B| eps; empty when all is well.
     """
+    return [*_test("d", np.float64), *_test("s", np.float32)]
+
+
+def _test(letter: str, dtype: type[np.floating[Any]]) -> Iterator[str]:
     from scipy.linalg import blas, lapack
 
-    failures: list[str] = []
-    for letter, dtype in (("d", np.float64), ("s", np.float32)):
-        gemm, syrk, trsm = (getattr(blas, letter + name) for name in ("gemm", "syrk", "trsm"))
-        failures += _test(dtype, gemm, syrk, trsm, getattr(lapack, letter + "potrf"))
-    return failures
-
-
-def _test(
-    dtype: type[np.floating[Any]],
-    gemm: Callable[..., Any],
-    syrk: Callable[..., Any],
-    trsm: Callable[..., Any],
-    potrf: Callable[..., Any],
-) -> list[str]:
-    name = np.dtype(dtype).name
+    gemm, syrk, trsm = (getattr(blas, letter + name) for name in ("gemm", "syrk", "trsm"))
+    name, eps = np.dtype(dtype).name, float(np.finfo(dtype).eps)
     generator = np.random.default_rng(0)
-    rows = generator.standard_normal((_ORDER, _DEPTH)).astype(dtype)
-    right = generator.standard_normal((_ORDER, _DEPTH)).astype(dtype)
-    failures: list[str] = []
-
-    def compare(routine: str, found: NDArray[Any], expected: NDArray[Any], scale: float) -> None:
-        residual = float(np.max(np.abs(found - expected))) / (scale * float(np.finfo(dtype).eps))
-        if not residual < _BAR:  # NaN fails as well
-            failures.append(f"{name} {routine}: residual {residual:.1e} eps, at most {_BAR:.0f} expected")
-
+    rows, right = generator.standard_normal((2, _ORDER, _DEPTH)).astype(dtype)
     gram = _plain_product(rows, rows)
-    size = float(np.max(gram))
-    compare("gemm", gemm(1.0, rows, rows, trans_b=1), gram, size)
-    compare("matmul", np.matmul(rows, right.T), _plain_product(rows, right), size)
-    compare("syrk", np.tril(syrk(1.0, rows, lower=1)), np.tril(gram), size)
-
     matrix = gram / dtype(_DEPTH) + np.eye(_ORDER, dtype=dtype)
-    size = float(np.max(matrix)) * _ORDER
-    factor, info = potrf(matrix, lower=1, clean=1)
+    factor, info = getattr(lapack, letter + "potrf")(matrix, lower=1, clean=1)
     if info:
-        return [*failures, f"{name} potrf: stopped at row {info} of a positive definite matrix"]
-    compare("potrf", _plain_product(factor, factor), matrix, size)
+        yield f"{name} potrf: stopped at row {info} of a positive definite matrix"
     # L from a matrix that is known, so that trsm is judged apart from potrf
     lower = np.tril(matrix)
     solution = trsm(1.0, lower, right, lower=1)
-    compare(
-        "trsm", _plain_product(lower, np.ascontiguousarray(solution.T)), right, size * float(np.max(np.abs(solution)))
-    )
-    return failures
+    solved = _plain_product(lower, np.ascontiguousarray(solution.T))
+    size, large = float(np.max(gram)), float(np.max(matrix)) * _ORDER
+    for routine, found, expected, scale in (
+        ("gemm", gemm(1.0, rows, rows, trans_b=1), gram, size),
+        ("matmul", np.matmul(rows, right.T), _plain_product(rows, right), size),
+        ("syrk", np.tril(syrk(1.0, rows, lower=1)), np.tril(gram), size),
+        ("potrf", matrix if info else _plain_product(factor, factor), matrix, large),
+        ("trsm", solved, right, large * float(np.max(np.abs(solution)))),
+    ):
+        residual = float(np.max(np.abs(found - expected))) / (scale * eps)
+        if not residual < _BAR:  # NaN fails as well
+            yield f"{name} {routine}: residual {residual:.1e} eps, at most {_BAR:.0f} expected"
 
 
 def _plain_product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
@@ -357,45 +340,15 @@ REPEATS = 3
 _PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "scikit-learn", "crc32c")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """How fast one worker process with one thread would be here.
-
-    ``kernel_entry_seconds`` is the time of one entry of an rbf kernel block with 10 features. Disk rates are those of
-    one writer, with fsync, and of one reader that does not find the file in the page cache.
-    """
-
-    gemm_flops_per_second_float64: float
-    gemm_flops_per_second_float32: float
-    kernel_entry_seconds: float
-    disk_write_bytes_per_second: float
-    disk_read_bytes_per_second: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineReport:
-    """What ``dkrr doctor`` shows; plain values throughout, ``to_dict`` is ready for JSON."""
-
-    cpu: str
-    num_cpus: int
-    has_avx512: bool
-    blas: list[dict[str, Any]]
-    self_test_failures: list[str]
-    worker_environment: dict[str, str]
-    total_memory_bytes: int
-    free_memory_bytes: int
-    folder: str
-    free_disk_bytes: int
-    speed: Calibration
-    versions: dict[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as nested dicts and lists of plain values."""
-        return asdict(self)
-
-
-def machine_report(folder: str | os.PathLike[str] = ".") -> MachineReport:
+def machine_report(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
     """Describe this machine and measure it; the disk in ``folder``, with a file of 256 MiB that is removed again.
+
+    Returns
+    -------
+    report : dict
+        What ``dkrr doctor`` shows, plain values throughout. ``speed`` is that of one worker process with one thread:
+        ``kernel_entry_seconds`` the time of one entry of an rbf kernel block with 10 features, disk rates those of one
+        writer, with fsync, and of one reader that does not find the file in the page cache.
 
     Raises
     ------
@@ -408,49 +361,34 @@ def machine_report(folder: str | os.PathLike[str] = ".") -> MachineReport:
     ----
     One second, and the time to write and read 256 MiB (less where less than 1 GiB is free).
     """
-    return MachineReport(
-        cpu=cpu_model(),
-        num_cpus=cpu_count(),
-        has_avx512="avx512f" in cpu_flags(),
-        blas=blas_libraries(),
-        self_test_failures=self_test(),
-        worker_environment=worker_environment(),
-        total_memory_bytes=total_memory_bytes(),
-        free_memory_bytes=free_memory_bytes(),
-        folder=os.path.abspath(folder),
-        free_disk_bytes=_free_disk_bytes(Path(folder)),
-        speed=_measure(Path(folder), REPORT_DISK_BYTES),
-        versions=versions_of(_PACKAGES) | {"python": platform.python_version()},
-    )
-
-
-def calibrate(folder: str | os.PathLike[str], *, seconds: float = 0.5) -> Calibration:
-    """Measure quickly what a plan needs, in about ``seconds`` (0.2 s are needed at least); see :func:`machine_report`.
-
-    On a slow disk it takes longer: at least 8 MiB are written, and waited for.
-    """
-    return _measure(Path(folder), CALIBRATION_DISK_BYTES, seconds)
+    with single_blas_thread():
+        double, single, entry = _gemm_rate(np.float64), _gemm_rate(np.float32), _kernel_entry_seconds()
+    write, read = _disk_rates(Path(folder), REPORT_DISK_BYTES, float("inf"))
+    return {
+        "cpu": cpu_model(),
+        "num_cpus": cpu_count(),
+        "has_avx512": "avx512f" in cpu_flags(),
+        "blas": blas_libraries(),
+        "self_test_failures": self_test(),
+        "worker_environment": worker_environment(),
+        "total_memory_bytes": total_memory_bytes(),
+        "free_memory_bytes": free_memory_bytes(),
+        "folder": os.path.abspath(folder),
+        "free_disk_bytes": _free_disk_bytes(Path(folder)),
+        "speed": {
+            "gemm_flops_per_second_float64": double,
+            "gemm_flops_per_second_float32": single,
+            "kernel_entry_seconds": entry,
+            "disk_write_bytes_per_second": write,
+            "disk_read_bytes_per_second": read,
+        },
+        "versions": versions_of(_PACKAGES) | {"python": platform.python_version()},
+    }
 
 
 def disk_rates(folder: str | os.PathLike[str], *, seconds: float = 0.25) -> tuple[float, float]:
-    """Bytes per second written (with fsync) and read back, in about ``seconds``; see :func:`calibrate`."""
+    """Bytes per second written (with fsync) and read back, in about ``seconds``; with a file of 32 MiB."""
     return _disk_rates(Path(folder), CALIBRATION_DISK_BYTES, seconds)
-
-
-def _measure(folder: Path, disk_bytes: int, seconds: float = float("inf")) -> Calibration:
-    start = time.perf_counter()
-    with single_blas_thread():
-        double, single = _gemm_rate(np.float64), _gemm_rate(np.float32)
-        entry = _kernel_entry_seconds()
-    left = max(0.0, seconds - (time.perf_counter() - start))
-    write, read = _disk_rates(folder, disk_bytes, left)
-    return Calibration(
-        gemm_flops_per_second_float64=double,
-        gemm_flops_per_second_float32=single,
-        kernel_entry_seconds=entry,
-        disk_write_bytes_per_second=write,
-        disk_read_bytes_per_second=read,
-    )
 
 
 def _median_seconds(work: Callable[[], Any]) -> float:
@@ -526,7 +464,6 @@ def _disk_rates(folder: Path, num_bytes: int, seconds: float) -> tuple[float, fl
 
 def _write_through(descriptor: int, block: bytearray, start: int, stop: int) -> None:
     """Fill the file from ``start`` to ``stop`` and wait until the disk has it."""
-    view = memoryview(block)
     while start < stop:
-        start += os.pwrite(descriptor, view[: stop - start], start)
+        start += os.pwrite(descriptor, memoryview(block)[: stop - start], start)
     os.fsync(descriptor)

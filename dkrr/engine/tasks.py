@@ -13,7 +13,7 @@ short, so that workers end together. A task remains what it was: it writes its o
 travels beside it.
 
 Dask forgets a cancelled task, and a thread that is inside it goes on to the end: minutes with large tiles, in which it
-would write into a store that another run may own by then. Every graph therefore has a name, :func:`stop_graph` puts it
+would write into a store that another run may own by then. Every graph therefore has a name, :func:`stop_here` puts it
 on the list of stopped ones in each worker process, and :func:`dkrr.store.interruption.check_cancelled` compares, before
 every tile that is read: 0.3 us. (A file of the store costs 4 us a look on a local disk and a request elsewhere.)
 
@@ -38,7 +38,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dkrr.engine.configuration import timeout_seconds
 from dkrr.engine.machine import peak_rss_bytes
@@ -280,74 +280,27 @@ def task_of(graph: str) -> Iterator[None]:
                 del _running[graph]
 
 
-def stop_here(graph: str) -> int:
-    """Stop the tasks of a graph in this process; the number of them that are still running."""
+async def stop_here(graph: str, seconds: float = 0.0) -> int:
+    """Stop the tasks of a graph in this process; the number of them that are still running after so many seconds."""
+    deadline = time.monotonic() + seconds
     with _lock:
         _stopped[graph] = None
         while len(_stopped) > _REMEMBERED:
             del _stopped[next(iter(_stopped))]
-        return _running[graph]
-
-
-def stop_graph(client: Any, graph: str, workers: Sequence[str] | None, seconds: float) -> int:
-    """Stop a graph on its workers, and wait until they have left its tasks, for at most about ``seconds``.
-
-    Parameters
-    ----------
-    client
-        A synchronous ``distributed.Client``; its scheduler may be gone.
-    graph
-        Name of the graph.
-    workers
-        Addresses of the workers that may run its tasks; None means all.
-    seconds
-        With 0, tell them and do not wait.
-
-    Returns
-    -------
-    num_running : int
-        Tasks that were still running when this returned; -1 when the workers could not be asked.
-    """
-    deadline, answer = time.monotonic() + seconds, -1
-    while True:
-        with contextlib.suppress(Exception):  # a scheduler or worker that is gone runs nothing, or nothing to be asked
-            if client.status != "running":
-                return answer
-            left = max(2.0, deadline - time.monotonic())
-            found = client.run(stop_here, graph, workers=workers, on_error="ignore", callback_timeout=left)
-            answer = sum(found.values())
-        if answer == 0 or time.monotonic() + POLL_SECONDS > deadline:
-            return answer
-        time.sleep(POLL_SECONDS)
+    while _running[graph] and time.monotonic() + POLL_SECONDS < deadline:
+        await asyncio.sleep(POLL_SECONDS)
+    return _running[graph]
 
 
 # --- who has them run -------------------------------------------------------------------------------------------------
 
 
-class Executor(Protocol):
-    """Runs graphs. ``num_threads`` is the number of tasks that can run at once.
+class InProcessExecutor:
+    """Runs the tasks of a graph one after the other in this process.
 
     ``cancelled()`` is asked between tasks, about once a second; when it says yes, the graph that runs ends with
     :class:`~dkrr.errors.CancelledError`, and so does every later one. None: nobody can ask.
     """
-
-    cancelled: Callable[[], bool] | None
-
-    @property
-    def num_threads(self) -> int: ...
-
-    def run(
-        self,
-        phase: str,
-        function: TaskFunction,
-        payload: Any,
-        nodes: Sequence[Node],
-        progress: Progress | None = None,
-    ) -> RunSummary: ...
-
-
-class InProcessExecutor:
-    """Runs the tasks of a graph one after the other in this process."""
 
     num_threads = 1
     cancelled: Callable[[], bool] | None = None
@@ -447,7 +400,7 @@ class DaskExecutor:
         ClusterError
             The scheduler is lost or silent, no worker that may be used is there, or nothing has moved for a long time.
         """
-        self._check_cancelled()
+        self._look()
         summary, reporter = RunSummary(), Reporter(phase, nodes, progress)
         num_threads, graph = self.num_threads, f"{phase}-{uuid.uuid4().hex}"
         waiting, numbers = Queue(nodes, num_threads), itertools.count()
@@ -467,7 +420,7 @@ class DaskExecutor:
                     sent[number].future.add_done_callback(lambda _, number=number: answers.put(number))
                 if not sent:
                     break
-                self._check_cancelled()
+                self._look()
                 try:
                     message = sent.pop(answers.get(timeout=1.0), None)
                 except queue.Empty:
@@ -477,7 +430,6 @@ class DaskExecutor:
                         self.client.cancel([sent[number].future], force=True)
                         waiting.put_back(sent.pop(number).bundle)
                     continue
-                self._look()
                 if message is None:  # it was sent once more, to others
                     continue
                 last_progress = time.monotonic()
@@ -527,26 +479,30 @@ class DaskExecutor:
         """End a graph on the workers as well: its threads would go on writing for as long as a task takes."""
         if self.client.status == "running":
             self.client.cancel(running, force=True)
-            left = stop_graph(self.client, graph, self._present, STOP_SECONDS if wait else 0.0)
-            if wait and left:
-                logger.warning("%d tasks of %s are still inside a product", left, graph)
+            left = self._on_workers(stop_here, graph, STOP_SECONDS if wait else 0.0)
+            if wait and sum(left.values()):
+                logger.warning("%d tasks of %s are still inside a product", sum(left.values()), graph)
 
-    @property
-    def _present(self) -> list[str] | None:
-        return None if self.admission is None else self.admission.present
+    def _on_workers(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+        """Run something on the event loop of every worker; what those that are there say within some seconds."""
+        present = None if self.admission is None else self.admission.present
+        with contextlib.suppress(Exception):  # a scheduler or worker that is gone runs and keeps nothing
+            if self.client.status == "running":
+                return dict(
+                    self.client.run(
+                        function, *arguments, workers=present, on_error="ignore", callback_timeout=STOP_SECONDS + 2.0
+                    )
+                )
+        return {}
 
     def release(self) -> None:
         """Let the workers give back the memory that they keep for tasks to come; waits for at most some seconds."""
-        with contextlib.suppress(Exception):  # a scheduler or worker that is gone keeps nothing
-            if self.client.status == "running":
-                self.client.run(release, workers=self._present, on_error="ignore", callback_timeout=STOP_SECONDS)
-
-    def _check_cancelled(self) -> None:
-        if self.cancelled is not None and self.cancelled():
-            raise CancelledError("cancelled on request", hint="resume it: it continues with what is finished")
+        self._on_workers(release)
 
     def _look(self) -> None:
-        """Keep up with the workers."""
+        """Keep up with requests to end, and with the workers."""
+        if self.cancelled is not None and self.cancelled():
+            raise CancelledError("cancelled on request", hint="resume it: it continues with what is finished")
         if self.admission is not None:
             self.admission.look()
 
@@ -584,7 +540,6 @@ class DaskExecutor:
                         raise
                 if self.client.status != "running":
                     raise self._lost()
-                self._check_cancelled()
                 self._look()
                 if is_vain():
                     return None
@@ -632,3 +587,7 @@ class DaskExecutor:
                 f"{num_sent} submitted, {len(processing)} workers",
                 hint="look at the workers' logs; start the same job again to continue",
             )
+
+
+Executor = InProcessExecutor | DaskExecutor
+"""Runs graphs. ``num_threads`` is the number of tasks that can run at once."""

@@ -33,7 +33,7 @@ import socket
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,26 +116,25 @@ logger = logging.getLogger("dkrr.engine.workers")
 
 PACKAGES = ("numpy", "scipy", "zarr", "dask", "distributed", "crc32c")
 
-
 _COMPARED = ("python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr")
 
-_MATTERS = (*_COMPARED, "blas_kernel")
+_KERNEL = "BLAS kernel"
 
 _SHOWN_WORKERS = 8
 
 _EXPORT_HINT = 'start workers with the lines that "dkrr doctor --env" prints on their machine'
 
-_HINTS = {"BLAS kernel": _EXPORT_HINT, "store": "give a store that every worker reaches: a shared file system or s3://"}
+_HINTS = {_KERNEL: _EXPORT_HINT, "store": "give a store that every worker reaches: a shared file system or s3://"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInfo:
     """What one worker process is.
 
-    ``python`` is the minor version ("3.11"), the packages' versions are those installed where the worker runs, and
-    ``blas`` describes each loaded BLAS library as ``threadpoolctl.threadpool_info`` does (``internal_api``,
-    ``architecture``, ``version``, ``num_threads``, ...), after the limit to one thread. ``failures`` are wrong answers
-    of the BLAS, ``store_problem`` says what it cannot do with the store; both are empty when all is well.
+    ``versions`` are those of Python (minor, "3.11"), dkrr and packages as installed where the worker runs, and ``blas``
+    describes each loaded BLAS library as ``threadpoolctl.threadpool_info`` does (``internal_api``, ``architecture``,
+    ``version``, ``num_threads``, ...), after the limit to one thread. ``failures`` are wrong answers of the BLAS,
+    ``store_problem`` says what it cannot do with the store; both are empty when all is well.
     """
 
     address: str
@@ -144,14 +143,7 @@ class WorkerInfo:
     pid: int
     threads: int
     memory_limit_bytes: int | None
-    python: str
-    numpy: str
-    scipy: str
-    zarr: str
-    dask: str
-    distributed: str
-    dkrr: str
-    crc32c: str
+    versions: Mapping[str, str]
     blas: tuple[dict[str, Any], ...]
     blas_threads_before: int = 1
     failures: tuple[str, ...] = ()
@@ -161,6 +153,11 @@ class WorkerInfo:
     def blas_kernel(self) -> str:
         """Names of the BLAS kernels in use, e.g. "openblas-SkylakeX"."""
         return blas_kernel(self.blas) or "unknown"
+
+    @property
+    def matters(self) -> dict[str, str]:
+        """What must be the same on all workers."""
+        return {name: self.versions.get(name, MISSING) for name in _COMPARED} | {_KERNEL: self.blas_kernel}
 
 
 def describe_process(dask_worker: Any = None) -> dict[str, Any]:
@@ -180,7 +177,7 @@ def describe_process(dask_worker: Any = None) -> dict[str, Any]:
         threads_after = max(int(library["num_threads"]) for library in libraries)
         logger.warning("BLAS used %d threads in this process; now %d", threads_before, threads_after)
     return {
-        **process_versions(),
+        "versions": process_versions(),
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "name": "" if dask_worker is None else str(dask_worker.name),
@@ -255,11 +252,8 @@ def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -
 
 def difference(reference: WorkerInfo, worker: WorkerInfo) -> str:
     """Why a worker must not work beside ``reference``, one that passed the check; "" when it may."""
-    differing = [
-        f"{label} {getattr(worker, name)}, {getattr(reference, name)} on the others"
-        for label, name in ((("BLAS kernel" if name == "blas_kernel" else name), name) for name in _MATTERS)
-        if getattr(worker, name) != getattr(reference, name)
-    ]
+    here, there = reference.matters, worker.matters
+    differing = [f"{name} {there[name]}, {here[name]} on the others" for name in here if there[name] != here[name]]
     if worker.failures:
         differing.append(f"BLAS computes wrong numbers ({'; '.join(worker.failures)})")
     if any(int(library["num_threads"]) > 1 for library in worker.blas):
@@ -307,21 +301,21 @@ async def describe_workers(
 
 
 def _worker_info(address: str, answer: Mapping[str, Any]) -> WorkerInfo:
+    """What a process of any version of dkrr answers."""
     fields = {name: answer[name] for name in WorkerInfo.__dataclass_fields__ if name in answer}
-    missing = {name: MISSING for name in (*_COMPARED, "crc32c") if name not in answer}
     lists = {name: tuple(answer.get(name, ())) for name in ("blas", "failures")}
-    return WorkerInfo(**{**fields, **missing, **lists, "address": address})
+    return WorkerInfo(**{"versions": {}, **fields, **lists, "address": address})
 
 
 def _compare(workers: Sequence[WorkerInfo]) -> None:
-    here = process_versions()
+    here = {**process_versions(), "store": "usable"}
     rows, hints = [], []
-    for label, name in (*((name, name) for name in _COMPARED), ("BLAS kernel", "blas_kernel"), ("store", "")):
+    for label in (*_COMPARED, _KERNEL, "store"):
         groups: dict[str, list[str]] = defaultdict(list)
         for worker in workers:
-            groups[getattr(worker, name) if name else worker.store_problem or "usable"].append(worker.address)
+            groups[(worker.matters | {"store": worker.store_problem or "usable"})[label]].append(worker.address)
         # the BLAS of this process takes no part in the work
-        expected = "usable" if not name else here.get(name, "")
+        expected = here.get(label, "")
         if len(groups) > 1 or (expected and expected not in groups):
             values = [f"{value} on {_some(addresses)}" for value, addresses in sorted(groups.items())]
             rows.append((label, expected, "; ".join(values)))
@@ -582,25 +576,17 @@ class WorkerMemory:
             return {}
         if self._asked is not None and self._asked.done():
             try:
-                self._last = {address: size for address, size in self._asked.result() if size}
+                found = self._asked.result()["workers"]
+                sizes = {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
+                self._last = {address: size for address, size in sizes.items() if size}
             except Exception as exc:  # whatever a scheduler answers, the work does not depend on it
                 self._last = {}
                 logger.debug("the scheduler does not say what its workers take (%r)", exc)
             self._asked = None
         if self._asked is None:
-            question = executor.client.run_on_scheduler(_question(), most=MOST_WORKERS, asynchronous=True)
+            question = executor.client.scheduler.identity(n_workers=MOST_WORKERS)
             self._asked = asyncio.run_coroutine_threadsafe(question, executor.client.loop.asyncio_loop)
         return self._last
-
-
-def _question() -> Callable[..., Any]:
-    """A function that travels as its code: a scheduler need not have dkrr installed."""
-
-    def workers_now(most: int, dask_scheduler: Any = None) -> Any:
-        found = list(dask_scheduler.workers.values())[:most]
-        return [(w.address, int(w.metrics.get("memory", 0))) for w in found]
-
-    return workers_now
 
 
 def describe_executor(executor: Executor) -> dict[str, Any]:
@@ -629,10 +615,9 @@ def describe_executor(executor: Executor) -> dict[str, Any]:
 
 
 def _described(worker: WorkerInfo) -> dict[str, Any]:
-    names = ("host", "threads", "memory_limit_bytes", "python", "dkrr", *PACKAGES)
-    known = asdict(worker)
-    libraries = [_library(item) for item in worker.blas]
-    return {name: known[name] for name in names} | {"blas": libraries, "blas_kernel": worker.blas_kernel}
+    known, libraries = asdict(worker), [_library(item) for item in worker.blas]
+    own = {name: known[name] for name in ("host", "threads", "memory_limit_bytes")} | dict(worker.versions)
+    return own | {"blas": libraries, "blas_kernel": worker.blas_kernel}
 
 
 def _library(item: dict[str, Any]) -> dict[str, Any]:

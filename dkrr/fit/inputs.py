@@ -28,8 +28,8 @@ import numpy as np
 import psutil
 
 from dkrr.dataset import Dataset, Floats, ingest, lazy_rows, open_dataset
+from dkrr.dataset.dataset import fields_of
 from dkrr.dataset.destination import FORMAT, check_space
-from dkrr.dataset.ingest import fields_of
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import check_shape, to_floats
 from dkrr.engine.cluster import executor_for, find_client

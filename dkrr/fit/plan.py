@@ -23,7 +23,7 @@ from math import ceil, log
 from typing import Any
 
 from dkrr.dataset import Dataset
-from dkrr.dataset.drift import DRIFT_LIMIT
+from dkrr.dataset.scaling import DRIFT_LIMIT
 from dkrr.errors import StoreError
 from dkrr.fit.choices import (
     PRIMAL,

@@ -3,7 +3,7 @@
 Statistics of all rows would change with every append, and with them every row that the kernel sees; nothing of an
 earlier fit could be continued. So a job whose rows begin with the training rows of an earlier fit in the same store, as
 digests prove, takes the statistics of that one, unless the new rows have drifted too far from them
-(:mod:`dkrr.dataset.drift`): then everything is fitted anew, with statistics of all rows, and that is said.
+(:mod:`dkrr.dataset.scaling`): then everything is fitted anew, with statistics of all rows, and that is said.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling, open_dataset
-from dkrr.dataset.drift import DRIFT_LIMIT, Drift, measure_drift
 from dkrr.dataset.rows import row_moments
-from dkrr.dataset.scaling import mask_digest
+from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
 from dkrr.errors import StoreError
 from dkrr.store.files import arrays_below, name_of
 
@@ -42,7 +41,7 @@ class Frozen:
     location
         The training rows of exactly this data set, where they are prepared already.
     drift
-        Of all rows that came after those; :data:`~dkrr.dataset.drift.DRIFT_LIMIT` is the most that is allowed.
+        Of all rows that came after those; :data:`~dkrr.dataset.scaling.DRIFT_LIMIT` is the most that is allowed.
     """
 
     scaling: Scaling | None

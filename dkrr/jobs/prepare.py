@@ -26,8 +26,8 @@ from dkrr.dataset.columns import (
     resolve,
     target_columns,
 )
-from dkrr.dataset.drift import DRIFT_LIMIT
-from dkrr.dataset.ingest import fields_of
+from dkrr.dataset.dataset import fields_of
+from dkrr.dataset.scaling import DRIFT_LIMIT
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError

@@ -75,7 +75,7 @@ class DataSpec(Table):
     """``[data]``: where the rows come from and what their columns mean.
 
     With ``standardize`` rows that came after those of an earlier fit are whitened like them, unless they have drifted
-    (:mod:`dkrr.dataset.drift`): then all rows are fitted anew.
+    (:mod:`dkrr.dataset.scaling`): then all rows are fitted anew.
 
     Parameters
     ----------

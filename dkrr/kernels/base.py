@@ -36,8 +36,6 @@ from dkrr.kernels.checks import (
 )
 from dkrr.markup import telling
 
-__all__ = ["Checks", "Constant", "Fill", "FloatArray", "Kernel", "Product", "Sum", "mirror"]
-
 # check(kernel, parameter, value) is the value of a parameter, or raises.
 Checks = Mapping[str, Callable[[str, str, Any], Any]]
 # fill(rows, columns, strip) writes k(A[rows], B[columns]) into the contiguous float64 strip.
@@ -163,8 +161,9 @@ class Kernel(ABC):
 
         Notes
         -----
-        Cost: 2 m n d flops and one write of ``out``; half of that with ``same``. Besides ``out`` it needs at most
-        :meth:`workspace_bytes`.
+        Cost: 2 m n d flops and one write of ``out``; half of that with ``same``. Besides ``out`` it needs one scaled
+        copy of the rows with two more columns, and four strips; what a callable or a scikit-learn kernel allocates by
+        itself is its own affair.
         """
         A = as_rows(A, "A")
         B = A if same else as_rows(B, "B")
@@ -193,15 +192,6 @@ class Kernel(ABC):
         if not np.isfinite(values).all():
             raise overflow(kernel.describe(), rows, rows)
         return values
-
-    def workspace_bytes(self, m: int, n: int, d: int) -> int:
-        """Upper bound on the memory of ``block`` on (m, d) and (n, d) rows besides ``out``, in bytes.
-
-        At most one scaled copy of the rows with two more columns, (m + n) (d + 3) numbers with the norms, and four
-        strips. What a callable or a scikit-learn kernel allocates by itself is its own affair.
-        """
-        rows, columns = strip_shape(m, n, d)
-        return 8 * ((m + n) * (d + 3) + 4 * rows * columns) + 65536
 
     def resolve(self, num_features: int) -> Self:
         """The kernel for rows of ``num_features`` features, with every default that depends on them decided."""
@@ -340,10 +330,6 @@ class _Composite(Kernel):
         if all(new is old for new, old in zip(parts, self.parts, strict=True)):
             return self
         return type(self)(**{self.parts_field: parts})
-
-    def workspace_bytes(self, m: int, n: int, d: int) -> int:
-        rows, columns = strip_shape(m, n, d)
-        return 8 * rows * columns + sum(part.workspace_bytes(m, n, d) + 8 * (m + n) * d for part in self.parts)
 
     def extent(self, rows: FloatArray) -> float:
         return max(part.extent(rows) for part in self.parts)

@@ -13,22 +13,6 @@ import numpy.typing as npt
 
 from dkrr.errors import DataError, ParameterError
 
-__all__ = [
-    "LIMIT",
-    "FloatArray",
-    "as_rows",
-    "check_features",
-    "check_names",
-    "check_out",
-    "finite",
-    "finite_guard",
-    "nearest",
-    "overflow",
-    "positive",
-    "positive_or_vector",
-    "require_nonnegative",
-]
-
 FloatArray = npt.NDArray[np.float64]
 
 # Bound on the terms of a sum that is to be proved finite from its operands alone: leaves room for 1e8 of them.

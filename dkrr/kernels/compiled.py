@@ -36,8 +36,6 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["PANEL_VECTORS", "ROWS", "STORE", "Vectors", "fill_function", "kind_of", "product_function", "vector_width"]
-
 ROWS = 4
 PANEL_VECTORS = 2
 # how a step ends: into the two sums, or into a buffer

@@ -10,10 +10,9 @@ matrix F F^T is then of rank D, and D x D algebra takes the place of n x n algeb
 
 Monomials are built degree by degree. Those of degree k, as sequences of variables i_1 <= ... <= i_k in lexicographic
 order, that begin with variable i are x_i times those of degree k - 1 that begin with i or a later one, which lie next
-to one another. The factor before a monomial is a constant, the *scale* of its feature: sums over rows are formed of
-monomials, and scaled once.
+to one another.
 
-Cost: one multiplication a feature, D numbers a row.
+Cost: two multiplications a feature, D numbers a row.
 
 References
 ----------
@@ -24,19 +23,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations_with_replacement
 from math import comb, factorial
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dkrr.errors import DataError, ParameterError
-from dkrr.kernels.base import FloatArray, Kernel
+from dkrr.kernels.base import Kernel
+from dkrr.kernels.checks import FloatArray
 from dkrr.kernels.formulas import Linear, Polynomial
-
-__all__ = ["FeatureMap", "count_features", "feature_map"]
 
 # factorials beyond this one are no float64 numbers
 MAX_DEGREE = 170
 STRIP_BYTES = 2 << 20
+
+# Features whose mean is further from 0 than this many standard deviations are shifted before they are summed. Nearer
+# ones lose a digit of the sums, which the residual brings back, and save a pass over every strip.
+FAR = 4.0
 
 
 def _parameters(kernel: Kernel | None) -> tuple[int, float, float] | None:
@@ -89,6 +93,8 @@ class FeatureMap:
     kernel: Kernel
     num_inputs: int
 
+    has_panels: ClassVar[bool] = True
+
     @property
     def num_features(self) -> int:
         """D."""
@@ -105,34 +111,40 @@ class FeatureMap:
         p, _, _ = _parameters(self.kernel) or (1, 1.0, 0.0)
         return self.num_inputs if self.is_linear else comb(self.num_inputs + p, p)
 
-    @property
-    def scale(self) -> FloatArray:
-        """The factor before each monomial (D,)."""
-        return _scale(self.num_inputs, *(_parameters(self.kernel) or (1, 1.0, 0.0)))
+    def operands(self) -> dict[str, Any]:
+        """What :meth:`design` needs beside the rows: nothing."""
+        return {}
 
-    def monomials(self, x: FloatArray, out: FloatArray) -> FloatArray:
-        """The monomials of some rows, not scaled, one in each row of the result: (D, q).
+    def design(self, x: FloatArray, operands: Any = None, room: FloatArray | None = None) -> FloatArray:
+        """F (q, D) of rows x (q, d), feature by feature in memory; x itself where F(x) = x. What overflows is inf.
 
-        Parameters
-        ----------
-        x : (q, d)
-        out : (num_monomials, q)
-            Room for all that are built; the result is the last D rows of it. What overflows is inf.
+        ``room`` (num_monomials, q) is where all monomials go that are built on the way.
         """
-        variables, d = np.ascontiguousarray(x.T), self.num_inputs
         if self.is_linear:
-            out[...] = variables
-            return out
+            return x
+        variables, d = np.ascontiguousarray(x.T), self.num_inputs
+        out = np.empty((self.num_monomials, len(x))) if room is None else room
         with np.errstate(over="ignore", invalid="ignore"):
             out[0] = 1.0
             before, start, k = 0, 1, 0
             while start < len(out):
                 k, end = k + 1, start
-                for i, at in _suffixes(d, k):
+                for i in range(d):
+                    # where, among the monomials of degree k - 1, those begin whose variables are >= i
+                    at = comb(d + k - 2, k - 1) - comb(d - i + k - 2, k - 1)
                     first, end = end, end + start - before - at
                     np.multiply(out[before + at : start], variables[i], out=out[first:end])
                 before, start = start, end
-        return out[-self.num_features :]
+            features = out[-self.num_features :]
+            features *= _scale(d, *(_parameters(self.kernel) or (1, 1.0, 0.0)))[:, None]
+        return features.T
+
+    def typical(self, mean: FloatArray, std: FloatArray) -> FloatArray | None:
+        """About the means of the features of rows with such means and deviations (d,); None: 0 is near enough."""
+        if self.is_linear and (np.abs(mean) <= FAR * std).all():
+            return None
+        found = self.design(np.atleast_2d(mean))[0]
+        return np.ascontiguousarray(found) if np.isfinite(found).all() else None
 
     def apply(self, x: FloatArray, coef: FloatArray) -> FloatArray:
         """F(x) coef (m, t) for rows x (m, d) and coefficients (D, t), in strips.
@@ -142,58 +154,35 @@ class FeatureMap:
         DataError
             A feature overflows.
         """
-        if self.is_linear:
-            return np.asarray(x @ coef)
-        scaled = self.scale[:, None] * coef
         result = np.empty((len(x), coef.shape[1]))
         rows = max(16, STRIP_BYTES // (8 * self.num_monomials))
-        room = np.empty((self.num_monomials, min(rows, len(x))))
         for start in range(0, len(x), rows):
-            strip = x[start : start + rows]
-            # room that is cut would not have contiguous rows
-            out = room if len(strip) == room.shape[1] else np.empty((self.num_monomials, len(strip)))
-            np.matmul(self.monomials(strip, out).T, scaled, out=result[start : start + rows])
-        if not np.isfinite(result).all():
-            raise self.overflow(x)
+            np.matmul(self.design(x[start : start + rows]), coef, out=result[start : start + rows])
+        if not (self.is_linear or np.isfinite(result).all()):
+            raise not_finite(self.kernel, x)
         return result
 
-    def __call__(self, x: FloatArray) -> FloatArray:
-        """F(x) (m, D) of rows x (m, d) in memory."""
-        if self.is_linear:
-            return np.array(x, dtype=np.float64)
-        return np.ascontiguousarray((self.scale[:, None] * self.monomials(x, self.room(len(x)))).T)
 
-    def room(self, num_rows: int) -> FloatArray:
-        """What :meth:`monomials` writes to."""
-        return np.empty((self.num_monomials, num_rows))
-
-    def overflow(self, x: FloatArray) -> DataError:
-        """The error for features, or sums of them, that are not finite."""
-        largest = float(np.abs(x).max(initial=0.0))
-        return DataError(
-            f"the features of {self.kernel.describe()} are not finite on these rows (largest |x| {largest:.3g})",
-            hint="scale the features",
-        )
+def not_finite(kernel: Kernel, x: FloatArray) -> DataError:
+    """The error for features of rows, or sums of them, that are not finite."""
+    largest = float(np.abs(x).max(initial=0.0))
+    return DataError(
+        f"the features of {kernel.describe()} are not finite on these rows (largest |x| {largest:.3g})",
+        hint="scale the features",
+    )
 
 
 @lru_cache(maxsize=2)
 def _scale(d: int, p: int, gamma: float, coef0: float) -> FloatArray:
+    """The factor before each monomial."""
     parts = []
-    # of each monomial of the last degree: product of its exponents' factorials, exponent of its first variable
-    products, exponents, firsts = np.ones(1), np.zeros(1), np.zeros(1, np.int64)
-    for k in range(p + 1):
-        if k:
-            blocks = [(i, products[at:], exponents[at:], firsts[at:]) for i, at in _suffixes(d, k)]
-            raised = [np.where((f == i) & (k > 1), e + 1, 1.0) for i, _, e, f in blocks]
-            products = np.concatenate([q * e for (_, q, _, _), e in zip(blocks, raised, strict=True)])
-            firsts = np.concatenate([np.full(len(q), i) for i, q, _, _ in blocks])
-            exponents = np.concatenate(raised)
+    for k in range(p + 1) if coef0 > 0 else (p,):
+        variables = np.array(list(combinations_with_replacement(range(d), k)))
+        # the product of the factorials of the exponents, one factor for each place in a run of equal variables
+        products, run = np.ones(len(variables)), np.ones(len(variables))
+        for j in range(1, k):
+            run = np.where(variables[:, j] == variables[:, j - 1], run + 1, 1.0)
+            products *= run
         constant = coef0 ** ((p - k) / 2) * gamma ** (k / 2)
         parts.append(constant * np.sqrt(float(factorial(p) // factorial(p - k)) / products))
-    return np.concatenate(parts) if coef0 > 0 else parts[-1]
-
-
-def _suffixes(d: int, k: int) -> list[tuple[int, int]]:
-    """For each variable i: where, among the monomials of degree k - 1, those begin whose variables are >= i."""
-    # of degree 0 there is one, with no variable
-    return [(i, comb(d + k - 2, k - 1) - comb(d - i + k - 2, k - 1) if k > 1 else 0) for i in range(d)]
+    return np.concatenate(parts)

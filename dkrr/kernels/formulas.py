@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import Checks, Fill, FloatArray, Kernel
-from dkrr.kernels.checks import overflow, positive
+from dkrr.kernels.base import Checks, Fill, Kernel
+from dkrr.kernels.checks import LIMIT, FloatArray, overflow, positive, require_nonnegative
 from dkrr.kernels.pairwise import Formula, Pairwise, exponential, square_norms
 
-__all__ = ["RBF", "Cosine", "Laplacian", "Linear", "Matern", "Polynomial", "Precomputed", "Sigmoid"]
-
+# Elements of NumPy's buffer in broadcast operations. With the default of 8,192 every operand of rows shorter than that
+# is copied through the buffer, which doubles the time.
+BUFFER_SIZE = 256
 
 # Up to here x^p by repeated multiplication (0.2 ns an entry each) beats pow (2.3 ns).
 MAX_REPEATED = 8
@@ -264,3 +265,60 @@ class Precomputed(Kernel):
     def _diag(self, A: FloatArray) -> FloatArray:
         self._fill(A, A, 0)
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chi2(Kernel):
+    """k(a, b) = exp(-gamma sum_f (a_f - b_f)^2 / (a_f + b_f)), with 0 / 0 = 0; features >= 0
+
+    gamma=None means 1.0 here, not 1 / d, as in :func:`sklearn.metrics.pairwise.chi2_kernel`. There is no
+    matrix product in it: every feature costs five passes over a strip, 1.5 ns an entry and feature (a third of the
+    time of scikit-learn's own loop), so that one entry with d = 10 costs as much as ten of rbf.
+
+    References
+    ----------
+    Zhang, Marszalek, Lazebnik and Schmid, Local features and kernels for classification of texture and object
+    categories, International Journal of Computer Vision 73, 2007.
+    """
+
+    name = "chi2"
+    positive_semidefinite = True
+    bounded = True
+    gamma: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gamma", 1.0 if self.gamma is None else positive(self.name, "gamma", self.gamma))
+
+    def _fill(self, A: FloatArray, B: FloatArray, entries: int) -> Fill:
+        for rows, side in ((A, "A"), (B, "B")):
+            require_nonnegative(self.name, rows, side)
+            if not np.einsum("ij,ij->i", rows, rows).max() < LIMIT:
+                raise overflow(self.describe(), A, B)
+        # 0 / 0 counts as 0: with the smallest normal number in place of 0 on one side it is, and no other term changes
+        left = np.ascontiguousarray(np.maximum(A, np.finfo(np.float64).tiny).T)
+        right = np.ascontiguousarray(B.T)
+        scratch = np.empty((2, entries))
+
+        def fill(rows: slice, columns: slice, strip: FloatArray) -> None:
+            total = scratch[0, : strip.size].reshape(strip.shape)
+            term = scratch[1, : strip.size].reshape(strip.shape)
+            strip.fill(0.0)
+            previous = np.setbufsize(BUFFER_SIZE)
+            try:
+                for a, b in zip(left, right, strict=True):
+                    column, row = a[rows, np.newaxis], b[columns]
+                    np.add(column, row, out=total)
+                    np.subtract(column, row, out=term)
+                    np.multiply(term, term, out=term)
+                    np.divide(term, total, out=term)
+                    np.subtract(strip, term, out=strip)
+            finally:
+                np.setbufsize(previous)
+            np.multiply(strip, self.gamma or 1.0, out=strip)
+            np.exp(strip, out=strip)
+
+        return fill
+
+    def _diag(self, A: FloatArray) -> FloatArray:
+        require_nonnegative(self.name, A, "A")
+        return np.ones(len(A))

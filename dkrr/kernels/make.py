@@ -17,7 +17,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,12 +25,9 @@ from typing import Any, Self
 import numpy as np
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import Constant, Fill, FloatArray, Kernel, Product, Sum
-from dkrr.kernels.checks import check_names, nearest
-from dkrr.kernels.formulas import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
-from dkrr.kernels.histogram import Chi2
-
-__all__ = ["FunctionKernel", "SklearnKernel", "kernel_from_dict", "make_kernel"]
+from dkrr.kernels.base import Constant, Fill, Kernel, Product, Sum
+from dkrr.kernels.checks import FloatArray, check_names, nearest
+from dkrr.kernels.formulas import RBF, Chi2, Cosine, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
 
 KINDS = ("block", "pair")
 BLOCKS = "let it take blocks (m, d) and (n, d) and return (m, n)"
@@ -248,7 +244,7 @@ class SklearnKernel(Kernel):
         return np.asarray(self.kernel.diag(A), dtype=np.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kernel": self.name, **_plain("kernel", self.kernel)}
+        return {"kernel": self.name, **_plain(self.kernel)}
 
 
 def _is_sklearn_kernel(value: Any) -> bool:
@@ -256,44 +252,37 @@ def _is_sklearn_kernel(value: Any) -> bool:
     return any(base.__name__ == "Kernel" and base.__module__ == MODULE for base in type(value).__mro__)
 
 
-def _plain(what: str, value: Any) -> Any:
-    """A parameter as JSON. Of a kernel: class and parameters, without the bounds, which only its optimizer needs."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if _is_sklearn_kernel(value):
+def _plain(kernel: Any) -> Any:
+    """Class and parameters as JSON, of kernels within kernels too; no bounds, which only their optimizer needs."""
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, (np.ndarray, np.generic)):
+            return value.tolist()
         kind = type(value)
         if kind.__module__ != MODULE:
             raise ParameterError(
                 f"kernel class {kind.__module__}.{kind.__name__} cannot be stored by name",
                 hint=f"only those of {MODULE} can",
             )
-        given = sorted(value.get_params(deep=False).items())
-        kept = {
-            name: _plain(f"{name} of {kind.__name__}", item) for name, item in given if not name.endswith("_bounds")
-        }
+        given = value.get_params(deep=False).items()
+        kept = {name: item for name, item in sorted(given) if not name.endswith("_bounds")}
+        for name, item in kept.items():
+            is_nan = isinstance(item, (float, np.ndarray)) and np.isnan(item).any()
+            if is_nan or (callable(item) and not _is_sklearn_kernel(item)):
+                what = f"{name} = {item!r} of {kind.__name__} cannot be stored"
+                raise ParameterError(what, hint="numbers, strings and lists can")
         return {"class": kind.__name__, "parameters": kept}
-    if isinstance(value, (list, tuple)):
-        return [_plain(what, item) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(what, item) for key, item in value.items()}
-    if isinstance(value, float) and math.isinf(value):
-        return {INFINITE: str(value)}  # JSON has no such number
-    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and not math.isnan(value)):
-        return value
-    name, _, kernel = what.partition(" of ")
-    raise ParameterError(f"{name} = {value!r} of {kernel} cannot be stored", hint="numbers, strings and lists can")
+
+    # JSON has no infinite number
+    return json.loads(json.dumps(kernel, default=encode), parse_constant=lambda name: {INFINITE: name})
 
 
-def _object(value: Any) -> Any:
-    """The inverse of :func:`_plain`."""
-    if isinstance(value, list):
-        return np.asarray([_object(item) for item in value])
-    if not isinstance(value, dict):
-        return value
+def _object(value: dict[str, Any]) -> Any:
+    """The inverse of :func:`_plain` for one object of JSON, what is within it done."""
     if set(value) == {INFINITE}:
         return float(value[INFINITE])
     if "class" not in value:
-        return {key: _object(item) if isinstance(item, dict) else item for key, item in value.items()}
+        return value
     from sklearn.gaussian_process import kernels
 
     check_names("kernel 'sklearn'", value, ("class", "parameters"))
@@ -303,7 +292,7 @@ def _object(value: Any) -> Any:
     if name not in allowed:
         raise ParameterError(f"scikit-learn kernel class {name!r}", hint=nearest(str(name), allowed))
     check_names(f"scikit-learn kernel {name}", parameters, inspect.signature(own[name]).parameters)
-    return own[name](**{key: _object(item) for key, item in parameters.items()})
+    return own[name](**{key: np.asarray(item) if isinstance(item, list) else item for key, item in parameters.items()})
 
 
 # What a name in kernel="..." may be.
@@ -397,7 +386,8 @@ def kernel_from_dict(values: Mapping[str, Any]) -> Kernel:
         raise ParameterError(what, hint=nearest(name, STORED))
     kind = STORED[name]
     if kind is SklearnKernel:
-        return SklearnKernel(kernel=_object({"class": None} | parameters))
+        text = json.dumps({"class": None} | parameters)
+        return SklearnKernel(kernel=json.loads(text, object_hook=_object))
     check_names(what, parameters, _fields(kind))
     if issubclass(kind, Sum | Product):
         parts = parameters.get(kind.parts_field, ())

@@ -36,21 +36,8 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from dkrr.errors import ParameterError
-from dkrr.kernels.base import MAX_EXTENT, Checks, Fill, FloatArray, Kernel
-from dkrr.kernels.checks import LIMIT, finite, overflow, positive, positive_or_vector
-
-__all__ = [
-    "MAX_EXTENT",
-    "Packed",
-    "Pairwise",
-    "compiled_form",
-    "exponential",
-    "pack",
-    "pack_rows",
-    "pack_sums",
-    "square_norms",
-    "worth_compiling",
-]
+from dkrr.kernels.base import MAX_EXTENT, Checks, Fill, Kernel
+from dkrr.kernels.checks import LIMIT, FloatArray, finite, overflow, positive, positive_or_vector
 
 # Columns from which compiled code is used. Below, a product takes milliseconds with NumPy, Numba's import 0.3 s. It is
 # the columns that decide (in a prediction: the training rows), so that one row is predicted like a thousand.

@@ -19,7 +19,7 @@ rows too. A takeover that was interrupted is simply begun again.
 Tiles of an earlier fit can be continued only with its centre, the point at which a kernel is centred; it need not be
 the mean, only a point close to the rows, and is frozen with the lineage. Rows that came later and lie far from the rows
 whose mean it is are compared by differences, which takes longer than with a centre of their own. The rule is that of
-frozen scaling (:mod:`dkrr.dataset.drift`): beyond a limit nothing is continued, the kernel is centred anew
+frozen scaling (:mod:`dkrr.dataset.scaling`): beyond a limit nothing is continued, the kernel is centred anew
 (:meth:`dkrr.kernels.Kernel.center`), and that is said. So it is, without a limit, where subtracting the centre rounds
 typical rows by more than 1e-13 of the kernel's length.
 
@@ -44,11 +44,11 @@ import numpy as np
 
 from dkrr.dataset import Dataset, Scaling
 from dkrr.dataset.dataset import Part
-from dkrr.dataset.drift import Drift, measure_drift
 from dkrr.dataset.rows import DIGEST_ROWS, row_moments
+from dkrr.dataset.scaling import Drift, measure_drift
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.kernels.pairwise import MAX_EXTENT
+from dkrr.kernels.base import MAX_EXTENT
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import keep_for_others
 from dkrr.store.chunks import FloatArray

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, open_dataset
-from dkrr.dataset.prefix import before_appends
+from dkrr.dataset.dataset import before_appends
 from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix

@@ -343,7 +343,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
                 holder = None
         if on_disk is not None:
             check = X.check_still_there if is_theirs else None if holder is None else holder.check
-            kept = on_disk if check is None else CheckedRows(on_disk, check)
+            kept = on_disk if check is None else CheckedRows(on_disk.array, on_disk.num_rows, check)
             model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         self.n_features_in_ = model.num_features
         return self._finish(model, rows, holder)

@@ -50,8 +50,7 @@ from dkrr.linalg.factor.direct import (
 )
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
-from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
-from dkrr.linalg.nystrom.solver import read_rows
+from dkrr.linalg.nystrom.solver import nystrom_leave_one_out, read_rows
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
 from dkrr.linalg.primal.solver import array_source, primal_leave_one_out, stored_source
@@ -273,14 +272,16 @@ def leave_one_out_rows(
         if relative.max() > MAX_RESIDUAL_SHARE:  # leverages are those of a solution
             what = f": the relative residual of the fit, {relative.max():.2g}, exceeds {MAX_RESIDUAL_SHARE}"
             raise _not_solved(what, "", relative)
-        centres = Centres(
-            kernel=model.kernel,
-            points=model.x_fit.read(0, model.num_rows),
-            coefficients=model.dual_coef.read(0, model.num_rows),
+        return nystrom_leave_one_out(
+            dataset,
+            model.kernel,
+            model.x_fit.read(0, model.num_rows),
+            model.dual_coef.read(0, model.num_rows),
+            settings.alpha,
+            workspace,
             center=model.center,
             intercept=model.intercept,
         )
-        return nystrom_leave_one_out(dataset, centres, settings.alpha, workspace)
     fit_intercept = model.intercept is not None
     if _solver_of(model) == "primal":
         with stored_source(dataset, model.kernel, workspace, fit_intercept=fit_intercept) as rows:

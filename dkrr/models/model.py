@@ -421,9 +421,7 @@ class Model:
                 finally:
                     shutil.rmtree(beside, ignore_errors=True)
             else:
-                if any(
-                    isinstance(rows, CheckedRows) and is_below(rows.rows.array.store, path) for rows in arrays.values()
-                ):
+                if any(isinstance(rows, CheckedRows) and is_below(rows.array.store, path) for rows in arrays.values()):
                     raise StoreError(f"the rows of this model are read from {path}", hint="save it at another address")
                 remove_array(path)  # the metadata first; also what a save that was interrupted left
                 self._write(path)
@@ -641,7 +639,8 @@ def _from_attributes(path: Any, attributes: dict[str, Any], digest: str) -> Mode
     kernel_dict, inputs = attributes["kernel"], attributes["num_inputs"]
 
     def saved_rows(name: str) -> CheckedRows:
-        return CheckedRows(RowArray.open(path, name), partial(_check_digest, path, digest), every_read=True)
+        rows = RowArray.open(path, name)
+        return CheckedRows(rows.array, rows.num_rows, partial(_check_digest, path, digest), every_read=True)
 
     kernel = None if kernel_dict == {"kernel": "precomputed"} else kernel_from_dict(kernel_dict)
     found: dict[str, Any] = {name: attributes[name] for name in PLAIN}

@@ -3,8 +3,7 @@
 Everything dkrr keeps on disk is a Zarr format 3 array of little-endian floats whose chunks are the raw C-order values
 followed by four bytes of crc32c. Zarr's own reader returns the fill value for a chunk that is missing; here a missing,
 short or damaged chunk raises :class:`~dkrr.errors.DamagedChunkError`. On a local file system a chunk is memory-mapped
-(no copy) and verified; elsewhere it is fetched by its key, into memory that is used again: a fresh buffer of 32 MiB
-costs eight thousand page faults. Any Zarr reader can open the same arrays.
+(no copy) and verified; elsewhere it is fetched by its key. Any Zarr reader can open the same arrays.
 
 What a process keeps between tasks, here and elsewhere, it gives back when it is told to (:func:`release`): workers that
 others run are told at the end of a fit.
@@ -15,13 +14,11 @@ one rename.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import math
 import mmap
 import os
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +42,7 @@ from dkrr.store.files import (
     write_key,
 )
 from dkrr.store.interruption import check_cancelled
-from dkrr.store.objects import fetch
+from dkrr.store.objects import read_object
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -148,10 +145,9 @@ class ChunkArray:
         except (KeyError, TypeError, ValueError) as exc:
             raise StoreError(f"{where} has unreadable metadata ({exc!r})", hint="restore or remove it") from exc
         opened = cls(array.store, path, shape, chunks, dtype)
-        if document.get("storage_transformers"):
-            raise StoreError(f"{where} uses storage transformers", hint=_FOREIGN)
-        for name, expected in opened._document(document.get("attributes", {})).items():
-            if document.get(name, {}) != expected:
+        wanted = {**opened._document(document.get("attributes", {})), "storage_transformers": []}
+        for name, expected in wanted.items():
+            if document.get(name, [] if name == "storage_transformers" else {}) != expected:
                 raise StoreError(f"{where} has {name} {document.get(name)!r}; {expected!r} expected", hint=_FOREIGN)
         return opened
 
@@ -207,10 +203,7 @@ class ChunkArray:
         DamagedChunkError
             The chunk is missing, has a wrong size, or its crc32c does not match.
         """
-        data, block = self._fetch(index)
-        if verify:
-            self._verify(index, data, crc32c(data[: self.chunk_bytes]))
-        failpoint("chunk.after_read")
+        ((_, block),) = self.read_strips(index, max(1, self.chunks[0]), verify=verify)
         return block
 
     def read_strips(
@@ -241,23 +234,23 @@ class ChunkArray:
         """The bytes of a chunk with its checksum, which has not been compared, and its values."""
         check_cancelled()
         failpoint("chunk.before_read")
-        expected, data = self.chunk_bytes + CRC_BYTES, None
+        key, data = self.chunk_key(index), None
         if is_url(self.store):
-            size, data = fetch(self.store, self.chunk_key(index), expected, lend) or (None, None)
+            found = read_object(self.store, key)
+            data = None if found is None else found[0]
         else:
-            try:
-                with open(os.path.join(self.store, self.chunk_key(index)), "rb", buffering=0) as file:
-                    size = os.fstat(file.fileno()).st_size
-                    if size == expected:
-                        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-                        data = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
-            except (FileNotFoundError, NotADirectoryError):
-                size = None
-        if data is None:
-            raise self._damaged(index, "missing" if size is None else f"{size} bytes, {expected} expected")
-        block = np.frombuffer(data, dtype=self.numpy_dtype, count=math.prod(self.chunks)).reshape(self.chunks)
+            path, nothing = os.path.join(self.store, key), (FileNotFoundError, NotADirectoryError)
+            with contextlib.suppress(*nothing), open(path, "rb", buffering=0) as file:
+                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+                is_empty = os.fstat(file.fileno()).st_size == 0  # which cannot be mapped
+                data = b"" if is_empty else mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+        octets = memoryview(data or b"").cast("B")
+        if len(octets) != self.chunk_bytes + CRC_BYTES:
+            found_bytes = f"{len(octets)} bytes, {self.chunk_bytes + CRC_BYTES} expected"
+            raise self._damaged(index, "missing" if data is None else found_bytes)
+        block = np.frombuffer(octets, dtype=self.numpy_dtype, count=math.prod(self.chunks)).reshape(self.chunks)
         block.flags.writeable = False
-        return memoryview(data).cast("B"), block
+        return octets, block
 
     def _verify(self, index: Sequence[int], data: memoryview, found: int) -> None:
         stored = int.from_bytes(data[self.chunk_bytes :], "little")
@@ -324,10 +317,6 @@ class ChunkArray:
         }
 
 
-KEPT_BUFFERS = 4
-
-# appends and pops of a deque are atomic, and a buffer may come back in the middle of any statement of any thread
-_free: deque[Any] = deque(maxlen=KEPT_BUFFERS)
 _kept_elsewhere: list[Callable[[], object]] = []
 
 
@@ -338,29 +327,5 @@ def on_release(forget: Callable[[], object]) -> None:
 
 def release() -> None:
     """Give back all memory that this process keeps for tasks to come."""
-    _free.clear()
     for forget in _kept_elsewhere:
         forget()
-
-
-def lend(num_bytes: int) -> Any:
-    """A writable object of ``num_bytes`` with the buffer interface; its memory is used again when it is gone.
-
-    Views of it (``memoryview``, ``numpy.frombuffer``) keep it alive.
-    """
-    storage = None
-    for _ in range(len(_free)):
-        try:
-            storage = _free.popleft()
-        except IndexError:  # another thread was first
-            break
-        if storage.size == num_bytes:
-            break
-        _free.append(storage)
-        storage = None
-    if storage is None:
-        storage = np.empty(num_bytes, dtype=np.uint8)
-    buffer: Any = storage
-    lent = (ctypes.c_char * num_bytes).from_buffer(buffer)
-    weakref.finalize(lent, _free.append, storage).atexit = False
-    return lent

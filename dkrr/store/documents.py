@@ -19,20 +19,18 @@ A manifest is the SHA-256 of every key of a saved group, so that a missing, extr
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dkrr.errors import StoreError
 from dkrr.store.files import (
-    NO_LINKS,
+    exclusive,
     is_url,
     json_bytes,
     key_size,
@@ -42,7 +40,6 @@ from dkrr.store.files import (
     parse_json,
     read_json,
     read_key,
-    sync_path,
     write_file,
     write_json,
 )
@@ -72,7 +69,7 @@ def read_versioned(location: Any, key: str) -> Versioned | None:
     """
     if is_url(location):
         found = read_object(location, key)
-        return None if found is None else Versioned(parse_json(found[0], location, key), found[1])
+        return None if found is None else Versioned(parse_json(bytes(found[0]), location, key), found[1])
     data = read_key(location, key)
     return None if data is None else Versioned(parse_json(data, location, key), _digest(data))
 
@@ -92,37 +89,7 @@ def create_bytes(location: Any, key: str, data: bytes, *, durable: bool = False)
     """Create anything whole, see :func:`create_json`; ``data`` must be what no other writer writes, or writes too."""
     if is_url(location):
         return _put_if(location, key, data, None)
-    path = Path(location) / key
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        draft.write_bytes(data)
-        if durable:
-            sync_path(draft)
-        check_fence()
-        if not _name_once(draft, path):
-            return None
-        if durable:
-            sync_path(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
-    return _digest(data)
-
-
-def _name_once(draft: Path, path: Path) -> bool:
-    """Give a whole file the name that no other file has; False when one has it."""
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return draft.stat().st_nlink > 1  # a network file system may repeat a request that was done
-    except OSError as exc:
-        if exc.errno not in NO_LINKS:
-            raise
-        with _exclusive(path.parent):  # whoever creates here finds no hard links either
-            if os.path.lexists(path):
-                return False
-            os.replace(draft, path)
-    return True
+    return _digest(data) if write_file(Path(location) / key, data, durable=durable, once=True) else None
 
 
 def swap_json(location: Any, key: str, value: Any, version: str, *, durable: bool = False) -> str | None:
@@ -139,7 +106,7 @@ def swap_json(location: Any, key: str, value: Any, version: str, *, durable: boo
     data = json_bytes(value)
     if is_url(location):
         return _put_if(location, key, data, version)
-    with _exclusive(Path(location) / key) as path:
+    with exclusive(Path(location) / key) as path:
         there = read_versioned(location, key)
         if there is None or there.version != version:
             return None
@@ -173,7 +140,7 @@ def check_conditions(location: str) -> None:
         probe.parent.mkdir(parents=True, exist_ok=True)
         try:
             probe.touch()
-            with _exclusive(probe):
+            with exclusive(probe):
                 return
         finally:
             probe.unlink(missing_ok=True)
@@ -204,58 +171,11 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[Path]:
-    """One process at a time replaces what is at ``path``, which itself is locked, so that no file is left behind.
-
-    Whoever waited may have locked what was replaced meanwhile, and looks again. Where nothing is, nothing is locked.
-
-    Raises
-    ------
-    StoreError
-        The file system has no locks: of two processes that compare and then replace both could be the first.
-    """
-    while True:
-        with _opened(path) as descriptor:
-            if descriptor is None:
-                yield path
-                return
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError as exc:
-                raise StoreError(
-                    f"{path.parent} cannot be locked ({exc.strerror}), so two processes could write there at once",
-                    hint="mount it with locks (NFS: lockd on both sides, no option nolock), or choose a folder on "
-                    "another disk or an s3:// address",
-                ) from exc
-            # it is opened again, for a look at the name alone may be an old answer
-            with _opened(path) as there:
-                is_same = there is not None and os.path.sameopenfile(descriptor, there)
-            if is_same:
-                yield path
-                return
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
-    """A descriptor that can be locked: NFS wants one that can be written; None where nothing is."""
-    try:
-        is_written = os.access(path, os.W_OK) and not path.is_dir()
-        descriptor = os.open(path, os.O_RDWR if is_written else os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 # --- manifests --------------------------------------------------------------------------------------------------------
 
 
-def refuse_links(store: Any) -> None:
-    """Refuse a local group with a symbolic link inside, before anything in it is read.
+def refuse_links(store: Any, *, is_deep: bool = True) -> None:
+    """Refuse a local group with a symbolic link inside, or right below it, before anything in it is read.
 
     Raises
     ------
@@ -267,6 +187,7 @@ def refuse_links(store: Any) -> None:
             path = os.path.join(folder, name)
             if os.path.islink(path):
                 raise StoreError(f"{path} is a symbolic link", hint="copy what it points to; links are not followed")
+        folders[:] = folders if is_deep else []
 
 
 def _key_digests(store: Any) -> dict[str, str]:
@@ -327,16 +248,12 @@ def check_manifest(store: Any) -> None:
     """
     expected, found = _manifest(store), _key_digests(store)
     for key in sorted(expected | found):
-        if key not in found:
-            raise StoreError(f"{key} of {store} is missing", hint="restore it, or fit again", key=key)
-        if key not in expected:
-            raise StoreError(f"{key} of {store} is not in its manifest", hint="remove it, or save it again", key=key)
-        if found[key] != expected[key]:
-            raise StoreError(
-                f"{key} of {store} is damaged (SHA-256 {found[key][:12]}, {expected[key][:12]} expected)",
-                hint="restore it, or fit again",
-                key=key,
-            )
+        if found.get(key) == expected.get(key):
+            continue
+        what = f"is damaged (SHA-256 {found.get(key, '')[:12]}, {expected.get(key, '')[:12]} expected)"
+        if key not in found or key not in expected:
+            what = "is not in its manifest" if key in found else "is missing"
+        raise StoreError(f"{key} of {store} {what}", hint="restore it, fit again, or save it again", key=key)
 
 
 def plain(value: Any) -> Any:

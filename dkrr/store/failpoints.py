@@ -50,7 +50,7 @@ class _Rule:
     site: str
     action: str
     probability: float
-    visit: int | None
+    visit: int
     seconds: float
     draws: random.Random
     visits: int = 0
@@ -58,7 +58,7 @@ class _Rule:
     def is_due(self) -> bool:
         """Count a visit of the site and say whether the rule fires at it."""
         self.visits += 1
-        return self.draws.random() < self.probability if self.visit is None else self.visits == self.visit
+        return self.visits == self.visit if self.visit else self.draws.random() < self.probability
 
 
 class Failpoints:
@@ -72,74 +72,57 @@ class Failpoints:
 
     def __init__(self, specification: str, once: str | None = None) -> None:
         self.once = Path(once) if once else None
-        self.seed = 0
         self.rules: list[_Rule] = []
         self._lock = threading.Lock()
-        for text in filter(None, (part.strip() for part in specification.split(";"))):
+        texts = [text.strip() for text in specification.split(";") if text.strip()]
+        found_seed = re.fullmatch(r"seed=(-?\d+)", texts[0]) if texts else None
+        self.seed = int(found_seed[1]) if found_seed else 0
+        for number, text in enumerate(texts[1:] if found_seed else texts):
             found = _RULE.fullmatch(text)
-            if found is not None:
-                number, visit = len(self.rules), found["visit"]
-                draws = random.Random(f"{self.seed}/{number}/{text}")  # noqa: S311
-                self.rules.append(
-                    _Rule(
-                        number=number,
-                        site=found["site"],
-                        action=found["action"] or "sleep",
-                        probability=float(found["probability"] or 1),
-                        visit=int(visit) if visit else None,
-                        seconds=float(found["seconds"] or 0),
-                        draws=draws,
-                    )
-                )
-            elif not self.rules and (seed := re.fullmatch(r"seed=(-?\d+)", text)):
-                self.seed = int(seed[1])
-            else:
+            if found is None:
                 raise ValueError(
                     f"failpoint {text!r} is not understood; 'seed=7' first, then 'site:probability:action' or "
                     f"'site:@3:action' expected, with one of {', '.join(_ACTIONS)}, sleep=SECONDS"
                 )
-        if self.once is not None:
-            self.once.mkdir(parents=True, exist_ok=True)
+            action, probability = found["action"] or "sleep", float(found["probability"] or 1)
+            visit, seconds = int(found["visit"] or 0), float(found["seconds"] or 0)
+            draws = random.Random(f"{self.seed}/{number}/{text}")  # noqa: S311
+            self.rules.append(_Rule(number, found["site"], action, probability, visit, seconds, draws))
 
     def hit(self, site: str, array: Any = None) -> None:
         """Pass ``site``: fire every rule that is due there."""
         for rule in self.rules:
-            if not fnmatchcase(site, rule.site):
-                continue
-            with self._lock:  # worker threads share the count and the generator
-                due = rule.is_due()
-            if due and self._take_token(rule):
-                self._fire(rule, site, array)
+            if fnmatchcase(site, rule.site):
+                with self._lock:  # worker threads share the count and the generator
+                    is_due = rule.is_due()
+                if is_due and self._take_token(rule):
+                    self._fire(rule, site, array)
 
     def _take_token(self, rule: _Rule) -> bool:
-        if self.once is None:
-            return True
-        try:
-            # on disk before the fault: a process that kills itself must not leave its successor a free token
-            os.close(os.open(self.once / str(rule.number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
-            return False
+        if self.once is not None:
+            self.once.mkdir(parents=True, exist_ok=True)
+            try:
+                # on disk before the fault: a process that kills itself must not leave its successor a free token
+                (self.once / str(rule.number)).touch(exist_ok=False)
+            except FileExistsError:
+                return False
         return True
 
     def _fire(self, rule: _Rule, site: str, array: Any) -> None:
         what = f"failpoint {site}: {rule.action} at visit {rule.visits} (seed {self.seed})"
         _LOG.warning("%s", what)
         if rule.action in _ERRNOS:
-            number = _ERRNOS[rule.action]
-            raise OSError(number, f"{os.strerror(number)} ({what})")
+            raise OSError(_ERRNOS[rule.action], f"{os.strerror(_ERRNOS[rule.action])} ({what})")
         if rule.action == "memoryerror":
             raise MemoryError(what)
-        if rule.action == "sleep":
-            time.sleep(rule.seconds)
-        elif rule.action in _SIGNALS:
+        if rule.action in _SIGNALS:
             os.kill(os.getpid(), _SIGNALS[rule.action])
-        elif array is None:
-            raise ValueError(f"failpoint {site} hands over no array; {rule.action} belongs on one that does")
         elif rule.action == "nan":
             array[tuple(rule.draws.randrange(length) for length in array.shape)] = float("nan")
-        else:
+        elif rule.action == "bitflip":
             octets = memoryview(array).cast("B")
             octets[rule.draws.randrange(len(octets))] ^= 1 << rule.draws.randrange(8)
+        time.sleep(rule.seconds)
 
 
 _active: Failpoints | None = None

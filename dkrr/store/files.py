@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -122,7 +123,7 @@ def parent_of(location: str | os.PathLike[str]) -> str:
     if is_url(location) and base.count("/") < 3:
         return base + tail
     parent = base.rpartition("/")[0]
-    return (parent or ("/" if base.startswith("/") else ".")) + tail
+    return (parent or ("/" if base[:1] in "/" else ".")) + tail
 
 
 def sibling(location: str | os.PathLike[str], ending: str) -> str:
@@ -184,7 +185,7 @@ def read_key(location: Any, key: str) -> bytes | None:
     """The bytes behind a key, None when it does not exist."""
     if is_url(location):
         found = read_object(location, key)
-        return None if found is None else found[0]
+        return None if found is None else bytes(found[0])
     try:
         return (Path(location) / key).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -215,30 +216,103 @@ def write_key(location: Any, key: str, *parts: Any, durable: bool = False) -> No
     put_object(location, key, *parts)
 
 
-def write_file(path: Path, *parts: Any, durable: bool = False) -> None:
+def write_file(path: Path, *parts: Any, durable: bool = False, once: bool = False) -> bool:
     """Write ``parts`` to ``path`` atomically: a reader sees the old file, the new file or none. Its folder is made.
 
     With ``durable`` the file is on the disk before it has its name, and its name when this returns (fsync of both).
+    With ``once`` nothing is replaced.
+
+    Returns
+    -------
+    is_written : bool
+        False where there is something already, with ``once``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    draft, is_written = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial"), True
     try:
-        with open(partial, "wb", buffering=0) as file:
+        with open(draft, "wb", buffering=0) as file:
             for part in parts:
                 view = memoryview(part).cast("B")
                 while len(view):
                     view = view[file.write(view) :]
             if durable:
                 os.fsync(file.fileno())
-        failpoint("chunk.mid_write")
-        check_fence()
-        os.replace(partial, path)
+        if once:
+            check_fence()
+            is_written = _name_once(draft, path)
+        else:
+            failpoint("chunk.mid_write")
+            check_fence()
+            os.replace(draft, path)
         if durable:
             sync_path(path.parent)
-    except BaseException:
+    finally:
         with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+            draft.unlink()
+    return is_written
+
+
+def _name_once(draft: Path, path: Path) -> bool:
+    """Give a whole file the name that no other file has; False when one has it."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return draft.stat().st_nlink > 1  # a network file system may repeat a request that was done
+    except OSError as exc:
+        if exc.errno not in NO_LINKS:
+            raise
+        with exclusive(path.parent):  # whoever creates here finds no hard links either
+            if os.path.lexists(path):
+                return False
+            os.replace(draft, path)
+    return True
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[Path]:
+    """One process at a time replaces what is at ``path``, which itself is locked, so that no file is left behind.
+
+    Whoever waited may have locked what was replaced meanwhile, and looks again. Where nothing is, nothing is locked.
+
+    Raises
+    ------
+    StoreError
+        The file system has no locks: of two processes that compare and then replace both could be the first.
+    """
+    while True:
+        with _opened(path) as descriptor:
+            if descriptor is None:
+                yield path
+                return
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as exc:
+                raise StoreError(
+                    f"{path.parent} cannot be locked ({exc.strerror}), so two processes could write there at once",
+                    hint="mount it with locks (NFS: lockd on both sides, no option nolock), or choose a folder on "
+                    "another disk or an s3:// address",
+                ) from exc
+            # it is opened again, for a look at the name alone may be an old answer
+            with _opened(path) as there:
+                is_same = there is not None and os.path.sameopenfile(descriptor, there)
+            if is_same:
+                yield path
+                return
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A descriptor that can be locked: NFS wants one that can be written; None where nothing is."""
+    try:
+        is_written = os.access(path, os.W_OK) and not path.is_dir()
+        descriptor = os.open(path, os.O_RDWR if is_written else os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def delete_key(location: Any, key: str) -> None:
@@ -385,32 +459,66 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
     return shutil.disk_usage(next(known for known in (folder, *folder.parents) if known.exists())).free
 
 
+def full_disk(location: Any, needed: int | None = None) -> contextlib.AbstractContextManager[None]:
+    """As :func:`storage_errors`, of a disk that is full; other errors are not looked at."""
+    return storage_errors(location, needed, only_full=True)
+
+
 @contextlib.contextmanager
-def full_disk(location: Any, needed: int | None = None) -> Iterator[None]:
-    """Say of a disk that is full how much was needed there, and how much is free; other errors are not looked at.
+def storage_errors(location: Any, needed: int | None = None, *, only_full: bool = False) -> Iterator[None]:
+    """Turn what the operating system says about ``location`` into a typed error.
 
     Raises
     ------
     StorageFullError
-        With ``needed``, ``free`` (None at an address) and ``path``.
+        The disk is full; with ``needed``, ``free`` (None at an address) and ``path``.
+    StoreError
+        No permission, or a device that cannot be used.
     """
     try:
         yield
     except DkrrError:
         raise
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+        where, what = exc.filename or location, f"{location} cannot be used ({exc})"
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = None if is_url(location) else free_bytes(location)
+            room = f"{needed:,} bytes needed, " if needed else ""
+            room += "" if free is None else f"{free:,} bytes free"
+            raise StorageFullError(
+                f"the disk of {where} is full ({room or exc.strerror})",
+                hint="free some space or choose another disk, and start again: what is finished is kept",
+                needed=needed,
+                free=free,
+                path=str(location),
+            ) from exc
+        if only_full:
             raise
-        free = None if is_url(location) else free_bytes(location)
-        room = f"{needed:,} bytes needed, " if needed else ""
-        room += "" if free is None else f"{free:,} bytes free"
+        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            what = f"no permission to use {where} ({exc.strerror})"
+        raise StoreError(what, hint="check the disk and its permissions, or choose another place") from exc
+
+
+def check_space(location: Any, num_bytes: int) -> None:
+    """Refuse to start writing ``num_bytes`` where they do not fit.
+
+    Raises
+    ------
+    StorageFullError
+        With ``needed`` and ``free`` in bytes.
+    """
+    root = local_root(location)
+    if root is None:
+        return
+    free = free_bytes(root)
+    if num_bytes > free:
         raise StorageFullError(
-            f"the disk of {exc.filename or location} is full ({room or exc.strerror})",
-            hint="free some space or choose another disk, and start again: what is finished is kept",
-            needed=needed,
+            f"{root} needs {num_bytes:,} bytes and {free:,} are free",
+            hint="free some space or choose another disk",
+            needed=num_bytes,
             free=free,
-            path=str(location),
-        ) from exc
+            path=str(root),
+        )
 
 
 def sync_folder(folder: Path) -> None:

@@ -22,7 +22,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from dkrr.errors import CancelledError, told
 
@@ -31,17 +31,23 @@ _request: ContextVar[Callable[[], bool] | None] = ContextVar("dkrr_cancelled", d
 _checks: ContextVar[tuple[Callable[[], None], ...]] = ContextVar("dkrr_fence", default=())
 _holder: ContextVar[Mapping[str, Any] | None] = ContextVar("dkrr_holder", default=None)
 
+T = TypeVar("T")
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager
-def cancellable(cancelled: Callable[[], bool] | None) -> Iterator[None]:
-    """Have :func:`check_cancelled` ask ``cancelled()`` in this thread while the block runs; None changes nothing."""
-    token = _request.set(cancelled or _request.get())
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _request.reset(token)
+        variable.reset(token)
+
+
+def cancellable(cancelled: Callable[[], bool] | None) -> contextlib.AbstractContextManager[None]:
+    """Have :func:`check_cancelled` ask ``cancelled()`` in this thread while the block runs; None changes nothing."""
+    return _set(_request, cancelled or _request.get())
 
 
 def check_cancelled() -> None:
@@ -68,12 +74,8 @@ def fenced(check: Callable[[], None], *, holder: Mapping[str, Any] | None = None
     holder
         ``run`` and ``epoch`` of the owner, for locks: those of an earlier epoch of the same run are void.
     """
-    checks, owner = _checks.set((*_checks.get(), check)), _holder.set(holder)
-    try:
+    with _set(_checks, (*_checks.get(), check)), _set(_holder, holder):
         yield
-    finally:
-        _checks.reset(checks)
-        _holder.reset(owner)
 
 
 def check_fence() -> None:
@@ -124,8 +126,5 @@ def interrupt_main_thread() -> bool:
     """Interrupt the main thread, from another one, where :func:`resumable` is there to meet it; whether it was."""
     if signal.getsignal(signal.SIGINT) is not _interrupt:
         return False
-    ident = threading.main_thread().ident
-    if ident is None:
-        return False
-    signal.pthread_kill(ident, signal.SIGINT)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     return True

@@ -33,7 +33,7 @@ import psutil
 
 from dkrr.errors import LockedError, ParameterError, StoreError
 from dkrr.store.documents import Versioned, check_conditions, create_json, read_versioned, swap_json
-from dkrr.store.files import full_disk, is_url, name_of, parent_of, read_json
+from dkrr.store.files import is_url, name_of, parent_of, read_json, storage_errors
 from dkrr.store.interruption import check_cancelled, fence_holder, fenced
 
 logger = logging.getLogger("dkrr.lock")
@@ -110,9 +110,7 @@ def stale_seconds() -> float:
     ParameterError
         The variable is not a positive number.
     """
-    text = os.environ.get(STALE_VARIABLE)
-    if text is None:
-        return STALE_SECONDS
+    text = os.environ.get(STALE_VARIABLE, str(STALE_SECONDS))
     with contextlib.suppress(ValueError):
         if 0 < float(text) < float("inf"):
             return float(text)
@@ -167,7 +165,7 @@ def hold_lock(location: Any, *, wait: bool = False) -> Iterator[None]:
     stop, mine, thread = threading.Event(), _mine.get(), None
     try:
         _HELD.add(lock.token)
-        with full_disk(lock.location):
+        with storage_errors(lock.location):
             lock.acquire(wait)
         _mine.set(mine | {lock.token})
         run = contextvars.copy_context().run  # behind the same fence as the block

@@ -243,11 +243,10 @@ def find_profile(asked: str | None) -> tuple[Callable[[], dict[str, Any]] | None
             "expires_at": datetime.now(UTC) + CREDENTIALS_KEPT,
         }
 
+    is_asked, name = name is not None, name or "default"
     try:
-        if name is None:
-            name = "default"
-            if name not in boto3.Session().available_profiles:
-                return None, None
+        if not is_asked and name not in boto3.Session().available_profiles:
+            return None, None
         region = boto3.Session(profile_name=name).region_name
     except ProfileNotFound:
         raise StoreError(
@@ -322,30 +321,10 @@ def _request(
 
 
 @_request("read")
-def fetch(client: Any, path: str, num_bytes: int, lend: Callable[[int], Any]) -> tuple[int, Any]:
-    """An object in a buffer that ``lend`` gives, with its size.
-
-    When it has another size than ``num_bytes`` it is not read, and None stands in place of the buffer.
-    """
+def read_object(client: Any, path: str) -> tuple[Any, str]:
+    """The bytes of an object, as a buffer, and its ETag."""
     found = client.get(path)
-    size = int(found.meta["size"])
-    if size != num_bytes:
-        return size, None
-    lent, position = lend(num_bytes), 0
-    view = memoryview(lent).cast("B")
-    for part in found.stream(min_chunk_size=STREAM_BYTES):
-        view[position : position + len(part)] = part
-        position += len(part)
-    if position != num_bytes:
-        raise OSError(f"it ended after {position:,} of {num_bytes:,} bytes")
-    return size, lent
-
-
-@_request("read")
-def read_object(client: Any, path: str) -> tuple[bytes, str]:
-    """The bytes of an object and its ETag."""
-    found = client.get(path)
-    return bytes(found.bytes()), str(found.meta["e_tag"])
+    return found.bytes(), str(found.meta["e_tag"])
 
 
 @_request("read")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.helpers import ByHandJob, byte_for_byte
+from tests.cluster.helpers import ByHandJob
 from tests.cluster.programs import CLUSTER, programs
 from tests.cluster.slurm import Slurm, slurm_of_our_own
 from tests.faults import wait_until
@@ -96,47 +95,6 @@ def through_its_time_limit(slurm: Slurm, folder: Path) -> tuple[Submitted, dict[
     assert "time limit: the driver is told to stop" in submitted.log
     written = submitted.job.fewer_than_all(5)
     return submitted, written, slurm.wait(submitted.number, 600)
-
-
-@pytest.mark.system
-@pytest.mark.timeout(900)
-def test_a_time_limit_in_mid_factorisation(slurm: Slurm, tmp_path: Path) -> None:
-    local = ByHandJob(tmp_path / "local")
-    local.fit()
-    submitted, written, ended = through_its_time_limit(slurm, tmp_path)
-    assert ended["JobState"] == "COMPLETED", submitted.log
-    assert int(ended["Restarts"]) >= 1
-    assert written.items() <= submitted.job.tiles().items()
-    byte_for_byte(local, submitted.job)
-
-
-@pytest.mark.system
-@pytest.mark.timeout(300)
-def test_cancelled_it_is_not_requeued_and_nothing_of_it_is_left(slurm: Slurm, tmp_path: Path) -> None:
-    submitted = submit(slurm, tmp_path, 1200, DKRR_FAILPOINTS=slowly(0.5))
-    submitted.wait_for_tiles(3)
-    slurm.run("scancel", "--signal=TERM", "--batch", submitted.number)
-    ended = slurm.wait(submitted.number, 60)
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "75:0", "0"), submitted.log
-    assert "cancelled: the driver is told to stop" in submitted.log
-    assert not [name for name in submitted.folder() if name.endswith(".json")]
-    wait_until(lambda: not slurm.run("squeue", "--noheader"), 30)
-    assert slurm.run("squeue", "--steps", "--noheader") == ""
-
-
-@pytest.mark.system
-@pytest.mark.timeout(300)
-def test_one_node_without_the_script(slurm: Slurm, tmp_path: Path) -> None:
-    """The line that cluster/slurm/README.md has for a fit whose workers are on the node of its driver."""
-    line = re.search(r"`(sbatch --signal[^`]+)`", (CLUSTER / "slurm/README.md").read_text())
-    assert line is not None
-    local, job = ByHandJob(tmp_path / "local", n=700), ByHandJob(tmp_path / "job", n=700)
-    local.fit()
-    path = f"{programs(tmp_path / 'bin')}:{slurm.environment['PATH']}"
-    _, *options = shlex.split(line[1])
-    number = slurm.run("sbatch", "--parsable", "--ntasks=1", "--mem=4G", *options, cwd=job.folder, PATH=path)
-    assert slurm.wait(number, 120)["JobState"] == "COMPLETED"
-    byte_for_byte(local, job)
 
 
 def test_without_a_job_file_that_it_can_use_it_says_so(tmp_path: Path) -> None:

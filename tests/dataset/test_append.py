@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.dataset import Dataset, ingest, open_dataset
-from dkrr.errors import DamagedChunkError, DataError, DkrrError, StoreError
-from dkrr.store import failpoints
+from dkrr.errors import DamagedChunkError, DataError, StorageFullError
+from tests.faults import Command, failing_at
 
 RANDOM = np.random.default_rng(11)
 X = RANDOM.standard_normal((3000, 2))
@@ -73,39 +71,13 @@ def test_appends_equal_one_ingest(ends: list[int], rows_per_chunk: int | None, d
     assert np.array_equal(group["weight"][:, 0], W[:n])
 
 
-def test_a_prefix_is_proved_and_a_changed_one_is_not(tmp_path: Path) -> None:
-    long = ingest(X, tmp_path / "a.zarr", rows_per_chunk=300)
-    changed = X.copy()
-    changed[1500, 1] += 1e-12
-    other = ingest(changed, tmp_path / "b.zarr")
-    for n in (1, 1023, 1024, 1500):
-        assert long.prefix_digest(n) == other.prefix_digest(n) == ingest(X[:n], tmp_path / f"{n}.zarr").digest
-    assert long.prefix_digest(1501) != other.prefix_digest(1501)
-    with pytest.raises(IndexError, match="first 3001 rows"):
-        long.prefix_digest(3001)
-
-
-def test_append_of_classes(tmp_path: Path) -> None:
-    (tmp_path / "1.csv").write_text("x,k\n1,9\n2,10\n")
-    (tmp_path / "2.csv").write_text("x,k\n3,10\n")
-    (tmp_path / "3.csv").write_text("x,k\n3,10\n4,11\n")
-    ingest(tmp_path / "1.csv", tmp_path / "a.zarr", target="k", one_hot=True)
-    made = ingest(tmp_path / "2.csv", tmp_path / "a.zarr", append=True)
-    assert made.y is not None
-    assert made.y.read(0, 3).tolist() == [[1, 0], [0, 1], [0, 1]]
-    before = tree(tmp_path / "a.zarr")
-    with pytest.raises(DataError, match=r"row 1 of .* has class '11'; the data set has 9, 10"):
-        ingest(tmp_path / "3.csv", tmp_path / "a.zarr", append=True)
-    assert tree(tmp_path / "a.zarr") == before
-
-
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
         (X[:5, :1], {"y": Y[:5]}, "features: 2"),
         (X[:5], {"y": Y[:5, 0]}, "targets: 2"),
         (X[:5], {}, "targets: 2"),
-        (X[:5], {"y": Y[:5], "sample_weight": W[:5]}, "without weights there, with given"),
+        (X[:5], {"y": Y[:5], "sample_weight": W[:5]}, "weights: 0 \\(\\) there, 1"),
         (pd.DataFrame(X[:5], columns=["u", "v"]), {"y": Y[:5]}, r"x0, x1\) there, 2 \(u, v\) given"),
         (np.full((700, 2), np.nan), {"y": Y[:700]}, "1,400 values"),
     ],
@@ -134,78 +106,6 @@ SITES = [
     "dataset.before_pointer",
     "dataset.after_pointer",
 ]
-
-
-@pytest.mark.parametrize("kind", ["ingest", "append"])
-@pytest.mark.parametrize("action", ["enospc", "eio", "memoryerror"])
-@pytest.mark.parametrize("site", SITES)
-def test_fault_at_every_write(kind: str, action: str, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "whole").mkdir()
-    work(tmp_path / "whole", kind)
-    wanted = tree(tmp_path / "whole/a.zarr")
-    for visit in range(1, 100):
-        folder = tmp_path / str(visit)
-        folder.mkdir()
-        if kind == "append":
-            ingest(X[:700], folder / "a.zarr", y=Y[:700], rows_per_chunk=300)
-        before = tree(folder)
-        with monkeypatch.context() as patch:
-            patch.setattr(failpoints, "_active", failpoints.Failpoints(f"{site}:@{visit}:{action}"))
-            # what the operating system says becomes a typed error; after the pointer there is nothing left to fail
-            is_typed = action != "memoryerror" and site != "dataset.after_pointer"
-            errors = (DkrrError,) if is_typed else (MemoryError, OSError)
-            try:
-                work(folder, kind)
-                break
-            except errors:
-                pass
-        if site == "dataset.after_pointer":  # published: the error comes too late to undo anything
-            assert tree(folder / "a.zarr") == wanted
-            continue
-        assert tree(folder) == before
-        assert kind == "append" or not (folder / "a.zarr").exists()
-        work(folder, kind)
-        assert tree(folder / "a.zarr") == wanted
-    assert visit > 1, "the fault never happened"
-
-
-KILLED = """
-import sys
-from pathlib import Path
-sys.path[:0] = {path!r}
-import numpy as np
-from dkrr.dataset import ingest
-X, Y = np.load({folder!r} + "/X.npy"), np.load({folder!r} + "/Y.npy")
-ingest(X, {folder!r} + "/a.zarr", y=Y, append={append}, rows_per_chunk={rows})
-"""
-
-
-@pytest.mark.parametrize("append", [False, True])
-@pytest.mark.parametrize("fault", ["chunk.after_write:@2", "chunk.mid_write:@6", "dataset.before_pointer:@1"])
-def test_killed_process(append: bool, fault: str, tmp_path: Path) -> None:
-    start = 700 if append else 0
-    np.save(tmp_path / "X.npy", X[start:1500])
-    np.save(tmp_path / "Y.npy", Y[start:1500])
-    if append:
-        ingest(X[:700], tmp_path / "a.zarr", y=Y[:700], rows_per_chunk=300)
-    rows = None if append else 300
-    script = KILLED.format(path=sys.path, folder=str(tmp_path), append=append, rows=rows)
-    environment = {**os.environ, "DKRR_FAILPOINTS": f"{fault}:sigkill"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=60)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    if append:
-        old = open_dataset(tmp_path / "a.zarr")
-        old.verify()
-        assert np.array_equal(old.read(0, old.num_rows), X[:700])
-    else:
-        with pytest.raises(StoreError, match="unfinished"):
-            open_dataset(tmp_path / "a.zarr")
-    environment.pop("DKRR_FAILPOINTS")
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
-    made = open_dataset(tmp_path / "a.zarr")
-    made.verify()
-    whole = ingest(X[:1500], tmp_path / "whole.zarr", y=Y[:1500], rows_per_chunk=300)
-    assert facts(made) == facts(whole)
 
 
 def swap(folder: Path, first: str, second: str) -> None:
@@ -238,7 +138,7 @@ def test_verify_finds_what_checksums_do_not(name: str, damage: Any, rows_per_chu
     [
         (["a", "b", "z", "q", "w"], {"target": ["z", "q"], "weight": "w"}, r"targets: 2 (y, z) there, 2 (z, q) given"),
         (["a", "b", "y", "z", "w"], {"target": ["z", "y"]}, r"targets: 2 (y, z) there, 2 (z, y) given"),
-        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: w there, v given"),
+        (["a", "b", "y", "z", "v"], {"weight": "v"}, r"weights: 1 (w) there, 1 (v) given"),
     ],
 )
 def test_rows_like_those_of_a_data_set_have_its_columns(
@@ -252,3 +152,41 @@ def test_rows_like_those_of_a_data_set_have_its_columns(
         with pytest.raises(DataError, match=re.escape(f"does not fit {tmp_path}/a.zarr ({message})")):
             ingest(source, tmp_path / name, features=["a", "b"], **way, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+SITES = ["chunk.before_write", "chunk.mid_write", "chunk.after_write", "dataset.before_pointer"]
+
+
+@pytest.mark.parametrize("kind", ["ingest", "append"])
+@pytest.mark.parametrize("site", SITES)
+def test_fault_at_every_write(kind: str, site: str, tmp_path: Path) -> None:
+    work(tmp_path, kind)
+    wanted = tree(tmp_path / "a.zarr")
+    for visit in range(1, 100):
+        folder = tmp_path / str(visit)
+        folder.mkdir()
+        if kind == "append":
+            ingest(X[:700], folder / "a.zarr", y=Y[:700], rows_per_chunk=300)
+        before = tree(folder)
+        with failing_at(f"{site}:@{visit}:enospc") as points, contextlib.suppress(StorageFullError):
+            work(folder, kind)
+        if points.rules[0].visits < visit:
+            break
+        assert tree(folder) == before
+        work(folder, kind)
+        assert tree(folder / "a.zarr") == wanted
+    assert visit > 1, "the fault never happened"
+
+
+def test_a_killed_append_leaves_the_rows_of_before(tmp_path: Path) -> None:
+    before = ingest(X[:700], tmp_path / "a.zarr", y=Y[:700], rows_per_chunk=300)
+    np.save(tmp_path / "more.npy", np.column_stack([X, Y])[700:1500])
+    arguments = ["ingest", str(tmp_path / "more.npy"), str(tmp_path / "a.zarr"), "--append"]
+    arguments += ["--target", "2", "--target", "3"]
+    for visit in (2, 6):
+        ended = Command(arguments, failpoints=f"chunk.mid_write:@{visit}:sigkill").run()
+        assert ended.code == -signal.SIGKILL, ended.err
+        found = open_dataset(tmp_path / "a.zarr")
+        found.verify()
+        assert found.digest == before.digest
+    assert facts(work(tmp_path, "append")) == facts(ingest(X[:1500], tmp_path / "whole.zarr", y=Y[:1500]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dkrr.dataset.rows import Moments, RowArray, RowSummary, default_rows_per_chunk
-from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
+from dkrr.dataset.rows import Moments, RowArray, RowSummary
+from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.store.chunks import ChunkArray
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -51,51 +51,6 @@ def test_round_trip(values: np.ndarray, rows_per_chunk: int, data: st.DataObject
     assert np.array_equal(zarr.open_array(store / "X", mode="r")[:], values)
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda path: path.unlink(), "missing"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "bytes"),
-        (lambda path: path.write_bytes(b"\x01" + path.read_bytes()[1:]), "crc32c"),
-        (lambda path: path.write_bytes(bytes(path.stat().st_size)), "crc32c"),
-    ],
-)
-def test_damage_is_found_and_named(tmp_path: Path, damage, reason: str) -> None:
-    rows = write(tmp_path, np.ones((10, 3)), 4)
-    damage(tmp_path / "X/c/1/0")
-    assert rows.read(0, 4).sum() == 12
-    with pytest.raises(DamagedChunkError, match=reason) as caught:
-        rows.read(0, 10)
-    assert caught.value.index == (1, 0)
-
-
-def test_unwritten_row_is_found(tmp_path: Path) -> None:
-    write(tmp_path, np.ones((3, 2)), 4)
-    with pytest.raises(DamagedChunkError, match="row 3 was never written"):
-        RowArray.unsaved(tmp_path, "X", num_rows=4, num_columns=2, rows_per_chunk=4).read(0, 4)
-
-
-def test_open_refuses_what_is_not_rows(tmp_path: Path) -> None:
-    write(tmp_path, np.ones((5, 2)), 4)
-    with pytest.raises(StoreError, match="5 rows; 6 expected"):
-        RowArray.open(tmp_path, "X", num_rows=6)
-    with pytest.raises(StoreMismatchError, match="chunks"):
-        RowArray.create(tmp_path, "X", num_rows=5, num_columns=2, rows_per_chunk=3)
-    from dkrr.store.chunks import ChunkArray
-
-    ChunkArray.create(tmp_path, "tiles", shape=(4, 4), chunks=(2, 2))
-    with pytest.raises(StoreError, match="chunks of whole rows"):
-        RowArray.open(tmp_path, "tiles")
-
-
-def test_default_chunk_is_four_mebibytes_and_no_more_than_needed() -> None:
-    assert default_rows_per_chunk(8) == 65536
-    assert default_rows_per_chunk(10) == 32768
-    assert default_rows_per_chunk(100_000) == 256
-    assert default_rows_per_chunk(10, 1025) == 2048
-    assert default_rows_per_chunk(10, 1) == 256
-
-
 # --- digests and moments ----------------------------------------------------------------------------------------------
 
 
@@ -123,13 +78,6 @@ def test_neither_cuts_nor_resuming_matter(n: int, k: int, cuts: list[int], seed:
         assert resumed.to_dict() == whole.to_dict()
 
 
-def test_digest_is_what_the_formula_says() -> None:
-    values = np.arange(2 * 1500.0).reshape(1500, 2)
-    first, rest = (hashlib.sha256(part.tobytes()).digest() for part in (values[:1024], values[1024:]))
-    wanted = hashlib.sha256(b"dkrr rows 1500 x 2\n" + first + rest).hexdigest()
-    assert summary_of(values, []).digest() == wanted
-
-
 def test_moments_equal_numpy_in_extended_precision() -> None:
     random = np.random.default_rng(1)
     values = random.standard_normal((5000, 4)) * [1, 1e-3, 1e6, 5] + [0, 1e3, -1e9, 0]
@@ -154,3 +102,14 @@ def test_scales_that_overflow_or_vanish_when_squared(scale: float) -> None:
     assert std > 0
     if scale > 1e-320:  # among subnormal numbers there are few digits to compare
         assert std == pytest.approx(np.sqrt(1.25) * scale, rel=1e-14)
+
+
+def test_an_unwritten_row_and_what_is_no_rows_are_found(tmp_path: Path) -> None:
+    write(tmp_path, np.ones((3, 2)), 4)
+    with pytest.raises(DamagedChunkError, match="row 3 was never written"):
+        RowArray.unsaved(tmp_path, "X", num_rows=4, num_columns=2, rows_per_chunk=4).read(0, 4)
+    with pytest.raises(StoreError, match="3 rows; 6 expected"):
+        RowArray.open(tmp_path, "X", num_rows=6)
+    ChunkArray.create(tmp_path, "tiles", shape=(4, 4), chunks=(2, 2))
+    with pytest.raises(StoreError, match="chunks of whole rows"):
+        RowArray.open(tmp_path, "tiles")

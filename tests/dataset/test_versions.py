@@ -9,19 +9,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from dkrr.cli.app import main
 from dkrr.dataset import Dataset, append, destination, drop_generations, ingest, keep_last, open_dataset
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
-    DkrrError,
     ParameterError,
+    StorageFullError,
     StoreError,
     StoreMismatchError,
 )
-from dkrr.store import failpoints
+from tests.faults import failing_at, flip
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((2000, 3))
@@ -52,50 +50,6 @@ def rows_of(dataset: Dataset) -> list[bytes]:
 def taken(*spans: tuple[int, int]) -> list[bytes]:
     keep = np.concatenate([np.arange(*span) for span in spans])
     return [X[keep].tobytes(), Y[keep, None].tobytes(), W[keep, None].tobytes()]
-
-
-def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
-    made = grown(tmp_path / "a.zarr")
-    again = append(X[500:640], tmp_path / "a.zarr", y=Y[500:640], sample_weight=W[500:640], label="night-2")
-    assert again.generations == made.generations
-    for rows in (slice(500, 639), slice(500, 641), slice(501, 641)):
-        with pytest.raises(
-            StoreMismatchError, match=r"generation 2 of .* is called 'night-2' and holds 140 other rows"
-        ):
-            append(X[rows], tmp_path / "a.zarr", y=Y[rows], sample_weight=W[rows], label="night-2")
-    changed = Y[500:640].copy()
-    changed[7] += 1e-9
-    with pytest.raises(StoreMismatchError):
-        append(X[500:640], tmp_path / "a.zarr", y=changed, sample_weight=W[500:640], label="night-2")
-    assert open_dataset(tmp_path / "a.zarr").generations == made.generations
-    with pytest.raises(ParameterError, match="label is ''"):
-        append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5], label="")
-
-
-def test_readers_see_all_new_rows_or_none(tmp_path: Path) -> None:
-    ingest(X[:10], tmp_path / "a.zarr", y=Y[:10], rows_per_chunk=64)
-    ends, stop, wrong = {10}, threading.Event(), []
-
-    def read() -> None:
-        while not stop.is_set():
-            found = open_dataset(tmp_path / "a.zarr")
-            n = found.num_rows
-            assert found.y is not None
-            if n not in ends or found.read(0, n).tobytes() != X[:n].tobytes():
-                wrong.append(n)
-            if found.y.read(0, n).tobytes() != Y[:n].tobytes():
-                wrong.append(n)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        for start in range(10, 1000, 45):
-            ends.add(start + 45)
-            append(X[start : start + 45], tmp_path / "a.zarr", y=Y[start : start + 45])
-    finally:
-        stop.set()
-        thread.join()
-    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -149,42 +103,56 @@ def test_windows_that_slide(tmp_path: Path) -> None:
             keep_last(tmp_path / "a.zarr", **options)
 
 
+def test_an_append_is_done_once_under_its_label(tmp_path: Path) -> None:
+    made = grown(tmp_path / "a.zarr")
+    options = {"sample_weight": W[500:640], "label": "night-2"}
+    assert append(X[500:640], tmp_path / "a.zarr", y=Y[500:640], **options).generations == made.generations
+    with pytest.raises(StoreMismatchError, match=r"generation 2 of .* is called 'night-2' and holds 140 other rows"):
+        append(X[500:640], tmp_path / "a.zarr", y=Y[500:640] + 1e-9, **options)
+    assert open_dataset(tmp_path / "a.zarr").generations == made.generations
+
+
+def test_readers_see_all_new_rows_or_none(tmp_path: Path) -> None:
+    ingest(X[:10], tmp_path / "a.zarr", rows_per_chunk=64)
+    ends, stop, wrong = {10}, threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            found = open_dataset(tmp_path / "a.zarr")
+            if found.num_rows not in ends or found.read(0, found.num_rows).tobytes() != X[: found.num_rows].tobytes():
+                wrong.append(found.num_rows)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for start in range(10, 550, 45):
+        ends.add(start + 45)
+        append(X[start : start + 45], tmp_path / "a.zarr")
+    stop.set()
+    thread.join()
+    assert wrong == []
+
+
 def test_versions_that_cannot_be_made_change_nothing(tmp_path: Path) -> None:
     made = grown(tmp_path / "a.zarr")
-    with pytest.raises(DataError, match="never had a generation 7; it has 1, 2, 3, 4"):
-        drop_generations(tmp_path / "a.zarr", [7])
-    with pytest.raises(DataError, match="none of 1,400 rows"):
-        drop_generations(tmp_path / "a.zarr", [1, 2, 3, 4])
-    with pytest.raises(DkrrError, match="not a finished data set"):
-        drop_generations(tmp_path / "nothing.zarr", [1])
-    chunk = tmp_path / "a.zarr/X/c/1/0"
-    data = bytearray(chunk.read_bytes())
-    data[100] ^= 1
-    chunk.write_bytes(data)
+    for numbers, message in (
+        ([7], "never had a generation 7; it has 1, 2, 3, 4"),
+        ([1, 2, 3, 4], "none of 1,400 rows"),
+    ):
+        with pytest.raises(DataError, match=message):
+            drop_generations(tmp_path / "a.zarr", numbers)
+    with failing_at("dataset.before_pointer:1:enospc"), pytest.raises(StorageFullError):
+        drop_generations(tmp_path / "a.zarr", [4])
+    assert not (tmp_path / "a.zarr/X-2").exists()
+    # what a kill leaves: arrays of the version that did not come to be, and a half-written file
+    for name in ("X-2/c/0/0", "X/c/0/0.00000000000000000000000000000000.partial"):
+        (tmp_path / "a.zarr" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a.zarr" / name).write_text("half")
+    flip(tmp_path / "a.zarr/X/c/1/0")
     with pytest.raises(DamagedChunkError):
         drop_generations(tmp_path / "a.zarr", [4])
     assert open_dataset(tmp_path / "a.zarr").digest == made.digest
-    assert not (tmp_path / "a.zarr/X-2").exists()
-
-
-@pytest.mark.parametrize("site", ["chunk.mid_write", "dataset.before_pointer"])
-def test_a_fault_leaves_the_old_version_and_the_next_write_cleans_up(
-    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = grown(tmp_path / "a.zarr")
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "_active", failpoints.Failpoints(f"{site}:1:enospc"))
-        with pytest.raises(DkrrError):
-            drop_generations(tmp_path / "a.zarr", [2])
-    assert open_dataset(tmp_path / "a.zarr").digest == made.digest
-    assert not (tmp_path / "a.zarr/X-2").exists()
-    # what a kill leaves: arrays of the version that did not come to be, and a half-written file
-    (tmp_path / "a.zarr/X-2/c/0").mkdir(parents=True)
-    (tmp_path / "a.zarr/X-2/c/0/0").write_text("half")
-    (tmp_path / "a.zarr/X/c/0/0.00000000000000000000000000000000.partial").write_text("half")
-    append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-    assert not (tmp_path / "a.zarr/X-2").exists()
-    assert not list((tmp_path / "a.zarr").rglob("*.partial"))
+    left = {path.name for path in (tmp_path / "a.zarr").rglob("*")}
+    assert not {name for name in left if name == "X-2" or name.endswith(".partial")}
 
 
 def test_every_version_stays_for_its_own_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,35 +164,11 @@ def test_every_version_stays_for_its_own_hour(tmp_path: Path, monkeypatch: pytes
         clock[0] += 1200
         readers.append(drop_generations(tmp_path / "a.zarr", [number]))
     # the first was replaced 2,400 s ago, the second 1,200 s, the third just now
-    for version, (reader, kept) in enumerate(zip(readers, spans, strict=True), start=1):
-        assert rows_of(reader) == taken(*kept)
-        again = open_dataset(tmp_path / "a.zarr", version=version)
-        assert (again.version, again.digest, again.generations) == (version, reader.digest, reader.generations)
-        assert rows_of(again) == taken(*kept)
+    for version, kept in enumerate(spans, start=1):
+        assert rows_of(readers[version - 1]) == taken(*kept)
+        assert rows_of(open_dataset(tmp_path / "a.zarr", version=version)) == taken(*kept)
     clock[0] += 1300
     append(X[:5], tmp_path / "a.zarr", y=Y[:5], sample_weight=W[:5])
-    names = {path.name for path in (tmp_path / "a.zarr").iterdir()}
-    assert {name for name in names if name.startswith("X")} == {"X-2", "X-3", "X-4"}
     with pytest.raises(StoreError, match=r"version 1 of .* is gone"):
         open_dataset(tmp_path / "a.zarr", version=1)
     assert rows_of(readers[1]) == taken(*spans[1])
-
-
-def test_command_line(tmp_path: Path) -> None:
-    frame = np.column_stack([X, Y])
-    for name, rows in (("1.csv", slice(0, 500)), ("2.csv", slice(500, 640)), ("3.csv", slice(640, 700))):
-        np.savetxt(tmp_path / name, frame[rows], delimiter=",", fmt="%.17g")
-
-    def run(*arguments: str) -> str:
-        done = CliRunner().invoke(main, ["ingest", *arguments])
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    dest = str(tmp_path / "a.zarr")
-    run(str(tmp_path / "1.csv"), dest, "--target", "-1")
-    assert "640" in run(str(tmp_path / "2.csv"), dest, "--append", "--label", "second")
-    made = run(str(tmp_path / "3.csv"), dest, "--append", "--keep-generations", "2")
-    assert "200" in made
-    assert open_dataset(dest).read(0, 200).tobytes() == X[500:700].tobytes()
-    run(dest, "--drop-generation", "3")
-    assert open_dataset(dest).read(0, 140).tobytes() == X[500:640].tobytes()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.engine.workers import WorkerMemory, describe_executor
@@ -16,19 +14,6 @@ def test_memory_of_every_worker(cluster_client: Any) -> None:
     memory = WorkerMemory(checked_executor(cluster_client))
     found = wait_until(lambda: len(now := memory.poll()) == 2 and now, 30)
     assert all(10**7 < size < 2**31 for size in found.values())
-
-
-def test_a_scheduler_that_fails_to_answer(cluster_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = checked_executor(cluster_client)
-    memory = WorkerMemory(executor)
-
-    async def broken(*_: Any, **__: Any) -> Any:
-        raise OSError("gone")
-
-    monkeypatch.setattr(executor.client, "run_on_scheduler", broken)
-    memory.poll()
-    wait_until(lambda: memory._asked is not None and memory._asked.done(), 20)
-    assert memory.poll() == {}
 
 
 def test_workers_that_are_alike_are_one_entry(cluster_client: Any) -> None:

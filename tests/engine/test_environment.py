@@ -5,17 +5,11 @@ from __future__ import annotations
 import platform
 import shlex
 import subprocess
-import sys
 from typing import Any
 
-import numpy as np
 import pytest
-import scipy.linalg.blas
-import scipy.linalg.lapack
-from distributed import Client
 
 from dkrr.engine import machine as environment
-from dkrr.engine.cluster import local_cluster
 
 AVX512 = frozenset({"fpu", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"})
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -73,17 +67,6 @@ def test_recommended_coretype(
     assert environment.worker_environment() == variables
 
 
-def test_the_choice_of_the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, AVX512, [HASWELL], "")
-    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    assert environment.worker_environment() == ONE_THREAD
-
-
-def test_one_thread_overrides_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
-    assert environment.worker_environment()["OPENBLAS_NUM_THREADS"] == "1"
-
-
 def test_lines_are_what_a_shell_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, AVX512, [ZEN], "")
     lines = environment.environment_lines()
@@ -104,64 +87,9 @@ def test_a_core_type_that_openblas_does_not_take_is_named() -> None:
     assert "instead" in environment._problem_with("Pentium9")
 
 
-def test_a_process_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert environment._problem_with("SkylakeX") == "the self-test ended with status 1"
-
-
-@x86
-def test_workers_load_the_kernel_that_was_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "cpu_flags", lambda: AVX512)
-    monkeypatch.setattr(environment, "recommended_coretype", lambda *_: "Nehalem")
-
-    def kernels() -> set[str]:
-        import scipy.linalg  # noqa: F401
-        import threadpoolctl
-
-        return {library["architecture"] for library in threadpoolctl.threadpool_info()}
-
-    with local_cluster(workers=1) as cluster, Client(cluster, set_as_default=False) as client:
-        assert list(client.run(kernels).values()) == [{"Nehalem"}]
-
-
 # --- known answers ----------------------------------------------------------------------------------------------------
 
 
 def test_blas_here_is_right() -> None:
     assert environment.self_test() == []
     assert {item["user_api"] for item in environment.blas_libraries()} == {"blas"}
-
-
-def spoil(function: Any, change: Any) -> Any:
-    def spoilt(*arguments: Any, **keywords: Any) -> Any:
-        result = function(*arguments, **keywords)
-        array = result[0] if isinstance(result, tuple) else result
-        change(array)
-        return result
-
-    return spoilt
-
-
-def off_by_a_little(array: Any) -> None:
-    array[-1, 0] += np.asarray(0.02, array.dtype)
-
-
-def off_by_a_nan(array: Any) -> None:
-    array[-1, 0] = np.nan
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("change", [off_by_a_little, off_by_a_nan])
-@pytest.mark.parametrize("name", ["dgemm", "sgemm", "dsyrk", "ssyrk", "dtrsm", "strsm", "dpotrf", "spotrf"])
-def test_one_wrong_entry_is_found(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
-    module = scipy.linalg.lapack if "potrf" in name else scipy.linalg.blas
-    monkeypatch.setattr(module, name, spoil(getattr(module, name), change))
-    failures = environment.self_test()
-    assert len(failures) == 1
-    assert ("float64" if name[0] == "d" else "float32") in failures[0]
-    assert name[1:] in failures[0]
-
-
-def test_a_factorisation_that_stops_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scipy.linalg.lapack, "dpotrf", lambda a, **_: (a, 17))
-    assert environment.self_test() == ["float64 potrf: stopped at row 17 of a positive definite matrix"]

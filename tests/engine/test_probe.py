@@ -9,7 +9,6 @@ import pytest
 
 from dkrr.engine import workers
 from dkrr.engine.workers import answer_challenge, challenge
-from dkrr.errors import StoreError
 
 
 def test_a_store_that_can_be_used(tmp_path: Path) -> None:
@@ -17,12 +16,6 @@ def test_a_store_that_can_be_used(tmp_path: Path) -> None:
         assert asked is not None
         assert answer_challenge(asked) == ""
     assert list((tmp_path / "new" / "store").iterdir()) == []
-
-
-def test_no_store_is_no_question() -> None:
-    with challenge(None) as asked:
-        assert asked is None
-        assert answer_challenge(asked) == ""
 
 
 def test_the_same_path_on_another_disk(tmp_path: Path) -> None:
@@ -43,9 +36,3 @@ def test_what_cannot_be_done_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(workers, name, denied)
         problem = answer_challenge(asked)
     assert problem.startswith(f"cannot {step} (PermissionError")
-
-
-def test_a_store_that_cannot_be_written_from_here(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreError, match="cannot be written"), challenge(str(tmp_path / "file")):
-        pytest.fail("it was written")

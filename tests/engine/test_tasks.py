@@ -21,10 +21,8 @@ from dkrr.engine.tasks import (
     Node,
     Queue,
     run_task,
-    stop_here,
-    task_of,
 )
-from dkrr.errors import CancelledError, ClusterError, DataError, MemoryBudgetError, StorageFullError, StoreError
+from dkrr.errors import CancelledError, ClusterError, MemoryBudgetError, StorageFullError, StoreError
 from dkrr.linalg.factor.schedule import Split, cholesky_nodes
 from dkrr.store.interruption import check_cancelled
 from dkrr.tiles import TileGrid
@@ -95,17 +93,6 @@ def test_short_tasks_share_a_message_and_the_last_ones_do_not() -> None:
     assert max(sizes(independent(5000, 1.0))) == BUNDLE_TASKS
 
 
-def test_tasks_of_unknown_length_and_those_that_do_not_share_go_alone() -> None:
-    assert set(sizes(independent(20, 0.0))) == {1}
-    assert set(sizes([Node((i,), flops=1.0, shares=False) for i in range(20)])) == {1}
-
-
-def test_five_thousand_small_tiles_travel_in_a_few_hundred_messages() -> None:
-    assert len(messages(cholesky_nodes(TileGrid(6400, 64), Split(num_columns=3)), 2)) < 800
-    large = cholesky_nodes(TileGrid(20_480, 2048), Split(num_columns=3))
-    assert len(messages(large, 2)) == len(large)  # a tile of a second goes alone
-
-
 # --- every executor ---------------------------------------------------------------------------------------------------
 
 
@@ -123,8 +110,6 @@ def mark(folder: Any, layer: int, i: int) -> tuple[bool, dict[str, Any]]:
     path = Path(folder) / f"{layer}-{i}"
     computed = not path.exists()
     path.touch()
-    if (layer, i) == (1, 9) and (Path(folder) / "bad").exists():
-        raise DataError("row 9 is bad", hint="mend it", row=9)
     return computed, {"sum": layer + i}
 
 
@@ -139,18 +124,6 @@ def test_every_task_runs_once_after_its_dependencies(executor: Any, tmp_path: Pa
     assert all(peak > 2**20 for peak in summary.peak_rss_bytes.values())
     again = executor.run("mark", mark, str(tmp_path), graph)
     assert (again.num_tasks, again.num_computed, again.flops_computed) == (160, 0, 0)
-
-
-def test_what_was_written_before_an_error_stays(executor: Any, tmp_path: Path) -> None:
-    (tmp_path / "bad").touch()
-    with pytest.raises(DataError, match="row 9") as caught:
-        executor.run("mark", mark, str(tmp_path), layers(2, 20))
-    assert (caught.value.row, caught.value.hint) == (9, "mend it")
-    written = len(list(tmp_path.iterdir())) - 1
-    (tmp_path / "bad").unlink()
-    again = executor.run("mark", mark, str(tmp_path), layers(2, 20))
-    assert again.num_tasks == 40
-    assert again.num_computed <= 40 - written  # a message that was running beside the bad row went on for a while
 
 
 def fail(how: str, i: int) -> bool:
@@ -190,39 +163,6 @@ def test_input_errors_are_tried_again(executor: Any, tmp_path: Path) -> None:
 
 
 # --- on workers -------------------------------------------------------------------------------------------------------
-
-
-def test_what_the_scheduler_knows_is_bounded(cluster_client: Any, tmp_path: Path) -> None:
-    executor, alive, most = DaskExecutor(cluster_client), set(), 0
-    submit = cluster_client.submit
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal most
-        future = submit(*arguments, **options)
-        alive.add(future.key)
-        future.add_done_callback(lambda done: alive.discard(done.key))
-        most = max(most, len(alive))
-        return future
-
-    cluster_client.submit = counted
-    try:
-        executor.run("mark", mark, str(tmp_path), layers(10, 20, 0.0))
-    finally:
-        cluster_client.submit = submit
-    assert 3 <= most <= 7
-
-
-def hold(folder: Any, i: int) -> bool:
-    """Both tasks that wait for task 0 run at once: each waits for the mark of the other."""
-    (Path(folder) / str(i)).touch()
-    if i:
-        wait_until((Path(folder) / str(3 - i)).exists, 20)
-    return True
-
-
-def test_tasks_that_wait_for_the_same_one_run_at_once(cluster_client: Any, tmp_path: Path) -> None:
-    graph = [Node((0,)), *(Node((i,), ((0,),)) for i in (1, 2))]
-    assert DaskExecutor(cluster_client).run("hold", hold, str(tmp_path), graph).num_tasks == 3
 
 
 def sleepy(seconds: float, i: int) -> bool:
@@ -265,13 +205,6 @@ def long_task(folder: str, i: int) -> bool:
     return True
 
 
-def failing_task(folder: str, i: int) -> bool:
-    if i == 1:
-        wait_until(lambda: (Path(folder) / "begun-0").exists())
-        raise DataError("row 3 is bad")
-    return long_task(folder, i)
-
-
 def running(client: Any) -> int:
     """Tasks of graphs that are running on all workers."""
 
@@ -305,22 +238,3 @@ def test_a_cancelled_graph_leaves_the_workers_at_once_and_others_go_on(cluster_c
         assert {path.name for path in tmp_path.iterdir()} == before
     executor.cancelled = None
     assert executor.run("short", lambda _, i: True, None, [Node((0,))]).num_tasks == 1
-
-
-def test_a_graph_that_fails_ends_on_the_other_workers_too(cluster_client: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 3"):
-        DaskExecutor(cluster_client).run("fail", failing_task, str(tmp_path), [Node((0,)), Node((1,))])
-    wait_until(lambda: running(cluster_client) == 0, 20)
-    assert {path.name for path in tmp_path.iterdir()} == {"begun-0"}
-
-
-def test_a_task_that_arrives_after_the_stop_does_not_begin() -> None:
-    assert stop_here("late") == 0
-    with pytest.raises(CancelledError), task_of("late"):
-        pytest.fail("it began")
-    with task_of("another"):
-        check_cancelled()
-        assert stop_here("another") == 1
-        with pytest.raises(CancelledError):
-            check_cancelled()
-    assert stop_here("another") == 0

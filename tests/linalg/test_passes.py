@@ -12,8 +12,7 @@ import pytest
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
-from dkrr.linalg.nystrom.leverage import Centres, nystrom_leave_one_out
-from dkrr.linalg.nystrom.solver import fit_nystrom
+from dkrr.linalg.nystrom.solver import fit_nystrom, nystrom_leave_one_out
 from dkrr.linalg.primal.solver import fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
@@ -39,8 +38,9 @@ def nystrom(dataset: Dataset, workspace: Workspace) -> Any:
 
 def leverages(dataset: Dataset, workspace: Workspace) -> Any:
     rng = np.random.default_rng(3)
-    centres = Centres(RBF, dataset.X.read(0, 60), rng.standard_normal((60, dataset.num_targets)), None, None)
-    return nystrom_leave_one_out(dataset, centres, (1e-2,), workspace).residuals
+    points, coefficients = dataset.X.read(0, 60), rng.standard_normal((60, dataset.num_targets))
+    found = nystrom_leave_one_out(dataset, RBF, points, coefficients, (1e-2,), workspace, center=None, intercept=None)
+    return found.residuals
 
 
 Solve = Callable[[Dataset, Workspace], Any]
@@ -59,12 +59,10 @@ PHASES: list[tuple[Solve, str, int]] = [
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Rows of which every pass has several ranges."""
     monkeypatch.setattr("dkrr.linalg.passes.MIN_TASK_ENTRIES", 1)
-    monkeypatch.setattr("dkrr.linalg.nystrom.precondition.MIN_PART_ROWS", 100)
-    monkeypatch.setattr("dkrr.linalg.nystrom.leverage.MIN_PART_ROWS", 100)
     monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
     # operands and parts travel through the store as they do to workers
     monkeypatch.setattr("dkrr.linalg.passes.is_here", lambda workspace: workspace is None)
-    monkeypatch.setattr("dkrr.linalg.nystrom.products.is_here", lambda workspace: workspace is None)
+    monkeypatch.setattr("dkrr.linalg.nystrom.centres.is_here", lambda workspace: workspace is None)
     x, y, weight = data(n=2100, weights=True)
     return ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=1024)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr.errors import DamagedChunkError, StoreError
-from dkrr.store import chunks, documents, objects
+from dkrr.errors import StoreError
+from dkrr.store import documents, objects
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.documents import create_json, swap_json
 from dkrr.store.files import (
-    delete_key,
     key_size,
     read_key,
     write_key,
@@ -47,46 +45,6 @@ def test_large_objects_go_in_parts(bucket: Bucket, monkeypatch: pytest.MonkeyPat
     assert objects.read_range(bucket.url(), "large", len(data) - 2, 6) == data[-2:] + b"tail"
     assert objects.read_range(bucket.url(), "large", len(data) + 2, 6) is None
     assert objects.read_range(bucket.url(), "large", len(data) + 9, 6) is None
-
-
-def test_chunks_are_read_into_memory_that_is_used_again(bucket: Bucket) -> None:
-    array = ChunkArray.create(bucket.url("a.zarr"), "", shape=(4, 8), chunks=(2, 8))
-    blocks = np.random.default_rng(0).standard_normal((2, 2, 8))
-    for i in range(2):
-        array.write((i, 0), blocks[i])
-    first = array.read((0, 0))
-    second = array.read((1, 0))
-    np.testing.assert_array_equal(first, blocks[0])
-    np.testing.assert_array_equal(second, blocks[1])
-    assert not first.flags.writeable
-    address = second.ctypes.data
-    view = second[1:]
-    del second
-    gc.collect()
-    assert array.read((0, 0)).ctypes.data != address, "a view still looks at it"
-    np.testing.assert_array_equal(view, blocks[1][1:])
-    del view
-    gc.collect()
-    assert address in {item.ctypes.data for item in chunks._free}
-    assert array.valid_keys() == {"c/0/0", "c/1/0"}
-    assert ChunkArray.open(bucket.url("a.zarr")) == array
-
-
-def test_damaged_objects_are_found(bucket: Bucket) -> None:
-    location = bucket.url("a.zarr")
-    array = ChunkArray.create(location, "", shape=(8, 8), chunks=(2, 8))
-    for i in range(4):
-        array.write((i, 0), np.full((2, 8), float(i)))
-    whole = read_key(location, "c/1/0")
-    assert whole is not None
-    write_key(location, "c/1/0", whole[:-9])
-    write_key(location, "c/2/0", whole[:8] + b"?" + whole[9:])
-    delete_key(location, "c/3/0")
-    for index, reason in ((1, "123 bytes, 132 expected"), (2, "crc32c"), (3, "missing")):
-        with pytest.raises(DamagedChunkError, match=reason) as caught:
-            array.read((index, 0))
-        assert caught.value.path == location
-    assert [array.is_valid((i, 0)) for i in range(4)] == [True, False, True, False]
 
 
 # --- conditions -------------------------------------------------------------------------------------------------------
@@ -145,15 +103,6 @@ def test_failures_that_stay_end_in_a_typed_error(bucket: Bucket, impatient: None
             access()
 
 
-@pytest.mark.thorough
-def test_a_server_that_does_not_answer(bucket: Bucket, impatient: None) -> None:
-    bucket.server.fail({"path": "/x", "times": 1, "sleep": 6})
-    write_key(bucket.url(), "x", b"1")  # the second attempt
-    bucket.server.fail({"path": "/x", "times": 1000, "sleep": 6})
-    with pytest.raises(StoreError, match="cannot be read"):
-        read_key(bucket.url(), "x")
-
-
 def test_a_body_that_ends_early(bucket: Bucket, impatient: None) -> None:
     array = ChunkArray.create(bucket.url("a.zarr"), "", shape=(64, 64), chunks=(64, 64))
     array.write((0, 0), np.ones((64, 64)))
@@ -175,14 +124,6 @@ def test_nobody_there_and_no_bucket(s3_server: S3Server, bucket: Bucket, impatie
         write_key(other, "x", b"")
 
 
-def test_without_the_library(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
-    objects._client.cache_clear()
-    with pytest.raises(StoreError, match=r"install dkrr\[s3\]"):
-        read_key(bucket.url(), "x")
-
-
 def test_what_a_server_says_repeats_no_credential(bucket: Bucket, impatient: None) -> None:
     bucket.server.fail({"path": "/x", "times": 1000, "status": 403})
     with pytest.raises(StoreError, match="check the credentials") as caught:
@@ -192,32 +133,23 @@ def test_what_a_server_says_repeats_no_credential(bucket: Bucket, impatient: Non
 
 
 def test_settings_of_a_profile(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    credentials, config = tmp_path / "credentials", tmp_path / "config"
-    credentials.write_text("[lab]\naws_access_key_id = AKIALAB\naws_secret_access_key = s3cret\n")
-    config.write_text("[profile lab]\nregion = eu-central-1\n[profile none]\nregion = eu-central-1\n")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    for name, text in (
+        ("SHARED_CREDENTIALS", "[lab]\naws_access_key_id = AKIALAB\naws_secret_access_key = s3cret\n"),
+        ("CONFIG", "[profile lab]\nregion = eu-central-1\n[profile none]\nregion = eu-central-1\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setenv(f"AWS_{name}_FILE", str(tmp_path / name))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    provide, region = objects.find_profile("lab")
-    assert provide is not None
-    assert (provide()["access_key_id"], provide()["secret_access_key"]) == ("AKIALAB", "s3cret")
-    assert region == "eu-central-1"
-    credentials.write_text("[lab]\naws_access_key_id = AKIANEW\naws_secret_access_key = s3cret\n")
-    assert provide()["access_key_id"] == "AKIANEW"  # keys are replaced while jobs run
-    assert objects.find_profile(None) == (None, None)  # the environment has keys
     address = parse_address(bucket.url("a"))
     asked = f"s3://{address.bucket}/a?profile=lab&endpoint_url={bucket.server.endpoint_url}&allow_http=true"
     write_key(asked, "x", b"1")
     assert read_key(bucket.url("a"), "x") == b"1"
-    with pytest.raises(StoreError, match="no profile 'nobody'"):
-        read_key(asked.replace("lab", "nobody"), "x")
-    with pytest.raises(StoreError, match="'none' gives no credentials"):
-        read_key(asked.replace("lab", "none"), "x")
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    assert objects.find_profile(None) == (None, None)  # no profile is called "default"
-    monkeypatch.setenv("AWS_PROFILE", "lab")
-    assert objects.find_profile(None)[1] == "eu-central-1"
+    for name, message in (("nobody", "no profile 'nobody'"), ("none", "'none' gives no credentials")):
+        with pytest.raises(StoreError, match=message):
+            read_key(asked.replace("lab", name), "x")
+    provide, region = objects.find_profile("lab")
+    assert provide is not None
+    assert (provide()["access_key_id"], region) == ("AKIALAB", "eu-central-1")
     monkeypatch.setitem(sys.modules, "boto3", None)
     objects._client.cache_clear()
     with pytest.raises(StoreError, match="'lab' needs boto3: install dkrr"):

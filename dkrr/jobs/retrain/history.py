@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Generation, ingest, open_dataset, read_mask, row_hash_fraction
+from dkrr.dataset.dataset import pack, unpack
 from dkrr.dataset.destination import inspect
-from dkrr.dataset.generations import pack, unpack
 from dkrr.errors import DataError, InterruptedRunError, ParameterError, StoreError, StoreMismatchError
 from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.deliveries import Delivery, content_hash, deliveries
@@ -218,7 +218,7 @@ class History:
             mask = row_hash_fraction(first, first + m, holdout.fraction)
         elif holdout.mask is not None and holdout.mask_is_file:
             try:
-                mask = read_mask(str(holdout.mask), dataset.counters.row)[first : first + m]
+                mask = read_mask(str(holdout.mask), dataset.next_row)[first : first + m]
             except DataError as exc:
                 raise DataError(
                     f"{exc.message}: one value for each row that the data set ever had", hint="extend the mask first"
@@ -433,14 +433,14 @@ class History:
 
     def note_gone(self, dataset: Dataset) -> None:
         """Remember which generations the data set had and has no longer: made again, they would be dropped again."""
-        gone = sorted(set(range(1, dataset.counters.generation)) - _numbers(dataset))
+        gone = sorted(set(range(1, dataset.next_generation)) - _numbers(dataset))
         if gone != self.gone:
             self.gone = gone
             self.write()
 
     def lost(self, dataset: Dataset | None) -> list[int]:
         """Numbers of the generations that were decided about and that the data set, as it is now, never had."""
-        return [number for number in self.labels if dataset is None or number >= dataset.counters.generation]
+        return [number for number in self.labels if dataset is None or number >= dataset.next_generation]
 
     def replacements(self, dataset: Dataset | None) -> tuple[list[tuple[str, str, str]], list[str]]:
         """The files that the lost generations were made of, in their order, and what no file has; reads all files.

@@ -56,8 +56,8 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from scipy.linalg import eigh
@@ -66,26 +66,22 @@ from dkrr.dataset import Dataset
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError, ResidualError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
-from dkrr.linalg.blocks import FloatMatrix, FloatVector
+from dkrr.linalg.blocks import FloatMatrix, FloatVector, ratio
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
 from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.primal.passes import (
     MAX_STRIP_ROWS,
-    Affine,
     DatasetRows,
     FeatureRows,
     MemoryRows,
     panels,
     row_ranges,
-    strip_rows,
-    sums_length,
-    sums_of,
     task_memory,
 )
 from dkrr.linalg.solution import Solution, backward_error_bar
-from dkrr.linalg.targets import target_alphas
+from dkrr.linalg.targets import offset_of, target_alphas
 from dkrr.linalg.workspace import BARE_BYTES, Workspace
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left
@@ -102,10 +98,6 @@ NEGLIGIBLE = 1e-11
 
 EPS = float(np.finfo(np.float64).eps)
 
-# Features whose mean is further from 0 than this many standard deviations are shifted before they are summed. Nearer
-# ones lose a digit of the sums, which the residual brings back, and save a pass over every strip.
-FAR = 4.0
-
 # a variance that is the difference of sums this many times as large has lost too much
 LOST = 1e4
 
@@ -114,45 +106,69 @@ BLOCK_ROWS = 256
 
 @dataclass(eq=False, kw_only=True)
 class Equations:
-    """Sums over the rows, of features with their scale.
+    """(G + alpha I) c = g, and the rows that they are sums over.
 
     Parameters
     ----------
+    source
+        The rows, features and targets about the shifts of their passes.
     gram : (D, D)
         G, both triangles.
     cross : (D, t)
         g.
-    scale : (D,)
-        What turns monomials into features.
-    shift : (D,), optional
-        Of the monomials, in the passes over the rows; None means zero.
-    y_shift : (t,)
-    offset : (D,), y_offset : (t,)
-        Weighted means of features and targets about the shifts; zero without an intercept.
+    offset : (D,)
+        Weighted means of the features about the shifts; zero without an intercept.
     y_norm : (t,)
         Weighted norm of y, about its mean with an intercept.
-    y_size : (t,)
-        The same about zero.
     weight
         Sum of the weights.
     """
 
+    source: FeatureRows
     gram: FloatMatrix
     cross: FloatMatrix
-    scale: FloatVector
-    shift: FloatVector | None
-    y_shift: FloatVector
     offset: FloatVector
-    y_offset: FloatVector
     y_norm: FloatVector
-    y_size: FloatVector
     weight: float
-    fit_intercept: bool
-    _factor: tuple[float, FloatMatrix] | None = field(default=None, repr=False)
+    _factor: tuple[float, FloatMatrix] | None = None
 
-    def affine(self, coef: FloatMatrix, intercept: FloatVector) -> Affine:
-        """Coefficients of features, and an intercept about the shifts, as a pass takes them."""
-        return Affine(self.shift, self.y_shift, self.scale[:, None] * coef, intercept)
+    @classmethod
+    def of(cls, source: FeatureRows, fit_intercept: bool) -> Equations:
+        """One pass over the rows, or two where the first shift was a bad guess.
+
+        Raises
+        ------
+        DataError
+            Every weight is zero; the sums are not finite.
+        """
+        if fit_intercept:
+            source = source.about(source.features.typical(*source.rows.moments()), source.rows.centring())
+        gram, cross, squares = source.sums()
+        weight = float(squares[-1])
+        if not weight > 0:
+            raise DataError("every row has weight zero", hint="give some rows a positive weight")
+        means = cross[:, -1] / weight
+        if fit_intercept:
+            variance = gram.diagonal() - weight * np.square(means)
+            if (variance * LOST < gram.diagonal()).any():
+                logger.info("means are known now: the sums are formed again about them")
+                source = source.about(means + (0.0 if source.shift is None else source.shift), source.centring)
+                gram, cross, squares = source.sums()
+                means = cross[:, -1] / weight
+            for block in _blocks(len(means)):
+                gram[block] -= weight * means[block, None] * means
+        return cls(
+            source=source,
+            gram=gram,
+            cross=np.ascontiguousarray(cross[:, :-1]),  # the weighted sums of centred targets are zero
+            offset=means if fit_intercept else np.zeros_like(means),
+            y_norm=np.sqrt(squares[:-1]),
+            weight=weight,
+        )
+
+    @property
+    def fit_intercept(self) -> bool:
+        return self.source.centring is not None
 
     def factor(self, alpha: float) -> FloatMatrix:
         """L with L L^T = G + alpha I; the last one is kept.
@@ -198,21 +214,17 @@ class Equations:
     def solve(self, right: FloatMatrix, alphas: FloatVector) -> FloatMatrix:
         """(G + alpha I)^-1 right (D, t), with an alpha for each column."""
         found = np.empty(right.shape)
-        # the alpha whose factor is there comes first
-        order = sorted(set(alphas.tolist()), key=lambda value: self._factor is None or self._factor[0] != value)
-        for alpha in order:
-            columns = np.flatnonzero(alphas == alpha)
-            lower = self.factor(alpha)
-            z = trsm_left(lower, np.ascontiguousarray(right[:, columns]), transposed=False)
-            found[:, columns] = trsm_left(lower, z, transposed=True)
+        for alpha in dict.fromkeys(alphas.tolist()):
+            columns = alphas == alpha
+            z = trsm_left(self.factor(alpha), np.ascontiguousarray(right[:, columns]), transposed=False)
+            found[:, columns] = trsm_left(self.factor(alpha), z, transposed=True)
         return found
 
-    def residual(self, source: FeatureRows, coef: FloatMatrix, alphas: FloatVector) -> tuple[FloatVector, FloatMatrix]:
+    def residual(self, coef: FloatMatrix, alphas: FloatVector) -> tuple[FloatVector, FloatMatrix]:
         """The intercept, about the shifts, of coefficients, and the residual (D, t) of both, from the rows."""
-        d, t = coef.shape
-        intercept = self.y_offset - self.offset @ coef
-        sums = source.residual(self.affine(coef, intercept))
-        first, zeroth = self.scale[:, None] * sums[: d * t].reshape(d, t), sums[d * t : (d + 1) * t]
+        intercept = -self.offset @ coef
+        sums = self.source.residual(coef, intercept)
+        first, zeroth = sums[:-1], sums[-1]
         if self.fit_intercept:
             # the intercept that makes 1^T W R vanish, to the last digit
             intercept = intercept + zeroth / self.weight
@@ -223,13 +235,25 @@ class Equations:
         """Relative residual and backward error of each target."""
         diagonal, right = np.maximum(self.gram.diagonal(), 0.0), np.linalg.norm(self.cross, axis=0)
         # a |g| that may be nothing but the rounding of y and of its sums
-        is_zero = right <= 10 * EPS * np.sqrt(diagonal.sum()) * self.y_size
-        relative = np.where(is_zero, 0.0, np.linalg.norm(residual, axis=0) / np.where(right > 0, right, 1.0))
+        y_size = np.hypot(self.y_norm, np.sqrt(self.weight) * offset_of(self.source.centring))
+        is_zero = right <= 10 * EPS * np.sqrt(diagonal.sum()) * y_size
+        relative = ratio(np.linalg.norm(residual, axis=0), np.where(is_zero, 0.0, right))
         # max_j |F_j| |y| bounds |g| by Cauchy and Schwarz
         gram_norm = max(float(np.abs(self.gram[rows]).sum(axis=1).max()) for rows in _blocks(len(diagonal)))
         bound = (gram_norm + alphas) * np.abs(coef).max(axis=0) + np.sqrt(diagonal.max()) * self.y_norm
-        largest = np.abs(residual).max(axis=0)
-        return relative, np.where(largest > 0, largest / np.where(bound > 0, bound, 1.0), 0.0)
+        return relative, ratio(np.abs(residual).max(axis=0), bound)
+
+    def leverages(
+        self, coef: FloatMatrix, intercept: FloatVector, basis: FloatMatrix
+    ) -> tuple[FeatureRows, FloatVector, FloatMatrix, float]:
+        """The rows about their means, the intercept of ``coef`` there, B in C order, and the intercept's own leverage.
+
+        That is what every row of weight 1 has besides |(F_i - m) B|^2.
+        """
+        shift = self.offset + (0.0 if self.source.shift is None else self.source.shift)
+        source = self.source.about(shift if self.fit_intercept else None, self.source.centring)
+        constant = 1.0 / self.weight if self.fit_intercept else 0.0
+        return source, intercept + self.offset @ coef, np.ascontiguousarray(basis), constant
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -284,12 +308,12 @@ def primal_features(kernel: Kernel | None, num_inputs: int, num_rows: int) -> Fe
 def primal_bytes(kernel: Kernel | None, num_inputs: int, num_rows: int, num_targets: int) -> tuple[int, int, int]:
     """Peak memory of a task and of the driver besides their interpreters', and what the sums take on disk."""
     features = primal_features(kernel, num_inputs, num_rows)
-    size = features.num_features
+    size, edge = features.num_features, panels(features).tile_size
     driver = 16 * size * size + 64 * size * num_targets
     # about: ranges are of whole chunks, which are not known here
-    count = len(row_ranges(num_rows, features, MAX_STRIP_ROWS)) * panels(size).num_lower
-    sums = 8 * count * sums_length(panels(size).tile_size, num_targets)
-    return task_memory(features, num_targets, num_targets), driver, sums
+    count = len(row_ranges(num_rows, features, MAX_STRIP_ROWS)) * panels(features).num_lower
+    sums = 8 * count * (edge + num_targets + 1) * (edge + 1)
+    return task_memory(features, num_inputs, num_targets, num_targets), driver, sums
 
 
 @contextmanager
@@ -368,7 +392,7 @@ def fit_primal(
     """
     features = primal_features(kernel, dataset.num_features, dataset.num_rows)
     alphas, t = target_alphas(alpha, dataset.num_targets), dataset.num_targets
-    needed = BARE_BYTES + task_memory(features, t, t)
+    needed = BARE_BYTES + task_memory(features, features.num_inputs, t, t)
     check_task_memory(workspace, f"{features.num_features:,} features", needed, "raise memory_limit")
     with stored_source(dataset, kernel, workspace, fit_intercept=fit_intercept, keep=True) as source:
         return solve_primal(source, alphas, fit_intercept)
@@ -392,12 +416,12 @@ def fit_primal_arrays(
 def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) -> PrimalResult:
     """The fit, wherever the rows are."""
     started = time.perf_counter()
-    equations = normal_equations(source, fit_intercept)
+    equations = Equations.of(source, fit_intercept)
     coef = equations.solve(equations.cross, alphas)
     best: tuple[FloatMatrix, FloatVector, FloatVector, FloatVector] | None = None
     corrections = 0
     while True:
-        intercept, residual = equations.residual(source, coef, alphas)
+        intercept, residual = equations.residual(coef, alphas)
         relative, backward = equations.norms(coef, residual, alphas)
         if best is not None and not (backward < 0.5 * best[3]).any():
             break  # rounding has been reached; what was before is no worse
@@ -418,9 +442,6 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
             f"backward error {backward.max():.2g} exceeds {bar:.2g} (30 n eps) of {size:,} features",
             hint="raise alpha, scale the features, or lower the degree",
         )
-    shift, constant = equations.shift, intercept + equations.y_shift
-    if shift is not None:
-        constant -= (equations.scale * shift) @ coef
     phases = {} if source.workspace is None else {name: run.seconds for name, run in source.workspace.phases.items()}
     solution = Solution(
         solver="primal",
@@ -433,8 +454,11 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
         message=f"{size:,} features of {n:,} rows, {corrections} corrections, largest relative residual "
         f"{relative.max():.1e}",
     )
+    constant, shift = intercept + offset_of(equations.source.centring), equations.source.shift
+    if shift is not None:
+        constant -= shift @ coef
     return PrimalResult(
-        features=source.features,
+        features=cast(FeatureMap, source.features),
         coef=coef,
         intercept=constant if fit_intercept else None,
         shifted_intercept=intercept,
@@ -443,98 +467,9 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
     )
 
 
-def normal_equations(source: FeatureRows, fit_intercept: bool) -> Equations:
-    """One pass over the rows, or two where the first shift was a bad guess.
-
-    Raises
-    ------
-    DataError
-        Every weight is zero; the sums are not finite.
-    """
-    scale, t = source.features.scale, source.rows.shape[1]
-    shift, y_shift = _first_shift(source) if fit_intercept else (None, np.zeros(t))
-    gram, cross, sums, ends = _summed(source, shift, y_shift)
-    if not ends[2 * t] > 0:
-        raise DataError("every row has weight zero", hint="give some rows a positive weight")
-    if fit_intercept:
-        variance = gram.diagonal() - np.square(sums) / ends[2 * t]
-        if (variance * LOST < gram.diagonal()).any():
-            means = sums / ends[2 * t]
-            shift = means if shift is None else shift + means
-            y_shift = y_shift + ends[t : 2 * t] / ends[2 * t]
-            logger.info("means are known now: the sums are formed again about them")
-            gram, cross, sums, ends = _summed(source, shift, y_shift)
-    weight = float(ends[2 * t])
-    means, y_means = scale * sums / weight, ends[t : 2 * t] / weight
-    squares = ends[:t] + weight * (2 * y_shift * y_means + np.square(y_shift))
-    gram *= scale[:, None]
-    gram *= scale
-    cross *= scale[:, None]
-    centred = np.zeros_like(means), np.zeros(t)
-    y_squares = ends[:t].copy()
-    if fit_intercept:
-        centred = means, y_means
-        for block in _blocks(len(means)):
-            gram[block] -= weight * means[block, None] * means
-        cross -= weight * means[:, None] * y_means
-        y_squares -= weight * np.square(y_means)
-    return Equations(
-        gram=gram,
-        cross=cross,
-        scale=scale,
-        shift=shift,
-        y_shift=y_shift,
-        offset=centred[0],
-        y_offset=centred[1],
-        y_norm=np.sqrt(np.maximum(y_squares, 0.0)),
-        y_size=np.sqrt(np.maximum(squares, 0.0)),
-        weight=weight,
-        fit_intercept=fit_intercept,
-    )
-
-
 def _blocks(size: int) -> list[slice]:
     """Rows of D x D matrices whose copies are small."""
     return [slice(start, start + BLOCK_ROWS) for start in range(0, size, BLOCK_ROWS)]
-
-
-def _first_shift(source: FeatureRows) -> tuple[FloatVector | None, FloatVector]:
-    """Means as far as they are known before the first pass; of monomials, those of a sample."""
-    x_mean, x_std, y_mean = source.rows.means()
-    if source.features.is_linear:
-        return x_mean if (np.abs(x_mean) > FAR * x_std).any() else None, y_mean
-    total, weight = np.zeros(source.features.num_features), 0.0
-    for strip in source.rows.sample(strip_rows(source.features)):
-        root = np.ones(len(strip.x)) if strip.weight is None else strip.weight
-        used = root > 0
-        with np.errstate(over="ignore", invalid="ignore"):
-            monomials = source.features.monomials(strip.x[used], source.features.room(int(used.sum())))
-            total += monomials @ root[used]
-        weight += float(root.sum())
-    return total / weight if weight and np.isfinite(total).all() else None, y_mean
-
-
-def _summed(
-    source: FeatureRows, shift: FloatVector | None, y_shift: FloatVector
-) -> tuple[FloatMatrix, FloatMatrix, FloatVector, FloatVector]:
-    """F^T W F, F^T W Y, F^T W 1, and the sums of the targets, in the order in which they come."""
-    size, t = source.features.num_features, source.rows.shape[1]
-    grid = panels(size)
-    gram, cross, sums, ends = np.zeros((size, size)), np.zeros((size, t)), np.zeros(size), np.zeros(2 * t + 2)
-
-    def add(p: int, q: int, vector: FloatVector) -> None:
-        tile, sides, last = sums_of(vector, grid.tile_size, t)
-        panel = grid.span(p)
-        gram[panel, grid.span(q)] += tile[: grid.rows(p), : grid.rows(q)]
-        if p == q:
-            cross[panel] += sides[:t, : grid.rows(p)].T
-            sums[panel] += sides[t, : grid.rows(p)]
-            ends[:] += last if p == 0 else 0.0
-
-    source.sums(Affine(shift, y_shift, np.zeros((size, 0)), np.zeros(0)), add)
-    for i in range(size):  # the lower triangle is what was summed
-        gram[i, i + 1 :] = gram[i + 1 :, i]
-    return gram, cross, sums, ends
 
 
 def primal_leave_one_out(source: FeatureRows, alpha: Any, *, fit_intercept: bool = False) -> LeaveOneOut:
@@ -547,21 +482,23 @@ def primal_leave_one_out(source: FeatureRows, alpha: Any, *, fit_intercept: bool
     NotPositiveDefiniteError, ResidualError
         As :func:`~dkrr.linalg.primal.solver.fit_primal`.
     """
-    n, t = source.rows.shape
-    alphas, weight = target_alphas(alpha, t), source.rows.weights()
+    alphas = target_alphas(alpha, source.rows.shape[1])
     with single_blas_thread():
         result = solve_primal(source, alphas, fit_intercept)
-        equations = result.equations
-        scale = np.ones(n) if weight is None else weight
-        leverages, residuals = np.empty((n, t)), np.empty((n, t))
-        for value in dict.fromkeys(alphas.tolist()):
-            targets = alphas == value
-            lower = equations.factor(value)
-            basis = trsm_left(lower, np.eye(len(lower)), transposed=False).T
-            affine, basis, constant = _about_means(equations, result.coef, result.shifted_intercept, basis)
-            found = source.hat(affine, basis, np.ones((len(lower), 1)))
-            leverages[:, targets] = (scale * (found[:, t] + constant))[:, None]
-            residuals = found[:, :t]
+        return left_out(result.equations, result.coef, result.shifted_intercept, alphas)
+
+
+def left_out(equations: Equations, coef: FloatMatrix, intercept: FloatVector, alphas: FloatVector) -> LeaveOneOut:
+    """Leave-one-out of coefficients that solve the equations, their intercept about the shifts."""
+    (n, t), weight = equations.source.rows.shape, equations.source.rows.weights()
+    leverages, residuals = np.empty((n, t)), np.empty((n, t))
+    for alpha in dict.fromkeys(alphas.tolist()):
+        targets, lower = alphas == alpha, equations.factor(alpha)
+        basis = trsm_left(lower, np.eye(len(lower)), transposed=False).T
+        source, shifted, basis, constant = equations.leverages(coef, intercept, basis)
+        found = source.hat(coef, shifted, basis, np.ones((len(lower), 1)))
+        leverages[:, targets] = ((1.0 if weight is None else weight) * (found[:, t] + constant))[:, None]
+        residuals = found[:, :t]
     root = None if weight is None else np.sqrt(weight)
     return loo_from_leverages(residuals=residuals, leverages=leverages, alpha=alphas, root=root)
 
@@ -577,46 +514,13 @@ def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_in
         An alpha is lost beside the eigenvalues, some of which are zero.
     """
     with single_blas_thread():
-        equations = normal_equations(source, fit_intercept)
+        equations = Equations.of(source, fit_intercept)
+        equations.factor(float(min(alphas)))  # raises where there is none
         lam, q = eigh(equations.gram, driver="evd")
-        inverse = _inverse(np.maximum(lam, 0.0), np.asarray(alphas, dtype=np.float64))
+        inverse = 1.0 / (np.maximum(lam, 0.0)[:, None] + np.asarray(alphas, dtype=np.float64))
         rotated = q.T @ equations.cross
         columns = np.concatenate([q @ (inverse[:, k, None] * rotated) for k in range(len(alphas))], axis=1)
-        offset = np.tile(equations.y_offset, len(alphas)) - equations.offset @ columns
-        affine, basis, constant = _about_means(equations, columns, offset, q)
-        squares, largest = source.path(affine, basis, inverse, constant)
+        about, intercept, basis, constant = equations.leverages(columns, -equations.offset @ columns, q)
+        squares, largest = about.path(columns, intercept, basis, inverse, constant)
     decides = (1 - largest <= MIN_SHARE)[:, None]
     return np.where(decides, np.inf, squares.reshape(len(alphas), -1) / equations.weight)
-
-
-def _about_means(
-    equations: Equations, coef: FloatMatrix, intercept: FloatVector, basis: FloatMatrix
-) -> tuple[Affine, FloatMatrix, float]:
-    """The same function of features minus their means, and what makes leverages of them.
-
-    B such that F B0 = M B, in C order, and the share of the intercept in a leverage of weight 1.
-    """
-    affine, basis = equations.affine(coef, intercept), np.ascontiguousarray(equations.scale[:, None] * basis)
-    if not equations.fit_intercept:
-        return affine, basis, 0.0
-    means = equations.offset / equations.scale + (0.0 if equations.shift is None else equations.shift)
-    shifted = Affine(means, affine.y_shift, affine.coef, intercept + equations.offset @ coef)
-    return shifted, basis, 1.0 / equations.weight
-
-
-def _inverse(lam: FloatVector, alphas: FloatVector) -> FloatMatrix:
-    """(lam + alpha)^-1 (D, k)."""
-    rounding = len(lam) * float(np.finfo(np.float64).eps) * float(lam[-1])
-    bad = np.flatnonzero(lam[0] + alphas <= rounding)
-    if len(bad):
-        alpha = float(alphas[bad[0]])
-        raise NotPositiveDefiniteError(
-            f"F^T W F + alpha I of {len(lam):,} features is not positive definite: its smallest eigenvalue is "
-            f"{lam[0]:.2g} (largest {lam[-1]:.2g}) with alpha {alpha:.3g}",
-            hint=f"leave out every alpha below {10 * rounding:.1g}, or features that others determine",
-            row=None,
-            pivot=float(lam[0] + alpha),
-            alpha=alpha,
-            suggested_alpha=10 * rounding,
-        )
-    return np.asarray(1.0 / (lam[:, None] + alphas))
