@@ -40,15 +40,15 @@ from typing import Any, Literal
 import numpy as np
 
 from dkrr.engine.tasks import Node
-from dkrr.errors import MemoryBudgetError, NumericalError, ResidualError
+from dkrr.errors import MemoryBudgetError, NumericalError
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import continue_lineage, factor_fields, key_of
 from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.triangular import solve_rows, substitute
-from dkrr.linalg.matmul import OperatorProduct, ResidualNorms, residual_norms
+from dkrr.linalg.matmul import OperatorProduct, residual_norms
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Owners, made, repaired
-from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.solution import Solution
 from dkrr.linalg.targets import solve_bordered
 from dkrr.linalg.workspace import BASELINE_BYTES, INVERSE_DIAGONAL, Workspace
 from dkrr.store.chunks import FloatArray
@@ -148,7 +148,15 @@ class CholeskyFactor:
         normal = operator.normal() if bordered else None
         u = self.substitute(rhs) if normal is None else self._bordered(rhs, normal)
         norms = residual_norms(operator, rhs, u, self.workspace, store, normal=normal)
-        return u, self._judged(norms), norms.intercept
+        n, work = self.factor.grid.n, self.workspace
+        solution = Solution.direct(
+            n, norms.relative_residual, norms.backward_error, solver="cholesky", precision=self.solver.precision,
+            seconds={phase: summary.seconds for phase, summary in work.phases.items()},
+            message=f"Cholesky factor of {n:,} rows in {self.factor.grid.num_lower:,} tiles",
+            hint="a stored tile is not what it should be: check the store with `dkrr info --verify`, "
+            "remove the factor and start again",
+        )  # fmt: skip
+        return u, solution, norms.intercept
 
     def _bordered(self, rhs: BlockColumns, normal: FloatVector) -> BlockColumns:
         """u of A u + b s = S Y, s^T u = 0."""
@@ -200,31 +208,6 @@ class CholeskyFactor:
         """fsync the tiles where the workspace is durable; for who reads them without :meth:`substitute`."""
         if self.workspace.durable:
             self.factor.array.sync()
-
-    def _judged(self, norms: ResidualNorms) -> Solution:
-        """The facts about an answer with these norms; raises :class:`ResidualError` when it is not good enough."""
-        n, precision = self.factor.grid.n, self.solver.precision
-        bar = backward_error_bar(n, precision)
-        worst = max(norms.backward_error)
-        if not worst <= bar:
-            target = norms.backward_error.index(worst)
-            raise ResidualError(
-                f"backward error {worst:.2g} of target {target} exceeds {bar:.2g} (30 n eps, {precision})",
-                hint="a stored tile is not what it should be: check the store with `dkrr info --verify`, "
-                "remove the factor and start again",
-                backward_error=norms.backward_error,
-            )
-        return Solution(
-            solver="cholesky",
-            precision=precision,
-            converged=True,
-            num_iterations=0,
-            relative_residual=norms.relative_residual,
-            backward_error=norms.backward_error,
-            seconds={phase: summary.seconds for phase, summary in self.workspace.phases.items()},
-            message=f"Cholesky factor of {n:,} rows in {self.factor.grid.num_lower:,} tiles, "
-            f"largest relative residual {max(norms.relative_residual):.1e}",
-        )
 
 
 def factor_owner(operator: RidgeOperator, factor: TileMatrix, workspace: Workspace) -> Owners:
