@@ -95,10 +95,9 @@ from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.primal.passes import CentredRows, CentreFeatures, FeatureRows, MemoryRows
 from dkrr.linalg.primal.solver import Equations, left_out
 from dkrr.linalg.products import is_nonnegative
-from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.targets import Centring, centre_dataset, offset_of, target_alphas, total_weight
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
 from dkrr.store.files import place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import potrf
