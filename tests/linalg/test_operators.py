@@ -59,13 +59,6 @@ def test_rows_that_changed_are_not_the_rows_that_were_meant(tmp_path: Path) -> N
         other.gram_tile(0, 0)
 
 
-def test_the_diagonal_is_exact(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset, alpha=0.0)
-    for i in range(system.grid.num_tiles):
-        assert (np.diag(system.gram_tile(i, i)) == 1.0).all()
-
-
 def test_rows_that_were_appended_since_are_not_seen(tmp_path: Path) -> None:
     dataset = rows(tmp_path, n=1500, weights=True)
     reference = operator(dataset).rows

@@ -134,14 +134,3 @@ def test_a_residual_near_rounding_and_zero_targets(tmp_path: Path) -> None:
     u[3, 1] = 1.0
     norms = residual_norms(system, on_disk(tmp_path, "rhs", system, rhs), on_disk(tmp_path, "v", system, u), work(), "")
     assert norms.relative_residual[1] == np.inf
-
-
-def test_stored_tiles_are_not_read(tmp_path: Path) -> None:
-    system, _ = system_of(tmp_path, "rbf", weights=False)
-    stored = replace(system, gram=TileMatrix.create(str(tmp_path / "K.zarr"), system.grid, dtype="float64"))
-    ones = np.ones((250, 1))
-    blocks = on_disk(tmp_path, "rhs", system, ones), on_disk(tmp_path, "u", system, ones)
-    assert (
-        residual_norms(stored, *blocks, work(), "").backward_error
-        == residual_norms(system, *blocks, work(), "").backward_error
-    )

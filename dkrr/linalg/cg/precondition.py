@@ -1,14 +1,14 @@
 """What a preconditioner is: an approximate inverse of A = S K S + alpha I, symmetric positive definite.
 
-The low-rank ones and the one made of a tile factor live in modules of their own.
-
-Conjugate gradients with an intercept: the same iteration in the plane s^T u = 0.
+One is made of a low-rank factor (:mod:`dkrr.linalg.lowrank.preconditioner`) or of a Cholesky factor
+(:mod:`dkrr.linalg.cg.factor_precondition`). With an intercept conjugate gradients are the same iteration in the plane
+s^T u = 0:
 
     P A P u = P S Y,    P = I - s s^T / s^T s,    b = s^T (S Y - A u) / s^T s
 
-is the bordered system of :mod:`dkrr.linalg.targets` with b eliminated, and P A P is positive definite in the plane,
-its eigenvalues within those of A. The residual of an iterate is P (S Y - A u) = S Y - A u - b s with the best b for
-this u: the residual of the bordered system itself. So ``tol``, restarts, checkpoints and warm starts mean what they
+This is the bordered system of :mod:`dkrr.linalg.targets` with b eliminated, and P A P is positive definite in the
+plane, its eigenvalues within those of A. The residual of an iterate is P (S Y - A u) = S Y - A u - b s with the best b
+for this u: the residual of the bordered system itself. So ``tol``, restarts, checkpoints and warm starts mean what they
 mean without an intercept, and no column is solved for besides the targets. (With v = A^-1 s as one more column its
 error would enter that of every target, times b.)
 
@@ -34,10 +34,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkrr.errors import DataError
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, row_blocks
+
+Multiply = Callable[[FloatMatrix], FloatMatrix]
 
 
 class Preconditioner(Protocol):
@@ -54,7 +55,7 @@ class Preconditioner(Protocol):
         """A few words for messages and records, e.g. "randomly pivoted Cholesky of rank 1,000"."""
         ...
 
-    def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
         """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed."""
         ...
 
@@ -64,106 +65,75 @@ class Identity:
 
     description, inexact = "none", False
 
-    def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
         return r.copy()
 
 
 class Deferred:
     """A preconditioner that is made when it is first applied: never, where every column is good to begin with.
 
-    ``inexact`` is that of the preconditioner to come.
+    Parameters
+    ----------
+    make
+        Makes it.
+    inexact
+        That of the preconditioner to come.
+    normal : (n,), optional
+        s, where it shall precondition P A P instead of A.
     """
 
-    def __init__(self, make: Callable[[], Preconditioner], *, inexact: bool) -> None:
-        self.make, self.inexact = make, inexact
+    def __init__(self, make: Callable[[], Preconditioner], *, inexact: bool, normal: FloatVector | None = None) -> None:
+        self.make, self.inexact, self.normal = make, inexact, normal
         self.made: Preconditioner | None = None
+        self.columns: dict[float, FloatMatrix] = {}
 
     @property
     def description(self) -> str:
         """That of the preconditioner, once there is one."""
         return "none was needed" if self.made is None else self.made.description
 
-    def apply(self, r: FloatMatrix, alpha: NDArray[np.float64]) -> FloatMatrix:
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        """Z = M^-1 R (n, c); with an intercept Z - m b, in the plane."""
         if self.made is None:
             self.made = self.make()
-        return self.made.apply(r, alpha)
+        if self.normal is None:
+            return self.made.apply(r, alpha)
+        # one alpha is the usual case: its column m serves all
+        values = alpha.tolist() if len(set(alpha.tolist())) > 1 else alpha.tolist()[:1]
+        missing = [value for value in dict.fromkeys(values) if value not in self.columns]
+        if missing:
+            found = self.made.apply(np.repeat(self.normal[:, None], len(missing), axis=1), np.array(missing))
+            self.columns |= {value: np.ascontiguousarray(found[:, [k]]) for k, value in enumerate(missing)}
+        z, m = self.made.apply(r, alpha), np.hstack([self.columns[value] for value in values])
+        subtract(z, m, sums(self.normal, z) / sums(self.normal, m))
+        # rounding of M^-1 R leaves the plane by more than rounding of Z does
+        return project(self.normal, z)
 
 
-Multiply = Callable[[FloatMatrix], FloatMatrix]
+def sums(normal: FloatVector, u: FloatMatrix) -> FloatVector:
+    """s^T U (t,)."""
+    total = np.zeros(u.shape[1])
+    for rows in row_blocks(len(u)):
+        total += normal[rows] @ u[rows]
+    return total
 
 
-class Plane:
-    """All u (n,) with s^T u = 0.
+def subtract(u: FloatMatrix, m: FloatMatrix, factors: FloatVector) -> FloatMatrix:
+    """u_k -= factors_k m_k in place, for m (n, t) or one column for all."""
+    for rows in row_blocks(len(u)):
+        u[rows] -= m[rows] * factors
+    return u
 
-    Parameters
-    ----------
-    normal : (n,)
-        s.
+
+def project(normal: FloatVector, u: FloatMatrix) -> FloatMatrix:
+    """P U in place; U itself is returned.
 
     Raises
     ------
     DataError
         s is zero.
     """
-
-    def __init__(self, normal: FloatVector) -> None:
-        self.normal = normal
-        self.square = float(normal @ normal)
-        if not self.square:
-            raise DataError("all weights are zero", hint="give at least one row a positive weight")
-
-    def sums(self, u: FloatMatrix) -> FloatVector:
-        """s^T U (t,)."""
-        total = np.zeros(u.shape[1])
-        for rows in row_blocks(len(u)):
-            total += self.normal[rows] @ u[rows]
-        return total
-
-    def project(self, u: FloatMatrix) -> FloatMatrix:
-        """P U in place; U itself is returned."""
-        return self.subtract(u, self.normal[:, None], self.sums(u) / self.square)
-
-    def subtract(self, u: FloatMatrix, m: FloatMatrix, factors: FloatVector) -> FloatMatrix:
-        """u_k -= factors_k m_k in place, for m (n, t) or one column for all."""
-        for rows in row_blocks(len(u)):
-            u[rows] -= m[rows] * factors
-        return u
-
-
-def within(plane: Plane | None, multiply: Multiply) -> Multiply:
-    """V -> P K_s V; the product itself without a plane."""
-    return multiply if plane is None else lambda v: plane.project(multiply(v))
-
-
-class PlanePreconditioner:
-    """A preconditioner of A, made one of P A P."""
-
-    def __init__(self, plane: Plane, inner: Preconditioner) -> None:
-        self.plane, self.inner, self.inexact = plane, inner, inner.inexact
-        self.columns: dict[float, FloatMatrix] = {}
-
-    @property
-    def description(self) -> str:
-        """That of the inner one."""
-        return self.inner.description
-
-    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
-        """Z = M^-1 R - m b (n, c), in the plane."""
-        self._prepare(alpha)
-        z = self.inner.apply(r, alpha)
-        values = alpha.tolist()
-        # one alpha is the usual case: its column serves all
-        m = np.hstack([self.columns[value] for value in (values if len(set(values)) > 1 else values[:1])])
-        self.plane.subtract(z, m, self.plane.sums(z) / self.plane.sums(m))
-        # rounding of M^-1 R leaves the plane by more than rounding of Z does
-        return self.plane.project(z)
-
-    def _prepare(self, alpha: FloatVector) -> None:
-        """m for every alpha that is new."""
-        missing = [value for value in dict.fromkeys(alpha.tolist()) if value not in self.columns]
-        if not missing:
-            return
-        normal = np.repeat(self.plane.normal[:, None], len(missing), axis=1)
-        found = self.inner.apply(normal, np.array(missing))
-        for number, value in enumerate(missing):
-            self.columns[value] = np.ascontiguousarray(found[:, [number]])
+    square = float(normal @ normal)
+    if not square:
+        raise DataError("all weights are zero", hint="give at least one row a positive weight")
+    return subtract(u, normal[:, None], sums(normal, u) / square)
