@@ -107,14 +107,12 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     make_array(store, "preconditioners", KEYS[0])
     make_array(store, "solves", KEYS[4])
     make_array(store, "scratch", DRAWN)
-    (store / "breakdowns").mkdir()
-    (store / "breakdowns" / f"{KEYS[2]}.json").write_text("{}")
     run = store.parent / "demo"
     run.mkdir()
     (run / "plan.json").write_text(json.dumps({"num_rows": 9, "tile_size": 9}))
     make_old(store.parent)
     found = {str(item.path.relative_to(store)) for item in find_garbage(store)}
-    kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr", f"breakdowns/{KEYS[2]}.json"}
+    kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr"}
     assert f"scratch/{DRAWN}.zarr" in found
     assert not found & kept  # the run may go on with them
     (run / "result.json").write_text("{}")

@@ -19,7 +19,6 @@ from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.targets import centre_dataset, centre_targets, right_hand_sides
 from tests.linalg.helpers import operator, rows
-from tests.linalg.test_iterative import Stopping
 from tests.linalg.test_solve import workspace
 from tests.reference import dense_bordered
 
@@ -94,23 +93,6 @@ def test_every_solver_agrees_with_the_dense_bordered_system(
     assert not list((tmp_path / "store/solves").iterdir())
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32"])
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("alpha", [[0.1], [0.1, 3.0, 0.1]])
-def test_in_memory(tmp_path: Path, precision: str, weights: bool, alpha: list[float]) -> None:
-    dataset = data(tmp_path, weights=weights)
-    x, y, weight = values(dataset)
-    kernel = operator(dataset).kernel
-    expected, intercept = expected_of(dataset, alpha)
-    tolerance = 1e-10 if precision == "float64" else 2e-4
-    for given in (False, True):
-        matrix = (None, kernel(x, x)) if given else (kernel, x)
-        found = fit_dense(*matrix, y, np.array(alpha), weight, precision, fit_intercept=True)
-        np.testing.assert_allclose(found.dual_coef, expected, rtol=0, atol=tolerance * np.abs(expected).max())
-        np.testing.assert_allclose(found.intercept, intercept, rtol=0, atol=tolerance)
-    assert fit_dense(kernel, x, y, np.array(alpha), weight, precision).intercept is None
-
-
 @pytest.mark.parametrize("way", ["cholesky", "mixed", "cg"])
 def test_a_number_added_to_a_target_is_added_to_its_intercept(tmp_path: Path, way: str) -> None:
     dataset = data(tmp_path / "a", weights=True)
@@ -182,44 +164,6 @@ def test_targets_that_cannot_be_centred(tmp_path: Path) -> None:
     y = np.full((5, 1), 1.5e308)
     with pytest.raises(DataError, match="weighted mean of target 0 is inf"):
         centre_targets(lambda: [(y, None)], 1)
-
-
-# --- conjugate gradients in the plane ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("parameters", [{"solver": "cg"}, {"precision": "mixed"}], ids=str)
-def test_a_warm_start_needs_no_iteration(tmp_path: Path, parameters: dict[str, Any]) -> None:
-    dataset = data(tmp_path, weights=True)
-    found, cold = fit(tmp_path, dataset, iterative=IterativeSettings(tol=1e-8), **parameters)
-    again, warm = fit(tmp_path, dataset, start=found, iterative=IterativeSettings(tol=1e-8), **parameters)
-    assert cold.solution.num_iterations > 1
-    assert warm.solution.num_iterations == 0
-    np.testing.assert_allclose(warm.intercept, cold.intercept, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(again, found, rtol=0, atol=1e-12)
-    # coefficients of a fit without an intercept are a start like any other
-    plain, _ = fit(tmp_path, dataset, fit_intercept=False)
-    again, _ = fit(tmp_path, dataset, start=plain, iterative=TIGHT, **parameters)
-    np.testing.assert_allclose(again, expected_of(dataset)[0], rtol=0, atol=1e-7)
-
-
-# --- keys and interruptions -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("phase", "parameters"),
-    [("solve", {}), ("residual", {}), ("precondition", {"precision": "mixed"})],
-)
-def test_an_interrupted_fit_goes_on_to_the_same_bits(tmp_path: Path, phase: str, parameters: dict[str, Any]) -> None:
-    dataset = data(tmp_path, weights=True)
-    expected, undisturbed = fit(tmp_path / "whole", dataset, **parameters)
-    chosen, work = settings(dataset, **parameters), workspace(tmp_path)
-    work.executor = Stopping(phase, 1)
-    with pytest.raises(KeyboardInterrupt), fit_rows(dataset, chosen, work):
-        pass
-    found, result = fit(tmp_path, dataset, **parameters)
-    assert np.array_equal(found, expected)
-    assert np.array_equal(result.intercept, undisturbed.intercept)
-    assert not list((tmp_path / "store/solves").iterdir())
 
 
 # --- centres in place of rows -----------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from dkrr.fit.inputs import store_given_matrix
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import factor_precondition as factors
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, float32_factor
-from dkrr.linalg.cg.iteration import Checkpoint, conjugate_gradients
-from dkrr.linalg.cg.precondition import Identity
+from dkrr.linalg.cg.iteration import Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.cg.solver import CGSolver, PreparedCG
 from dkrr.linalg.factor import direct
 from dkrr.linalg.factor.cholesky import factorise
@@ -114,18 +113,6 @@ def test_every_way_agrees_with_the_direct_solver(
     assert way != "float32 factor" or 0 < solution.num_iterations < 20
     _, same = fit(dataset, tmp_path, start=direct, alpha=alpha, **WAYS[way])
     assert same.num_iterations <= 1
-
-
-def test_a_given_matrix(tmp_path: Path) -> None:
-    dataset = rows(tmp_path, weights=True)
-    x, y = dataset.X.read(0, N), dataset.y.read(0, N)
-    weight = dataset.weight.read(0, N)[:, 0]
-    expected, _ = fit(dataset, tmp_path, solver="cholesky")
-    work = workspace(tmp_path / "given")
-    holder, given, digest = store_given_matrix(operator(dataset).kernel(x, x), y, weight, work.store, TILE)
-    settings = replace(settings_for(dataset), kernel=None, gram="stored")
-    with fit_rows(holder, settings, work, given=given, source_digest=digest) as result:
-        close(result.dual_coef.read(0, N), expected)
 
 
 def test_a_model_that_did_not_converge_says_so(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from dkrr.dataset import ingest
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor
 from dkrr.errors import ParameterError
 from dkrr.kernels import make_kernel
-from dkrr.linalg.cg.iteration import conjugate_gradients
-from dkrr.linalg.cg.precondition import Identity
+from dkrr.linalg.cg.iteration import Identity, conjugate_gradients
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.lowrank import panels
 from dkrr.linalg.lowrank import preconditioner as lowrank

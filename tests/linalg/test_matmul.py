@@ -12,7 +12,6 @@ import pytest
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor
 from dkrr.errors import DamagedChunkError, NumericalError
-from dkrr.kernels import make_kernel
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.workspace import Workspace
@@ -192,24 +191,6 @@ def test_damaged_rows_end_the_product(tmp_path: Path) -> None:
     with pytest.raises(DamagedChunkError) as caught:
         OperatorProduct(system, work(InProcessExecutor()), "")(np.ones((250, 1)))
     assert caught.value.path == str(tmp_path / "rows.zarr/X")
-
-
-def test_a_function_kernel(tmp_path: Path) -> None:
-    """A foreign function: more super-blocks, the same product."""
-    dataset = rows(tmp_path, n=100)
-    kernel = make_kernel(sine).resolve(4)
-    system = replace(operator(dataset, alpha=0.0), kernel=kernel)
-    x = dataset.X.read(0, 100)
-    v = np.random.default_rng(1).standard_normal((100, 2))
-    product = OperatorProduct(replace(system, rows=replace(system.rows, center=None)), work(InProcessExecutor()), "")
-    multiplied, row_sums = product.exact(v), product.row_sums
-    assert_product(multiplied, np.sin(x @ x.T), v)
-    np.testing.assert_allclose(row_sums, np.abs(np.sin(x @ x.T)).sum(axis=1), rtol=1e-12)
-
-
-def sine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of both signs, also on the diagonal."""
-    return np.sin(a @ b.T)
 
 
 def test_on_workers_it_has_the_same_bits(tmp_path: Path, cluster_client: Any) -> None:

@@ -110,18 +110,6 @@ def test_sums_of_some_rows_bound_the_norm_from_below(tmp_path: Path, form: str, 
     assert norm / 2 <= found.max() <= norm * (1 + 1e-12)
 
 
-def test_more_columns_than_a_block_and_a_float32_solution(tmp_path: Path) -> None:
-    system, a = system_of(tmp_path, "rbf", weights=False, n=100)
-    rng = np.random.default_rng(0)
-    rhs, u = rng.standard_normal((100, 300)), rng.standard_normal((100, 300)).astype(np.float32)
-    norms = residual_norms(
-        system, on_disk(tmp_path, "rhs", system, rhs), on_disk(tmp_path, "u", system, u, "float32"), work(), ""
-    )
-    relative, backward = expected_norms(a, rhs, u.astype(np.float64))
-    np.testing.assert_allclose(norms.relative_residual, relative, rtol=1e-10)
-    np.testing.assert_allclose(norms.backward_error, backward, rtol=1e-10)
-
-
 def test_a_residual_near_rounding_and_zero_targets(tmp_path: Path) -> None:
     system, a = system_of(tmp_path, "rbf", weights=True)
     rhs = np.random.default_rng(0).standard_normal((250, 2))

@@ -42,6 +42,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, log
 from typing import Any
@@ -226,8 +227,7 @@ def float32_factor(
         definite beyond the rounding of float64.
     """
     digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
-    trace, n = _trace(operator), operator.grid.n
-    places = _places(operator, workspace, trace, **digests)
+    n, places = operator.grid.n, list(_places(operator, workspace, **digests))
     # an interrupted fit goes on with the shift that it had come to
     begun = [number for number, (_, place) in enumerate(places) if read_json(place, "zarr.json") is not None]
     text, row = f"float32 Cholesky factor of {n:,} rows in {operator.grid.num_lower:,} tiles", None
@@ -239,6 +239,7 @@ def float32_factor(
             factored.make_durable()
             break
         except NotPositiveDefiniteError as exc:
+            trace = _trace(operator)
             if trace <= 0:
                 raise  # in every precision
             # A may be definite all the same: errors of the factor of a nearly singular one grow from column to column
@@ -273,7 +274,7 @@ def float32_location(
 ) -> str | None:
     """Where the whole factor of :func:`float32_factor` is; None where there is none."""
     digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
-    for _, location in _places(operator, workspace, _trace(operator), **digests):
+    for _, location in _places(operator, workspace, **digests):
         if read_json(location, "zarr.json") is not None and not TileMatrix.open(location).missing():
             return str(location)
     return None
@@ -284,12 +285,15 @@ def _trace(operator: RidgeOperator) -> float:
 
 
 def _places(
-    operator: RidgeOperator, workspace: Workspace, trace: float, *, weight_digest: str | None, source_digest: str
-) -> list[tuple[float, str]]:
-    """Every shift that may be tried, and where its factor is."""
+    operator: RidgeOperator, workspace: Workspace, *, weight_digest: str | None, source_digest: str
+) -> Iterator[tuple[float, str]]:
+    """Every shift that may be tried, and where its factor is; the rows are read when the second one is asked for."""
     fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest)
-    shifts = [0.0, *(FIRST_SHIFT * EPS32 * trace * SHIFT_GROWTH**number for number in range(MAX_SHIFTS))]
-    return [(shift, factor_location(workspace.store, fields | {"alpha": operator.alpha + shift})) for shift in shifts]
+    yield 0.0, factor_location(workspace.store, fields)
+    trace = _trace(operator)
+    for number in range(MAX_SHIFTS):
+        shift = FIRST_SHIFT * EPS32 * trace * SHIFT_GROWTH**number
+        yield shift, factor_location(workspace.store, fields | {"alpha": operator.alpha + shift})
 
 
 def _check_curvature(

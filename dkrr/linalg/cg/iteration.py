@@ -29,7 +29,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
@@ -38,7 +38,6 @@ from numpy.typing import NDArray
 from dkrr.engine.tasks import run_task
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, NumericalError, PreconditionerError
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, add_scaled, dots, largest, norms, ratio, row_blocks, take
-from dkrr.linalg.cg.precondition import Multiply, Preconditioner
 from dkrr.linalg.passes import retried
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.store.failpoints import failpoint
@@ -59,6 +58,37 @@ MAX_STALLS = 3
 
 # of |A| p^T p: p^T A p below it is rounding, and A has no float64 Cholesky factor, either
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
+
+
+Multiply = Callable[[FloatMatrix], FloatMatrix]
+
+
+class Preconditioner(Protocol):
+    """P_alpha^-1 for any alpha, applied to many columns at once.
+
+    ``inexact`` says that rounding in an application is far above that of float64, so that it is not quite symmetric:
+    directions are then made conjugate to the last one by its product instead of by r^T z.
+    """
+
+    inexact: bool
+
+    @property
+    def description(self) -> str:
+        """A few words for messages and records, e.g. "randomly pivoted Cholesky of rank 1,000"."""
+        ...
+
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed."""
+        ...
+
+
+class Identity:
+    """No preconditioner."""
+
+    description, inexact = "none", False
+
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        return r.copy()
 
 
 @dataclass

@@ -6,6 +6,23 @@ good already is seen by its residual, before anything is built. With a low-rank 
 store is as large as n^2, unless the iterations read a stored Gram matrix; with a float32 factor this is the solver of
 mixed precision, see :mod:`dkrr.linalg.cg.factor_precondition`.
 
+With an intercept conjugate gradients are the same iteration in the plane
+s^T u = 0:
+
+    P A P u = P S Y,    P = I - s s^T / s^T s,    b = s^T (S Y - A u) / s^T s
+
+This is the bordered system of :mod:`dkrr.linalg.targets` with b eliminated, and P A P is positive definite in the
+plane, its eigenvalues within those of A. The residual of an iterate is P (S Y - A u) = S Y - A u - b s with the best b
+for this u: the residual of the bordered system itself. So ``tol``, restarts, checkpoints and warm starts mean what they
+mean without an intercept, and no column is solved for besides the targets. (With v = A^-1 s as one more column its
+error would enter that of every target, times b.)
+
+The preconditioner M of A becomes that of the bordered system with M in place of A,
+
+    r -> z - b m,   z = M^-1 r,   m = M^-1 s,   b = s^T z / s^T m,
+
+which is exact where M is.
+
 How many iterations are left is told by the residuals so far, and, before they tell, by what the plan foresaw:
 
     log |r_k| is about a - s k    =>    (log |r_k| - log tol) / s  iterations more
@@ -17,10 +34,13 @@ lower end and twice its upper end.
 Cost
 ----
 An iteration is one pass over n^2 / 2 kernel entries for all columns and alphas. The driver holds about 8 n t doubles.
+In the plane 4 n t flops more a product and an application; M^-1 s once for each distinct alpha, which is kept.
 
 References
 ----------
-Sen (1968), Estimates of the regression coefficient based on Kendall's tau.
+Gould, Hribar and Nocedal, On the solution of equality constrained quadratic programming problems arising in
+optimization, SIAM J. Sci. Comput. 23 (2001). Sen (1968), Estimates of the regression coefficient based on Kendall's
+tau.
 """
 
 from __future__ import annotations
@@ -37,12 +57,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ConvergenceError
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, largest, ratio
+from dkrr.errors import ConvergenceError, DataError
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, largest, ratio, row_blocks
 from dkrr.linalg.catalogue import factor_fields, key_of, short_name
 from dkrr.linalg.cg.factor_precondition import earlier_factor, float32_factor
-from dkrr.linalg.cg.iteration import CGState, Checkpoint, conjugate_gradients
-from dkrr.linalg.cg.precondition import Deferred, Identity, Preconditioner, project
+from dkrr.linalg.cg.iteration import CGState, Checkpoint, Identity, Preconditioner, conjugate_gradients
 from dkrr.linalg.lowrank.panels import low_rank_fields, low_rank_location
 from dkrr.linalg.lowrank.preconditioner import LowRank
 from dkrr.linalg.lowrank.rpcholesky import choose_rank
@@ -150,6 +169,76 @@ class Forecast:
         )
 
 
+class Deferred:
+    """A preconditioner that is made when it is first applied: never, where every column is good to begin with.
+
+    Parameters
+    ----------
+    make
+        Makes it.
+    inexact
+        That of the preconditioner to come.
+    normal : (n,), optional
+        s, where it shall precondition P A P instead of A.
+    """
+
+    def __init__(self, make: Callable[[], Preconditioner], *, inexact: bool, normal: FloatVector | None = None) -> None:
+        self.make, self.inexact, self.normal = make, inexact, normal
+        self.made: Preconditioner | None = None
+        self.columns: dict[float, FloatMatrix] = {}
+
+    @property
+    def description(self) -> str:
+        """That of the preconditioner, once there is one."""
+        return "none was needed" if self.made is None else self.made.description
+
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        """Z = M^-1 R (n, c); with an intercept Z - m b, in the plane."""
+        if self.made is None:
+            self.made = self.make()
+        if self.normal is None:
+            return self.made.apply(r, alpha)
+        # one alpha is the usual case: its column m serves all
+        values = alpha.tolist() if len(set(alpha.tolist())) > 1 else alpha.tolist()[:1]
+        missing = [value for value in dict.fromkeys(values) if value not in self.columns]
+        if missing:
+            found = self.made.apply(np.repeat(self.normal[:, None], len(missing), axis=1), np.array(missing))
+            self.columns |= {value: np.ascontiguousarray(found[:, [k]]) for k, value in enumerate(missing)}
+        z, m = self.made.apply(r, alpha), np.hstack([self.columns[value] for value in values])
+        subtract(z, m, sums(self.normal, z) / sums(self.normal, m))
+        # rounding of M^-1 R leaves the plane by more than rounding of Z does
+        return project(self.normal, z)
+
+
+def sums(normal: FloatVector, u: FloatMatrix) -> FloatVector:
+    """s^T U (t,)."""
+    total = np.zeros(u.shape[1])
+    for rows in row_blocks(len(u)):
+        total += normal[rows] @ u[rows]
+    return total
+
+
+def subtract(u: FloatMatrix, m: FloatMatrix, factors: FloatVector) -> FloatMatrix:
+    """u_k -= factors_k m_k in place, for m (n, t) or one column for all."""
+    for rows in row_blocks(len(u)):
+        u[rows] -= m[rows] * factors
+    return u
+
+
+def project(normal: FloatVector, u: FloatMatrix) -> FloatMatrix:
+    """P U in place; U itself is returned.
+
+    Raises
+    ------
+    DataError
+        s is zero.
+    """
+    square = float(normal @ normal)
+    if not square:
+        raise DataError("all weights are zero", hint="give at least one row a positive weight")
+    return subtract(u, normal[:, None], sums(normal, u) / square)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CGSolver:
     """Parameters of the iterative solver.
@@ -196,9 +285,15 @@ class CGSolver:
         ready
             Called before a stored Gram matrix of the operator is read.
         """
-        settings, rank, inexact = self.settings, self._rank(operator, workspace, num_columns), False
+        settings, n, workers = self.settings, operator.grid.n, workspace.executor.num_threads
+        rank: int | Literal["auto"] = settings.rank
+        if settings.preconditioner in ("none", "factor"):
+            rank = 1
+        elif rank == "auto":
+            columns = {"num_columns": num_columns, "num_workers": workers}
+            rank = choose_rank(n, operator.num_features, operator.alpha, tol=settings.tol, **columns)
         digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
-        fields = low_rank_fields(operator, settings, max(1, rank), workspace.blas, **digests)
+        fields, inexact = low_rank_fields(operator, settings, rank, workspace.blas, **digests), False
         make: Callable[[], Preconditioner] = Identity
         if self.float32_factor:
             # of a shift nothing is known before the factor is made; later no other one is found
@@ -215,29 +310,14 @@ class CGSolver:
             inexact, make, fields = found.inexact, lambda: found, {**fields, "factor": name}
             workspace.reused["preconditioner"] = {
                 "rows": found.factor.grid.n,
-                "of_rows": operator.grid.n,
+                "of_rows": n,
                 "alpha": alpha,
                 "sources": [short_name(found.factor.location)],
             }
-        elif rank:
+        elif settings.preconditioner != "none":
             location = low_rank_location(workspace.store if store is None else store, fields)
             make = partial(LowRank, operator, workspace, location, settings, rank)
         return PreparedCG(self, operator, workspace, cache(make), fields, inexact, ready)
-
-    def _rank(self, operator: RidgeOperator, workspace: Workspace, num_columns: int) -> int:
-        settings = self.settings
-        if self.float32_factor or settings.preconditioner in ("none", "factor"):
-            return 0
-        if settings.rank != "auto":
-            return settings.rank
-        return choose_rank(
-            operator.grid.n,
-            operator.num_features,
-            operator.alpha,
-            tol=settings.tol,
-            num_columns=num_columns,
-            num_workers=workspace.executor.num_threads,
-        )
 
 
 @dataclass(frozen=True)
@@ -278,7 +358,7 @@ class PreparedCG:
         start : (n, t), optional
             A guess of u. An interrupted solve goes on from its own state instead.
         in_plane
-            Solve for an intercept b as well: A u + b s = S Y with s^T u = 0, see :mod:`dkrr.linalg.cg.precondition`.
+            Solve for an intercept b as well: A u + b s = S Y with s^T u = 0.
 
         Returns
         -------
@@ -296,11 +376,15 @@ class PreparedCG:
         if normal is not None:
             project(normal, values)
             start = None if start is None else project(normal, np.array(start, dtype=np.float64))
-        checkpoint = Checkpoint(
-            place(store, "state"),
-            key_of(self._fingerprint(values, alpha) | ({"in_plane": True} if in_plane else {})),
-            durable=work.durable,
-        )
+        fingerprint = self.fields | {
+            "alpha": alpha.tolist(),
+            "tol": solver.settings.tol,
+            "precision": solver.precision,
+            "gram": "on_the_fly" if operator.gram is None else "stored",
+            "rhs": hashlib.sha256(np.ascontiguousarray(values).data.cast("B")).hexdigest(),
+            "in_plane": in_plane,
+        }
+        checkpoint = Checkpoint(place(store, "state"), key_of(fingerprint), durable=work.durable)
         trace = work.trace("conjugate gradients", solver.settings.tol, alpha)
         mixed = solver.precision == "mixed"
         stored = operator.gram is not None and operator.kernel is not None
@@ -363,16 +447,6 @@ class PreparedCG:
             work.reused.setdefault("start", {})["relative_residual"] = float(state.history[0].max())
         num_products = exact.num_products + approximate.num_products
         return u, self._solution(state, backward(state), num_products, preconditioner)
-
-    def _fingerprint(self, values: FloatMatrix, alpha: FloatVector) -> dict[str, Any]:
-        settings = self.solver.settings
-        return self.fields | {
-            "alpha": alpha.tolist(),
-            "tol": settings.tol,
-            "precision": self.solver.precision,
-            "gram": "on_the_fly" if self.operator.gram is None else "stored",
-            "rhs": hashlib.sha256(np.ascontiguousarray(values).data.cast("B")).hexdigest(),
-        }
 
     def _report(self, num_columns: int, trace: ResidualTrace) -> Callable[[int, FloatVector], None]:
         """Residuals for the trace, progress in iterations, and the end of an iteration that another way outruns."""

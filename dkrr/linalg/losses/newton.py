@@ -34,8 +34,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.blocks import dots, norms, ratio
-from dkrr.linalg.cg.iteration import CGState, conjugate_gradients
-from dkrr.linalg.cg.precondition import Identity
+from dkrr.linalg.cg.iteration import CGState, Identity, conjugate_gradients
 from dkrr.linalg.losses.loss import PiecewiseQuadratic, make_loss
 from dkrr.linalg.losses.problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify, root_of
 from dkrr.linalg.lowrank.preconditioner import ShiftedGram

@@ -76,8 +76,7 @@ from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, P
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, Indices, ratio
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.linalg.cg.iteration import CGState, Checkpoint, conjugate_gradients
-from dkrr.linalg.cg.precondition import Identity
+from dkrr.linalg.cg.iteration import CGState, Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
