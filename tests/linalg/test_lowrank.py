@@ -45,8 +45,10 @@ def build(folder: Path, system: Any, rank: int, executor: Any = None, **settings
 
 
 def whole(factor: LowRank) -> np.ndarray:
-    held, panels = factor.hold(), range(factor.panels.num_panels)
-    return np.vstack([np.hstack([held[p, c] for p in panels]) for c in range(factor.panels.grid.num_tiles)])
+    panels = factor.panels
+    return np.vstack(
+        [np.hstack([panels.read(p, c) for p in range(panels.num_panels)]) for c in range(panels.grid.num_tiles)]
+    )
 
 
 def matrix(system: Any, dataset: Any) -> np.ndarray:

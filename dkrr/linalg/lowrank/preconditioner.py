@@ -40,7 +40,6 @@ import logging
 import threading
 import uuid
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ from dkrr.errors import NumericalError
 from dkrr.linalg.blocks import Floats
 from dkrr.linalg.lowrank.panels import PanelBuild, Panels
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import Operand, Operands, Pass, is_here, repaired
+from dkrr.linalg.passes import Operand, Operands, Pass, is_here
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import on_release
@@ -137,42 +136,36 @@ def keep_bytes(num_bytes: int, memory_limit: int | None) -> int:
     return 0 if memory_limit is None else min(num_bytes, int(KEEP_FRACTION * memory_limit))
 
 
-def kept(panels: Panels, p: int, c: int, limit_bytes: int) -> Any:
-    """Row chunk c of panel p, in this process's memory: fetched once, first come, first kept, up to a limit.
-
-    For stores that are not folders, where every reading is a transfer. F does not change under its location, which is
-    the key of everything that decides its bytes. Another factor takes its place.
-    """
-    key = (panels.location, p, c)
-    block = _kept.get(key)
-    if block is None:
-        block = panels.read(p, c)
-        with _lock:  # worker threads share what is kept
-            for other in [other for other in _kept if other[0] != panels.location]:
-                del _kept[other]
-            if key not in _kept and sum(item.nbytes for item in _kept.values()) + block.nbytes <= limit_bytes:
-                _kept[key] = block = np.array(block)
-    return block
-
-
 @dataclass(frozen=True)
 class Application:
     """Both passes of one application over the row chunks of F, for the shift of each column.
 
     Chunks of a local folder are mapped for both: with pages in the cache and one checksum an application, that is as
-    fast as a copy in the memory of each worker (1.3 GB on two workers: 0.4 s), which took 6 s to be filled.
+    fast as a copy in the memory of each worker (1.3 GB on two workers: 0.4 s), which took 6 s to be filled. Others are
+    kept in memory up to ``keep_bytes``: fetched once, first come, first kept, in ``cache``, or where tasks run in what
+    their process has for that. F does not change under its location, which is the key of everything that decides its
+    bytes. Another factor takes its place.
     """
 
     panels: Panels
     shifts: tuple[float, ...]
     keep_bytes: int = 0
-    held: dict[tuple[int, int], Any] | None = None
+    cache: dict[tuple[str, int, int], Any] | None = None
 
     def read(self, p: int, c: int, *, again: bool = False) -> Any:
         """Row chunk c of panel p; what is read again in the same application has had its checksum compared."""
-        if self.held is not None:
-            return self.held[p, c]
-        return kept(self.panels, p, c, self.keep_bytes) if self.keep_bytes else self.panels.read(p, c, verify=not again)
+        if not self.keep_bytes:
+            return self.panels.read(p, c, verify=not again)
+        kept, key = _kept if self.cache is None else self.cache, (self.panels.location, p, c)
+        block = kept.get(key)
+        if block is None:
+            block = self.panels.read(p, c)
+            with _lock:  # worker threads share what is kept
+                for other in [other for other in kept if other[0] != self.panels.location]:
+                    del kept[other]
+                if key not in kept and sum(item.nbytes for item in kept.values()) + block.nbytes <= self.keep_bytes:
+                    kept[key] = block = np.array(block)
+        return block
 
     def vector(self, operands: Operands, c: int) -> Floats:
         """Row chunk c of R."""
@@ -235,10 +228,13 @@ class LowRank:
         name = "randomly pivoted Cholesky" if settings.preconditioner == "rpcholesky" else "Nystrom, uniform columns,"
         self.description = f"{name} of rank {panels.rank:,} ({build.trace[-1][1]:.1e} of the trace left)"
         num_bytes = 8 * panels.grid.n * panels.rank
+        # a small factor is held, and applied, here
         self._workspace = None if num_bytes <= HELD_BYTES else workspace
-        self._held: dict[tuple[int, int], Any] | None = None
-        mapped = self._workspace is None or local_root(location) is not None
-        self._keep_bytes = 0 if mapped else keep_bytes(num_bytes, memory_limit_of(workspace.executor))
+        self._cache: dict[tuple[str, int, int], Any] | None = {} if self._workspace is None else None
+        self._keep_bytes = num_bytes
+        if self._workspace is not None:
+            mapped, limit = local_root(location) is not None, memory_limit_of(workspace.executor)
+            self._keep_bytes = 0 if mapped else keep_bytes(num_bytes, limit)
         self._said: set[float] = set()
 
     def shift(self, alpha: float) -> float:
@@ -254,15 +250,6 @@ class LowRank:
             )
         return self._small.floor or 1.0
 
-    def hold(self) -> dict[tuple[int, int], Any]:
-        """All chunks of F in memory; what is found damaged is computed again."""
-        panels = self.panels
-        return {
-            (p, c): np.array(repaired(partial(panels.read, p, c), self.build.owners))
-            for p in range(panels.num_panels)
-            for c in range(panels.grid.num_tiles)
-        }
-
     def apply(self, r: Floats, alpha: Floats) -> Floats:
         """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed.
 
@@ -276,16 +263,14 @@ class LowRank:
         panels, grid, work, t = self.panels, self.panels.grid, self._workspace, r.shape[1]
         if not panels.rank or not t:
             return np.asarray(r / shifts)
-        if work is None and self._held is None:
-            self._held = self.hold()
-        task = Application(panels, tuple(shifts.tolist()), self._keep_bytes, self._held)
+        task = Application(panels, tuple(shifts.tolist()), self._keep_bytes, self._cache)
         # a new name for each application: a task that was thought lost never touches the vectors of another one
         scratch = place(self.build.workspace.store, "scratch", f"{uuid.uuid4().hex}.zarr")
         chunks = range(grid.num_tiles)
         vectors = Operand.of(None if is_here(work) else scratch, "r", [r[grid.span(c)] for c in chunks])
         flops = [2.0 * grid.rows(c) * panels.rank * t for c in chunks]
         common: Any = {"workspace": work, "store": scratch, "shared": {"r": vectors}, "quiet": True}
-        common["owners"] = {} if work is None else self.build.owners
+        common["owners"] = self.build.owners
         z = np.empty_like(r)
 
         def add(c: int, part: Floats) -> None:
