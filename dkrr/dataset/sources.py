@@ -226,7 +226,8 @@ def dask_table(source: Any, label: str, **options: Any) -> Table:
             f"{label} is a dask array with unknown chunk sizes, shape {source.shape}; known sizes expected",
             hint="call compute_chunk_sizes() on it first",
         )
-    ends = np.cumsum(source.chunks[0] if source.chunks else ()).tolist()
+    # a filter leaves partitions without rows
+    ends = np.cumsum([length for length in source.chunks[0] if length] if source.chunks else ()).tolist()
     return ArrayTable(label, source.shape, lambda a, b: as_array(source[a:b].compute(), label), ends=ends, **options)
 
 

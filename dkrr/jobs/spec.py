@@ -145,6 +145,7 @@ class EvaluateSpec(Table):
         The share of the rows that is held out, decided for each row by a hash of its number.
     metric
         The score that is shown first: rmse for numbers, accuracy for classes, pinball for quantiles unless given.
+        Every held-out row counts alike, whatever its weight; leave-one-out errors are weighted.
     leave_one_out
         Predict every training row as by a fit without it; takes as long as the factor.
     intervals

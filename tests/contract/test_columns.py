@@ -228,6 +228,18 @@ def test_the_estimator_is_as_strict_with_frames_as_scikit_learn(tile_size: Any, 
     assert not hasattr(est, "feature_names_in_")
 
 
+@pytest.mark.parametrize("options", [{}, {"tile_size": 8}], ids=["memory", "tiles"])
+def test_partitions_without_rows_are_no_rows(options: dict[str, Any], tmp_path: Path) -> None:
+    """Every filter of a dask frame may leave some."""
+    frame = dd.from_pandas(FRAME.reset_index(drop=True), npartitions=4)
+    kept = frame.map_partitions(lambda part: part[part.index >= len(FRAME) // 2])
+    rows = FRAME.iloc[len(FRAME) // 2 :]
+    expected = dkrr.KernelRidge(**options).fit(rows[["a", "b"]], rows["y"]).predict(FRAME[["a", "b"]])
+    found = dkrr.KernelRidge(**options).fit(kept[["a", "b"]], kept["y"]).predict(FRAME[["a", "b"]])
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    assert dkrr.ingest(kept, tmp_path / "rows.zarr", target="y").num_rows == len(rows)
+
+
 def test_cross_validation_keeps_names(tmp_path: Path) -> None:
     est = dkrr.KernelRidgeCV(alphas=[1e-8, 1e-6]).fit(FRAME[["a", "b", "c"]], Y)
     est.save(tmp_path / "model.zarr")
