@@ -184,15 +184,6 @@ def test_a_nan_in_a_tile_is_blamed_on_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, OperatorProduct(system, work(InProcessExecutor()), "")(v), rtol=1e-12)
 
 
-def test_damaged_rows_end_the_product(tmp_path: Path) -> None:
-    system = operator(rows(tmp_path))
-    (chunk,) = chunk_files(tmp_path / "rows.zarr/X")
-    DAMAGES["flipped"](chunk)
-    with pytest.raises(DamagedChunkError) as caught:
-        OperatorProduct(system, work(InProcessExecutor()), "")(np.ones((250, 1)))
-    assert caught.value.path == str(tmp_path / "rows.zarr/X")
-
-
 def test_on_workers_it_has_the_same_bits(tmp_path: Path, cluster_client: Any) -> None:
     system = operator(rows(tmp_path, n=900, weights=True), alpha=0.1)
     v = np.random.default_rng(1).standard_normal((900, 3))
