@@ -15,7 +15,6 @@ from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, DamagedChunkError, NotPositiveDefiniteError, StoreError
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.fit.inputs import store_given_matrix
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import factor_precondition as factors
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, float32_factor
@@ -29,6 +28,7 @@ from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import DAMAGES, failing_at, lasts_from
+from tests.linalg.given import store_given_matrix
 from tests.linalg.helpers import dense, operator, rows, snapshot
 
 N, TILE = 250, 64
