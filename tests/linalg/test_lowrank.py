@@ -218,7 +218,6 @@ def test_alpha_below_rounding_shifts_the_preconditioner(tmp_path: Path, caplog: 
     with caplog.at_level("INFO", logger="dkrr.linalg"):
         z = low.apply(r, np.array([0.0, 1e-3]))
     assert "the preconditioner (and only it) has" in caplog.text
-    assert low.shift(1e-3) == 1e-3
     assert np.isfinite(z).all()
     assert (np.einsum("ij,ij->j", r, z) > 0).all()
 

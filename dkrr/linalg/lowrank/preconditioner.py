@@ -235,20 +235,7 @@ class LowRank:
         if self._workspace is not None:
             mapped, limit = local_root(location) is not None, memory_limit_of(workspace.executor)
             self._keep_bytes = 0 if mapped else keep_bytes(num_bytes, limit)
-        self._said: set[float] = set()
-
-    def shift(self, alpha: float) -> float:
-        """The shift that P has for a ridge: alpha, or r eps |F^T F| where that is larger."""
-        if alpha >= self._small.floor and alpha > 0:
-            return alpha
-        if alpha not in self._said:
-            self._said.add(alpha)
-            logger.info(
-                "alpha %.3g is below rounding in F^T F; the preconditioner (and only it) has %.3g",
-                alpha,
-                self._small.floor,
-            )
-        return self._small.floor or 1.0
+        self._is_said = False
 
     def apply(self, r: Floats, alpha: Floats) -> Floats:
         """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed.
@@ -259,7 +246,12 @@ class LowRank:
             A chunk of F is damaged again and again.
         """
         r = np.ascontiguousarray(r, dtype=np.float64)
-        shifts = np.array([self.shift(float(value)) for value in alpha])
+        floor = self._small.floor or 1.0
+        shifts = np.where((alpha >= self._small.floor) & (alpha > 0), alpha, floor)
+        if not self._is_said and (shifts != alpha).any():
+            self._is_said = True
+            text = "alpha %.3g is below rounding in F^T F; the preconditioner (and only it) has %.3g"
+            logger.info(text, float(alpha.min()), floor)
         panels, grid, work, t = self.panels, self.panels.grid, self._workspace, r.shape[1]
         if not panels.rank or not t:
             return np.asarray(r / shifts)
