@@ -70,7 +70,6 @@ _NAMES = {
     "preconditioners": rf"{_HASH}\.zarr",
     "solves": rf"{_HASH}\.zarr",
     "scratch": rf"{_DRAWN}\.zarr",
-    "breakdowns": rf"{_HASH}\.json",
     "lineage": rf"[0-9a-f]{{16}}-(?:{_HASH}|[0-9a-f]{{64}})\.json",
     "tune": rf"{_HASH}\.zarr",
 }

@@ -75,9 +75,7 @@ from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, P
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, Indices, ratio
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.linalg.cg.checkpoint import StoredCheckpoint
-from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
-from dkrr.linalg.cg.precondition import Identity
+from dkrr.linalg.cg.iteration import CGState, Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
@@ -452,9 +450,9 @@ class _Fit:
             self.border = sums[:, t].copy(), total_weight(self.dataset)
         return row_sums
 
-    def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGResult:
+    def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGState:
         """Conjugate gradients for the targets that share an alpha; an unconverged result is judged by the caller."""
-        checkpoint = StoredCheckpoint(
+        checkpoint = Checkpoint(
             place(self.location, f"state-{number}"),
             f"{self.key}-{number}",
             every_seconds=CHECKPOINT_SECONDS,
