@@ -87,12 +87,26 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     run.mkdir()
     (run / "plan.json").write_text(json.dumps({"num_rows": 9, "tile_size": 9}))
     make_old(store.parent)
-    found = {str(item.path.relative_to(store)) for item in find_garbage(store)}
+    found = {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
     kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr"}
     assert f"scratch/{DRAWN}.zarr" in found
     assert not found & kept  # the run may go on with them
     (run / "result.json").write_text("{}")
     make_old(store.parent)
-    assert kept <= {str(item.path.relative_to(store)) for item in find_garbage(store)}
-    delete(store)
-    assert not any((store / name).exists() for name in kept)
+    assert kept <= {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
+
+
+@pytest.mark.parametrize("phase", ["", "prepare", "plan"])
+def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, phase: str) -> None:
+    make_old(store.parent)
+    everything = names(store)
+    assert len(everything) == 4
+    run = store.parent / "demo"
+    run.mkdir()
+    (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
+    assert names(store) == set()
+    (run / "status.json").write_text(json.dumps({"state": "failed", "phase": phase}))
+    assert names(store) == everything
+    (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
+    make_old(store.parent)  # its driver has said nothing for hours
+    assert names(store) == everything
