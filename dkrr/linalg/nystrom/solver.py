@@ -75,9 +75,7 @@ from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, P
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, Indices, ratio
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.linalg.cg.checkpoint import StoredCheckpoint
-from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
-from dkrr.linalg.cg.precondition import Identity
+from dkrr.linalg.cg.iteration import CGState, Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
@@ -94,10 +92,9 @@ from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.primal.passes import CentredRows, CentreFeatures, FeatureRows, MemoryRows
 from dkrr.linalg.primal.solver import Equations, left_out
 from dkrr.linalg.products import is_nonnegative
-from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.targets import Centring, centre_dataset, offset_of, target_alphas, total_weight
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
 from dkrr.store.files import place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import potrf
@@ -453,9 +450,9 @@ class _Fit:
             self.border = sums[:, t].copy(), total_weight(self.dataset)
         return row_sums
 
-    def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGResult:
+    def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGState:
         """Conjugate gradients for the targets that share an alpha; an unconverged result is judged by the caller."""
-        checkpoint = StoredCheckpoint(
+        checkpoint = Checkpoint(
             place(self.location, f"state-{number}"),
             f"{self.key}-{number}",
             every_seconds=CHECKPOINT_SECONDS,
