@@ -68,7 +68,7 @@ class Bench:
         (self.folder / "arguments.json").write_text(json.dumps(arguments))
         done = run_sampled(
             [
-                *(sys.executable, "-m", "tests.benchmarks.runner", f"{MODULE}:{name}"),
+                *(sys.executable, "-m", "tests.benchmarks.harness", f"{MODULE}:{name}"),
                 *(str(self.folder / "arguments.json"), str(self.folder / "result")),
             ],
             folder=self.folder,
