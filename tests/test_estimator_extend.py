@@ -15,24 +15,6 @@ X = RNG.standard_normal((700, 4)) + 3
 Y = np.sin(X[:, 0]) + 0.1 * RNG.standard_normal(700)
 
 
-def test_more_rows_continue_the_factor(tmp_path: Path) -> None:
-    est = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.2, solver="cholesky", store=str(tmp_path / "store"))
-    est.set_params(tile_size=100).fit(X[:600], Y[:600])
-    # an edge that is left open becomes that of the factor
-    est.set_params(tile_size="auto").fit(X[:620], Y[:620])
-    assert est.solution_.reused["factor"]["rows"] == 600
-    fresh = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.2).fit(X[:620], Y[:620])
-    np.testing.assert_allclose(est.predict(X[600:]), fresh.predict(X[600:]), rtol=1e-9)
-    np.testing.assert_allclose(est.dual_coef_, fresh.dual_coef_, rtol=0, atol=1e-9 * np.abs(fresh.dual_coef_).max())
-    mean, std = est.predict(X[600:], return_std=True)
-    wanted = fresh.predict(X[600:], return_std=True)
-    np.testing.assert_allclose(std, wanted[1], rtol=1e-6)
-    np.testing.assert_allclose(mean, wanted[0], rtol=1e-9)
-    # fewer rows again: a prefix of both, whose end no append marked, is not a proof
-    again = est.fit(X[:610], Y[:610])
-    np.testing.assert_allclose(again.predict(X[600:]), fresh.fit(X[:610], Y[:610]).predict(X[600:]), rtol=1e-9)
-
-
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
 def test_a_data_set_that_grows(tmp_path: Path, precision: str) -> None:
     data = append(X[:500], tmp_path / "data.zarr", y=Y[:500])

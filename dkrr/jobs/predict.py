@@ -30,7 +30,7 @@ from dkrr.jobs.registry import RECORD, ModelRegistry, NamedModel, Reference, Ver
 from dkrr.linalg.inference.leave_one_out import IntervalMethod
 from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.models.model import Model, load_model
-from dkrr.models.prediction import is_worth_a_cluster, predict_dataset, predict_variance, score_dataset
+from dkrr.models.prediction import needs_workers, predict_dataset, predict_variance, score_dataset
 from dkrr.models.uncertainty import half_widths, interval, standard_deviation
 from dkrr.store.documents import manifest_digest
 from dkrr.store.files import (
@@ -300,7 +300,7 @@ def _layout(model: Model, table: Table | None, keep: Sequence[str], extras: Extr
 @contextmanager
 def _executor(model: Model, dataset: Dataset, *, needs_variance: bool = False) -> Iterator[Executor]:
     """This process for what takes less time than a cluster takes to start; else as usual."""
-    if needs_variance or is_worth_a_cluster(model, dataset.num_rows):
+    if needs_variance or needs_workers(model, dataset.num_rows):
         with executor_for() as executor:
             yield executor
         return

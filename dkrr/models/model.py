@@ -53,9 +53,6 @@ from dkrr.store.files import (
 from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
 
-__all__ = ["BLOCK_ROWS", "Model", "load_model", "quantile_names"]
-
-
 FORMAT = "dkrr-model"
 
 FORMAT_VERSION = 1

@@ -42,17 +42,6 @@ from dkrr.store.files import full_disk, place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 
-__all__ = [
-    "LOWER_IS_BETTER",
-    "MAX_IN_PROCESS_ENTRIES",
-    "Score",
-    "is_worth_a_cluster",
-    "predict_dataset",
-    "predict_variance",
-    "score_dataset",
-    "values_of",
-]
-
 # One core evaluates so many kernel entries, or does so many flops, in about the time that a cluster takes to start.
 MAX_IN_PROCESS_ENTRIES = 4_000_000_000
 MAX_IN_PROCESS_FLOPS = 4e11
@@ -114,12 +103,7 @@ def values_of(model: Model, X: Any, phase: Phase = "predict") -> Floats:
     return np.concatenate(parts)
 
 
-def is_worth_a_cluster(model: Model, num_rows: int) -> bool:
-    """Whether so many predictions take longer than starting a cluster, and can be computed on one."""
-    return needs_workers(model, num_rows, "predict")
-
-
-def needs_workers(model: Model, num_rows: int, phase: Phase) -> bool:
+def needs_workers(model: Model, num_rows: int, phase: Phase = "predict") -> bool:
     """Whether workers can open all that is needed, and starting them takes little time beside the work."""
     if phase == "variance":
         systems = model.spread.systems

@@ -23,9 +23,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset
+from dkrr.dataset import Dataset, Floats
 from dkrr.engine.cluster import find_client
 from dkrr.engine.machine import cpu_count, free_memory_bytes
 from dkrr.errors import ParameterError
@@ -44,10 +43,7 @@ from dkrr.models.validation import check_alpha, check_flag
 from dkrr.selection.path import AlphaPath, AlphaSearch, checked_scorer, make_folds, primal_search
 from dkrr.tiles import TileMatrix
 
-__all__ = ["KernelRidgeCV", "PathFit"]
-
 logger = logging.getLogger("dkrr.selection")
-Floats = NDArray[np.float64]
 
 MAX_EIGEN_ROWS = 12_000
 
