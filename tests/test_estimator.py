@@ -31,7 +31,8 @@ import dkrr.models.estimator
 import dkrr.models.model
 import dkrr.models.prediction
 from dkrr import KernelRidge, ingest, make_kernel
-from dkrr.errors import ClusterError, StorageFullError
+from dkrr.dataset import append
+from dkrr.errors import ClusterError, ConvergenceError, ParameterError, StorageFullError
 from dkrr.fit.inputs import TemporaryStore, temporary_folder
 
 RNG = np.random.default_rng(0)
@@ -338,3 +339,51 @@ def test_a_temporary_folder_is_where_there_is_room(monkeypatch: pytest.MonkeyPat
     with pytest.raises(StorageFullError, match=r"needs 1(,000){6} bytes: ") as error:
         TemporaryStore(10**18)
     assert error.value.needed == 10**18
+
+
+# --- solvers ---------------------------------------------------------------------------------------------------------
+
+RBF: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1}
+
+
+def test_tol_and_max_iter_are_kept_to() -> None:
+    loose = KernelRidge(**RBF, solver="cg", tol=1e-2, solver_params={"preconditioner": "none"}).fit(X, Y)
+    assert 1e-10 < max(loose.solution_.relative_residual) <= 1e-2
+    est = KernelRidge(**RBF, solver="cg", max_iter=2, solver_params={"preconditioner": "none"})
+    with pytest.raises(ConvergenceError):
+        est.fit(X, Y)
+    est.set_params(solver_params={"preconditioner": "none", "allow_unconverged": True}).fit(X, Y)
+    assert not est.solution_.converged
+    assert "NOT CONVERGED" in est.solution_.message
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "cg", "precision": "float32"}, "precision 'mixed'"),
+        ({"solver_params": {"rank": 10}}, "rank is for solver 'cg'"),
+        ({"solver": "cg", "solver_params": {"num_centers": 10}}, "num_centers is for solver 'nystrom'"),
+        ({"solver_params": {"ranks": 10}}, "solver_params has 'ranks'; known: preconditioner, rank"),
+        ({"solver_params": {"tol": 1e-3}}, "tol and max_iter are parameters of the estimator itself"),
+        ({"solver_params": [1]}, "a dict expected"),
+        ({"solver": "cg", "solver_params": {"rank": 0}}, "whole number above 0"),
+        ({"solver": "cg", "solver_params": {"seed": -1}}, "at least 0"),
+        ({"solver": "cg", "solver_params": {"allow_unconverged": 1}}, "True or False"),
+        ({"tol": 0.0}, "tol = 0.0"),
+        ({"max_iter": 0}, "max_iter = 0"),
+    ],
+    ids=str,
+)
+def test_what_has_no_meaning_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        KernelRidge(**RBF, **options).fit(X, Y)
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_a_fit_of_more_rows_continues_the_factor(tmp_path: Path, precision: str) -> None:
+    options = {"tile_size": 64, "solver": "cholesky", "precision": precision, "store": str(tmp_path / "store")}
+    est = KernelRidge(**RBF, **options).fit(append(X[:200], tmp_path / "data.zarr", y=Y[:200]))
+    est.fit(append(X[200:], tmp_path / "data.zarr", y=Y[200:]))
+    assert est.solution_.reused["factor"]["rows"] == 200
+    np.testing.assert_allclose(est.predict(Z), KernelRidge(**RBF).fit(X, Y).predict(Z), rtol=1e-7, atol=1e-9)

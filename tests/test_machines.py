@@ -150,15 +150,6 @@ def test_alpha_is_that_of_kernel_ridge() -> None:
     assert squared._model.provenance["alpha"] == [0.25]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_weight_of_zero_leaves_a_row_out(name: str) -> None:
-    estimator, kept = clone(ALL[name]).fit(X, targets(name), WEIGHT), WEIGHT > 0
-    assert not np.isin(np.flatnonzero(~kept), estimator.support_).any()
-    without = clone(ALL[name]).fit(X[kept], targets(name)[kept], WEIGHT[kept])
-    np.testing.assert_allclose(values(estimator), values(without), **CLOSE)
-    assert not np.allclose(values(estimator), values(clone(ALL[name]).fit(X, targets(name))), atol=1e-2)
-
-
 @pytest.mark.parametrize("class_weight", ["balanced", {"yes": 3.0}, {"yes": 0.5, "no": 2.0}])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_class_weights_are_weights_of_rows(name: str, class_weight: Any) -> None:

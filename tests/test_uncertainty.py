@@ -92,7 +92,7 @@ def test_std_with_weights_intercept_and_an_alpha_a_target(tmp_path: Path, interc
     found = model.predict(z, return_std=True)[1]
     expected = brute_force_std(x, y, z, weight, alpha, intercept)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert len(model._model.spread.systems) == 2
+    assert len(model._model.variance_systems.systems) == 2
     # a saved model knows the same, its weights included
     model.save(tmp_path / "model.zarr")
     again = dkrr.load_model(tmp_path / "model.zarr")

@@ -95,7 +95,7 @@ class Extras:
                 hint="fit a job with [model] loss = 'logistic'",
             )
         if self.needs_variance:
-            _ = model.spread
+            _ = model.variance_systems
         if self.interval is not None:
             half_widths(model, self.interval, self.method, np.ones((1, model.num_targets)))
 

@@ -120,7 +120,7 @@ def ensure_factor(model: Model, training: Training, store: Any) -> None:
     if not is_mixed or model.kernel is None or store is None:
         return
     with suppress(StoreError):
-        _ = model.spread
+        _ = model.variance_systems
         return  # there is one
     with _fitted_rows(model, training, store) as (dataset, given, _, work, own):
         settings = factor_settings(own, dataset, work, model, training.tile_size, what="a standard deviation")

@@ -81,7 +81,7 @@ def values_of(model: Model, X: Any, phase: Phase = "predict") -> Floats:
     DataError
         A name of the model's is missing; or, without names, another number of features.
     ParameterError, StoreError
-        The model has no variance, see :func:`dkrr.models.uncertainty.variance_spread`.
+        The model has no variance, see :func:`dkrr.models.uncertainty.find_variance_systems`.
     """
     if not is_out_of_core(X, 0, 0) or isinstance(X, np.memmap):
         if needs_workers(model, len(X), phase):
@@ -106,7 +106,7 @@ def values_of(model: Model, X: Any, phase: Phase = "predict") -> Floats:
 def needs_workers(model: Model, num_rows: int, phase: Phase = "predict") -> bool:
     """Whether workers can open all that is needed, and starting them takes little time beside the work."""
     if phase == "variance":
-        systems = model.spread.systems
+        systems = model.variance_systems.systems
         flops = float(model.num_rows) ** 2 * num_rows * len(systems)
         is_stored = all(isinstance(system.factor, TileMatrix) for system in systems)
         return is_stored and flops > MAX_IN_PROCESS_FLOPS and not runs_in_process()
@@ -212,9 +212,9 @@ def predict_variance(
     Raises
     ------
     ParameterError, StoreError
-        See :func:`dkrr.models.uncertainty.variance_spread`.
+        See :func:`dkrr.models.uncertainty.find_variance_systems`.
     """
-    _ = model.spread  # what is wrong with the factors is said here
+    _ = model.variance_systems  # what is wrong with the factors is said here
     limit = memory_limit_of(executor)
     width = variance.block_rows(model.num_rows, None if limit is None else int(SHARE_OF_LIMIT * limit))
     wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
@@ -249,7 +249,7 @@ def _in_blocks(
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
     flops = 2.0 * model.num_rows * (model.num_features + model.num_targets)
     if phase == "variance":
-        flops = float(model.num_rows) ** 2 * len(model.spread.systems)
+        flops = float(model.num_rows) ** 2 * len(model.variance_systems.systems)
     count = -(-dataset.num_rows // result.rows_per_chunk)
     nodes = [Node((i,), (), flops * result.rows_per_chunk) for i in range(count)]
     return result, executor.run(said or phase, predict_block_task, task, nodes, progress)
@@ -393,12 +393,12 @@ def score_dataset(
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     truth = _taken(dataset.y.read(0, m), targets)
     squares = np.square(values - truth).mean(axis=0)
-    spread = np.square(truth - _taken(np.asarray(dataset.y_mean)[None], targets)).mean(axis=0)
+    around_mean = np.square(truth - _taken(np.asarray(dataset.y_mean)[None], targets)).mean(axis=0)
     rmse = np.sqrt(squares)
     score = Score(
         m,
         rmse.tolist(),
-        (1 - np.divide(squares, spread, out=np.full_like(rmse, np.nan), where=spread > 0)).tolist(),
+        (1 - np.divide(squares, around_mean, out=np.full_like(rmse, np.nan), where=around_mean > 0)).tolist(),
         None if model.scaling is None else (rmse / model.scaling.y_std).tolist(),
         intervals=intervals,
         coverage=None if half_width is None else (np.abs(values - truth) <= half_width).mean(axis=0).tolist(),

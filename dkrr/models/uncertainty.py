@@ -52,7 +52,7 @@ OTHER_SOLVERS = ("nystrom", "primal")
 
 
 @dataclass(frozen=True)
-class Spread:
+class VarianceSystems:
     """The variance systems of a model, one for each distinct alpha, and which one each target has."""
 
     systems: tuple[VarianceSystem, ...]
@@ -76,7 +76,7 @@ def recorded_factors(store: Any, locations: list[str]) -> dict[str, Any]:
     return {"store": absolute[0], "factors": absolute[1:]}
 
 
-def variance_spread(model: Model) -> Spread:
+def find_variance_systems(model: Model) -> VarianceSystems:
     """Find or make the factors of a model.
 
     Parameters
@@ -137,7 +137,7 @@ def variance_spread(model: Model) -> Spread:
         rows = rows if model.center is None else rows - model.center
         return system(alpha, DenseFactor.of(kernel, rows, root, alpha))
 
-    return Spread(tuple(map(found, distinct)), tuple(distinct.index(alpha) for alpha in alphas))
+    return VarianceSystems(tuple(map(found, distinct)), tuple(distinct.index(alpha) for alpha in alphas))
 
 
 def _find_factor(model: Model, alpha: float, misfit: Callable[[TileMatrix], str]) -> TileMatrix | None:
