@@ -11,7 +11,7 @@ an answer in float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
 from typing import Any, Literal
@@ -56,9 +56,11 @@ PRIMAL: Way = ("primal", "float64", "on_the_fly", 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is to be solved, as far as its cost goes. ``kernel`` is resolved, None for a given matrix.
+    """What is to be solved. ``kernel`` is resolved, None for a given matrix.
 
     ``primal``: whether who asks can do without tiles and dual coefficients, so that "auto" may become primal.
+    ``drift_limit``: how far newer rows may lie from the centre of an earlier fit for it to be kept, see
+    :mod:`dkrr.linalg.catalogue`; None keeps any, where the drift of whitened rows was judged before.
     """
 
     num_rows: int
@@ -68,6 +70,7 @@ class Problem:
     alpha: tuple[float, ...]
     fit_intercept: bool = False
     primal: bool = False
+    drift_limit: float | None = DRIFT_LIMIT
 
     @property
     def num_alphas(self) -> int:
@@ -105,11 +108,6 @@ class Iterations:
 
     low: float
     high: float
-
-    @property
-    def middle(self) -> float:
-        """The geometric mean."""
-        return float((self.low * self.high) ** 0.5)
 
     @classmethod
     def around(cls, best: float) -> Iterations:
@@ -171,7 +169,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolverChoice:
+class SolverChoice(IterativeSettings):
     """A solver as it was asked for.
 
     Parameters
@@ -199,12 +197,7 @@ class SolverChoice:
     solver: str = "auto"
     precision: str = "auto"
     gram: str = "auto"
-    tol: float = 1e-8
-    max_iter: int | None = None
-    preconditioner: str = "auto"
-    rank: int | Literal["auto"] = "auto"
-    seed: int = 0
-    allow_unconverged: bool = False
+    preconditioner: str = "auto"  # type: ignore[assignment]
     num_centers: int | Literal["auto"] = "auto"
     centers: str = "auto"
 
@@ -212,20 +205,10 @@ class SolverChoice:
         for name in ("rank", "num_centers", "seed", "max_iter"):  # NumPy counts in integers of its own
             if isinstance(getattr(self, name), np.integer):
                 object.__setattr__(self, name, int(getattr(self, name)))
-        for name, allowed in _ALLOWED.items():
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in allowed:
-                raise ParameterError(f"{name} is {value!r}; one of {', '.join(map(repr, allowed))} expected")
-        for name, least, word in (("rank", 1, "auto"), ("num_centers", 1, "auto"), ("seed", 0, None)):
-            value = getattr(self, name)
-            if (word is None or value != word) and (
-                isinstance(value, bool) or not isinstance(value, int) or value < least
-            ):
-                what = "a whole number of at least 0" if word is None else "'auto' or a whole number above 0"
-                raise ParameterError(f"{name} is {value!r}; {what} expected")
-        if not isinstance(self.allow_unconverged, bool):
-            raise ParameterError(f"allow_unconverged is {self.allow_unconverged!r}; True or False expected")
-        self.iterative()  # checks tol and max_iter
+        for name, (is_right, expected) in _EXPECTED.items():
+            if not is_right(value := getattr(self, name)):
+                raise ParameterError(f"{name} is {value!r}; {expected} expected")
+        super().__post_init__()
         for is_wrong, problem, hint in self._problems():
             if is_wrong:
                 raise ParameterError(problem, hint=hint)
@@ -295,14 +278,10 @@ class SolverChoice:
 
     def iterative(self, *, rank: int | Literal["auto"] | None = None) -> IterativeSettings:
         """Parameters of the iteration; ``rank`` is what an "auto" became."""
-        return IterativeSettings(
-            tol=self.tol,
-            max_iter=self.max_iter,
-            preconditioner="rpcholesky" if self.preconditioner == "auto" else self.preconditioner,  # type: ignore[arg-type]
-            rank=self.rank if self.rank != "auto" or rank is None else rank,
-            seed=self.seed,
-            allow_unconverged=self.allow_unconverged,
-        )
+        own = {item.name: getattr(self, item.name) for item in fields(IterativeSettings)}
+        if self.preconditioner == "auto":
+            own["preconditioner"] = "rpcholesky"
+        return IterativeSettings(**own | ({} if rank is None or self.rank != "auto" else {"rank": rank}))
 
     def nystrom(self, num_rows: int) -> NystromSettings:
         """Parameters of Nystrom regression on ``num_rows`` rows that may be centres: by default at most all of them."""
@@ -310,22 +289,29 @@ class SolverChoice:
         centers = "uniform" if self.centers == "auto" else self.centers
         return NystromSettings(num_centers=wanted, centers=centers)  # type: ignore[arg-type]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SolverChoice:
-        """Inverse of :meth:`to_dict`."""
-        return cls(**values)
+def _one_of(*words: str) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: isinstance(value, str) and value in words, f"one of {', '.join(map(repr, words))}"
 
 
-_ALLOWED = {
-    "solver": ("auto", "cholesky", "cg", "nystrom", "primal"),
-    "precision": ("auto", "float64", "float32", "mixed"),
-    "gram": ("auto", "stored", "on_the_fly"),
-    "preconditioner": ("auto", "rpcholesky", "nystrom", "factor", "none"),
-    "centers": ("auto", "rpcholesky", "uniform"),
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+_COUNT: tuple[Callable[[Any], bool], str] = (
+    lambda value: value == "auto" or _is_whole(value, 1),
+    "'auto' or a whole number above 0",
+)
+_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "solver": _one_of("auto", "cholesky", "cg", "nystrom", "primal"),
+    "precision": _one_of("auto", "float64", "float32", "mixed"),
+    "gram": _one_of("auto", "stored", "on_the_fly"),
+    "preconditioner": _one_of("auto", "rpcholesky", "nystrom", "factor", "none"),
+    "centers": _one_of("auto", "rpcholesky", "uniform"),
+    "rank": _COUNT,
+    "num_centers": _COUNT,
+    "seed": (lambda value: _is_whole(value, 0), "a whole number of at least 0"),
+    "allow_unconverged": (lambda value: isinstance(value, bool), "True or False"),
 }
 
 
@@ -348,8 +334,7 @@ class FitSettings:
     center
         Where a translation-invariant kernel is centred; None means anew, see :meth:`dkrr.kernels.Kernel.center`.
     drift_limit
-        How far newer rows may lie from the centre of an earlier fit for it to be kept, see
-        :mod:`dkrr.linalg.catalogue`. None keeps any: of whitened rows the drift was judged before.
+        As in :class:`Problem`.
     foreseen
         What a plan foresees of it; None where there was none.
     accept_limit
@@ -427,29 +412,27 @@ def settings_of(way: Candidate, problem: Problem, choice: SolverChoice) -> FitSe
         solver=way.solver if way.solver in ("cholesky", "cg") else "cg",  # type: ignore[arg-type]
         iterative=iterative,
         fit_intercept=problem.fit_intercept,
+        drift_limit=problem.drift_limit,
         foreseen=Foreseen(low=low, high=high, seconds=dict(way.seconds)),
     )
 
 
 def ways_of(problem: Problem, choice: SolverChoice) -> list[Way]:
     """All ways that the words of the choice allow."""
-    return list(dict.fromkeys(_all_ways(problem, choice)))
-
-
-def _all_ways(problem: Problem, choice: SolverChoice) -> Iterator[Way]:
     usual = choose_gram(problem.kernel, problem.num_alphas) if choice.gram == "auto" else choice.gram
     # several alphas cost cg nothing
-    of_cg = choose_gram(problem.kernel, 1) if choice.gram == "auto" else choice.gram
+    of_cg, found = choose_gram(problem.kernel, 1) if choice.gram == "auto" else choice.gram, list[Way]()
     if choice.solver == "nystrom":
-        yield "nystrom", "float64" if choice.precision == "auto" else choice.precision, "on_the_fly", 0
+        found.append(("nystrom", "float64" if choice.precision == "auto" else choice.precision, "on_the_fly", 0))
     if choice.solver == "primal" or may_be_primal(problem, choice):
-        yield PRIMAL
+        found.append(PRIMAL)
     for precision in ("float64", "mixed") if choice.precision == "auto" else (choice.precision,):
         if choice.solver in ("auto", "cholesky"):
-            yield "cholesky", precision, usual, 0
+            found.append(("cholesky", precision, usual, 0))
         is_open = choice.solver == "auto" and precision != "float32" and problem.kernel is not None
         if choice.solver == "cg" or is_open:
-            yield from (("cg", precision, of_cg, rank) for rank in ranks_of(problem, choice))
+            found += [("cg", precision, of_cg, rank) for rank in ranks_of(problem, choice)]
+    return list(dict.fromkeys(found))
 
 
 def may_be_primal(problem: Problem, choice: SolverChoice) -> bool:

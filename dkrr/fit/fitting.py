@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +47,7 @@ from dkrr.errors import (
     StoreError,
 )
 from dkrr.fit.choices import FitSettings
-from dkrr.fit.plan import Ways
+from dkrr.fit.plan import Decision
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg.mixed import MixedSolver
@@ -75,6 +75,7 @@ __all__ = [
     "ridge_operator",
     "stored_gram",
     "with_lineage",
+    "write_rows",
 ]
 
 logger = logging.getLogger("dkrr.fitting")
@@ -110,7 +111,7 @@ def fit_rows(
     given: TileMatrix | None = None,
     source_digest: str = "",
     start: FloatMatrix | None = None,
-    ways: Ways | None = None,
+    ways: Decision | None = None,
 ) -> Iterator[FitResult]:
     """Solve (K + alpha I) dual_coef = Y for the rows of a data set; a context manager.
 
@@ -145,8 +146,7 @@ def fit_rows(
     alphas = tuple(target_alphas(settings.alpha, dataset.num_targets).tolist())
     attempts = _Attempts(dataset, settings, alphas, ways, source_digest, workspace)
     with ExitStack() as locks:
-        if ways is not None:
-            locks.enter_context(hold_lock(attempts.location))
+        locks.enter_context(hold_lock(attempts.location))
         locks.enter_context(storage_errors(workspace.store))
         way: FitSettings | None = attempts.begin()
         while way is not None:
@@ -159,10 +159,10 @@ def fit_rows(
             if guess is None and start is not None and way.iterates:
                 guess = _scaled_start(dataset, start)
             try:
-                result = solve.run(guess, None if ways is None else attempts.location)
+                result = solve.run(guess, attempts.location)
                 break
             except (NumericalError, DamagedChunkError, DataError) as exc:
-                way = attempts.after(way, exc, solve.store)
+                way = attempts.after(way, exc, solve)
                 if way is None:
                     attempts.clear(solve.store, exc)
                     raise
@@ -210,12 +210,13 @@ class _Solve:
         self.digests: dict[str, Any] = {"weight_digest": dataset.digest_weight, "source_digest": source_digest}
         self.store = place(workspace.store, "solves", key_of(self._fields(source_digest)) + ".zarr")
         self.solved: list[tuple[list[int], BlockColumns, Solution]] = []
-        self.factors: list[str] = []
+        self.located: list[Callable[[], str | None]] = []
 
     def _fields(self, source_digest: str) -> dict[str, Any]:
         """What decides the answer. What an iteration has besides is left out for a direct solve."""
         settings, iterative = self.settings, self.settings.iterative
-        fields: dict[str, Any] = {
+        preconditioner = [iterative.preconditioner, iterative.rank, iterative.seed]
+        return {
             "gram": gram_fields(self.operator, settings.precision, source_digest),
             "alpha": list(self.alphas),
             "y": self.dataset.digest_y,
@@ -223,15 +224,11 @@ class _Solve:
             "tile_size": settings.tile_size,
             "blas": self.workspace.blas,
             "fit_intercept": settings.fit_intercept,
+            "iteration": [settings.solver, iterative.tol] if settings.iterates else None,
+            "cg": [*preconditioner, settings.gram] if settings.solver == "cg" else None,
         }
-        if settings.iterates:
-            fields |= {"solver": settings.solver, "tol": iterative.tol}
-        if settings.solver == "cg":
-            fields["preconditioner"] = [iterative.preconditioner, iterative.rank, iterative.seed]
-            fields["source"] = settings.gram
-        return fields
 
-    def run(self, start: FloatMatrix | None, shared: str | None) -> FitResult:
+    def run(self, start: FloatMatrix | None, shared: str) -> FitResult:
         """Solve for all targets.
 
         Parameters
@@ -239,10 +236,11 @@ class _Solve:
         start : (n, t), optional
             A guess of u, for iterations. Where it is good already, nothing is built.
         shared
-            Where a preconditioner is kept that another way may use as well; None means beside the iteration.
+            Where a preconditioner is kept that another way may use as well.
         """
         dataset, settings, operator, workspace = self.dataset, self.settings, self.operator, self.workspace
         self.centring = centre_dataset(dataset) if settings.fit_intercept else None
+        self.right_hand_sides = partial(right_hand_sides, dataset, operator, centring=self.centring)
         self.intercept = None if self.centring is None else self.centring.offset
         source, gram = operator, None
         if settings.gram == "stored" and operator.gram is None:
@@ -288,7 +286,7 @@ class _Solve:
         )
 
     def _iterate(
-        self, source: RidgeOperator, start: FloatMatrix | None, shared: str | None, ready: Callable[[], object]
+        self, source: RidgeOperator, start: FloatMatrix | None, shared: str, ready: Callable[[], object]
     ) -> None:
         settings, own, targets = self.settings, place(self.store, "cg"), list(range(len(self.alphas)))
         prepared = CGSolver(
@@ -298,12 +296,12 @@ class _Solve:
         ).prepare(
             source.with_alpha(min(self.alphas)),
             self.workspace,
-            store=own if shared is None else shared,
+            store=shared,
             num_columns=len(targets),
             ready=ready,
             **self.digests,
         )
-        rhs = self._right_hand_sides(targets, own)
+        rhs = self.right_hand_sides(targets, own)
         solved = prepared.solve(rhs, np.array(self.alphas), start, in_plane=settings.fit_intercept)
         self._settle(targets, rhs, *solved)
 
@@ -315,28 +313,22 @@ class _Solve:
         targets, own = [k for k, alpha in enumerate(self.alphas) if alpha == source.alpha], f"alpha-{number}"
         if settings.precision != "mixed":
             factor = CholeskySolver(precision=settings.precision).prepare(source, workspace, **self.digests)
-            self.factors.append(factor.factor.location)
-            rhs = self._right_hand_sides(targets, place(self.store, own))
+            self.located.append(lambda: factor.factor.location)
+            rhs = self.right_hand_sides(targets, place(self.store, own))
             self._take(targets, *factor.solve(rhs, bordered=settings.fit_intercept))
             return
         mixed = MixedSolver(settings=settings.iterative).prepare(
             source, workspace, **self.digests, at_once=start is None, ready=ready
         )
-        rhs, begin = self._right_hand_sides(targets, place(self.store, own)), None
-        try:
-            begin = None if start is None else start[:, targets]
-            solved = mixed.solve(rhs, begin, in_plane=settings.fit_intercept)
-        except NumericalError as exc:
-            location = mixed.location()
-            exc.factors = [*self.factors, *([] if location is None else [location])]  # type: ignore[attr-defined]
-            raise
-        self._settle(targets, rhs, *solved)
-        location = mixed.location()
-        self.factors += [] if location is None else [location]
+        self.located.append(mixed.location)
+        rhs = self.right_hand_sides(targets, place(self.store, own))
+        begin = None if start is None else start[:, targets]
+        self._settle(targets, rhs, *mixed.solve(rhs, begin, in_plane=settings.fit_intercept))
 
-    def _right_hand_sides(self, targets: list[int], store: Any) -> BlockColumns:
-        """S Y of some targets, centred for an intercept."""
-        return right_hand_sides(self.dataset, self.operator, targets, store, centring=self.centring)
+    @property
+    def factors(self) -> list[str]:
+        """Where the factors are that were made; those of a solver that failed are among them."""
+        return [location for find in self.located if (location := find()) is not None]
 
     def _settle(self, targets: list[int], rhs: BlockColumns, u: BlockColumns, solution: Solution) -> None:
         """Keep the answer of an iteration; with an intercept, find that and the residual of the whole system."""
@@ -446,6 +438,15 @@ def ridge_operator(
     )
 
 
+def write_rows(location: str, name: str, values: FloatMatrix) -> None:
+    """An array (n, k) of rows at a location, of numbers that are in memory."""
+    n, columns = values.shape
+    chunk = min(n, default_rows_per_chunk(columns))
+    rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=chunk)
+    for number, (start, stop) in enumerate(rows.blocks()):
+        rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))
+
+
 def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
     assert dataset.y is not None  # noqa: S101  (narrows the type)
@@ -494,12 +495,12 @@ class _Attempts:
         dataset: Dataset,
         first: FitSettings,
         alphas: tuple[float, ...],
-        ways: Ways | None,
+        ways: Decision | None,
         source_digest: str,
         workspace: Workspace,
     ) -> None:
         self.first, self.ways, self.workspace = first, ways, workspace
-        self.shape = dataset.num_rows, dataset.num_targets
+        self.num_rows = dataset.num_rows
         fields = {
             "kernel": None if first.kernel is None else first.kernel.to_dict(),
             "rows_digest": source_digest or dataset.digest,
@@ -513,32 +514,29 @@ class _Attempts:
         }
         self.location = place(workspace.store, "solves", key_of(fields) + ".zarr")
         self._given_up: list[tuple[FitSettings, Blame]] = []
-        self._others = cache(lambda: [] if ways is None else self._of_this_fit(ways.others()))
+        self._others = cache(lambda: () if ways is None else ways.others())
 
     def begin(self) -> FitSettings:
         """The way to take now: the first, or the one that an earlier attempt went on with."""
         found = None if self.ways is None else read_json(self.location, RECORD)
         if found is None:
             return self._taken(self.first)
-        ways = [self.first, *self._others()]
-        for item in found["given_up"]:
-            self._given_up += [(way, item["because"]) for way in ways if way.way == item["settings"]]
-        for location in found["useless"]["solves"]:  # the process that gave it up may have been killed right then
-            with contextlib.suppress(LockedError), hold_lock(location):
-                remove_array(location)
-        for location in found["useless"]["factors"]:
-            self.workspace.discard(location)
-        following = [way for way in ways if way.way == found["next"]]
-        if not following:
+        ways = {key_of(way.way): way for way in (*self._others(), self.first)}
+        following = ways.get(key_of(found["next"]))
+        with contextlib.suppress(LockedError), hold_lock(found["useless"]):  # of a process that was killed
+            remove_array(found["useless"])
+        if following is None:
             return self._taken(self.first)
+        known = [(ways.get(key_of(item["settings"])), item["because"]) for item in found["given_up"]]
+        self._given_up = [(way, because) for way, because in known if way is not None]
         self.workspace.given_up[:] = found["given_up"]
-        logger.info("going on with %s: %s", following[0].name, self._sentences())
-        return self._taken(following[0])
+        logger.info("going on with %s: %s", following.name, self._sentences())
+        return self._taken(following)
 
-    def after(self, way: FitSettings, error: DkrrError, solve_store: str) -> FitSettings | None:
+    def after(self, way: FitSettings, error: DkrrError, solve: _Solve) -> FitSettings | None:
         """The way that follows one that ended in an error; None when there is none, and the error stays.
 
-        What was kept of it in ``solve_store``, and its factors, are removed. Where none follows, the hint of the error
+        What was kept of it, and its factors, are removed. Where none follows, the hint of the error
         names what would work and was excluded by name.
         """
         because = _blame(way, error)
@@ -551,7 +549,7 @@ class _Attempts:
         if following is None:
             self._advise(error)
             return None
-        self._record(way, because, error, following, solve_store)
+        self._record(way, because, error, following, solve)
         return self._taken(following)
 
     def start(self, way: FitSettings) -> FloatMatrix | None:
@@ -564,16 +562,20 @@ class _Attempts:
             found = rows.read(0, rows.num_rows)
         except StoreError:  # nothing had iterated, or it is damaged: the next way begins at zero
             return None
-        source, n = f"the iterate of {given_up[-1]['way']}", self.shape[0]
-        self.workspace.reused["start"] = {"rows": n, "of_rows": n, "source": source}
+        n = self.num_rows
+        self.workspace.reused["start"] = {
+            "rows": n,
+            "of_rows": n,
+            "source": f"the iterate of {given_up[-1]['way']}",
+        }
         return found
 
     def told(self, solution: Solution) -> Solution:
         """The solution with what was given up before it."""
-        given_up = list(self.workspace.given_up)
-        if not given_up:
+        if not self.workspace.given_up:
             return solution
-        return replace(solution, message=f"{self._sentences()}: {solution.message}", given_up=given_up)
+        told = f"{self._sentences()}: {solution.message}"
+        return replace(solution, message=told, given_up=list(self.workspace.given_up))
 
     def clear(self, solve_store: str, error: DkrrError) -> None:
         """A rerun must not find the blocks of a wrong or damaged answer valid, nor the state of a hopeless iteration.
@@ -586,17 +588,10 @@ class _Attempts:
 
     def end(self) -> None:
         """Remove what the ways shared."""
-        if self.ways is not None:
-            remove_array(self.location)
+        remove_array(self.location)
 
     def _sentences(self) -> str:
         return "; ".join(str(item["sentence"]) for item in self.workspace.given_up)
-
-    def _of_this_fit(self, ways: Sequence[FitSettings]) -> list[FitSettings]:
-        """Ways with all that does not differ between them as the first has it."""
-        first = self.first
-        same = {name: getattr(first, name) for name in ("kernel", "alpha", "fit_intercept", "drift_limit")}
-        return [replace(way, **same) for way in ways]
 
     def _next(self, ways: Sequence[FitSettings]) -> FitSettings | None:
         """The cheapest that does not share the defect of one that was given up."""
@@ -636,14 +631,14 @@ class _Attempts:
     def _advise(self, error: DkrrError) -> None:
         """Have the hint of an error name a way that would work."""
         with contextlib.suppress(DkrrError, OSError):
-            way = None if self.ways is None else self._next(self._of_this_fit(self.ways.beyond()))
+            way = None if self.ways is None else self._next(self.ways.beyond())
             if way is not None:
                 price = self._seconds(way)
                 would = f"{way.name} would take {f'about {price:,.0f} s' if price >= 1 else 'less than 1 s'}"
                 error.hint = f"{error.hint}; {would}" if error.hint else would
 
     def _record(
-        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve_store: str
+        self, way: FitSettings, because: Blame, error: DkrrError, following: FitSettings, solve: _Solve
     ) -> None:
         """Say it in the log, and in the store, where the next attempt finds it."""
         workspace, details = self.workspace, error.details
@@ -664,19 +659,15 @@ class _Attempts:
             workspace.reused.pop(name, None)
         iterate = getattr(error, "iterate", None)
         if iterate is not None:
-            n, t = self.shape
-            chunk = min(n, default_rows_per_chunk(t))
-            rows = RowArray.create(self.location, START, num_rows=n, num_columns=t, rows_per_chunk=chunk)
-            for number, (start, stop) in enumerate(rows.blocks()):
-                rows.write_chunk(number, np.ascontiguousarray(iterate[start:stop]))
-        useless = {"solves": [solve_store], "factors": list(getattr(error, "factors", ()))}
-        record = {"given_up": workspace.given_up, "next": following.way, "useless": useless}
+            write_rows(self.location, START, iterate)
+        remove_array(solve.store)
+        for location in solve.factors:
+            workspace.discard(location)
+        # last: a fit that is killed before tries the same way again
+        record = {"given_up": workspace.given_up, "next": following.way, "useless": solve.store}
         write_json(self.location, RECORD, record)
         failpoint("fit.given_up.after_record")
         logger.warning("%s", sentence)
-        remove_array(solve_store)
-        for location in useless["factors"]:
-            workspace.discard(location)
 
 
 def _blame(way: FitSettings, error: DkrrError) -> Blame:
@@ -694,16 +685,14 @@ def _blame(way: FitSettings, error: DkrrError) -> Blame:
 
 def _shares(because: Blame, failed: FitSettings, other: FitSettings) -> bool:
     """Whether another way has the defect of one that failed."""
-    if other.way == failed.way:
-        return True
-    if because == "float32":
-        return other.solver == failed.solver and other.precision in ("mixed", "float32")
-    if because == "preconditioner":
-        same = other.solver == failed.solver and other.rank == failed.rank
-        return same and (other.solver == "cg" or other.precision == failed.precision)
-    if because == "iteration":
-        return other.solver == "cg"
-    return other.solver == failed.solver == "cg" and other.rank <= failed.rank
+    is_same, is_cg = other.solver == failed.solver, other.solver == "cg"
+    shared = {
+        "float32": is_same and other.precision in ("mixed", "float32"),
+        "preconditioner": is_same and other.rank == failed.rank and (is_cg or other.precision == failed.precision),
+        "iteration": is_cg,
+        "slow": is_same and is_cg and other.rank <= failed.rank,
+    }
+    return other.way == failed.way or shared[because]
 
 
 def _what_happened(error: DkrrError) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from dkrr.dataset import Dataset, Floats, ingest, lazy_rows, open_dataset
+from dkrr.dataset import Dataset, Floats, RowArray, ingest, lazy_rows, open_dataset
 from dkrr.dataset.dataset import fields_of
 from dkrr.dataset.destination import FORMAT, check_space
 from dkrr.dataset.sources import Table, open_table
@@ -37,6 +37,7 @@ from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError, StorageFullError, StoreError
 from dkrr.linalg.sizes import choose_tile_size, task_bytes
+from dkrr.store.documents import plain
 from dkrr.store.files import (
     arrays_below,
     at_present,
@@ -64,10 +65,10 @@ __all__ = [
     "given_tiles",
     "measured_place",
     "nothing_new",
+    "present_bytes",
     "resolve_tile_size",
     "rows_on_disk",
     "source_table",
-    "store_given_matrix",
     "temporary_folder",
 ]
 
@@ -138,17 +139,21 @@ def check_disk(root: Any, needed_bytes: int, grid: TileGrid, fields: dict[str, l
     StorageFullError
         With the bytes needed and free.
     """
-    check_space(root, max(0, needed_bytes - _present_bytes(root, grid, fields)))
+    check_space(root, max(0, needed_bytes - present_bytes(root, fields | {"tile_size": [grid.tile_size]})))
 
 
-def _present_bytes(root: Any, grid: TileGrid, fields: dict[str, list[Any]]) -> int:
-    total = 0
+def present_bytes(root: Any, fields: dict[str, list[Any]]) -> int:
+    """Bytes of valid tiles of the factors and Gram matrices whose attributes have some of the values in ``fields``.
+
+    A Gram matrix has no alpha, so that None is one of its values. The BLAS kernel is not compared: which one the
+    workers have is known only when they run.
+    """
+    total, wanted = 0, plain(fields)
     for location in arrays_below(root, "factors", "grams"):
-        document = read_json(location, "zarr.json") or {}
-        found = document.get("attributes", {})
-        if found.get("tile_size") == grid.tile_size and all(found.get(key) in fields[key] for key in fields):
-            matrix = TileMatrix.open(location)
-            total += matrix.num_bytes - len(matrix.missing()) * (matrix.array.chunk_bytes + 4)
+        found = (read_json(location, "zarr.json") or {}).get("attributes", {})
+        if all(found.get(name) in values for name, values in wanted.items()):
+            tiles = TileMatrix.open(location)
+            total += (tiles.grid.num_lower - len(tiles.missing())) * (tiles.array.chunk_bytes + 4)
     return total
 
 
@@ -260,25 +265,6 @@ SYMMETRY_RTOL = 1e-8
 CHECK_ROWS = 1024
 
 
-def store_given_matrix(
-    K: Any, y: Any, sample_weight: Any, root: Any, tile_size: Any = "auto"
-) -> tuple[Dataset, TileMatrix, str]:
-    """Copy K (n, n) into tiles below ``root``; return targets and weights as a data set, the tiles, their digest.
-
-    Raises
-    ------
-    DataError
-        See :func:`given_tiles`. Nothing is left.
-    """
-    numbers = np.arange(given_rows(K), dtype=np.float64)[:, None]
-    dataset = ingest(numbers, place(root, "rows", uuid.uuid4().hex + ".zarr"), y=y, sample_weight=sample_weight)
-    try:
-        return dataset, *_stored_tiles(K, root, tile_size)
-    except BaseException:
-        remove_array(dataset.path)
-        raise
-
-
 @contextlib.contextmanager
 def given_tiles(K: Any, root: Any, tile_size: Any = "auto") -> Iterator[tuple[TileMatrix, str]]:
     """K (n, n) in tiles below ``root``, and their digest; removed at the end.
@@ -286,21 +272,13 @@ def given_tiles(K: Any, root: Any, tile_size: Any = "auto") -> Iterator[tuple[Ti
     Parameters
     ----------
     K
-        NumPy array, dask array, Zarr array or its path, path to .npy; read a tile at a time.
+        NumPy array, dask array, Zarr array or its path, path to .npy, or rows on disk; read a tile at a time.
 
     Raises
     ------
     DataError
         Not square, not finite, or not symmetric to 1e-8 of its largest entry; names the entry. Nothing is left.
     """
-    tiles, digest = _stored_tiles(K, root, tile_size)
-    try:
-        yield tiles, digest
-    finally:
-        remove_array(tiles.location)
-
-
-def _stored_tiles(K: Any, root: Any, tile_size: Any) -> tuple[TileMatrix, str]:
     n, matrix, digest = given_rows(K), _opened(K), hashlib.sha256()
     grid = TileGrid(n, choose_tile_size(n, 1, None) if tile_size == "auto" else int(tile_size))
     location = place(root, "grams", f"given-{uuid.uuid4().hex}.zarr")
@@ -309,10 +287,9 @@ def _stored_tiles(K: Any, root: Any, tile_size: Any) -> tuple[TileMatrix, str]:
         for i, j, tile in _checked_tiles(matrix, grid):
             tiles.write(i, j, tile)
             digest.update(tile.data)
-    except BaseException:
+        yield tiles, digest.hexdigest()
+    finally:
         remove_array(location)
-        raise
-    return tiles, digest.hexdigest()
 
 
 def check_given(K: Floats) -> None:
@@ -338,6 +315,8 @@ def given_rows(K: Any) -> int:
     if isinstance(K, str | Path) or type(K).__module__.startswith(("dask.", "zarr.")):
         table = open_table(K)
         shape: tuple[Any, ...] = (table.num_rows, len(table.names))
+    elif isinstance(K, RowArray):
+        shape = (K.num_rows, K.num_columns)
     else:
         shape = check_shape(np.shape(K), "the precomputed matrix")
     if shape[0] != shape[1]:
@@ -353,7 +332,7 @@ def _opened(K: Any) -> Any:
         import zarr
 
         return zarr.open_array(zarr_store(str(K)), mode="r", zarr_format=3)
-    return K if hasattr(K, "shape") else np.asarray(K)
+    return K if hasattr(K, "shape") or isinstance(K, RowArray) else np.asarray(K)
 
 
 def _checked_tiles(matrix: Any, grid: TileGrid) -> Iterator[tuple[int, int, Floats]]:
@@ -381,7 +360,7 @@ def _checked_tiles(matrix: Any, grid: TileGrid) -> Iterator[tuple[int, int, Floa
 
 def _block(matrix: Any, grid: TileGrid, i: int, j: int) -> Floats:
     rows, columns = grid.span(i), grid.span(j)
-    part = matrix[rows, columns]
+    part = matrix.read(rows.start, rows.stop)[:, columns] if isinstance(matrix, RowArray) else matrix[rows, columns]
     if hasattr(part, "compute"):
         part = part.compute()
     block = to_floats(np.asarray(part), "the precomputed matrix", rows.start)

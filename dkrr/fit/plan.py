@@ -17,7 +17,7 @@ the choice may matter. What can be continued: see :mod:`dkrr.linalg.catalogue`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, log
 from typing import Any
@@ -49,16 +49,7 @@ from dkrr.linalg.sizes import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = [
-    "ASKED",
-    "Continued",
-    "Decision",
-    "Ways",
-    "decide",
-    "find_continued",
-    "find_other_alpha",
-    "other_alpha_sentence",
-]
+__all__ = ["Continued", "Decision", "decide", "find_continued", "other_alpha_note"]
 
 # below so many flops of the float64 factor every way takes about as long, and measuring would cost more than it saves
 SMALL_FLOPS = 2.5e11
@@ -71,29 +62,18 @@ WORTHWHILE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The way that is taken, the others, and why: ``reasons`` has a sentence for "solver", "precision", "rank" (of cg)
-    and "tile_size" (of a factor).
-    """
-
-    chosen: Candidate
-    candidates: tuple[Candidate, ...]
-    reasons: dict[str, str]
-
-    def settings(self, problem: Problem, choice: SolverChoice) -> FitSettings:
-        """The fit with nothing left to choose, see :func:`dkrr.fit.choices.settings_of`."""
-        return settings_of(self.chosen, problem, choice)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ways:
-    """What else may be done where the way that was chosen leads to no answer: priced when it is asked for.
+    """The way that is taken and why, and what else may be done where it leads to no answer.
 
     Parameters
     ----------
     problem, choice, limits, tile_size, machine
-        As in :func:`decide`; ``choice`` has the words as they were asked.
-    candidates
-        Those of the decision, where they were priced; else all ways are, without a sample.
+        As in :func:`decide`; ``choice`` and ``tile_size`` are the words as they were asked.
+    chosen, candidates
+        The way that is taken, and all that were priced.
+    reasons
+        A sentence for "solver", "precision", "rank" (of cg) and "tile_size" (of a factor).
+    continued, saved_seconds
+        The factor that the way goes on with, where there is one, and what that saves; None where nothing was measured.
     """
 
     problem: Problem
@@ -101,7 +81,11 @@ class Ways:
     limits: Limits
     tile_size: int | None
     machine: Callable[[], Machine]
-    candidates: tuple[Candidate, ...] = ()
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    reasons: dict[str, str] = field(default_factory=dict)
+    continued: Continued | None = None
+    saved_seconds: float | None = None
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -111,19 +95,23 @@ class Ways:
 
     @property
     def priced(self) -> bool:
-        """Whether the decision compared prices. Where it did not, the rows are few."""
+        """Whether prices were compared. Where they were not, the rows are few."""
         return len(self.candidates) > 1
 
+    def settings(self) -> FitSettings:
+        """The fit with nothing left to choose, see :func:`dkrr.fit.choices.settings_of`."""
+        return settings_of(self.chosen, self.problem, self.choice)
+
     def others(self) -> tuple[FitSettings, ...]:
-        """The ways that the words allow, the cheapest first."""
-        known = self.candidates if self.priced else self._priced(self.choice)
+        """The ways that the words allow, the cheapest first; without a sample where they were not priced before."""
+        known = self.candidates if self.priced else self._price(self.choice)
         return self._settings(known, self.choice)
 
     def beyond(self) -> tuple[FitSettings, ...]:
         """The ways that the words exclude: the hint of an error names the cheapest that would work."""
         asked = self.choice
         free = SolverChoice(tol=asked.tol, max_iter=asked.max_iter, seed=asked.seed)
-        return self._settings(self._priced(free, without=set(ways_of(self.problem, asked))), free)
+        return self._settings(self._price(free, without=ways_of(self.problem, asked)), free)
 
     def _settings(self, candidates: Sequence[Candidate], choice: SolverChoice) -> tuple[FitSettings, ...]:
         """Those with tiles and an exact answer that are feasible, in the order of their prices."""
@@ -131,11 +119,11 @@ class Ways:
         usable.sort(key=lambda item: item.total_seconds)
         return tuple(settings_of(item, self.problem, choice) for item in usable)
 
-    def _priced(self, choice: SolverChoice, without: Container[Way] = ()) -> tuple[Candidate, ...]:
+    def _price(self, choice: SolverChoice, without: Sequence[Way] = ()) -> tuple[Candidate, ...]:
         ways = [way for way in ways_of(self.problem, choice) if way not in without]
-        if len(ways) < 2 and not without:  # the one that was taken
+        if not ways or (len(ways) == 1 and not without):  # the one that was taken
             return ()
-        rates = self.machine() if ways else None
+        rates = self.machine()
         return tuple(priced_way(self.problem, way, choice, self.limits, self.tile_size, rates, None) for way in ways)
 
 
@@ -148,6 +136,7 @@ def decide(
     machine: Callable[[], Machine],
     trial: Callable[[float], Trial | None] = lambda seconds: None,
     always_measure: bool = False,
+    continued: Continued | None = None,
 ) -> Decision:
     """Resolve everything that was left to "auto".
 
@@ -160,46 +149,72 @@ def decide(
         The edge that was asked for; None means "auto".
     always_measure
         Price the candidates of a small problem too, for a plan that is looked at.
+    continued
+        What :func:`find_continued` found.
 
     Raises
     ------
     ParameterError
         A worker cannot hold a task.
     """
+    words, edge = (choice, tile_size) if continued is None else continued.resolve(choice, tile_size)
 
-    def decision(chosen: Candidate, candidates: tuple[Candidate, ...], reason: str) -> Decision:
-        reasons = {"solver": reason if choice.solver == "auto" else ASKED}
-        reasons["precision"] = _why_precision(chosen, candidates, choice)
-        if chosen.solver == "cg":
-            reasons["rank"] = _why_rank(chosen, choice)
-        if chosen.solver == "cholesky":
-            reasons["tile_size"] = _why_tiles(chosen, problem, limits) if tile_size is None else ASKED
-        return Decision(chosen=chosen, candidates=candidates, reasons=reasons)
+    def price(way: Way, rates: Machine | None, found: Trial | None = None, limits: Limits = limits) -> Candidate:
+        return priced_way(problem, way, words, limits, edge, rates, found)
 
-    def priced(way: Way, rates: Machine | None, found: Trial | None = None, limits: Limits = limits) -> Candidate:
-        return priced_way(problem, way, choice, limits, tile_size, rates, found)
-
+    best: Candidate | None = None
+    candidates: tuple[Candidate, ...] = ()
     is_small = problem.num_rows**3 / 3 * problem.num_alphas <= SMALL_FLOPS
-    if is_small or is_plainly_primal(problem, choice):
-        way = PRIMAL if is_plainly_primal(problem, choice) else ways_of(problem, small_choice(problem, choice))[0]
+    if is_small or is_plainly_primal(problem, words):
+        way = PRIMAL if is_plainly_primal(problem, words) else ways_of(problem, small_choice(problem, words))[0]
         # the caller compares with the disk, and what a small problem writes is small whatever the solver
         room = limits if way == PRIMAL and not is_small else replace(limits, disk_bytes=None)
-        only = priced(way, machine() if always_measure else None, limits=room)
-        if not only.infeasible or (is_small and choice.solver != "auto"):
-            few = (
-                f"the rows are few: the matrix of all {problem.num_rows:,} is factored in seconds, by the plainest way"
-            )
-            return decision(only, (only,), _why_primal(problem) if only.solver == "primal" else few)
-    ways = ways_of(problem, choice)
-    rates = machine() if always_measure or len(ways) > 1 else None
-    found = None
-    if rates is not None and any(way[0] == "cg" or way[1] == "mixed" for way in ways):
-        plain = priced(("cholesky", "float64", "on_the_fly", 0), rates)
-        found = trial(max(LEAST_TRIAL_SECONDS, min(MOST_TRIAL_SECONDS, TRIAL_SHARE * plain.total_seconds)))
-    candidates = tuple(priced(way, rates, found) for way in ways)
-    feasible = [item for item in candidates if not item.infeasible]
-    best = min(feasible, key=lambda item: item.total_seconds) if feasible else candidates[0]
-    return decision(best, candidates, _why_solver(best, candidates))
+        only = price(way, machine() if always_measure else None, limits=room)
+        if not only.infeasible or (is_small and words.solver != "auto"):
+            best, candidates, n = only, (only,), problem.num_rows
+            why = f"the rows are few: the matrix of all {n:,} is factored in seconds, by the plainest way"
+            if only.solver == "primal":
+                why = (
+                    f"less arithmetic than with the matrix of all {n:,} rows: this kernel is linear in "
+                    f"{problem.num_explicit:,} features, and one coefficient for each of them is the same answer"
+                )
+    if best is None:
+        ways, found = ways_of(problem, words), None
+        rates = machine() if always_measure or len(ways) > 1 else None
+        if rates is not None and any(way[0] == "cg" or way[1] == "mixed" for way in ways):
+            plain = price(("cholesky", "float64", "on_the_fly", 0), rates)
+            found = trial(max(LEAST_TRIAL_SECONDS, min(MOST_TRIAL_SECONDS, TRIAL_SHARE * plain.total_seconds)))
+        candidates = tuple(price(way, rates, found) for way in ways)
+        feasible = [item for item in candidates if not item.infeasible]
+        best = min(feasible, key=lambda item: item.total_seconds) if feasible else candidates[0]
+        why = _why_solver(best, candidates)
+    reasons = {"solver": why if words.solver == "auto" else ASKED}
+    reasons["precision"] = _why_precision(best, candidates, words)
+    if best.solver == "cg":
+        reasons["rank"] = _why_rank(best, words)
+    if best.solver == "cholesky":
+        reasons["tile_size"] = _why_tiles(best, problem, limits) if edge is None else ASKED
+    decision = Decision(
+        problem=problem,
+        choice=choice,
+        limits=limits,
+        tile_size=tile_size,
+        machine=machine,
+        chosen=best,
+        candidates=candidates,
+        reasons=reasons,
+    )
+    if continued is None:
+        return decision
+    named = choice.to_dict() | {"tile_size": tile_size or "auto"}
+    left_open = [name for name, text in reasons.items() if text == ASKED and named[name] == "auto"]
+    reasons |= dict.fromkeys(left_open, "as in the factor that is continued")
+    own = ("cholesky", continued.tile_size, continued.precision, continued.gram)
+    if (best.solver, best.tile_size, best.precision, best.gram) != own:
+        return decision
+    less = continued.saved(best, limits.threads)
+    saved = best.total_seconds - less.total_seconds if best.seconds else None
+    return replace(decision, chosen=less, continued=continued, saved_seconds=saved)
 
 
 def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
@@ -211,13 +226,6 @@ def _why_solver(best: Candidate, priced: Sequence[Candidate]) -> str:
     second = min(others, key=lambda item: item.total_seconds)
     other = f"{second.name} would take {second.total_seconds:,.0f} s"
     return f"the fastest exact way: about {best.total_seconds:,.0f} s, {other}"
-
-
-def _why_primal(problem: Problem) -> str:
-    return (
-        f"less arithmetic than with the matrix of all {problem.num_rows:,} rows: this kernel is linear in "
-        f"{problem.num_explicit:,} features, and one coefficient for each of them is the same answer"
-    )
 
 
 def _why_precision(best: Candidate, priced: Sequence[Candidate], choice: SolverChoice) -> str:
@@ -270,10 +278,10 @@ class Continued:
         As they were chosen then; "mixed" has a float32 factor.
     num_rows, of_rows
         m of n.
-    num_tiles, num_bytes
-        Whole tiles that need not be computed, of all factors together.
-    flops, share
-        What is saved, of all factors together; as a share of n^3 / 3 for each.
+    num_bytes
+        Of the whole tiles that need not be computed, of all factors together.
+    share
+        Of n^3 / 3 flops for each factor that is saved.
     older
         m < n of the earlier factor that each one goes on from, an interrupted one, too; of those that are not finished.
     """
@@ -283,9 +291,7 @@ class Continued:
     gram: str
     num_rows: int
     of_rows: int
-    num_tiles: int
     num_bytes: int
-    flops: float
     share: float
     older: tuple[int, ...] = ()
 
@@ -297,11 +303,6 @@ class Continued:
         frozen = {"solver": "cholesky", "precision": self.precision, "gram": self.gram}
         named: dict[str, Any] = {name: value for name, value in frozen.items() if getattr(choice, name) == "auto"}
         return replace(choice, **named), tile_size
-
-    def is_for(self, chosen: Candidate) -> bool:
-        """Whether a candidate goes on with these factors."""
-        wanted = (chosen.solver, chosen.tile_size, chosen.precision, chosen.gram)
-        return wanted == ("cholesky", self.tile_size, self.precision, self.gram)
 
     def saved(self, chosen: Candidate, num_threads: int) -> Candidate:
         """The candidate with the seconds that are left, and the disk that sharing new rows takes for a while."""
@@ -320,8 +321,6 @@ class Continued:
         return {
             "rows": self.num_rows,
             "of_rows": self.of_rows,
-            "tiles": self.num_tiles,
-            "flops": self.flops,
             "share": self.share,
             "seconds": seconds,
         }
@@ -333,30 +332,15 @@ class Continued:
         return text + (f", about {seconds:,.0f} s" if seconds else "")
 
 
-@dataclass
-class _Found:
-    """A factor, its whole tiles in the common prefix, the flops of all finished rows there, and whether it is whole."""
-
-    ancestor: Ancestor
-    tiles: TileMatrix
-    num_tiles: int = 0
-    flops: float = 0.0
-    is_finished: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        m, b, missing = self.ancestor.num_rows, self.tiles.grid.tile_size, set(self.tiles.missing())
-        self.is_finished = not missing
-        is_whole = m == self.tiles.grid.n  # then the ragged row block is, too
-        finished, total = 0.0, 0.0
-        for i in range(-(-m // b)):
-            rows = min(b, m - i * b)
-            for j in range(i + 1):
-                work = rows * (j + 1 / 3 if i == j else 2 * j + 1)
-                total += work
-                if (i, j) not in missing:
-                    finished += work
-                    self.num_tiles += rows == b or is_whole
-        self.flops = float(m) ** 3 / 3 * finished / total
+def _finished(tiles: TileMatrix, m: int) -> tuple[int, float, bool]:
+    """Of the first m rows of a factor: whole tiles, flops of all finished rows, and whether no tile is missing."""
+    b, missing, is_whole = tiles.grid.tile_size, set(tiles.missing()), m == tiles.grid.n
+    keys = [(i, j) for i in range(-(-m // b)) for j in range(i + 1)]
+    work = {(i, j): min(b, m - i * b) * (j + 1 / 3 if i == j else 2 * j + 1) for i, j in keys}
+    there = [key for key in keys if key not in missing]
+    flops = m**3 / 3 * sum(work[key] for key in there) / sum(work.values())
+    # the ragged row block is whole where the factor ends there
+    return sum(is_whole or (i + 1) * b <= m for i, _ in there), flops, not missing
 
 
 def find_continued(
@@ -384,41 +368,40 @@ def find_continued(
     if kernel is None or choice.solver not in ("auto", "cholesky"):
         return None
     n, distinct = dataset.num_rows, set(alphas)
-    best: dict[float, _Found] = {}
+    best: dict[float, tuple[Ancestor, TileMatrix, int, float]] = {}
     older: dict[float, int] = {}
     judge, kind = CenterJudge(dataset, kernel, drift_limit), None
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
-        fields = ancestor.fields
-        alpha, b, own = fields.get("alpha"), fields["tile_size"], [fields[k] for k in ("tile_size", "dtype", "gram")]
+        fields, m = ancestor.fields, ancestor.num_rows
+        alpha, own = fields.get("alpha"), [fields[name] for name in ("tile_size", "dtype", "gram")]
         if alpha not in distinct or alpha in older or not _is_allowed(fields, dataset, choice, tile_size):
             continue
-        size = task_bytes(b, dataset.num_features, itemsize(fields["dtype"]))
+        size = task_bytes(own[0], dataset.num_features, itemsize(own[1]))
         is_too_large = memory_bytes is not None and size > memory_bytes
         if (best and own != kind) or is_too_large or not judge.allows(ancestor):
             continue
         try:
-            found = _Found(ancestor, TileMatrix.open(ancestor.location))
+            tiles = TileMatrix.open(ancestor.location)
         except StoreError:
             continue
-        if found.num_tiles:
+        num_tiles, flops, is_finished = _finished(tiles, m)
+        if num_tiles:
             kind = own if not best else kind
-            best.setdefault(alpha, found)
-            if ancestor.num_rows < n or found.is_finished:
-                older[alpha] = ancestor.num_rows
+            best.setdefault(alpha, (ancestor, tiles, num_tiles, flops))
+            if m < n or is_finished:
+                older[alpha] = m
     if not best:
         return None
-    one = next(iter(best.values()))
-    num_tiles, flops = (sum(getattr(found, name) for found in best.values()) for name in ("num_tiles", "flops"))
-    usual = "float64" if one.ancestor.fields["dtype"] == "float64" else "mixed"
+    found, tiles, *_ = next(iter(best.values()))
+    num_tiles, flops = (sum(column) for column in list(zip(*best.values(), strict=True))[2:])
+    usual = "float64" if found.fields["dtype"] == "float64" else "mixed"
     return Continued(
-        tile_size=one.tiles.grid.tile_size,
+        tile_size=tiles.grid.tile_size,
         precision=usual if choice.precision == "auto" else choice.precision,
-        gram=one.ancestor.fields["gram"],
-        num_rows=min(found.ancestor.num_rows for found in best.values()),
+        gram=found.fields["gram"],
+        num_rows=min(ancestor.num_rows for ancestor, *_ in best.values()),
         of_rows=n,
-        num_tiles=num_tiles,
-        num_bytes=0 if is_url(store) else num_tiles * (one.tiles.array.chunk_bytes + 4),
-        flops=flops,
+        num_bytes=0 if is_url(store) else num_tiles * (tiles.array.chunk_bytes + 4),
         share=flops / (n**3 / 3 * len(distinct)),
         older=tuple(m for m in older.values() if m < n),
     )
@@ -435,22 +418,19 @@ def _is_allowed(fields: dict[str, Any], dataset: Dataset, choice: SolverChoice, 
     )
 
 
-def find_other_alpha(store: Any, dataset: Dataset, kernel: Kernel | None, alphas: tuple[float, ...]) -> float | None:
-    """The alpha, nearest to the wanted one, of a factor of exactly these rows; None where there is none."""
+def other_alpha_note(store: Any, dataset: Dataset, kernel: Kernel | None, alphas: tuple[float, ...], tol: float) -> str:
+    """What a factor of exactly these rows and the nearest other alpha is good for; "" where there is none."""
     if kernel is None or len(set(alphas)) != 1 or not alphas[0] > 0:
-        return None
-    near: list[float] = []
+        return ""
+    n, alpha, near = dataset.num_rows, alphas[0], list[float]()
     for ancestor in ancestors(store, dataset, kernel.to_dict(), kinds=["factors"]):
-        fields, n = ancestor.fields, dataset.num_rows
+        fields = ancestor.fields
         is_same = (ancestor.num_rows, fields["n"], fields["weight_digest"]) == (n, n, dataset.digest_weight)
         near += [float(fields["alpha"])] if is_same and fields["alpha"] > 0 else []
-    return min(near, key=lambda alpha: abs(log(alpha / alphas[0])), default=None)
-
-
-def other_alpha_sentence(other: float, alpha: float, tol: float) -> str:
-    """What a factor of another alpha is good for, in words."""
-    condition = max(other / alpha, alpha / other)
-    count = ceil(0.5 * condition**0.5 * log(2 / tol))
+    other = min(near, key=lambda other: abs(log(other / alpha)), default=alpha)
+    if other == alpha:
+        return ""
+    count = ceil(0.5 * max(other / alpha, alpha / other) ** 0.5 * log(2 / tol))
     return (
         f"a factor of these rows and alpha {other:g} is in the store: name = 'cg' with preconditioner = 'factor' would "
         f"take about {count:,} iterations and no new factor"

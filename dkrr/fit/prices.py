@@ -10,7 +10,7 @@ Cost: none worth naming; it is arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from dkrr.errors import MemoryBudgetError, ParameterError
@@ -139,23 +139,11 @@ def apply_seconds(machine: Machine, n: int, t: int, r: int) -> float:
 # --- ways -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cost:
-    """What a way takes: peak bytes of a worker and of this process, bytes written, and seconds of its phases, without
-    start and end, for a number of iterations.
-    """
-
-    memory: int
-    client: int
-    disk: dict[str, int]
-    seconds: Callable[[Machine, float], dict[str, float]]
-    iterations: Iterations | None = None
-    infeasible: str = ""
-    num_centers: int = 0
+Seconds = Callable[[Machine, float], dict[str, float]]  # of the phases without start and end, for some iterations
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
+@dataclass
+class _Terms:
     """A way, and all that its cost depends on."""
 
     problem: Problem
@@ -164,27 +152,16 @@ class _Asked:
     choice: SolverChoice
     limits: Limits
     trial: Trial | None
-    n: int = field(init=False)
-    d: int = field(init=False)
-    t: int = field(init=False)
 
     def __post_init__(self) -> None:
-        problem = self.problem
-        vars(self).update(n=problem.num_rows, d=problem.num_features, t=problem.num_targets)
-
-    @property
-    def gram_bytes(self) -> int:
-        """Of a stored Gram matrix."""
-        return tiles_bytes(self.n, self.tile_size, "float64") if self.way[2] == "stored" else 0
-
-    @property
-    def model_bytes(self) -> int:
-        """Of rows and coefficients."""
-        return 8 * self.n * (self.d + self.t)
+        self.n, self.d, self.t = self.problem.num_rows, self.problem.num_features, self.problem.num_targets
+        # of rows and coefficients, and of a stored Gram matrix
+        self.model_bytes = 8 * self.n * (self.d + self.t)
+        self.gram_bytes = tiles_bytes(self.n, self.tile_size, "float64") if self.way[2] == "stored" else 0
 
     def gram(self, machine: Machine) -> dict[str, float]:
         """Seconds of a stored Gram matrix."""
-        return {"gram": gram_seconds(machine, self.n, self.tile_size)} if self.way[2] == "stored" else {}
+        return {"gram": gram_seconds(machine, self.n, self.tile_size)} if self.gram_bytes else {}
 
     def border(self, machine: Machine, rounds: int) -> float:
         """After an iteration, the intercept and the residual of the whole system from one more product."""
@@ -192,7 +169,7 @@ class _Asked:
         return rounds * product if self.problem.fit_intercept else 0.0
 
 
-def _cholesky(asked: _Asked) -> _Cost:
+def _cholesky(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """One factor, one solve and one residual for each distinct alpha; mixed: k iterations around each factor, of one
     float64 product and one pair of sweeps with the float32 factor.
 
@@ -200,12 +177,12 @@ def _cholesky(asked: _Asked) -> _Cost:
     stored Gram matrix one in float64 beside the buffers that wrote it. The driver has vectors of cg around a mixed
     factor, else three (n, 256).
     """
-    (_, precision, gram, _), n, b, t, trial = asked.way, asked.n, asked.tile_size, asked.t, asked.trial
-    is_mixed, size, alphas = precision == "mixed", itemsize(precision), asked.problem.num_alphas
+    (_, precision, gram, _), n, b, t, trial = terms.way, terms.n, terms.tile_size, terms.t, terms.trial
+    is_mixed, size, alphas = precision == "mixed", itemsize(precision), terms.problem.num_alphas
     each = ceil(max(1.0, t / alphas))
     iterations = None
     if is_mixed:
-        found = None if trial is None else trial.mixed(asked.problem.alpha, asked.choice.tol)
+        found = None if trial is None else trial.mixed(terms.problem.alpha, terms.choice.tol)
         iterations = UNKNOWN_MIXED_ITERATIONS if found is None else found
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
@@ -213,31 +190,33 @@ def _cholesky(asked: _Asked) -> _Cost:
         sweep, product = sweep_seconds(machine, n, b, each, precision), pass_seconds(machine, n, each, "float64")
         exact, first = machine.exact_factor * product, machine.first_product_seconds
         if is_mixed:
-            border = asked.border(machine, alphas)
+            border = terms.border(machine, alphas)
             after = {
                 "precondition": alphas * count * sweep,
                 "multiply": alphas * (count * product + exact) + first,
             } | ({"residual": border} if border else {})
         else:
             after = {"solve": alphas * sweep, "residual": alphas * exact + first}
-        return asked.gram(machine) | factor | after
+        return terms.gram(machine) | factor | after
 
     iterating = b * b * (size + (3 * 8 if gram == "stored" else 0)) if is_mixed else 0
-    return _Cost(
-        memory=task_bytes(b, asked.d, size) + iterating,
-        client=8 * n * (DRIVER_VECTORS * t if is_mixed else 3 * min(t, 256)),
-        disk={
+    way = replace(
+        way,
+        memory_bytes=task_bytes(b, terms.d, size) + iterating,
+        client_bytes=8 * n * (DRIVER_VECTORS * t if is_mixed else 3 * min(t, 256)),
+        disk_bytes={
             "factor": tiles_bytes(n, b, precision) * alphas,
-            "gram": asked.gram_bytes,
+            "gram": terms.gram_bytes,
             "right-hand sides": 4 * 8 * TileGrid(n, b).num_tiles * b * t,
-            "model": asked.model_bytes,
+            "model": terms.model_bytes,
         },
         iterations=iterations,
-        seconds=seconds,
+        split=choose_split(n, b, terms.limits.threads, precision, gram),
     )
+    return way, seconds
 
 
-def _cg(asked: _Asked) -> _Cost:
+def _cg(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """Preconditioner, k iterations for all targets and alphas together, true residuals every 50 and at the end.
 
     With a stored Gram matrix a pass reads 4 n (n + b) bytes instead of evaluating entries. Products ("multiply") that
@@ -250,8 +229,8 @@ def _cg(asked: _Asked) -> _Cost:
     A given matrix needs no compiled code; its tiles, and those of a stored Gram matrix, are mapped one at a time. The
     driver has some 10 vectors (n, t), 3 r^2 of F^T F, and an F of 256 MiB.
     """
-    (_, precision, gram, rank), n, d, b, t = asked.way, asked.n, asked.d, asked.tile_size, asked.t
-    problem, choice, trial, factor_bytes = asked.problem, asked.choice, asked.trial, 8 * asked.n * rank
+    (_, precision, gram, rank), n, d, b, t = terms.way, terms.n, terms.d, terms.tile_size, terms.t
+    problem, choice, trial, factor_bytes = terms.problem, terms.choice, terms.trial, 8 * terms.n * rank
     iterations, infeasible, refinements = UNKNOWN_ITERATIONS, "", 1
     is_single = precision == "mixed" and gram != "stored"  # products in float32
     if is_single and trial is not None:
@@ -268,7 +247,7 @@ def _cg(asked: _Asked) -> _Cost:
             )
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
-        found = asked.gram(machine)
+        found = terms.gram(machine)
         if rank:
             found["precondition"] = preconditioner_seconds(machine, n, rank)
         exact, checks = pass_seconds(machine, n, t, "float64"), 1 + count // TRUE_RESIDUAL_EVERY
@@ -283,7 +262,7 @@ def _cg(asked: _Asked) -> _Cost:
             found["multiply"] = (count + checks) * exact
         found["multiply"] += machine.first_product_seconds
         found["apply"] = count * apply_seconds(machine, n, t, rank)
-        residual = (checks * exact if gram == "stored" or precision == "mixed" else 0.0) + asked.border(machine, 1)
+        residual = (checks * exact if gram == "stored" or precision == "mixed" else 0.0) + terms.border(machine, 1)
         return found | ({"residual": residual} if residual else {})
 
     tiles = 3 * 8 * b * b if gram == "stored" else 0
@@ -291,27 +270,28 @@ def _cg(asked: _Asked) -> _Cost:
     compiled = is_compiled(problem.kernel, min(width, BLOCK_ROWS), d)
     product = product_task_bytes(width, t + 1, d, compiled=compiled)
     panel, panels = (panel_bytes(n, rank), low_rank_task_bytes(n, rank, d)) if rank else (0, 0)
-    kept = keep_bytes(factor_bytes, asked.limits.memory_bytes) if asked.limits.fetches else 0
+    kept = keep_bytes(factor_bytes, terms.limits.memory_bytes) if terms.limits.fetches else 0
     passes = (BASELINE_BYTES if compiled else BARE_BYTES) + max(product, tiles, panel) + panel + min(kept, factor_bytes)
-    return _Cost(
-        memory=max(BARE_BYTES + max(tiles, panels), passes),
-        client=DRIVER_VECTORS * 8 * n * t + 3 * 8 * rank**2 + (factor_bytes if factor_bytes <= HELD_BYTES else 0),
-        disk={
+    way = replace(
+        way,
+        memory_bytes=max(BARE_BYTES + max(tiles, panels), passes),
+        client_bytes=DRIVER_VECTORS * 8 * n * t + 3 * 8 * rank**2 + (factor_bytes if factor_bytes <= HELD_BYTES else 0),
+        disk_bytes={
             "preconditioner": factor_bytes,
-            "gram": asked.gram_bytes,
+            "gram": terms.gram_bytes,
             "vectors": 10 * 8 * n * t,
-            "model": asked.model_bytes,
+            "model": terms.model_bytes,
         },
         iterations=iterations,
-        infeasible=infeasible,
-        seconds=seconds,
+        infeasible=infeasible or way.infeasible,
     )
+    return way, seconds
 
 
-def _nystrom(asked: _Asked) -> _Cost:
+def _nystrom(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """n m entries a pass, each used twice; k passes and three more; 5 m^3 flops for factors of m x m."""
-    precision, n, t, m = asked.way[1], asked.n, asked.t, asked.choice.nystrom(asked.n).num_centers
-    task, client = nystrom_bytes(n, m, asked.d, t)
+    precision, n, t, m = terms.way[1], terms.n, terms.t, terms.choice.nystrom(terms.n).num_centers
+    task, client = nystrom_bytes(n, m, terms.d, t)
 
     def seconds(machine: Machine, count: float) -> dict[str, float]:
         inner = "float32" if precision == "mixed" else "float64"
@@ -322,20 +302,21 @@ def _nystrom(asked: _Asked) -> _Cost:
             "nystrom": passes + count * (4.0 * m * m * t * one + machine.round_seconds),
         }
 
-    return _Cost(
-        memory=nystrom_baseline(asked.problem.kernel, m, t) + task,
-        client=client,
-        disk={"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (asked.d + t)},
+    way = replace(
+        way,
+        memory_bytes=nystrom_baseline(terms.problem.kernel, m, t) + task,
+        client_bytes=client,
+        disk_bytes={"centres": 16 * m * m, "vectors": 80 * m * t, "model": 8 * m * (terms.d + t)},
         iterations=NYSTROM_ITERATIONS,
         num_centers=m,
-        seconds=seconds,
     )
+    return way, seconds
 
 
-def _primal(asked: _Asked) -> _Cost:
+def _primal(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """Rows read twice, n D^2 flops at half the gemm rate, 4 n D t more; D^3 / 3 twice an alpha in the driver alone."""
-    n, d, t, size, alphas = asked.n, asked.d, asked.t, asked.problem.num_explicit, asked.problem.num_alphas
-    task, client, sums = primal_bytes(asked.problem.kernel, d, n, t)
+    n, d, t, size, alphas = terms.n, terms.d, terms.t, terms.problem.num_explicit, terms.problem.num_alphas
+    task, client, sums = primal_bytes(terms.problem.kernel, d, n, t)
 
     def seconds(machine: Machine, _: float) -> dict[str, float]:
         reads = machine.read(16.0 * n * (d + t), 8.0 * n * (d + t))
@@ -344,7 +325,8 @@ def _primal(asked: _Asked) -> _Cost:
         own = (size**3 / 3 * alphas + 20.0 * size**2) * machine.threads / machine.gemm_float64
         return {"primal": reads + flops + own + 2 * machine.round_seconds}
 
-    return _Cost(memory=BARE_BYTES + task, client=client, disk={"sums": sums, "model": 8 * size * t}, seconds=seconds)
+    disk = {"sums": sums, "model": 8 * size * t}
+    return replace(way, memory_bytes=BARE_BYTES + task, client_bytes=client, disk_bytes=disk), seconds
 
 
 _COSTS = {"cholesky": _cholesky, "cg": _cg, "nystrom": _nystrom, "primal": _primal}
@@ -361,43 +343,30 @@ def priced_way(
 ) -> Candidate:
     """A way with its memory and disk, whether it fits, and, where the rates of the machine are given, its seconds."""
     solver, precision, gram, rank = way
-    n = problem.num_rows
-    b, infeasible = _tile_edge(problem, way, limits, tile_size)
-    cost = _COSTS[solver](_Asked(problem=problem, way=way, tile_size=b, choice=choice, limits=limits, trial=trial))
-    candidate = Candidate(
-        solver=solver,
-        precision=precision,
-        gram=gram,
-        tile_size=b,
-        rank=rank,
-        num_centers=cost.num_centers,
-        iterations=cost.iterations,
-        memory_bytes=cost.memory,
-        client_bytes=cost.client,
-        disk_bytes=cost.disk,
-        infeasible=cost.infeasible or infeasible or _misfit(cost, limits, choice),
-        split=choose_split(n, b, limits.threads, precision, gram) if solver == "cholesky" else None,
-    )
+    n, (b, infeasible) = problem.num_rows, _tile_edge(problem, way, limits, tile_size)
+    candidate = Candidate(solver=solver, precision=precision, gram=gram, tile_size=b, rank=rank, infeasible=infeasible)
+    candidate, seconds = _COSTS[solver](_Terms(problem, way, b, choice, limits, trial), candidate)
+    candidate = replace(candidate, infeasible=candidate.infeasible or _misfit(candidate, limits, choice))
     if machine is None:
         return candidate
-    around = {"start": machine.start_seconds, "end": machine.end_seconds}
-    count = cost.iterations or Iterations(0, 0)
     if candidate.split is not None:
         tiles = TileSeconds.of(machine, b, precision, gram)
         found = simulate(at_most(TileGrid(n, b)), candidate.split, machine.threads, tiles)
         candidate = replace(candidate, efficiency=found.efficiency)
-    low, high = (around | cost.seconds(machine, number) for number in (count.low, count.high))
+    around = {"start": machine.start_seconds, "end": machine.end_seconds}
+    count = candidate.iterations or Iterations(0, 0)
+    low, high = (around | seconds(machine, number) for number in (count.low, count.high))
     return replace(candidate, seconds=high, seconds_low=sum(low.values()))
 
 
-def _tile_edge(problem: Problem, way: Way, limits: Limits, asked: int | None) -> tuple[int, str]:
+def _tile_edge(problem: Problem, way: Way, limits: Limits, edge: int | None) -> tuple[int, str]:
     """The edge of the tiles, and why no worker can hold them."""
     solver, precision, gram, _ = way
     n, d, memory = problem.num_rows, problem.num_features, limits.memory_bytes
     has_tiles, size = solver in ("cholesky", "cg"), 8 if solver != "cholesky" else itemsize(precision)
-    if asked is not None:
-        is_too_large = has_tiles and memory is not None and task_bytes(asked, d, size) > memory
-        return asked, f"tiles of {asked} do not fit a worker" if is_too_large else ""
+    if edge is not None:
+        is_too_large = has_tiles and memory is not None and task_bytes(edge, d, size) > memory
+        return edge, f"tiles of {edge} do not fit a worker" if is_too_large else ""
     try:
         b = choose_tile_size(n, d, memory, size, limits.threads)
     except ParameterError as exc:
@@ -405,19 +374,19 @@ def _tile_edge(problem: Problem, way: Way, limits: Limits, asked: int | None) ->
     return (choose_tiles(n, d, memory, limits.threads, precision, gram, b) if solver == "cholesky" else b), ""
 
 
-def _misfit(cost: _Cost, limits: Limits, choice: SolverChoice) -> str:
+def _misfit(way: Candidate, limits: Limits, choice: SolverChoice) -> str:
     """Why a way cannot be taken, in a few words."""
-    if limits.memory_bytes is not None and cost.memory > limits.memory_bytes:
-        return f"a task needs {cost.memory / 2**20:,.0f} MiB, a worker has {limits.memory_bytes / 2**20:,.0f}"
-    if limits.driver_bytes is not None and cost.client > limits.driver_bytes:
-        return f"this process needs {cost.client / 2**30:,.1f} GiB, {limits.driver_bytes / 2**30:,.1f} are free"
-    disk = sum(cost.disk.values())
+    if limits.memory_bytes is not None and way.memory_bytes > limits.memory_bytes:
+        return f"a task needs {way.memory_bytes / 2**20:,.0f} MiB, a worker has {limits.memory_bytes / 2**20:,.0f}"
+    if limits.driver_bytes is not None and way.client_bytes > limits.driver_bytes:
+        return f"this process needs {way.client_bytes / 2**30:,.1f} GiB, {limits.driver_bytes / 2**30:,.1f} are free"
+    disk = sum(way.disk_bytes.values())
     if limits.disk_bytes is not None and disk + DISK_RESERVE_BYTES > limits.disk_bytes:
         reserve = f"{DISK_RESERVE_BYTES / 1e9:.2g} GB are kept free"
         return f"writes {disk / 1e9:.3g} GB, {limits.disk_bytes / 1e9:.3g} GB are free, of which {reserve}"
     most = choice.iterative().iterations
-    if cost.iterations is not None and cost.iterations.high > most and choice.solver == "auto":
-        return f"may need {cost.iterations.high:,.0f} iterations, {most:,} are allowed"
+    if way.iterations is not None and way.iterations.high > most and choice.solver == "auto":
+        return f"may need {way.iterations.high:,.0f} iterations, {most:,} are allowed"
     return ""
 
 
@@ -468,6 +437,8 @@ def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate
     else:
         seconds = n * n * DECOMPOSITION_PASSES * machine.entry("float64", t)
         blocks = 2 * 8 * min(t, machine.threads) * min(n, MAX_FREE) ** 2
+    first = machine.first_product_seconds
+    phases = {"start": machine.start_seconds, solver: seconds + first, "end": machine.end_seconds}
     compiled = is_compiled(problem.kernel, BLOCK_ROWS, d)
     predicted = product_task_bytes(BLOCK_ROWS, t, d, compiled=compiled)
     return Candidate(
@@ -475,11 +446,8 @@ def loss_candidate(problem: Problem, solver: str, machine: Machine) -> Candidate
         precision="float64",
         gram="on_the_fly",
         tile_size=0,
-        seconds={
-            "start": machine.start_seconds,
-            solver: seconds + machine.first_product_seconds,
-            "end": machine.end_seconds,
-        },
+        seconds=phases,
+        seconds_low=sum(phases.values()),
         memory_bytes=(BASELINE_BYTES if compiled else BARE_BYTES) + predicted,
         client_bytes=8 * ((k + 1) * n * d + (6 * t + 20) * n) + blocks,
         disk_bytes={"model": 8 * n * (k * d + t), "checkpoint": 8 * n * t},

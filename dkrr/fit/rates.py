@@ -9,6 +9,7 @@ Cost: about half a second; once per process for the same kernel, number of featu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,9 +17,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -190,10 +191,10 @@ def measure_machine(
     text = None if kernel is None else json.dumps(kernel.to_dict(), sort_keys=True)
     busy = min(threads, cpu_count())
     try:
-        rates = _rates(text, num_features, busy)
+        rates = dict(_rates(text, num_features, busy))
     except (DkrrError, ImportError, AttributeError, TypeError):  # a kernel that only exists in this process
         rates = _measure(kernel, num_features, busy)
-    mapped = threads / (1 / rates["checksum"] + 1 / PAGE_BYTES_PER_SECOND)
+    mapped = threads / (1 / rates.pop("checksum") + 1 / PAGE_BYTES_PER_SECOND)
     if is_url(folder):
         # every worker has a connection of its own, and nothing that was read once is in memory the next time
         write, read = (threads * rate for rate in _network(str(folder)))
@@ -203,13 +204,7 @@ def measure_machine(
     in_process = where == "in process"
     return Machine(
         threads=threads,
-        gemm_float64=threads * rates["gemm_float64"],
-        gemm_float32=threads * rates["gemm_float32"],
-        block_entry=rates["block"] / threads,
-        product_float64=rates["product_float64"] / threads,
-        product_float32=rates["product_float32"] / threads,
-        column_float64=rates["column_float64"] / threads,
-        column_float32=rates["column_float32"] / threads,
+        **{name: rate * threads if name.startswith("gemm") else rate / threads for name, rate in rates.items()},
         exact_factor=1.2 if kernel is None or is_nonnegative(kernel) else SIGNED_FACTOR,
         disk_write=write,
         disk_read=read,
@@ -251,26 +246,17 @@ def _rates(kernel: str | None, num_features: int, threads: int) -> dict[str, flo
     """Rates of one of ``threads`` busy threads; in another process where workers will use another BLAS kernel."""
     resolved = None if kernel is None else kernel_from_dict(json.loads(kernel))
     if CORETYPE in worker_environment():
-        found = _measure_like_a_worker(kernel, num_features, threads)
-        if found is not None:
-            return found
+        with contextlib.suppress(subprocess.SubprocessError, ValueError):
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "dkrr.fit.rates"],
+                env={**subprocess_environment(), **worker_environment()},
+                input=json.dumps([kernel, num_features, threads]).encode(),
+                capture_output=True,
+                timeout=CHILD_SECONDS,
+                check=True,
+            )
+            return dict(json.loads(done.stdout))
     return _measure(resolved, num_features, threads)
-
-
-def _measure_like_a_worker(kernel: str | None, num_features: int, threads: int) -> dict[str, float] | None:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "dkrr.fit.rates"],
-            env={**subprocess_environment(), **worker_environment()},
-            input=json.dumps([kernel, num_features, threads]).encode(),
-            capture_output=True,
-            timeout=CHILD_SECONDS,
-            check=True,
-        )
-        rates: dict[str, float] = json.loads(done.stdout)
-    except (subprocess.SubprocessError, ValueError):
-        return None
-    return rates
 
 
 def _measure(kernel: Kernel | None, num_features: int, threads: int) -> dict[str, float]:
@@ -282,7 +268,7 @@ def _measure(kernel: Kernel | None, num_features: int, threads: int) -> dict[str
     return rates
 
 
-@contextmanager
+@contextlib.contextmanager
 def _load(num_threads: int) -> Iterator[None]:
     """Keep other threads busy with products of matrices."""
     stopped = threading.Event()
@@ -293,15 +279,13 @@ def _load(num_threads: int) -> Iterator[None]:
         while not stopped.is_set():
             gemm_nt(c, a, a)  # without the interpreter lock
 
-    others = [threading.Thread(target=work, daemon=True) for _ in range(num_threads)]
-    for thread in others:
-        thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        for thread in others:
-            thread.join()
+    with ThreadPoolExecutor(max(1, num_threads)) as others:
+        for _ in range(num_threads):
+            others.submit(work)
+        try:
+            yield
+        finally:
+            stopped.set()
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -333,20 +317,16 @@ def _kernel_rates(kernel: Kernel | None, d: int) -> dict[str, float]:
         edge = product_edge = 96  # may take microseconds an entry
     a, b = np.abs(np.random.default_rng(0).standard_normal((2, product_edge, d)))
     out = np.empty((edge, edge))
-    rates = {"block": _seconds(lambda: shown.block(a[:edge], b[:edge], out)) / edge**2}
-    precisions: tuple[Literal["float64", "float32"], ...] = ("float64", "float32")
-    for precision in precisions:
-        seconds = []
-        for t in (1, NUM_COLUMNS):
-            v, u = np.ones((2, product_edge, t))
-            results = np.zeros((2, product_edge, t))
+    rates = {"block_entry": _seconds(lambda: shown.block(a[:edge], b[:edge], out)) / edge**2}
 
-            def product(v: Any = v, u: Any = u, results: Any = results, precision: Any = precision) -> None:
-                kernel_product(shown, a, b, v, results[0], u=u, out_t=results[1], precision=precision)
+    def product_seconds(t: int, precision: Any) -> float:
+        (v, u), (out, out_t) = np.ones((2, product_edge, t)), np.zeros((2, product_edge, t))
+        product = partial(kernel_product, shown, a, b, v, out, u=u, out_t=out_t, precision=precision)
+        return _seconds(product) / product_edge**2
 
-            seconds.append(_seconds(product) / product_edge**2)
-        rates[f"product_{precision}"] = seconds[0]
-        rates[f"column_{precision}"] = max(0.0, (seconds[1] - seconds[0]) / (NUM_COLUMNS - 1))
+    for precision in ("float64", "float32"):
+        one, many = (product_seconds(t, precision) for t in (1, NUM_COLUMNS))
+        rates |= {f"product_{precision}": one, f"column_{precision}": max(0.0, (many - one) / (NUM_COLUMNS - 1))}
     return rates
 
 

@@ -24,8 +24,7 @@ Cost: about 10 microseconds a task; 0.1 s for 100 tiles a side, 1 s for 250.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
@@ -98,10 +97,6 @@ class TileSeconds:
             write=size * b * b / machine.write_memory,
         )
 
-    def scaled(self, factor: float) -> TileSeconds:
-        """All seconds times a factor: what was measured on a small matrix over what was simulated for it."""
-        return replace(self, **{item.name: factor * getattr(self, item.name) for item in fields(self)})
-
     def of_task(self, key: Key, grid: TileGrid, split: Split) -> float:
         """Seconds of one task; a ragged tile has fewer rows, and is read and written whole."""
         i, j = key[:2]
@@ -128,8 +123,6 @@ class Simulation:
     seconds: float
     work_seconds: float
     num_workers: int
-    num_tasks: int
-    num_messages: int
 
     @property
     def efficiency(self) -> float:
@@ -159,15 +152,13 @@ def simulate(
     ----
     10 microseconds for each of the N (N + 1) / 2 tasks, twice that where every sum is split.
     """
-    nodes = cholesky_nodes(grid, split)
-    makespan, num_messages = _makespan(Queue(nodes, num_workers), grid, split, num_workers, seconds, window)
+    queue = Queue(cholesky_nodes(grid, split), num_workers)
+    makespan, num_messages = _makespan(queue, grid, split, num_workers, seconds, window)
     whole = Split()
     return Simulation(
         seconds=max(makespan, num_messages * DRIVER_TASK_SECONDS),
         work_seconds=sum(seconds.of_task(key, grid, whole) for key in grid.lower()),
         num_workers=num_workers,
-        num_tasks=len(nodes),
-        num_messages=num_messages,
     )
 
 
@@ -252,32 +243,19 @@ def choose_split(n: int, tile_size: int, num_workers: int, precision: str, gram:
     grid = TileGrid(n, tile_size)
     if num_workers <= FEW_WORKERS:
         return usual_split(grid.num_tiles, num_workers)
-    best = _best_split(at_most(grid), num_workers, precision, gram)[0]
+    best = _best_split(at_most(grid), num_workers, precision, gram)
     every = best.num_columns == at_most(grid).num_tiles
     return replace(best, num_columns=grid.num_tiles) if every else best
 
 
-def _best_split(grid: TileGrid, num_workers: int, precision: str, gram: str) -> tuple[Split, float]:
-    """The best split and the seconds with it; w is raised as long as that helps."""
+def _best_split(grid: TileGrid, num_workers: int, precision: str, gram: str) -> Split:
+    """The one with the least seconds of those with w = 1 to 12 last terms apart, and of none."""
     seconds = TileSeconds.of(nominal_machine(num_workers), grid.tile_size, precision, gram)
-    found = {0: simulate(grid, Split(), num_workers, seconds).seconds}
     columns = grid.num_tiles if 4 * num_workers > grid.num_tiles else num_workers + 1
-    # one way from a guess, then the other way, each as long as that helps
-    guess = bisect_left(LAST_TERMS, usual_split(grid.num_tiles, num_workers).num_last)
-    for step in (1, -1):
-        place = guess
-        while 0 <= place < len(LAST_TERMS) and LAST_TERMS[place] + 2 < grid.num_tiles:
-            num_last = LAST_TERMS[place]
-            if num_last not in found:
-                split = Split(num_columns=columns, num_last=num_last)
-                found[num_last] = simulate(grid, split, num_workers, seconds).seconds
-            if place != guess and found[num_last] >= found[LAST_TERMS[place - step]]:
-                break
-            place += step
-    best = min(found, key=found.__getitem__)
-    if not best or found[best] > (1 - LEAST_GAIN) * found[0]:
-        return Split(), found[0]
-    return Split(num_columns=columns, num_last=best), found[best]
+    splits = [Split(num_columns=columns, num_last=w) for w in LAST_TERMS if w + 2 < grid.num_tiles]
+    times = {split: simulate(grid, split, num_workers, seconds).seconds for split in (Split(), *splits)}
+    best = min(times, key=times.__getitem__)
+    return best if times[best] <= (1 - LEAST_GAIN) * times[Split()] else Split()
 
 
 @lru_cache(maxsize=64)
@@ -295,43 +273,22 @@ def choose_tiles(
 
     Cost
     ----
-    A simulation for each edge from the usual one on, in both directions as long as that helps, of at most 19,000 tiles
-    each: less than 1 s for n = 20,000, some seconds for n = 1,000,000.
+    A simulation for each edge, of at most 19,000 tiles: less than 1 s for n = 20,000.
     """
     if num_workers <= FEW_WORKERS:
         return usual
-    fitting = [edge for edge in EDGES if _fits(edge, num_features, memory_bytes, precision)]
-    edges = [edge for edge in fitting if 1 < TileGrid(n, edge).num_tiles <= MOST_TILES]
-    if not edges:  # hardly any matrix, or one so large that the largest tiles keep all workers busy
-        return max([usual, *fitting]) if TileGrid(n, usual).num_tiles > MOST_TILES else usual
-    best, least = usual, inf
-    if TileGrid(n, usual).num_tiles <= MOST_TILES:
-        least = (1 - LEAST_EDGE_GAIN) * _usual_seconds(TileGrid(n, usual), num_workers, precision, gram)
-    for side in ([edge for edge in edges if edge > usual], [edge for edge in reversed(edges) if edge < usual]):
-        for edge in side:
-            grid = TileGrid(n, edge)
-            if _least_seconds(grid, num_workers, precision, gram) >= least:
-                continue
-            found = _usual_seconds(grid, num_workers, precision, gram)
-            if found >= least:
-                break  # further on in this direction it gets worse
-            best, least = edge, found
-    return best
+    size = itemsize(precision)
+    room = inf if memory_bytes is None else 0.8 * memory_bytes
+    fitting = [edge for edge in EDGES if task_bytes(edge, num_features, size) <= room]
+    grids = [grid for edge in fitting if 1 < (grid := TileGrid(n, edge)).num_tiles <= MOST_TILES]
+    is_large = TileGrid(n, usual).num_tiles > MOST_TILES
+    if not grids:  # hardly any matrix, or one so large that the largest tiles keep all workers busy
+        return max([usual, *fitting]) if is_large else usual
 
+    def seconds(grid: TileGrid) -> float:
+        tile = TileSeconds.of(nominal_machine(num_workers), grid.tile_size, precision, gram)
+        return simulate(grid, usual_split(grid.num_tiles, num_workers), num_workers, tile).seconds
 
-def _usual_seconds(grid: TileGrid, num_workers: int, precision: str, gram: str) -> float:
-    seconds = TileSeconds.of(nominal_machine(num_workers), grid.tile_size, precision, gram)
-    return simulate(grid, usual_split(grid.num_tiles, num_workers), num_workers, seconds).seconds
-
-
-def _fits(edge: int, num_features: int, memory_bytes: int | None, precision: str) -> bool:
-    return memory_bytes is None or task_bytes(edge, num_features, itemsize(precision)) <= 0.8 * memory_bytes
-
-
-def _least_seconds(grid: TileGrid, num_workers: int, precision: str, gram: str) -> float:
-    """What no schedule can undercut: all work on all workers, or one column's tiles one after the other."""
-    seconds = TileSeconds.of(nominal_machine(num_workers), grid.tile_size, precision, gram)
-    whole = Split()
-    work = sum(seconds.of_task(key, grid, whole) for key in grid.lower())
-    chain = grid.num_tiles * (seconds.potrf + seconds.trsm + seconds.gemm + seconds.syrk)
-    return max(work / num_workers, chain)
+    best = min(grids, key=seconds)
+    is_better = is_large or seconds(best) < (1 - LEAST_EDGE_GAIN) * seconds(TileGrid(n, usual))
+    return best.tile_size if is_better else usual

@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import ceil, log, log2
 from typing import Any, Literal
 
@@ -105,7 +106,12 @@ class Trial:
     root_weight: FloatArray | None = None
     seed: int = 0
     seconds: float = 1.5
-    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("_cg", "mixed", "rounding"):  # each is asked once, for many candidates
+            setattr(self, name, cache(getattr(self, name)))
+        s = len(self.targets)
+        self._sizes, self._rhs = (max(1, s // 2), s), np.ascontiguousarray(self.targets[:, :NUM_TARGETS])
 
     def cg(
         self,
@@ -118,23 +124,13 @@ class Trial:
 
         Ranks beyond the largest that is tried are given its iterations.
         """
-        key = ("cg", min(alpha), tuple(ranks), tol)
-        found: dict[int, Iterations] = self._once(key, lambda: self._cg(min(alpha), ranks, tol))
+        found = self._cg(min(alpha), tuple(ranks), tol)
         if precision == "float64":
             return found
         more = self.refinements(min(alpha), tol) - 1
         # each of them begins anew: without a preconditioner that costs what conjugate gradients had learnt
         again = {rank: count.high if rank else 2 * count.high for rank, count in found.items()}
         return {rank: Iterations(count.low + more / 2, again[rank] + more) for rank, count in found.items()}
-
-    def mixed(self, alpha: Sequence[float], tol: float) -> Iterations:
-        """Iterations around a float32 factor, for the smallest alpha."""
-        found: Iterations = self._once(("mixed", min(alpha), tol), lambda: self._mixed(min(alpha), tol))
-        return found
-
-    def rounding(self) -> float:
-        """|E| for products with all n rows in float32, E = fl32(S K S) - S K S: what v^T A v / v^T v may lose."""
-        return float(self._once(("rounding",), self._rounding))
 
     def supports_single(self, alpha: Sequence[float]) -> bool:
         """Whether iterations with float32 products reach the answer for the smallest alpha."""
@@ -145,31 +141,16 @@ class Trial:
         factor = min(max(self.rounding() / alpha if alpha else 1.0, 1e-3), SUPPORTED)
         return ceil(log(tol) / log(factor))
 
-    def _once(self, key: Any, answer: Callable[[], Any]) -> Any:
-        if key not in self._known:
-            self._known[key] = answer()
-        return self._known[key]
-
-    # --- the sample ------------------------------------------------------------------------------------------------
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        s = len(self.targets)
-        return max(1, s // 2), s
+    @cached_property
+    def _whole_system(self) -> FloatArray:
+        """S K S of the sample."""
+        rows = self.rows[: len(self.targets)]
+        root = np.ones(1) if self.root_weight is None else self.root_weight[: len(rows)]
+        matrix: FloatArray = self.kernel.block(rows, rows, same=True) * root * root[:, None]
+        return matrix
 
     def _system(self, part: slice) -> FloatArray:
-        """S K S of some rows."""
-
-        def make() -> FloatArray:
-            rows = self.rows[: len(self.targets)]
-            root = 1.0 if self.root_weight is None else self.root_weight[: len(rows)]
-            matrix: FloatArray = self.kernel.block(rows, rows, same=True) * root * np.reshape(root, (-1, 1))
-            return matrix
-
-        return np.ascontiguousarray(self._once(("system",), make)[part, part])
-
-    def _right_hand_sides(self, part: slice) -> FloatArray:
-        return np.ascontiguousarray(self.targets[part, :NUM_TARGETS])
+        return np.ascontiguousarray(self._whole_system[part, part])
 
     # --- conjugate gradients ---------------------------------------------------------------------------------------
 
@@ -184,9 +165,10 @@ class Trial:
         # both halves: the counts are small numbers, and one of them alone says little of how they grow
         parts = [slice(0, half), slice(s - half, s)] if half < s else [slice(0, s)]
         halves = [self._counts(part, alpha, alpha * half / n, tried, factor, tol) for part in parts]
+        # geometric means
+        means = {rank: np.exp(np.log([np.maximum(each[rank], 1.0) for each in halves]).mean(axis=0)) for rank in tried}
         found = {
-            rank: extrapolate(_mean([each[rank] for each in halves]), whole[rank], s, n, preconditioned=rank > 0)
-            for rank in tried
+            rank: extrapolate(tuple(means[rank].tolist()), whole[rank], s, n, preconditioned=rank > 0) for rank in tried
         }
         if 0 in found and n > s:
             # what a preconditioner does not take away is the smallest eigenvalues, which a sample sees least of
@@ -197,7 +179,7 @@ class Trial:
         self, part: slice, alpha: float, scaled: float, ranks: Sequence[int], factor: FloatArray, tol: float
     ) -> dict[int, tuple[float, float]]:
         """Iterations with alpha and with alpha s / n for each rank, all of them in one block."""
-        matrix, rhs = self._system(part), self._right_hand_sides(part)
+        matrix, rhs = self._system(part), self._rhs[part]
         columns, t = np.ascontiguousarray(factor[:, part]), rhs.shape[1]
         cases = [(rank, value) for rank in ranks for value in (alpha, scaled)]
         gram = columns @ columns.T
@@ -241,7 +223,8 @@ class Trial:
 
     # --- float32 ---------------------------------------------------------------------------------------------------
 
-    def _rounding(self) -> float:
+    def rounding(self) -> float:
+        """|E| for products with all n rows in float32, E = fl32(S K S) - S K S: what v^T A v / v^T v may lose."""
         m = min(len(self.rows), ROUNDING_ROWS)
         large = self._rounding_of(m)
         # products of few rows are made another way, whose errors say nothing of the products with all of them
@@ -266,9 +249,10 @@ class Trial:
                 break
         return found
 
-    def _mixed(self, alpha: float, tol: float) -> Iterations:
+    def mixed(self, alpha: Sequence[float], tol: float) -> Iterations:
+        """Iterations around a float32 factor, for the smallest alpha."""
         n, (half, s) = self.num_rows, self._sizes
-        small, large = (self._mixed_count(size, alpha * size / n, tol) for size in (half, s))
+        small, large = (self._mixed_count(size, min(alpha) * size / n, tol) for size in (half, s))
         # the ridge is small for all n rows already: half of what is left of growth
         return (
             Iterations(large, large)
@@ -299,14 +283,8 @@ class Trial:
             z = cho_solve((lower, True), (r / scale).astype(np.float32), check_finite=False)
             return np.asarray(z.astype(np.float64) * scale)
 
-        rhs = self._right_hand_sides(slice(0, size))
+        rhs = self._rhs[:size]
         return float(_iterate(matrix, np.full(rhs.shape[1], alpha), rhs, apply, tol, self.seconds / 3).max())
-
-
-def _mean(counts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Geometric means, of the iterations with alpha and with alpha s / n."""
-    own, scaled = np.exp(np.log(np.maximum(counts, 1.0)).mean(axis=0))
-    return float(own), float(scaled)
 
 
 def _shifted(gram: FloatArray, alpha: float) -> Any:

@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist
 
+from dkrr.dataset.columns import column_number
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
 from dkrr.jobs import toml
-from dkrr.jobs.toml import FILE_SUFFIXES, nearest
+from dkrr.jobs.toml import FILE_SUFFIXES
+from dkrr.selection.search import start_width
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, name_of
 
@@ -63,7 +64,7 @@ def init_job(
     ------
     DataError, StoreError
         The data cannot be read, or its features are not numbers.
-    JobFileError
+    ParameterError
         A target that does not exist.
     """
     path, reading = os.fspath(data_path), reading or {}
@@ -71,7 +72,7 @@ def init_job(
     table = _open(path, reading, named)
     if not named and table.target is None:
         named = [table.names[-1] if table.is_named else -1]
-    positions = [_position(table, name) for name in named] or list(table.target or ())
+    positions = [column_number(table, name, "target") for name in named] or list(table.target or ())
     features = [i for i in range(len(table.names)) if i not in {*positions, table.weight}]
     rows, is_text = _read_sample(table, features, positions, reading.get("decimal", "."))
     given = is_url(path) or path.startswith(BUILT_IN) or os.path.isabs(path)
@@ -145,24 +146,7 @@ def median_gamma(rows: NDArray[np.float64]) -> float:
     Columns are whitened with their own mean and standard deviation, constant ones become 0.
     """
     std = rows.std(axis=0)
-    std[std == 0] = 1.0
-    whitened = (rows - rows.mean(axis=0)) / std
-    median = float(np.median(pdist(whitened, "sqeuclidean"))) if len(rows) > 1 else 0.0
-    return 1.0 / median if median > 0 else 1.0 / rows.shape[1]
-
-
-def _position(table: Table, name: str | int) -> int:
-    count = len(table.names)
-    if isinstance(name, int) and not -count <= name < count:
-        raise JobFileError(
-            f"{table.label} has {count} columns; target {name} is none of them",
-            hint=f"columns count from 0 to {count - 1}; -1 is the last",
-        )
-    if isinstance(name, str) and name not in table.names:
-        close, shown = nearest(name, table.names), ", ".join(table.names[:8]) + ", ..." * (count > 8)
-        hint = f"nearest right name: {close!r}" if close else f"its columns: {shown}"
-        raise JobFileError(f"{table.label} has no column {name!r}", hint=hint)
-    return name % count if isinstance(name, int) else table.names.index(name)
+    return start_width((rows - rows.mean(axis=0)) / np.where(std == 0, 1.0, std)) ** -2
 
 
 def _read_sample(

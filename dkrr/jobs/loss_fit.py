@@ -16,14 +16,13 @@ Cost: the rows in memory twice, and what :mod:`dkrr.fit.prices` says.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,11 @@ from dkrr.jobs.prepare import Prepared, check_loss_targets
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
+from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.losses.fit import LossFit, fit_losses
-from dkrr.linalg.workspace import ResidualTrace, Workspace
+from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import quantile_names
-from dkrr.models.tiled import label_targets, loss_details, loss_parts
+from dkrr.models.tiled import Solved, label_targets, loss_details, loss_parts
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children
 from dkrr.threads import single_blas_thread
@@ -61,11 +61,10 @@ def loss_of(plan: Plan) -> dict[str, Any] | None:
 @contextmanager
 def fit_loss(
     job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str, begin: Callable[..., Any]
-) -> Iterator[list[tuple[dict[str, Any], dict[str, Any], list[Any]]]]:
+) -> Iterator[list[Solved]]:
     """Fit the training rows of a job as ``plan`` says; goes on from the checkpoint in the run's ``directory``.
 
-    Parts of a model, its solution among them, details of its provenance, and [iteration, gap, violation] of some
-    iterations of each target, for each C in increasing order. The checkpoint is removed at the end of the block, when
+    What was found for each C in increasing order. The checkpoint is removed at the end of the block, when
     they are saved. Without one it begins with the coefficients of an earlier fit, which ``begin`` finds.
 
     Raises
@@ -125,17 +124,24 @@ def fit_loss(
         goes_on.save()
         raise
     finally:
-        workspace.record(plan.solver, RunSummary(seconds=goes_on.seconds))
+        workspace.record(plan.solver, RunSummary(seconds=time.perf_counter() - goes_on.began))
     goes_on.end(found)
-    details = {"fit_intercept": model.fit_intercept, "tol": solver.tol}
+    details = {"precision": plan.precision, "fit_intercept": model.fit_intercept, "tol": solver.tol}
     details |= {"allow_unconverged": True} if solver.allow_unconverged else {}
     columns = _columns(prepared, model.quantile if isinstance(model.quantile, list) else [])
     fits = []
     for values, each in zip(path, found.split(len(path)), strict=True):
         part = each.mirrored() if train.classes is not None and len(train.classes) == 2 else each
         parts = loss_parts(part, losses[0], kernel, X, fit_intercept=model.fit_intercept)
-        history = [_thinned(answer.history) for answer in part.answers]
-        fits.append((parts | columns, loss_details(losses[0], *values, **model.loss_parameters) | details, history))
+        # at most some 200 iterations, the last one among them
+        points = [
+            [*answer.history[: -1 : -(-len(answer.history) // MOST_POINTS)], answer.history[-1]]
+            for answer in part.answers
+        ]
+        history = [[list(point) for point in each] for each in points]
+        parts |= columns | {"solution": replace(parts["solution"], reused=dict(workspace.reused))}
+        own = loss_details(losses[0], *values, **model.loss_parameters) | details
+        fits.append(Solved(parts=parts, details=own, history=history))
     yield fits
     goes_on.remove()
 
@@ -180,10 +186,10 @@ class _Progress:
     def __init__(
         self, workspace: Workspace, plan: Plan, tol: float, directory: RunDirectory, fields: dict[str, Any]
     ) -> None:
-        key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
-        self.workspace, self.plan, self.tol, self.directory = workspace, plan, tol, directory
-        self.name = f"loss-{key}.npy"
-        self._began, self._saved = time.perf_counter(), time.monotonic()
+        self.workspace, self.solver, self.directory = workspace, plan.solver, directory
+        self.name = f"loss-{key_of(fields)[:16]}.npy"
+        self._new_trace = partial(workspace.trace, plan.solver, tol, plan.alpha)
+        self.began, self._saved = time.perf_counter(), time.monotonic()
         self._first_trace = len(workspace.traces)
         self._last = -1
         self._coefficients: Callable[[], Floats] | None = None
@@ -201,15 +207,11 @@ class _Progress:
         logger.warning("%s of %s holds no coefficients: from the beginning", self.name, self.directory.shown)
         return None
 
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
     def __call__(self, number: int, gap: float, coefficients: Callable[[], Floats] | None) -> None:
         self._coefficients = coefficients
         if self.workspace.progress is not None:
             shown = f", gap {gap:.1e}" if np.isfinite(gap) else ""
-            self.workspace.progress(f"{self.plan.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
+            self.workspace.progress(f"{self.solver}, iteration {number:,}{shown}", number, 0, 0.0, 0.0)
         if coefficients is None:
             return
         if number <= self._last or self._last < 0:
@@ -218,9 +220,6 @@ class _Progress:
         self._trace.add(number, np.array([gap]))
         if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
             self.save()
-
-    def _new_trace(self) -> ResidualTrace:
-        return self.workspace.trace(self.plan.solver, self.tol, self.plan.alpha)
 
     def save(self) -> None:
         """Save the coefficients as they are now."""
@@ -241,15 +240,8 @@ class _Progress:
         """The gaps of each target, instead of the largest ones, which are known before the end."""
         del self.workspace.traces[self._first_trace :]
         trace = self._new_trace()
-        histories = [dict((number, gap) for number, gap, _ in answer.history) for answer in found.answers]
-        last = [next(iter(history.values())) for history in histories]
-        for number in sorted(set().union(*histories)):
-            last = [history.get(number, before) for history, before in zip(histories, last, strict=True)]
-            trace.add(number, np.array(last))
+        histories = [np.array(answer.history) for answer in found.answers]
+        for number in np.unique(np.concatenate([history[:, 0] for history in histories])):
+            places = [max(0, np.searchsorted(history[:, 0], number, "right") - 1) for history in histories]
+            trace.add(int(number), np.array([each[k, 1] for each, k in zip(histories, places, strict=True)]))
         trace.is_over = True
-
-
-def _thinned(history: list[tuple[int, float, float]]) -> list[list[float]]:
-    """Iteration, gap and violation of at most some 200 iterations, the last one among them."""
-    step = -(-len(history) // MOST_POINTS)
-    return [list(point) for point in [*history[:-1:step], history[-1]]]

@@ -6,6 +6,7 @@ filled in before a job is checked, so that the job of a run, read again, is the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 from operator import add, mul
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -35,8 +36,12 @@ _PARAMETERS = {
 # keys that only systems of equations have, with all that another loss allows of them
 _OF_SYSTEMS = dict.fromkeys(("tile_size", "gram", "preconditioner", "rank", "num_centers", "centers"), ("auto",))
 _SOLVER = {"name": ("auto",), "precision": ("auto", "float64"), **_OF_SYSTEMS}
+_OTHERS = "is for other losses than the square"
 _OF_LABELS = ("accuracy", "balanced_accuracy")
 _TABLES = (".csv", ".csv.gz", ".parquet", ".npy")  # which have no classes of their own
+
+
+Rule = tuple[bool, tuple[str, str], str, str]  # whether it is broken, the key, what is wrong, and a hint
 
 
 def _kernel_tag(value: Any) -> str:
@@ -179,17 +184,14 @@ class ModelSpec(KernelParameters):
     @model_validator(mode="after")
     def _check_loss(self) -> Self:
         """Refuse what a loss, or its absence, does not allow, of values that are right one by one."""
-        loss = self.loss
+        loss, alpha = self.loss, self.alpha if isinstance(self.alpha, list) else [self.alpha]
         for name in self.loss_parameters:
             if _PARAMETERS.get(loss, ("",))[0] != name:
                 of = " and ".join(key for key, (parameter, _) in _PARAMETERS.items() if parameter == name)
                 raise misplaced(("model", name), f"is for loss = {of}; the loss is {loss!r}", "leave it out")
-        if loss == "square":
-            if self.C is not None:
-                raise _of_others("model", "C", "give alpha, which is 1 / (2 C)")
-            return self
-        alpha = self.alpha if isinstance(self.alpha, list) else [self.alpha]
-        if min(alpha) == 0 or len(set(alpha)) < len(alpha):
+        if loss == "square" and self.C is not None:
+            raise misplaced(("model", "C"), _OTHERS, "give alpha, which is 1 / (2 C)")
+        if loss != "square" and (min(alpha) == 0 or len(set(alpha)) < len(alpha)):
             expected = f"a number above 0, or a list of different ones, expected with loss = {loss!r}"
             raise misplaced(("model", "alpha"), f"= {self.alpha!r}; {expected}")
         try:
@@ -255,44 +257,57 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
 
 def check_job(job: JobSpec) -> None:
     """Refuse what a loss does not allow of the other tables of a job, whose values are right one by one."""
-    model, solver, evaluate, tune, loss = job.model, job.solver, job.evaluate, job.tune, job.model.loss
-    with_loss = f"with loss = {loss!r}"
-    if loss == "square":
-        for name in ("C", "folds"):
-            if tune is not None and getattr(tune, name) is not None:
-                raise _of_others("tune", name, "leave it out")
-    else:
-        if isinstance(model.alpha, list) and not job.holds_out:
-            raise misplaced(
-                ("model", "alpha" if model.C is None else "C"),
-                "is a list, and no rows are held out to choose one by",
-                "set [evaluate] fraction, or give one number; `dkrr tune` chooses one of [tune] C by folds",
-            )
-        if model.build_kernel().name == "precomputed":
-            raise misplaced(
-                ("model", "kernel"),
-                f"= 'precomputed' {with_loss}: jobs with a loss have rows",
-                "give rows and a kernel, or fit the matrix in Python: dkrr.KernelSVC(kernel='precomputed')",
-            )
-        for name, allowed in _SOLVER.items():
-            if (value := getattr(solver, name)) not in allowed:
-                raise misplaced(("solver", name), f"= {value!r} {with_loss}, which decides it", "leave it out")
-        if evaluate is not None and (evaluate.leave_one_out or evaluate.intervals):
-            name = "leave_one_out" if evaluate.leave_one_out else "intervals"
-            band = "; loss = 'pinball' with outer quantiles gives a band" if loss != "pinball" else ""
-            raise misplaced(("evaluate", name), f"{with_loss}: it is known of the square alone", f"leave it out{band}")
-        is_for_labels = make_loss(loss).is_for_labels
-        if job.data.one_hot and not is_for_labels:
-            raise misplaced(("data", "one_hot"), f"= true {with_loss}, which is for numbers", "leave it out")
-        if is_for_labels and not job.data.one_hot and job.data.path.lower().endswith(_TABLES):
-            hint = "set [data] one_hot = true"
-            raise misplaced(("data", "one_hot"), f"is not true {with_loss}, which is for classes", hint)
-    if evaluate is not None and evaluate.metric is not None:
-        check_metric(("evaluate", "metric"), loss, evaluate.metric)
+    for is_wrong, path, message, hint in _square_rules(job) if job.model.loss == "square" else _loss_rules(job):
+        if is_wrong:
+            raise misplaced(path, message, hint)
+    if job.evaluate is not None and job.evaluate.metric is not None:
+        check_metric(("evaluate", "metric"), job.model.loss, job.evaluate.metric)
 
 
-def _of_others(table: str, key: str, hint: str) -> Exception:
-    return misplaced((table, key), "is for other losses than the square", hint)
+def _square_rules(job: JobSpec) -> Iterator[Rule]:
+    is_matrix, solver, what = job.model.kernel == "precomputed", job.solver.name, "with a precomputed matrix"
+    is_of_rows = is_matrix and solver in ("nystrom", "primal")
+    yield is_of_rows, ("solver", "name"), f"= {solver!r} {what}", "give rows and a kernel"
+    what += ", whose columns are no features"
+    yield is_matrix and job.data.standardize, ("data", "standardize"), what, "leave it out"
+    for name in ("C", "folds"):
+        yield job.tune is not None and getattr(job.tune, name) is not None, ("tune", name), _OTHERS, "leave it out"
+
+
+def _loss_rules(job: JobSpec) -> Iterator[Rule]:
+    model, evaluate, loss, one_hot = job.model, job.evaluate, job.model.loss, job.data.one_hot
+    with_loss, is_for_labels = f"with loss = {loss!r}", make_loss(loss).is_for_labels
+    yield (
+        isinstance(model.alpha, list) and not job.holds_out,
+        ("model", "alpha" if model.C is None else "C"),
+        "is a list, and no rows are held out to choose one by",
+        "set [evaluate] fraction, or give one number; `dkrr tune` chooses one of [tune] C by folds",
+    )
+    yield (
+        model.build_kernel().name == "precomputed",
+        ("model", "kernel"),
+        f"= 'precomputed' {with_loss}: jobs with a loss have rows",
+        "give rows and a kernel, or fit the matrix in Python: dkrr.KernelSVC(kernel='precomputed')",
+    )
+    for name, allowed in _SOLVER.items():
+        value = getattr(job.solver, name)
+        yield value not in allowed, ("solver", name), f"= {value!r} {with_loss}, which decides it", "leave it out"
+    band = "; loss = 'pinball' with outer quantiles gives a band" if loss != "pinball" else ""
+    for name in ("leave_one_out", "intervals"):
+        yield (
+            evaluate is not None and bool(getattr(evaluate, name)),
+            ("evaluate", name),
+            f"{with_loss}: it is known of the square alone",
+            f"leave it out{band}",
+        )
+    where = ("data", "one_hot")
+    yield one_hot and not is_for_labels, where, f"= true {with_loss}, which is for numbers", "leave it out"
+    yield (
+        is_for_labels and not one_hot and job.data.path.lower().endswith(_TABLES),
+        where,
+        f"is not true {with_loss}, which is for classes",
+        "set [data] one_hot = true",
+    )
 
 
 def check_metric(path: tuple[str, str], loss: str, metric: str) -> None:

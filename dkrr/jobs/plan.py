@@ -7,10 +7,9 @@ decided it. Memory, disk and seconds are those of :mod:`dkrr.fit.prices`.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +18,10 @@ import numpy as np
 from dkrr.dataset import Dataset
 from dkrr.engine.machine import cpu_count, free_memory_bytes, peak_rss_bytes, total_memory_bytes
 from dkrr.errors import ParameterError, PlanRefusedError
-from dkrr.fit.choices import Candidate, Limits, Problem
+from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice
 from dkrr.fit.fitting import center_of_lineage
-from dkrr.fit.inputs import free_bytes, measured_place
-from dkrr.fit.plan import ASKED, decide, find_continued, find_other_alpha, other_alpha_sentence
+from dkrr.fit.inputs import free_bytes, measured_place, present_bytes
+from dkrr.fit.plan import Decision, decide, find_continued, other_alpha_note
 from dkrr.fit.prices import (
     CLIENT_BYTES,
     DECOMPOSITION_PASSES,
@@ -33,16 +32,15 @@ from dkrr.fit.prices import (
 )
 from dkrr.fit.rates import Machine, measure_machine
 from dkrr.fit.trial import Trial, sample_trial
-from dkrr.jobs.prepare import Prepared, check_loss_targets, num_loss_columns, prepare
+from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tables import Shown, plan_facts
 from dkrr.kernels import Kernel, kernel_from_dict
-from dkrr.kernels.features import count_features
 from dkrr.linalg.sizes import task_bytes
 from dkrr.markup import size
 from dkrr.models.tiled import loss_solver, usable_rows
-from dkrr.store.files import arrays_below, is_url, read_json
-from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.store.files import is_url
+from dkrr.tiles import TileGrid
 
 __all__ = ["Plan", "make_plan", "plan"]
 
@@ -169,8 +167,9 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         became stays, of other features nothing does.
     """
     train, cluster, free = prepared.train, job.cluster, free_bytes(store)
-    workers = cluster.workers or cpu_count()
-    limit = _memory_limit(job, workers)
+    workers, frozen = cluster.workers or cpu_count(), prepared.earlier
+    own = total_memory_bytes() // workers if cluster.scheduler == "local" else None
+    limit = own if cluster.memory_limit == "auto" else int(cluster.memory_limit)
     digests = [train.digest, train.digest_y, train.digest_weight]
     here = {
         "workers": workers,
@@ -184,11 +183,10 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
     if earlier is not None and earlier["digests"] == digests:
         same = {item.name: earlier[item.name] for item in fields(Plan)}
         same["task_bytes"] = same["task_bytes"] // same["threads_per_worker"] * cluster.threads_per_worker
+        if same["loss"] is None:
+            known = _tiles_of(train, kernel_of(same["kernel"]), same["alpha"])
+            same["disk_present_bytes"] = present_bytes(store, known | {"tile_size": [same["tile_size"]]})
         plan = Plan(**same | here)
-        if plan.loss is None:
-            kernel = None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel)
-            present = _present_bytes(store, _tiles_of(train, kernel, plan.tile_size), plan.alpha)
-            plan = replace(plan, disk_present_bytes=present)
     else:
         kernel = job.model.build_kernel()
         resolved = None if kernel.name == "precomputed" else kernel.resolve(train.num_features)
@@ -200,66 +198,59 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
             fetches=is_url(str(store)),
         )
         way = _decide if job.model.loss == "square" else _decide_loss
-        plan = Plan(**_facts(job, prepared, *way(job, prepared, store, resolved, earlier, limits)) | here)
+        chosen, facts = way(job, prepared, store, resolved, earlier, limits)
+        said = [] if frozen is None or not frozen.says_something else [frozen.sentence()]
+        if cluster.insecure:
+            facts["notes"].append("insecure = true: the scheduler is reached without encryption or authentication")
+        scaling = {} if frozen is None else {"scaling": frozen.to_dict()}
+        facts |= {"notes": said + facts["notes"], "reused": scaling | facts.get("reused", {})}
+        plan = Plan(
+            num_rows=train.num_rows,
+            num_test_rows=0 if prepared.test is None else prepared.test.num_rows,
+            num_features=train.num_features,
+            num_targets=train.num_targets,
+            kernel={"kernel": "precomputed"} if resolved is None else resolved.to_dict(),
+            solver=chosen.solver,
+            precision=chosen.precision,
+            gram=chosen.gram,
+            tile_size=chosen.tile_size,
+            task_bytes=chosen.memory_bytes * cluster.threads_per_worker,
+            # a trial of large ranks may have taken more than the fit will
+            client_bytes=max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
+            disk_bytes=chosen.disk_bytes,
+            estimated_seconds=chosen.seconds,
+            estimated_low_seconds=chosen.seconds_low,
+            expected_efficiency=chosen.efficiency,
+            iterations=None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
+            split=None if chosen.split is None else chosen.split.to_dict(),
+            rank=chosen.rank,
+            infeasible=chosen.infeasible,
+            **facts | here,
+        )
     refusal, hint = _refusal(plan, store)
     return replace(plan, refusal=refusal, hint=hint)
 
 
-def _facts(
-    job: JobSpec, prepared: Prepared, chosen: Candidate, problem: Problem, facts: dict[str, Any]
-) -> dict[str, Any]:
-    """What a plan says of the way that was ``chosen``, besides what there is."""
-    train, frozen, kernel = prepared.train, prepared.frozen, problem.kernel
-    newer = frozen is not None and (frozen.scaling is None or frozen.drift.num_rows > 0)
-    notes = [frozen.sentence()] if newer and frozen is not None else []
-    notes += facts.pop("notes")
-    if job.cluster.insecure:
-        notes.append("insecure = true: the scheduler is reached without encryption or authentication")
-    return {
-        "num_rows": train.num_rows,
-        "num_test_rows": 0 if prepared.test is None else prepared.test.num_rows,
-        "num_features": train.num_features,
-        "num_targets": train.num_targets,
-        "kernel": {"kernel": "precomputed"} if kernel is None else kernel.to_dict(),
-        "alpha": list(problem.alpha),
-        "solver": chosen.solver,
-        "precision": chosen.precision,
-        "gram": chosen.gram,
-        "tile_size": chosen.tile_size,
-        "task_bytes": chosen.memory_bytes * job.cluster.threads_per_worker,
-        # a trial of large ranks may have taken more than the fit will
-        "client_bytes": max(peak_rss_bytes(), CLIENT_BYTES + chosen.client_bytes),
-        "disk_bytes": chosen.disk_bytes,
-        "estimated_seconds": chosen.seconds,
-        "estimated_low_seconds": chosen.seconds_low,
-        "expected_efficiency": chosen.efficiency,
-        "iterations": None if chosen.iterations is None else [chosen.iterations.low, chosen.iterations.high],
-        "split": None if chosen.split is None else chosen.split.to_dict(),
-        "rank": chosen.rank,
-        "infeasible": chosen.infeasible,
-        "notes": notes,
-        "reused": ({} if frozen is None else {"scaling": frozen.to_dict()}) | facts.pop("reused", {}),
-        **facts,
-    }
+def kernel_of(kernel: dict[str, Any]) -> Kernel | None:
+    """The kernel of a plan; None for a precomputed matrix."""
+    return None if kernel == {"kernel": "precomputed"} else kernel_from_dict(kernel)
 
 
-def _tiles_of(train: Dataset, kernel: Kernel | None, tile_size: int | None = None) -> dict[str, Any]:
+def _tiles_of(train: Dataset, kernel: Kernel | None, alpha: Sequence[float]) -> dict[str, list[Any]]:
     """By which tiles of these rows are known."""
-    found = {} if tile_size is None else {"tile_size": tile_size}
-    kernel_fields = None if kernel is None else json.loads(json.dumps(kernel.to_dict()))
-    return {**found, "kernel": kernel_fields, "rows_digest": train.digest, "n": train.num_rows}
+    described = None if kernel is None else kernel.to_dict()
+    return {"kernel": [described], "rows_digest": [train.digest], "n": [train.num_rows], "alpha": [*alpha, None]}
 
 
 def _decide(
     job: JobSpec, prepared: Prepared, store: Any, kernel: Kernel | None, earlier: dict[str, Any] | None, limits: Limits
-) -> tuple[Candidate, Problem, dict[str, Any]]:
+) -> tuple[Candidate, dict[str, Any]]:
     """The fastest exact way to the answer of the square loss, or that of an ``earlier`` fit of fewer or more rows.
 
-    With what it solves, and what a plan says of it besides its price.
+    With what a plan says of it besides its price.
     """
-    train = prepared.train
+    train, choice, alpha = prepared.train, job.solver.choice(), tuple(np.atleast_1d(job.model.alpha).tolist())
     n, t = train.num_rows, train.num_targets
-    alpha = tuple(float(a) for a in np.atleast_1d(job.model.alpha))
     if len(alpha) not in (1, t):
         raise ParameterError(
             f"[model] alpha has {len(alpha)} values for {t} target{'s' * (t > 1)}; one, or one for each, expected"
@@ -271,10 +262,10 @@ def _decide(
         kernel=kernel,
         alpha=alpha,
         fit_intercept=job.model.fit_intercept,
-        primal=job.solver.tile_size == "auto",
+        primal=job.solver.edge is None,
+        drift_limit=prepared.center_drift_limit,
     )
-    choice = job.solver.choice()
-    given_tiles = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
+    edge = job.solver.edge
     if earlier is not None:
         is_cg, rank = earlier["solver"] == "cg", earlier["rank"]
         choice = replace(
@@ -283,55 +274,47 @@ def _decide(
             rank=rank if is_cg and rank else "auto",
             preconditioner="none" if is_cg and not rank and choice.preconditioner == "auto" else choice.preconditioner,
         )
-        given_tiles = int(earlier["tile_size"])
+        edge = int(earlier["tile_size"])
+    known, memory, drift_limit = _tiles_of(train, kernel, alpha), limits.memory_bytes, problem.drift_limit
     continued = find_continued(
-        store,
-        train,
-        kernel,
-        alpha,
-        choice,
-        tile_size=given_tiles,
-        memory_bytes=limits.memory_bytes,
-        drift_limit=prepared.center_drift_limit,
+        store, train, kernel, alpha, choice, tile_size=edge, memory_bytes=memory, drift_limit=drift_limit
     )
-    asked = choice.to_dict() | {"tile_size": given_tiles or "auto"}
-    if continued is not None:
-        choice, given_tiles = continued.resolve(choice, given_tiles)
     if limits.disk_bytes is not None:
-        present = _present_bytes(store, _tiles_of(train, kernel), alpha)
-        limits = replace(limits, disk_bytes=limits.disk_bytes + present)
-    machine = partial(_machine, job, kernel, train.num_features, store, limits.threads, earlier)
+        limits = replace(limits, disk_bytes=limits.disk_bytes + present_bytes(store, known))
+    machine = cache(partial(_machine, job, kernel, train.num_features, store, limits.threads, earlier))
 
     def trial(seconds: float) -> Trial | None:
         return sample_trial(train, kernel, seconds, seed=choice.seed) if kernel and earlier is None else None
 
-    decision = decide(problem, choice, limits, tile_size=given_tiles, machine=machine, trial=trial, always_measure=True)
-    chosen, reused, notes, reasons = decision.chosen, {}, [], dict(decision.reasons)
+    decision = decide(
+        problem,
+        choice,
+        limits,
+        tile_size=edge,
+        machine=machine,
+        trial=trial,
+        always_measure=True,
+        continued=continued,
+    )
+    chosen, reused, notes, reasons = decision.chosen, {}, [], decision.reasons
     if job.leaves_out:
         chosen = with_leave_one_out(chosen, problem, limits, machine())
-    settings = replace(decision.settings(problem, choice), drift_limit=prepared.center_drift_limit)
-    center = center_of_lineage(settings, train, store)
+    center = center_of_lineage(decision.settings(), train, store)
     if center is not None and center.sentence():
         reused["center"] = center.to_dict()
         notes.append(center.sentence())
-    present = _present_bytes(store, _tiles_of(train, kernel, chosen.tile_size), alpha)
-    if continued is not None and continued.is_for(chosen):
-        less = continued.saved(chosen, limits.threads)
-        saved = chosen.total_seconds - less.total_seconds if chosen.seconds else None
-        chosen, reused["factor"] = less, continued.to_dict(saved)
-        notes.append(continued.sentence(saved))
-        present = max(present, continued.num_bytes)
-    elif chosen.solver == "cholesky":
-        other = find_other_alpha(store, train, kernel, alpha)
-        if other is not None and other not in alpha:
-            notes.append(other_alpha_sentence(other, alpha[0], choice.tol))
-    if continued is not None:  # what was left open and is not any more
-        left = [name for name in reasons if asked.get(name) == "auto" and reasons[name] == ASKED]
-        reasons |= dict.fromkeys(left, "as in the factor that is continued")
+    present = present_bytes(store, known | {"tile_size": [chosen.tile_size]})
+    if decision.continued is not None:
+        reused["factor"] = decision.continued.to_dict(decision.saved_seconds)
+        notes.append(decision.continued.sentence(decision.saved_seconds))
+        present = max(present, decision.continued.num_bytes)
+    elif chosen.solver == "cholesky" and (note := other_alpha_note(store, train, kernel, alpha, choice.tol)):
+        notes.append(note)
     if earlier is not None:
         reasons = dict.fromkeys(reasons, "as the first attempt of this run decided") | earlier["reasons"]
     grid = TileGrid(n, chosen.tile_size)
     facts: dict[str, Any] = {
+        "alpha": list(alpha),
         "num_tiles_per_side": grid.num_tiles,
         "num_tasks": _num_tasks(chosen, grid, problem.num_alphas),
         "flops": _flops(chosen, problem),
@@ -346,23 +329,52 @@ def _decide(
         nystrom = choice.nystrom(usable_rows(train))
         facts["nystrom"] = nystrom.to_dict()
         notes.append(f"an approximation: {nystrom.num_centers:,} centres stand for {n:,} rows")
-    return chosen, problem, facts
+    return chosen, facts
+
+
+def decision_of(job: JobSpec, prepared: Prepared, plan: Plan) -> Decision:
+    """What a plan decided, as it is written down, and what else may be done, by its prices."""
+    limit, free = plan.memory_limit_bytes, plan.disk_free_bytes
+    chosen = Candidate(
+        **{name: getattr(plan, name) for name in ("solver", "precision", "gram", "tile_size", "rank")},
+        iterations=None if plan.iterations is None else Iterations(*plan.iterations),
+        seconds=plan.estimated_seconds,
+    )
+    return Decision(
+        problem=Problem(
+            **{name: getattr(plan, name) for name in ("num_rows", "num_features", "num_targets")},
+            kernel=kernel_of(plan.kernel),
+            alpha=tuple(plan.alpha),
+            fit_intercept=job.model.fit_intercept,
+            drift_limit=prepared.center_drift_limit,
+        ),
+        choice=SolverChoice(**plan.choice),
+        limits=Limits(
+            threads=plan.threads,
+            memory_bytes=None if limit is None else limit // plan.threads_per_worker,
+            disk_bytes=None if free is None else free + plan.disk_present_bytes,
+        ),
+        tile_size=job.solver.edge,
+        machine=lambda: Machine(**plan.calibration),  # type: ignore[arg-type]
+        chosen=chosen,
+        candidates=tuple(Candidate.from_dict(item) for item in plan.candidates),
+    )
 
 
 def _decide_loss(
     job: JobSpec, prepared: Prepared, store: Any, kernel: Kernel | None, earlier: dict[str, Any] | None, limits: Limits
-) -> tuple[Candidate, Problem, dict[str, Any]]:
+) -> tuple[Candidate, dict[str, Any]]:
     """The way to the answer of another loss than the square, which has one."""
     train, model = prepared.train, job.model
     n, d = train.num_rows, train.num_features
     losses = check_loss_targets(job, train)
     solver = loss_solver(losses[0])
     C, alpha = (list(values) for values in zip(*model.path, strict=True))
-    num_columns = len(C) * num_loss_columns(losses, train)
     problem = Problem(
         num_rows=n,
         num_features=d,
-        num_targets=num_columns,
+        # one problem for two classes, else one for each class, target or quantile
+        num_targets=len(C) * (1 if train.classes and len(train.classes) == 2 else max(len(losses), train.num_targets)),
         kernel=kernel,
         alpha=tuple(alpha),
         fit_intercept=model.fit_intercept,
@@ -374,21 +386,21 @@ def _decide_loss(
         needed = f"{solver} needs {size(chosen.client_bytes)} in this process, {size(memory)} are free"
         chosen = replace(chosen, infeasible=needed)
     passes = NEWTON_PRODUCTS if solver == "newton" else DECOMPOSITION_PASSES
-    facts: dict[str, Any] = {
+    return chosen, {
+        "alpha": alpha,
         "num_tiles_per_side": 0,
         "num_tasks": 0,
-        "flops": 2.0 * n * n * (d + num_columns) * passes,
+        "flops": 2.0 * n * n * (d + problem.num_targets) * passes,
         "disk_present_bytes": 0,
-        "estimated_low_seconds": chosen.total_seconds,
         "calibration": machine.to_dict(),
         "reasons": {"solver": f"the {model.loss} loss {'is smooth' if solver == 'newton' else 'has corners'}"},
         "loss": {"loss": model.loss, "C": C if len(C) > 1 else C[0], **model.loss_parameters},
+        "notes": [
+            f"{solver} runs in the driver's process, with {threads} thread{'s' * (threads > 1)}; workers predict",
+            f"{chosen.seconds[solver]:.1f} s for it is a rough estimate: it depends on how many rows are support "
+            "vectors",
+        ],
     }
-    facts["notes"] = [
-        f"{solver} runs in the driver's process, with {threads} thread{'s' * (threads > 1)}; workers predict",
-        f"{chosen.seconds[solver]:.1f} s for it is a rough estimate: it depends on how many rows are support vectors",
-    ]
-    return chosen, problem, facts
 
 
 def _machine(
@@ -444,30 +456,6 @@ def _flops(chosen: Candidate, problem: Problem) -> float:
     if chosen.solver == "cholesky":
         return n**3 / 3 * problem.num_alphas
     if chosen.solver == "primal":
-        size = count_features(problem.kernel, problem.num_features) or 0
-        return n * (size**2 + 4.0 * size * t) + size**3 / 3 * problem.num_alphas
+        return problem.primal_flops + 4.0 * n * problem.num_explicit * t
     iterations = 0.0 if chosen.iterations is None else chosen.iterations.high
     return 2.0 * n * n * t * iterations + 2.0 * n * chosen.rank**2
-
-
-def _memory_limit(job: JobSpec, workers: int) -> int | None:
-    limit = job.cluster.memory_limit
-    if limit == "auto":
-        return total_memory_bytes() // workers if job.cluster.scheduler == "local" else None
-    return int(limit)
-
-
-def _present_bytes(store: Any, wanted: dict[str, Any], alpha: Sequence[float]) -> int:
-    """Bytes of valid tiles that this job goes on writing: arrays whose key has the same fields, and one of its alphas.
-
-    The BLAS kernel is not compared: which one the workers have is known only when they run.
-    """
-    total = 0
-    for folder in ("factors", "grams"):
-        for location in arrays_below(store, folder):
-            fields = (read_json(location, "zarr.json") or {}).get("attributes", {})
-            same = all(fields.get(name) == value for name, value in wanted.items())
-            if same and (folder == "grams" or fields.get("alpha") in alpha):
-                tiles = TileMatrix.open(location)
-                total += (tiles.grid.num_lower - len(tiles.missing())) * (tiles.array.chunk_bytes + 4)
-    return total

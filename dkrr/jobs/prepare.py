@@ -1,13 +1,18 @@
 """From a job's ``[data]`` and ``[evaluate]`` to training rows and held-out rows on disk.
 
 Both are data sets below the store, named by a key of where they come from, so they are written once and found again.
+
+Scaling is frozen with its lineage: statistics of all rows would change with every append, and with them every row that
+the kernel sees; nothing of an earlier fit could be continued. So a job whose rows begin with the training rows of an
+earlier fit in the same store, as digests prove, takes the statistics of that one, unless the new rows have drifted too
+far from them (:mod:`dkrr.dataset.scaling`): then everything is fitted anew, with statistics of all rows, and that is
+said.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Scaling, ingest, open_dataset, prepare_rows, read_mask, row_hash_fraction
 from dkrr.dataset.columns import (
@@ -27,53 +33,90 @@ from dkrr.dataset.columns import (
     target_columns,
 )
 from dkrr.dataset.dataset import fields_of
-from dkrr.dataset.scaling import DRIFT_LIMIT
+from dkrr.dataset.rows import row_moments
+from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
-from dkrr.jobs.frozen import Frozen, find_scaling
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.jobs.toml import is_data_file
+from dkrr.linalg.catalogue import key_of
 from dkrr.linalg.losses.loss import Loss
-from dkrr.store.files import file_state, is_url, list_entries, name_of, parent_of, place, read_json
+from dkrr.store.documents import plain
+from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place, read_json
 from dkrr.store.objects import find_object
 
 BUILT_IN = ("sklearn:", "generate:")
+Mask = NDArray[np.bool_]
+logger = logging.getLogger("dkrr.jobs")
 
 __all__ = [
     "Prepared",
     "changed_since",
     "check_columns",
     "check_loss_targets",
-    "num_loss_columns",
     "open_data",
     "prepare",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierScaling:
+    """The scaling of an earlier fit.
+
+    Parameters
+    ----------
+    scaling
+        What its rows were whitened with; None where the new rows have drifted too far.
+    num_rows
+        Rows of the data set, held-out ones included, whose statistics these are.
+    location
+        The training rows of exactly this data set, where they are prepared already.
+    drift
+        Of all rows that came after those; :data:`~dkrr.dataset.scaling.DRIFT_LIMIT` is the most that is allowed.
+    """
+
+    scaling: Scaling | None
+    num_rows: int
+    location: str | None
+    drift: Drift
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there were newer rows, or all is fitted anew."""
+        return self.scaling is None or self.drift.num_rows > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the record of a run."""
+        state = "anew" if self.scaling is None else "frozen"
+        return {"scaling": state, "rows": self.num_rows, "drift": self.drift.to_dict(), "limit": DRIFT_LIMIT}
+
+    def sentence(self) -> str:
+        """What happened, in words."""
+        text = self.drift.words()
+        if self.scaling is None:
+            return f"fitted anew with statistics of all rows: {text}"
+        return f"whitened with the statistics of the first {self.num_rows:,} rows, frozen; {text}"
 
 
 @dataclass(frozen=True)
 class Prepared:
     """Training rows as the kernel sees them, held-out rows as they came, and the scaling between the two.
 
-    ``frozen`` says where the scaling comes from, when an earlier fit had the first of these rows; ``data`` which rows
+    ``earlier`` says where the scaling comes from, when an earlier fit had the first of these rows; ``data`` which rows
     the job's data had, held-out ones included, and in which state its files were.
     """
 
     train: Dataset
     test: Dataset | None
     scaling: Scaling | None
-    frozen: Frozen | None = None
+    earlier: EarlierScaling | None = None
     data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def center_drift_limit(self) -> float | None:
         """How far newer rows may lie from a frozen centre; None where they are whitened: then their scaling decides."""
         return DRIFT_LIMIT if self.scaling is None else None
-
-
-def _key(*parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def _files(path: str) -> list[Any]:
@@ -117,7 +160,7 @@ def open_data(
     options = {**data.options(), "one_hot": data.one_hot}
     known = [] if fitted is None else [[fitted.names, fitted.named_targets, fitted.classes]]
     name = path.partition("?")[0] if "://" in path else path  # how an address is reached does not matter
-    destination = place(store, "data", _key(name, _files(path), options, *known) + ".zarr")
+    destination = place(store, "data", key_of({"source": [name, _files(path), options, *known]}) + ".zarr")
     try:
         return open_dataset(destination)
     except StoreError:
@@ -150,13 +193,8 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         match_targets(dataset, test)
     if evaluate is not None and (evaluate.mask is not None or evaluate.fraction is not None):
         mask = _mask(job, dataset)
-    split = _key(
-        dataset.digest,
-        dataset.digest_y,
-        dataset.digest_weight,
-        None if mask is None else hashlib.sha256(np.packbits(mask).tobytes()).hexdigest(),
-        job.data.standardize,
-    )
+    held_out = None if mask is None else mask_digest(mask)
+    split = key_of({"rows": facts["digests"], "held_out": held_out, "standardize": job.data.standardize})
     if mask is not None and test is None:
         location = place(store, "rows", f"{split}-test.zarr")
         test = replace(prepare_rows(dataset, location, test_mask=~mask, standardize=False)[0], **fields_of(dataset))
@@ -168,7 +206,7 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         return Prepared(train, test, frozen.scaling, frozen, facts)
     scaling = None if frozen is None else frozen.scaling
     if scaling is not None:
-        split = _key(split, scaling.to_dict())
+        split = key_of({"split": split, "scaling": scaling.to_dict()})
     location = place(store, "rows", f"{split}-train.zarr")
     train, scaling = prepare_rows(
         dataset,
@@ -254,54 +292,43 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
 
     Nothing, too, where it cannot be read.
     """
-    fitted, path = result.get("data"), job.data.path
-    if not fitted:
-        return ""
-    found = _facts_at(path)
-    if found is not None and any(found[name] != fitted[name] for name in ("rows", "digests")):
-        before, now = fitted["generation"], found["generation"]
+    fitted = (result.get("data") or {}).get("sources", {})
+    for key, state in _sources(job).items():
+        path, earlier = _paths(job)[key], fitted.get(key)
+        if state is None or earlier in (None, state):
+            continue
+        if key != "data path" or not isinstance(state, dict) or not isinstance(earlier, dict):
+            return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
+        before, now = earlier["generation"], state["generation"]
         if now <= before:  # rows were dropped
             return (
-                f"complete for {fitted['rows']:,} rows of {path}, which holds {found['rows']:,} rows now, others: "
+                f"complete for {earlier['rows']:,} rows of {path}, which holds {state['rows']:,} rows now, others: "
                 "start `dkrr fit JOB` to fit those"
             )
         return (
-            f"complete for generation {before} of {path} ({fitted['rows']:,} rows), which is at generation {now} now "
-            f"({found['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
+            f"complete for generation {before} of {path} ({earlier['rows']:,} rows), which is at generation {now} now "
+            f"({state['rows']:,} rows): start `dkrr fit JOB` to extend the fit to generation {now}"
         )
-    paths = _paths(job)
-    for key, state in _sources(job).items():
-        if state is not None and fitted.get("sources", {}).get(key) not in (None, state):
-            path = paths[key]
-            return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
     return ""
 
 
 def _paths(job: JobSpec) -> dict[str, str]:
     """What the job reads."""
-    found = {"data path": job.data.path}
-    if job.evaluate is not None and job.evaluate.path is not None:
-        found["evaluate path"] = job.evaluate.path
-    if job.evaluate is not None and job.evaluate.mask_is_file:
-        found["evaluate mask"] = str(job.evaluate.mask)
-    return found
+    evaluate = job.evaluate
+    found = {"data path": job.data.path, "evaluate path": None if evaluate is None else evaluate.path}
+    found["evaluate mask"] = str(evaluate.mask) if evaluate is not None and evaluate.mask_is_file else None
+    return {key: path for key, path in found.items() if path is not None}
 
 
 def _sources(job: JobSpec) -> dict[str, Any]:
     """What tells that something which the job reads was written since, as JSON; without what cannot be read."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, path in _paths(job).items():
-        facts = _facts_at(path)
         with contextlib.suppress(DkrrError, OSError):
-            found[key] = facts["digests"] if facts is not None else json.loads(json.dumps(_files(path))) or None
+            found[key] = plain(_files(path)) or None
+        with contextlib.suppress(StoreError):
+            found |= {} if path.startswith(BUILT_IN) else {key: _facts(open_dataset(path))}
     return found
-
-
-def _facts_at(path: str) -> dict[str, Any] | None:
-    """The facts of a data set; None where there is none, or it cannot be read."""
-    with contextlib.suppress(StoreError):
-        return None if path.startswith(BUILT_IN) else _facts(open_dataset(path))
-    return None
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
@@ -360,6 +387,66 @@ def check_loss_targets(job: JobSpec, train: Dataset) -> list[Loss]:
     return losses
 
 
-def num_loss_columns(losses: Sequence[Loss], train: Dataset) -> int:
-    """How many problems there are for one C: one for two classes, else one for each class, target or quantile."""
-    return 1 if train.classes is not None and len(train.classes) == 2 else max(len(losses), train.num_targets)
+# --- scaling of earlier fits ------------------------------------------------------------------------------------------
+
+
+def find_scaling(store: Any, dataset: Dataset, mask: Mask | None) -> EarlierScaling | None:
+    """The scaling of the earlier fit that shares the most rows with a data set; None where there is none.
+
+    Parameters
+    ----------
+    mask : (n,) bool, optional
+        Rows that are held out.
+    """
+    best: tuple[int, int, Dataset] | None = None
+    for location in arrays_below(store, "rows"):
+        if not name_of(location).endswith("-train.zarr"):
+            continue
+        try:
+            earlier = open_dataset(location)
+        except StoreError:
+            continue
+        origin = earlier.origin or {}
+        shared, first = _shared_rows(origin, dataset, mask), int(origin.get("scaling_rows", 0))
+        # of two with the same rows that with the newer statistics, which replaced the others
+        if shared and (best is None or (shared, first) > best[:2]):
+            best = shared, first, earlier
+    return None if best is None else _judged(best[2], best[0], dataset, mask)
+
+
+def _shared_rows(origin: dict[str, Any], dataset: Dataset, mask: Mask | None) -> int:
+    """Rows of the data set that training rows were made of, when they are its first ones and were whitened; else 0."""
+    m, resolved = int(origin.get("num_rows", 0)), origin.get("resolved")
+    if not 0 < m <= dataset.num_rows or resolved is None or len(resolved["x_mean"]) != dataset.num_features:
+        return 0
+    trained = ~(np.zeros(m, dtype=bool) if mask is None else mask[:m])
+    is_same = mask_digest(trained) == origin["rows"] and dataset.prefix_digest(m) == origin["digest"]["X"]
+    return m if is_same else 0
+
+
+def _judged(earlier: Dataset, shared: int, dataset: Dataset, mask: Mask | None) -> EarlierScaling:
+    origin = earlier.origin or {}
+    scaling, first = Scaling.from_dict(origin["resolved"]), int(origin.get("scaling_rows", shared))
+    same_targets = _has_prefix(dataset, origin, shared, "y")
+    if not same_targets:  # new targets of the same rows: the features go on, the targets get statistics of their own
+        own = row_moments(dataset.parts()["y"], without=mask)
+        scaling = replace(scaling, y_mean=own.mean, y_std=np.where(own.std == 0, 1.0, own.std))
+    is_same = shared == dataset.num_rows and same_targets and _has_prefix(dataset, origin, shared, "weight")
+    has_targets = same_targets and dataset.y is not None
+    targets = row_moments(dataset.parts()["y"], first, without=mask) if has_targets else None
+    names = (*dataset.feature_names, *dataset.target_names)
+    drift = measure_drift(scaling, row_moments(dataset.X, first, without=mask), targets, names)
+    if drift.value > DRIFT_LIMIT:
+        found = EarlierScaling(scaling=None, num_rows=first, location=None, drift=drift)
+        logger.warning("%s", found.sentence())
+        return found
+    location = str(earlier.path) if is_same else None
+    return EarlierScaling(scaling=scaling, num_rows=first, location=location, drift=drift)
+
+
+def _has_prefix(dataset: Dataset, origin: dict[str, Any], shared: int, part: Any) -> bool:
+    """Whether targets or weights are those of the earlier rows, as far as these go."""
+    wanted = origin["digest"].get(part)
+    if part not in dataset.parts():
+        return wanted is None
+    return wanted is not None and dataset.prefix_digest(shared, part) == wanted

@@ -15,42 +15,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any
 
 import numpy as np
 
-from dkrr._version import __version__
-from dkrr.dataset import Dataset, Floats, RowArray
+from dkrr.dataset import Dataset, Floats
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DkrrError
-from dkrr.fit.choices import Candidate, FitSettings, Iterations, Limits, Problem, SolverChoice, settings_of
-from dkrr.fit.fitting import FitResult, fit_rows, with_lineage
-from dkrr.fit.inputs import store_given_matrix
-from dkrr.fit.plan import Ways
-from dkrr.fit.rates import Machine
+from dkrr.fit.fitting import FitResult, write_rows
+from dkrr.fit.inputs import given_tiles, rows_on_disk
 from dkrr.jobs.loss_fit import fit_loss, loss_of
-from dkrr.jobs.plan import Plan
+from dkrr.jobs.plan import Plan, decision_of
 from dkrr.jobs.prepare import Prepared
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tables import Shown, fit_facts
-from dkrr.kernels import Kernel, kernel_from_dict
+from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
 from dkrr.linalg.losses.loss import make_loss
-from dkrr.linalg.nystrom.solver import fit_nystrom
-from dkrr.linalg.primal.solver import fit_primal
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows
-from dkrr.models.model import BLOCK_ROWS, Model, load_model
+from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
-from dkrr.models.tiled import nystrom_parts, primal_details, primal_parts, solver_details, uncertainty_parts
-from dkrr.models.uncertainty import loo_quantiles, recorded_factors
+from dkrr.models.tiled import Solved, solve_rows
+from dkrr.models.uncertainty import loo_quantiles
 from dkrr.models.validation import check_target_sizes
 from dkrr.store.files import delete_key, list_entries, place, remove_array, write_json
-from dkrr.tiles import TileMatrix
 
 __all__ = ["FitSummary", "solve_and_save"]
 
@@ -102,41 +95,6 @@ class FitSummary(Shown, Solution):
         return fit_facts(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """What a solver found.
-
-    Parameters
-    ----------
-    solution
-        How good it is.
-    parts
-        What a :class:`~dkrr.model.Model` is made of besides.
-    details
-        Of its provenance.
-    train
-        The rows that were solved for; those of a precomputed matrix are their numbers.
-    settings
-        Of the fit; None of another loss than the square.
-    given, source_digest
-        A precomputed matrix in tiles, and its digest.
-    tiles
-        Factors and Gram matrix, where there are any.
-    history
-        Of a loss: [iteration, gap, violation] of some iterations of each target.
-    """
-
-    solution: Solution
-    parts: dict[str, Any]
-    details: dict[str, Any]
-    train: Dataset
-    settings: FitSettings | None = None
-    given: TileMatrix | None = None
-    source_digest: str = ""
-    tiles: FitResult | None = None
-    history: list[Any] = field(default_factory=list)
-
-
 def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str) -> FitSummary:
     """Solve as ``plan`` says and save ``model.zarr`` in the run's ``directory``; seconds and score are still missing.
 
@@ -145,26 +103,24 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
     NumericalError, DataError, StoreError, LockedError
         See :func:`dkrr.fit.fitting.fit_rows`.
     """
-    solve = _tiles if plan.loss is None else _losses
-    if plan.nystrom is not None or plan.solver == "primal":
-        solve = _features
-    path = place(directory, "model.zarr")
-    with solve(job, prepared, plan, workspace, directory) as fits:
-        models = [_model(prepared, fitted, plan, workspace) for fitted in fits]
+    train, path, left_out = prepared.train, place(directory, "model.zarr"), None
+    with _solved(job, prepared, plan, workspace, directory) as (fits, rows):
+        models = [fit.model(train, scaling=prepared.scaling) for fit in fits]
         points = _score_path(job, models, prepared.test, workspace, directory) if len(fits) > 1 else []
         best = next((number for number, point in enumerate(points) if point["chosen"]), 0)
-        model, fitted = models[best], fits[best]
+        model, tiles = models[best], fits[best].tiles
         # the figures of the model whose place it takes go first: they are not its own
         delete_key(directory, "result.json")
         model.write(path, overwrite=True)
-        left_out = _leave_out(job, fitted, workspace, path, directory) if job.leaves_out else None
-    if model.kernel is not None and (fitted.tiles is not None or plan.loss is not None):
-        remember(workspace.store, prepared.train, model.kernel, model.provenance["alpha"], path, loss_of(plan))
-    factor, tiles, solution = workspace.phases.get("factorise", RunSummary()), fitted.tiles, model.solution
+        if job.leaves_out:
+            left_out = _leave_out(job, fits[best], rows, workspace, path, directory)
+    if model.kernel is not None and (tiles is not None or plan.loss is not None):
+        remember(workspace.store, train, model.kernel, model.provenance["alpha"], path, loss_of(plan))
+    factor, solution = workspace.phases.get("factorise", RunSummary()), model.solution
     loss: dict[str, Any] = {}
     if plan.loss is not None:
         loss = {"loss": {**plan.loss, "C": model.provenance["C"]}, "num_support": model.num_rows, "path": points}
-        loss |= {"target_names": model.target_names, "history": fitted.history}
+        loss |= {"target_names": model.target_names, "history": fits[best].history}
     return FitSummary(
         **vars(solution) | {"reused": _reused(plan, solution)},
         run_directory=directory,
@@ -181,182 +137,45 @@ def solve_and_save(job: JobSpec, prepared: Prepared, plan: Plan, workspace: Work
 
 
 @contextmanager
-def _losses(
+def _solved(
     job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
-) -> Iterator[list[Fitted]]:
-    """By the solver of another loss than the square; one for each C."""
-    with fit_loss(job, prepared, plan, workspace, directory, begin_from) as found:
-        yield [
-            Fitted(solution=parts.pop("solution"), parts=parts, details=details, train=prepared.train, history=history)
-            for parts, details, history in found
-        ]
+) -> Iterator[tuple[list[Solved], Dataset]]:
+    """By the way of the plan, for each C of another loss than the square; and the rows that were solved for.
 
-
-@contextmanager
-def _features(
-    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
-) -> Iterator[list[Fitted]]:
-    """By centres that stand for the rows, or by explicit features."""
-    train, (_, _, settings) = prepared.train, _asked(job, prepared, plan)
-    check_target_sizes(train)
-    with_intercept = settings.fit_intercept
-    if plan.nystrom is not None:
-        nystrom = NystromSettings(**plan.nystrom)
-        found = fit_nystrom(
-            train,
-            settings.kernel,
-            settings.alpha,
-            nystrom,
-            settings.iterative,
+    Those of a precomputed matrix are their numbers.
+    """
+    rows = prepared.train
+    with ExitStack() as stack:
+        if plan.loss is not None:
+            yield stack.enter_context(fit_loss(job, prepared, plan, workspace, directory, begin_from)), rows
+            return
+        check_target_sizes(rows)
+        decision, given, digest, start = decision_of(job, prepared, plan), None, "", None
+        settings = decision.settings()
+        if settings.kernel is None:
+            parts = {name: part.read(0, rows.num_rows) for name, part in rows.parts().items() if name != "X"}
+            numbers = np.arange(rows.num_rows, dtype=np.float64)[:, None]
+            rows = stack.enter_context(rows_on_disk(numbers, parts["y"], parts.get("weight"), workspace.store))
+            matrix = given_tiles(prepared.train.X, workspace.store, plan.tile_size)
+            given, digest = stack.enter_context(matrix)
+        elif plan.nystrom is None and plan.solver != "primal" and settings.iterates:
+            start = begin_from(rows, settings.kernel, settings.alpha, None, workspace)
+        fit = solve_rows(
+            rows,
+            settings,
             workspace,
-            precision=settings.precision,
-            fit_intercept=with_intercept,
+            solver="nystrom" if plan.nystrom is not None else plan.solver,
+            nystrom=None if plan.nystrom is None else NystromSettings(**plan.nystrom),
+            given=given,
+            source_digest=digest,
+            start=start,
+            ways=None if given is not None else decision,
         )
-        solution, parts = found.solution, nystrom_parts(found, settings.kernel)
-        details = solver_details(settings, plan.nystrom)
-    else:
-        primal = fit_primal(train, settings.kernel, settings.alpha, workspace, fit_intercept=with_intercept)
-        solution, parts, details = primal.solution, primal_parts(primal), primal_details(primal)
-    yield [Fitted(solution=solution, parts=parts, details=details, train=train, settings=settings)]
-
-
-@contextmanager
-def _tiles(
-    job: JobSpec, prepared: Prepared, plan: Plan, workspace: Workspace, directory: str
-) -> Iterator[list[Fitted]]:
-    """By a factor in tiles, or conjugate gradients."""
-    train, given, digest = prepared.train, None, ""
-    check_target_sizes(train)
-    problem, choice, settings = _asked(job, prepared, plan)
-    start, ways = None, None
-    if settings.kernel is None:
-        assert train.y is not None  # noqa: S101  (narrows the type)
-        targets = train.y.read(0, train.num_rows)
-        weight = None if train.weight is None else train.weight.read(0, train.num_rows)[:, 0]
-        rows = _LazyMatrix(train)
-        train, given, digest = store_given_matrix(rows, targets, weight, workspace.store, plan.tile_size)
-    else:
-        ways = _other_ways(job, plan, problem, choice)
-    settings = with_lineage(settings, train, workspace.store, workspace.reused)
-    if settings.kernel is not None and (settings.solver == "cg" or settings.precision == "mixed"):
-        start = begin_from(train, settings.kernel, settings.alpha, None, workspace)
-    try:
-        fit = fit_rows(train, settings, workspace, given=given, source_digest=digest, start=start, ways=ways)
-        with fit as result:
-            settings, operator, solution = result.settings, result.operator, result.solution
-            center = operator.rows.center if operator.rows is not None else None
-            intercept = settings.fit_intercept
-            parts = {
-                "kernel": operator.kernel,
-                "x_fit": None if operator.kernel is None else train.X,
-                "dual_coef": result.dual_coef,
-                "center": None if center is None else np.asarray(center),
-                "intercept": result.intercept,
-                **uncertainty_parts(train, result.dual_coef, intercept=intercept, converged=solution.converged),
-            }
-            details = solver_details(settings) | {"weight_digest": train.digest_weight}
-            if job.output.keep != "model":
-                details |= recorded_factors(workspace.store, result.factors)
-            details |= {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
-            yield [
-                Fitted(
-                    solution=solution,
-                    parts=parts,
-                    details=details,
-                    train=train,
-                    settings=settings,
-                    given=given,
-                    source_digest=digest,
-                    tiles=result,
-                )
-            ]
-    finally:
-        if given is not None:  # a copy of what the job's data holds
-            remove_array(given.location)
-            remove_array(train.path)
-
-
-def _asked(job: JobSpec, prepared: Prepared, plan: Plan) -> tuple[Problem, SolverChoice, Any]:
-    """The problem, the words it was asked with, and the fit with nothing left to choose."""
-    choice = SolverChoice.from_dict(plan.choice)
-    problem = Problem(
-        num_rows=plan.num_rows,
-        num_features=plan.num_features,
-        num_targets=plan.num_targets,
-        kernel=None if plan.kernel == {"kernel": "precomputed"} else kernel_from_dict(plan.kernel),
-        alpha=tuple(plan.alpha),
-        fit_intercept=job.model.fit_intercept,
-    )
-    chosen = Candidate(
-        solver=plan.solver,
-        precision=plan.precision,
-        gram=plan.gram,
-        tile_size=plan.tile_size,
-        rank=plan.rank,
-        iterations=None if plan.iterations is None else Iterations(*plan.iterations),
-        seconds=plan.estimated_seconds,
-    )
-    settings = replace(settings_of(chosen, problem, choice), drift_limit=prepared.center_drift_limit)
-    return problem, choice, settings
-
-
-def _other_ways(job: JobSpec, plan: Plan, problem: Problem, choice: SolverChoice) -> Ways:
-    """What may be done where the way of the plan leads to no answer, by the prices of the plan."""
-    limit, free = plan.memory_limit_bytes, plan.disk_free_bytes
-    limits = Limits(
-        threads=plan.workers * plan.threads_per_worker,
-        memory_bytes=None if limit is None else limit // plan.threads_per_worker,
-        disk_bytes=None if free is None else free + plan.disk_present_bytes,
-    )
-    return Ways(
-        problem=problem,
-        choice=choice,
-        limits=limits,
-        tile_size=None if job.solver.tile_size == "auto" else int(job.solver.tile_size),
-        machine=lambda: Machine(**plan.calibration),  # type: ignore[arg-type]
-        candidates=tuple(Candidate.from_dict(item) for item in plan.candidates),
-    )
-
-
-@dataclass(frozen=True)
-class _LazyMatrix:
-    """A precomputed matrix that was ingested as rows: sliced like an array, read a block of rows at a time."""
-
-    dataset: Dataset
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.dataset.num_rows, self.dataset.num_features
-
-    def __getitem__(self, key: tuple[slice, slice]) -> Any:
-        rows, columns = key
-        return self.dataset.X.read(rows.start, rows.stop)[:, columns]
-
-
-def _model(prepared: Prepared, fitted: Fitted, plan: Plan, workspace: Workspace) -> Model:
-    train = prepared.train
-    columns = {
-        "scaling": prepared.scaling,
-        "y_is_1d": train.y_is_1d,
-        "target_names": list(train.target_names or []),
-    }
-    solution = fitted.solution
-    return Model(
-        **(columns | fitted.parts),
-        solution=solution if plan.loss is None else replace(solution, reused=dict(workspace.reused)),
-        feature_names=list(train.feature_names or []),
-        made_up=train.made_up,
-        classes=None if train.classes is None else list(train.classes),
-        provenance={
-            "dkrr": __version__,
-            "rows_digest": train.digest,
-            "targets_digest": train.digest_y,
-            "alpha": plan.alpha,
-            **({} if plan.loss else {"tile_size": plan.tile_size, "gram": plan.gram}),
-            "precision": plan.precision,
-            **fitted.details,
-        },
-    )
+        found = stack.enter_context(fit)
+        if job.output.keep == "model":
+            for name in ("store", "factors"):
+                found.details.pop(name, None)
+        yield [found], rows
 
 
 def _reused(plan: Plan, solution: Solution) -> dict[str, Any]:
@@ -403,22 +222,16 @@ def _score_path(
 
 def _clean(job: JobSpec, workspace: Workspace, result: FitResult) -> dict[str, int]:
     """Remove what ``keep`` does not name and this run has made for itself alone; sizes of what stays."""
-    keep = job.output.keep
-    if keep != "all" and result.gram is not None:
-        workspace.discard(result.gram)
-    if keep == "model":
-        for location in result.factors:
+    keep, matrices = job.output.keep, [*result.factors, *([result.gram] if result.gram else [])]
+    for location in matrices:
+        if keep == "model" or (keep == "factor" and location == result.gram):
             workspace.discard(location)
-    kept = {}
-    for location in [*result.factors, *([result.gram] if result.gram else [])]:
-        num_bytes = sum(entry.num_bytes for entry in list_entries(location))
-        if num_bytes:
-            kept[location] = num_bytes
-    return kept
+    sizes = {location: sum(entry.num_bytes for entry in list_entries(location)) for location in matrices}
+    return {location: num_bytes for location, num_bytes in sizes.items() if num_bytes}
 
 
 def _leave_out(
-    job: JobSpec, fitted: Fitted, workspace: Workspace, model_path: str, directory: str
+    job: JobSpec, fitted: Solved, rows: Dataset, workspace: Workspace, model_path: str, directory: str
 ) -> dict[str, Any] | None:
     """Leave-one-out of a run whose model is saved: the figures per target, in the units of y.
 
@@ -433,11 +246,13 @@ def _leave_out(
     assert fitted.settings is not None  # noqa: S101  (narrows the type)
     model, location = load_model(model_path, verify=False), place(directory, "leave_one_out.zarr")
     remove_array(location)  # an earlier attempt may have left the figures of another one
-    work, train = replace(workspace, phases={}), fitted.train
-    tile_size = None if job.solver.tile_size == "auto" else int(job.solver.tile_size)
-    settings = factor_settings(fitted.settings, train, work, model, tile_size)
+    work = replace(workspace, phases={})
+    settings = factor_settings(fitted.settings, rows, work, model, job.solver.edge)
+    given, digest = None, ""
+    if fitted.tiles is not None and model.kernel is None:
+        given, digest = fitted.tiles.operator.gram, model.provenance["rows_digest"]
     try:
-        found = leave_one_out_rows(train, settings, work, model, given=fitted.given, source_digest=fitted.source_digest)
+        found = leave_one_out_rows(rows, settings, work, model, given=given, source_digest=digest)
     except ConvergenceError as exc:
         if model.solution.converged:
             raise
@@ -454,16 +269,9 @@ def _leave_out(
     figures = found.summary()
     if job.evaluate.leave_one_out:
         for name, values in (("residuals", found.residuals), ("inverse_diagonal", found.inverse_diagonal)):
-            _write_rows(location, name, values)
+            write_rows(location, name, values)
         write_json(location, "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": figures})
     return figures
-
-
-def _write_rows(location: str, name: str, values: Floats) -> None:
-    n, columns = values.shape
-    rows = RowArray.create(location, name, num_rows=n, num_columns=columns, rows_per_chunk=min(BLOCK_ROWS, n))
-    for number, (start, stop) in enumerate(rows.blocks()):
-        rows.write_chunk(number, np.ascontiguousarray(values[start:stop]))
 
 
 def remember(
@@ -494,7 +302,12 @@ def begin_from(
     What was found is noted in ``workspace.reused["start"]``.
     """
     found = ancestors(workspace.store, dataset, kernel.to_dict(), kinds=["models"])
-    for item in sorted(found, key=lambda item: (-item.num_rows, _distance(item, alpha))):
+
+    def distance(item: Ancestor) -> float:
+        mine, theirs = min(alpha), min(item.fields["alpha"])
+        return abs(log(mine / theirs)) if mine > 0 and theirs > 0 else float(mine != theirs)
+
+    for item in sorted(found, key=lambda item: (-item.num_rows, distance(item))):
         if item.fields["num_targets"] != dataset.num_targets or item.fields.get("loss") != loss:
             continue
         try:
@@ -528,9 +341,3 @@ def _of_rows(model: Model, dataset: Dataset, num_rows: int) -> Floats:
         if place < len(own) and row.tobytes() == own[place]:
             found[number], place = coefficients[place], place + 1
     return found
-
-
-def _distance(item: Ancestor, alpha: Sequence[float]) -> float:
-    """How far the alphas are apart."""
-    mine, theirs = min(alpha), min(item.fields["alpha"])
-    return abs(log(mine / theirs)) if mine > 0 and theirs > 0 else float(mine != theirs)

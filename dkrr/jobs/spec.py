@@ -115,13 +115,12 @@ class DataSpec(Table):
 
     def text_options(self) -> dict[str, Any]:
         """How text files are read, for :func:`~dkrr.dataset.ingest`; what is left out has its default."""
-        options = {"header": self.header, "delimiter": self.delimiter}
-        return options if self.decimal == "." else {**options, "decimal": self.decimal}
+        return {"header": self.header, "delimiter": self.delimiter, "decimal": self.decimal}
 
     def options(self) -> dict[str, Any]:
         """What :func:`~dkrr.dataset.ingest` is told, but for ``one_hot``."""
-        options = {"target": self.target, "features": self.features, "weight": self.weight, **self.text_options()}
-        return options if self.missing == "error" else {**options, "missing": self.missing}
+        columns = {"target": self.target, "features": self.features, "weight": self.weight}
+        return {**columns, **self.text_options(), "missing": self.missing}
 
 
 class EvaluateSpec(Table):
@@ -236,6 +235,11 @@ class SolverSpec(Table):
     def _check_together(self) -> Self:
         self.choice()  # raises what a combination without a meaning deserves
         return self
+
+    @property
+    def edge(self) -> int | None:
+        """Rows of a tile; None for "auto"."""
+        return None if self.tile_size == "auto" else int(self.tile_size)
 
     def choice(self) -> SolverChoice:
         """The same for everybody who solves: what is asked for, "auto" included."""
@@ -363,18 +367,18 @@ class TuneSpec(Table):
 
     def settings(self) -> TuneSettings:
         """The same for the search."""
+        sizes = self.search_rows
         return TuneSettings(
             kernels=tuple(self.kernels),
             widths=self.widths,
-            search_rows=tuple(self.search_rows) if "search_rows" in self.model_fields_set else self._sizes(),
+            # the usual sizes of the subsets as far as rows allow
+            search_rows=tuple(
+                sizes if "search_rows" in self.model_fields_set else sorted({min(n, self.rows) for n in sizes})
+            ),
             rows=self.rows,
             seed=self.seed,
             budget_seconds=self.budget_seconds,
         )
-
-    def _sizes(self) -> tuple[int, ...]:
-        """The usual sizes of the subsets, as far as ``rows`` allows."""
-        return tuple(sorted({min(size, self.rows) for size in self.search_rows}))
 
 
 class OutputSpec(Table):
@@ -421,14 +425,6 @@ class JobSpec(Table):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.model.kernel == "precomputed":
-            if self.solver.name in ("nystrom", "primal"):
-                name = self.solver.name
-                raise ValueError(f"[solver] name = {name!r} with a precomputed matrix: give rows and a kernel")
-            if self.data.standardize:
-                raise ValueError(
-                    "[data] standardize with a precomputed matrix, whose columns are no features: leave it out"
-                )
         check_job(self)
         return self
 
@@ -539,8 +535,6 @@ class JobSpec(Table):
             del document["model"]["loss"]
         elif self.model.C is not None:
             del document["model"]["alpha"]  # which C makes
-        unset = {"decimal": ".", "missing": "error"}
-        document["data"] = {key: value for key, value in document["data"].items() if unset.get(key) != value}
         return document
 
     def as_written(self) -> Self:

@@ -19,12 +19,11 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from inspect import cleandoc
-from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from dask.utils import parse_bytes
 from pydantic import (
@@ -163,11 +162,7 @@ def is_data_file(mask: Any) -> bool:
 
 def is_loopback(address: str) -> bool:
     """Whether ``tcp://host:port`` is on this machine."""
-    host = urlsplit(address).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return re.fullmatch(r"localhost|::1|127(\.\d+){3}", urlsplit(address).hostname or "") is not None
 
 
 def _increasing(values: Any) -> Any:
@@ -297,18 +292,15 @@ class Source:
     def line_of(self, path: Keys) -> int | None:
         """Number of the line on which the key ``path`` stands; that of its table when the key has no line."""
         wanted = [str(part) for part in path if not isinstance(part, int)]
-        best, best_length = None, 0
-        header: list[str] = []
+        header, lines = list[str](), dict[tuple[str, ...], int | None]({(): None})
         for number, line in enumerate(self.text.splitlines(), start=1):
-            if match := _HEADER.fullmatch(line):
-                header = found = _split_key(match[1])
-            elif match := _ASSIGNMENT.match(line):
-                found = [*header, *_split_key(match[1])]
-            else:
-                continue
-            if found == wanted[: len(found)] and len(found) > best_length:
-                best, best_length = number, len(found)
-        return best
+            if match := _HEADER.fullmatch(line) or _ASSIGNMENT.match(line):
+                found = [part.strip().strip("\"'") for part in match[1].split(".")]
+                header = found if match.re is _HEADER else header
+                found = found if match.re is _HEADER else [*header, *found]
+                if found == wanted[: len(found)]:
+                    lines.setdefault(tuple(found), number)
+        return lines[max(lines, key=len)]
 
     def check(self, table: type[Checked], document: Any, base: Path, path: Keys = ()) -> Checked:
         """A document, or the table of it at ``path``, as a ``table``; relative paths mean the folder ``base``.
@@ -374,10 +366,6 @@ class Source:
             raise self.error(f"{_where(path)} {what}", path, hint)
 
 
-def _split_key(text: str) -> list[str]:
-    return [part.strip().strip("\"'") for part in text.split(".")]
-
-
 def _keys(error: Any) -> Keys:
     """Where a mistake is, without the tags of unions, which are no keys of the file."""
     return tuple(part for part in error["loc"] if not str(part).startswith("kernel "))
@@ -394,19 +382,12 @@ def _looks_secret(name: str) -> bool:
 
 
 def _url_secret(value: str) -> str:
-    """What kind of secret the address holds, "" when none (or when it is no address)."""
-    if "://" not in value:
-        return ""
-    try:
-        parts = urlsplit(value)
-    except ValueError:
-        return ""
-    if parts.password is not None:
+    """What kind of secret the address holds, or one inside of it, "" when none (or when it is no address)."""
+    text = unquote(value)
+    if re.search(r"://[^/?#@:]*:[^/?#@]*@", text):
         return "password"
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
-    if (parts.scheme == "s3" and parts.username is not None) or any(_looks_secret(name) for name, _ in pairs):
-        return "credential"
-    return next(filter(None, (_url_secret(part) for _, part in pairs)), "")
+    names = re.findall(r"[?&]([^=&#]*)=", text) if "://" in text else []
+    return "credential" if re.search(r"s3://[^/]*@", text) or any(map(_looks_secret, names)) else ""
 
 
 def _leaves(value: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:

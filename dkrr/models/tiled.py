@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr._version import __version__
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.cluster import blas_of, memory_limit_of
 from dkrr.engine.machine import free_memory_bytes
@@ -36,15 +37,16 @@ from dkrr.fit.inputs import (
     rows_on_disk,
     source_table,
 )
-from dkrr.fit.plan import Decision, Ways, decide, find_continued
+from dkrr.fit.plan import Decision, decide, find_continued
 from dkrr.fit.prices import priced_way
 from dkrr.fit.rates import Machine, measure_machine
+from dkrr.fit.schedule import nominal_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
 from dkrr.linalg.losses.fit import LossFit
 from dkrr.linalg.losses.loss import Loss
-from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
-from dkrr.linalg.predict import ArrayRows, RowSource
+from dkrr.linalg.nystrom.solver import fit_nystrom
+from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal.solver import PrimalResult, fit_primal
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
@@ -65,12 +67,9 @@ __all__ = [
     "loss_details",
     "loss_parts",
     "loss_solver",
-    "nystrom_parts",
     "primal_details",
     "primal_parts",
     "solve_rows",
-    "solver_details",
-    "uncertainty_parts",
     "usable_rows",
 ]
 
@@ -142,14 +141,25 @@ def changed(part: str) -> DataError:
 class Solved:
     """What a fit leaves to a model: its ``parts``, the solution among them, and ``details`` for its provenance.
 
-    ``settings`` are those that led to it, of another way than was chosen where that was given up; ``tiles`` says what
-    is in the store of a fit that had tiles.
+    ``settings`` are those that led to it, of another way than was chosen where that was given up, and None of another
+    loss than the square; ``tiles`` says what is in the store of a fit that had tiles. ``history`` has, of a loss,
+    [iteration, gap, violation] of some iterations of each target.
     """
 
     parts: dict[str, Any]
     details: dict[str, Any]
-    settings: FitSettings
+    settings: FitSettings | None = None
     tiles: FitResult | None = None
+    history: list[Any] = field(default_factory=list)
+
+    def model(self, dataset: Dataset, **columns: Any) -> Model:
+        """The model of the rows of a data set; ``columns`` are named otherwise than its own."""
+        classes = None if dataset.classes is None else list(dataset.classes)
+        named: dict[str, Any] = {"y_is_1d": dataset.y_is_1d, "made_up": dataset.made_up, "classes": classes}
+        named |= {name: list(getattr(dataset, name)) for name in ("feature_names", "target_names")}
+        digests = {"rows": dataset.digest, "targets": dataset.digest_y, "weight": dataset.digest_weight}
+        provenance = {"dkrr": __version__, **{f"{name}_digest": digest for name, digest in digests.items()}}
+        return Model(**(named | columns | self.parts), provenance=provenance | self.details)
 
 
 @contextmanager
@@ -163,7 +173,7 @@ def solve_rows(
     given: TileMatrix | None = None,
     source_digest: str = "",
     start: Floats | None = None,
-    ways: Ways | None = None,
+    ways: Decision | None = None,
 ) -> Iterator[Solved]:
     """The fit of the rows of a data set by the way that was chosen, whichever it is; a context manager.
 
@@ -177,10 +187,12 @@ def solve_rows(
         Centres, for "nystrom".
     """
     kernel, alpha, intercept = settings.kernel, settings.alpha, settings.fit_intercept
+    details: dict[str, Any] = {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
+    details["alpha"] = list(alpha)
     if solver == "primal":
         primal = fit_primal(dataset, kernel, alpha, workspace, fit_intercept=intercept)
         parts = primal_parts(primal) | {"solution": primal.solution}
-        yield Solved(parts=parts, details=primal_details(primal), settings=settings)
+        yield Solved(parts=parts, details=details | primal_details(primal), settings=settings)
         return
     if solver == "nystrom":
         nystrom = nystrom or NystromSettings()
@@ -188,29 +200,44 @@ def solve_rows(
         found = fit_nystrom(
             dataset, kernel, alpha, nystrom, iterative, workspace, precision=precision, fit_intercept=intercept
         )
-        parts = nystrom_parts(found, kernel) | {"solution": found.solution}
-        yield Solved(parts=parts, details=solver_details(settings, nystrom.to_dict()), settings=settings)
+        parts = {
+            "kernel": kernel,
+            "x_fit": ArrayRows(found.centres),
+            "dual_coef": ArrayRows(found.dual_coef),
+            "center": found.center,
+            "intercept": found.intercept,
+            "solution": found.solution,
+        }
+        details |= _solver_details(settings, nystrom.to_dict())
+        yield Solved(parts=parts, details=details, settings=settings)
         return
     with fit_rows(
         dataset, settings, workspace, given=given, source_digest=source_digest, start=start, ways=ways
     ) as result:
         settings, rows, solution = result.settings, result.operator.rows, result.solution
-        center = None if settings.kernel is None or rows is None else rows.center
+        center = None if kernel is None or rows is None else rows.center
+        assert dataset.y is not None  # noqa: S101  (narrows the type)
+        weight = None if dataset.weight is None else ArrayRows(dataset.weight.read(0, dataset.num_rows))
         parts = {
-            "kernel": settings.kernel,
-            "x_fit": None if settings.kernel is None else dataset.X,
+            "kernel": kernel,
+            "x_fit": None if kernel is None else dataset.X,
             "dual_coef": result.dual_coef,
             "center": None if center is None else np.asarray(center),
             "intercept": result.intercept,
             "solution": solution,
-            **uncertainty_parts(dataset, result.dual_coef, intercept=intercept, converged=solution.converged),
+            "sample_weight": weight,
+            # y^T dual_coef / n holds of a solution alone: a fit that did not converge has none
+            "sigma2": target_scale(dataset.y, result.dual_coef, weight, intercept=intercept)
+            if solution.converged
+            else None,
         }
-        details = {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
-        details |= solver_details(settings) | recorded_factors(workspace.store, result.factors)
+        details |= {name: getattr(settings, name) for name in ("tile_size", "precision", "gram")}
+        details |= _solver_details(settings) | recorded_factors(workspace.store, result.factors)
+        details |= {"rows_digest": source_digest} if source_digest else {}
         yield Solved(parts=parts, details=details, settings=settings, tiles=result)
 
 
-def solver_details(settings: FitSettings, nystrom: dict[str, Any] | None = None) -> dict[str, Any]:
+def _solver_details(settings: FitSettings, nystrom: dict[str, Any] | None = None) -> dict[str, Any]:
     """Solver and its parameters, as far as they decide the answer, for ``Model.provenance``."""
     iterative = settings.iterative
     details: dict[str, Any] = {"solver": "nystrom" if nystrom is not None else settings.solver}
@@ -220,7 +247,7 @@ def solver_details(settings: FitSettings, nystrom: dict[str, Any] | None = None)
         details |= {"preconditioner": iterative.preconditioner, "rank": iterative.rank, "seed": iterative.seed}
     if settings.fit_intercept:
         details["fit_intercept"] = True
-    if nystrom is not None or settings.solver == "cg" or settings.precision == "mixed":
+    if nystrom is not None or settings.iterates:
         details["tol"] = iterative.tol
         if iterative.allow_unconverged:
             details["allow_unconverged"] = True
@@ -231,30 +258,6 @@ def usable_rows(dataset: Dataset) -> int:
     """Rows that may be centres: those whose weight is not zero."""
     n = dataset.num_rows
     return n if dataset.weight is None else int(np.count_nonzero(dataset.weight.read(0, n)))
-
-
-def uncertainty_parts(
-    dataset: Dataset, dual_coef: RowSource, *, intercept: bool, converged: bool = True
-) -> dict[str, Any]:
-    """Weights and sigma^2 of an exact fit, for :class:`dkrr.models.model.Model`: what standard deviations need.
-
-    sigma^2 = y^T dual_coef / n holds of a solution alone: a fit that did not converge has none.
-    """
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    weight = None if dataset.weight is None else ArrayRows(dataset.weight.read(0, dataset.num_rows))
-    sigma2 = target_scale(dataset.y, dual_coef, weight, intercept=intercept) if converged else None
-    return {"sample_weight": weight, "sigma2": sigma2}
-
-
-def nystrom_parts(found: NystromResult, kernel: Kernel | None) -> dict[str, Any]:
-    """Kernel, centres, coefficients and the centre of the features, for :class:`dkrr.models.model.Model`."""
-    return {
-        "kernel": kernel,
-        "x_fit": ArrayRows(found.centres),
-        "dual_coef": ArrayRows(found.dual_coef),
-        "center": found.center,
-        "intercept": found.intercept,
-    }
 
 
 def primal_parts(found: PrimalResult) -> dict[str, Any]:
@@ -454,37 +457,37 @@ class TiledFit:
             n, problem = dataset.num_rows, self._problem(dataset.num_rows, dataset.num_features, dataset.num_targets)
             with find_executor(n, self.max_in_process_rows) as executor:
                 workspace = Workspace(store=root, executor=executor, blas=blas_of(executor), maker=self.maker)
-                decision, ways = self._decide(problem, dataset, workspace)
-                chosen = decision.chosen
+                decision = self._decide(problem, dataset, workspace)
+                chosen, kernel = decision.chosen, None if problem.kernel is None else problem.kernel.to_dict()
                 logger.info("%s (%s)", chosen.name, decision.reasons["solver"])
                 known: dict[str, list[Any]] = {
                     "rows_digest": [dataset.digest],
-                    "kernel": [None if problem.kernel is None else problem.kernel.to_dict()],
+                    "kernel": [kernel],
                     "alpha": [*problem.alpha, None],
                 }
                 needed = sum(chosen.disk_bytes.get(name, 0) for name in MATRICES)
                 check_disk(root, needed, TileGrid(n, chosen.tile_size), known)
-                settings = decision.settings(problem, self.choice)
                 if not self.is_given:
-                    return self._model(dataset, settings, workspace, solver=chosen.solver, ways=ways), dataset.X
+                    settings = decision.settings()
+                    return self._model(dataset, settings, workspace, solver=chosen.solver, ways=decision), dataset.X
                 # the caller has the matrix: a store that is kept needs no copy of it
                 with given_tiles(X, root, chosen.tile_size) as (given, digest):
-                    settings = replace(settings, gram="stored")
+                    settings = replace(decision.settings(), gram="stored")
                     return self._model(dataset, settings, workspace, given=given, source_digest=digest), None
 
-    def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> tuple[Decision, Ways | None]:
-        """What "auto" becomes, and what else may be done."""
-        executor, kernel, root = workspace.executor, problem.kernel, workspace.store
-        memory, (n, d) = memory_limit_of(executor), (problem.num_rows, problem.num_features)
-        choice, tile_size = self.choice, self.tile_size
+    def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> Decision:
+        """What "auto" becomes."""
+        executor, kernel, root, choice = workspace.executor, problem.kernel, workspace.store, self.choice
+        memory, tile_size = memory_limit_of(executor), self.tile_size
         if tile_size is not None or kernel is None:  # refused if no worker holds it
             precision = "float32" if choice.precision in ("float32", "mixed") else "float64"
+            n, d = problem.num_rows, problem.num_features
             tile_size = resolve_tile_size(tile_size, n, d, precision, memory)
         if kernel is None:
             # what costs most, the matrix, is there already: nothing is measured
             choice = small_choice(problem, choice if choice.solver != "auto" else replace(choice, solver="cholesky"))
             limits = Limits(threads=executor.num_threads, memory_bytes=memory)
-            return decide(problem, choice, limits, tile_size=tile_size, machine=_unmeasured), None
+            return decide(problem, choice, limits, tile_size=tile_size, machine=lambda: nominal_machine(limits.threads))
         limits = Limits(
             threads=executor.num_threads,
             memory_bytes=memory,
@@ -496,29 +499,15 @@ class TiledFit:
             root, dataset, kernel, problem.alpha, choice, tile_size=tile_size, memory_bytes=memory
         )
         if continued is not None:
-            choice, tile_size = continued.resolve(choice, tile_size)
             logger.info("%s", continued.sentence(None))
-
-        def machine() -> Machine:
-            return self._machine(problem, executor, root)
-
-        decision = decide(
+        return decide(
             problem,
             choice,
             limits,
             tile_size=tile_size,
-            machine=machine,
+            machine=lambda: self._machine(problem, executor, root),
             trial=lambda seconds: sample_trial(dataset, kernel, seconds, seed=choice.seed),
-        )
-        if continued is not None and continued.is_for(decision.chosen):
-            decision = replace(decision, chosen=continued.saved(decision.chosen, executor.num_threads))
-        return decision, Ways(
-            problem=problem,
-            choice=self.choice,
-            limits=limits,
-            tile_size=self.tile_size,
-            machine=machine,
-            candidates=decision.candidates,
+            continued=continued,
         )
 
     def _machine(self, problem: Problem, executor: Executor, root: Any) -> Machine:
@@ -536,15 +525,14 @@ class TiledFit:
         solver: str = "",
         given: TileMatrix | None = None,
         source_digest: str = "",
-        ways: Ways | None = None,
+        ways: Decision | None = None,
     ) -> Model:
         """The model of a fit with nothing left to choose."""
         nystrom = self.choice.nystrom(usable_rows(dataset)) if solver == "nystrom" else None
-        start = None if self.start is None else np.asarray(self.start, dtype=np.float64)
-        if start is not None:
-            start = start[:, None] if start.ndim == 1 else start
-            # not of other targets, nor of more rows than there are now
-            start = start if len(start) <= dataset.num_rows and start.shape[1] == dataset.num_targets else None
+        start = None if self.start is None else np.asarray(self.start, dtype=np.float64).reshape(len(self.start), -1)
+        # not of other targets, nor of more rows than there are now
+        if start is not None and (len(start) > dataset.num_rows or start.shape[1] != dataset.num_targets):
+            start = None
         fit = solve_rows(
             dataset,
             settings,
@@ -557,32 +545,8 @@ class TiledFit:
             ways=ways,
         )
         with single_blas_thread(), fit as solved:
-            parts = dict(solved.parts)
-            parts["dual_coef"] = ArrayRows(parts["dual_coef"].read(0, parts["dual_coef"].num_rows))
-        settings, names, made_up = solved.settings, self.feature_names, dataset.made_up
-        if names is None:
-            names = () if self.is_given else dataset.feature_names
-        else:
-            made_up = tuple(kind for kind in made_up if kind != "feature_names")
-        return Model(
-            **parts,
-            y_is_1d=dataset.y_is_1d,
-            feature_names=list(names),
-            target_names=list(dataset.target_names),
-            made_up=made_up,
-            classes=None if dataset.classes is None else list(dataset.classes),
-            provenance={
-                "alpha": list(settings.alpha),
-                "tile_size": settings.tile_size,
-                "precision": settings.precision,
-                "gram": settings.gram,
-                "rows_digest": source_digest or dataset.digest,
-                "targets_digest": dataset.digest_y,
-                "weight_digest": dataset.digest_weight,
-                **solved.details,
-            },
-        )
-
-
-def _unmeasured() -> Machine:
-    raise AssertionError("one way to solve needs no rates")
+            solved.parts["dual_coef"] = ArrayRows(solved.parts["dual_coef"].read(0, solved.parts["dual_coef"].num_rows))
+        if self.feature_names is None:
+            return solved.model(dataset, **({"feature_names": []} if self.is_given else {}))
+        made_up = tuple(kind for kind in dataset.made_up if kind != "feature_names")
+        return solved.model(dataset, feature_names=list(self.feature_names), made_up=made_up)

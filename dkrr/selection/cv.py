@@ -29,7 +29,7 @@ from dkrr.engine.cluster import find_client
 from dkrr.engine.machine import cpu_count, free_memory_bytes
 from dkrr.errors import ParameterError
 from dkrr.fit.choices import FitSettings, Problem, SolverChoice, may_be_primal
-from dkrr.fit.plan import Decision, Ways
+from dkrr.fit.plan import Decision
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit
 from dkrr.linalg.inference.eigen import eigen_bytes
@@ -63,7 +63,7 @@ class PathFit(TiledFit):
 
     estimator: KernelRidgeCV
 
-    def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> tuple[Decision, Ways | None]:
+    def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> Decision:
         """Passes in feature space where there are fewer features than rows, else a factor for each alpha."""
         # leave-one-out errors are those of a float64 factor, unless a float32 answer is asked for
         precision = "float32" if self.choice.precision == "float32" else "float64"
@@ -75,7 +75,8 @@ class PathFit(TiledFit):
         # so many factors lie on the disk at once: that of the best alpha of each target, and the one that is made
         held = sorted(self.estimator.grid.tolist())[: problem.num_targets + 1 if self.estimator.alpha_per_target else 2]
         priced = replace(problem, alpha=tuple(held), num_targets=len(held))
-        return super(PathFit, replace(self, choice=choice))._decide(priced, dataset, workspace)
+        decision = super(PathFit, replace(self, choice=choice))._decide(priced, dataset, workspace)
+        return replace(decision, problem=problem, choice=self.choice)
 
     def _model(
         self,
@@ -86,7 +87,7 @@ class PathFit(TiledFit):
         solver: str = "",
         given: TileMatrix | None = None,
         source_digest: str = "",
-        ways: Ways | None = None,
+        ways: Decision | None = None,
     ) -> Model:
         """The model of the best alpha, from a factor of each or from two passes."""
         assert dataset.y is not None  # noqa: S101  (narrows the type)

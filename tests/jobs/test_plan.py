@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import dkrr
 from dkrr.errors import PlanRefusedError
 from dkrr.jobs.plan import make_plan, plan
 from dkrr.jobs.prepare import prepare
+from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.linalg.sizes import task_bytes
 
@@ -40,11 +40,8 @@ def test_sums(tmp_path: Path) -> None:
     assert result.num_tasks == 2 * lower + 3 * side
     assert result.task_bytes == task_bytes(100, 5)
     assert result.kernel["gamma"] == pytest.approx(1 / 5)
-    assert result.precision == "float64"
-    assert all(seconds >= 0 for seconds in result.estimated_seconds.values())
     assert not result.refusal
     assert "float64" in str(result)
-    assert result.to_dict()["disk_needed_bytes"] == result.disk_needed_bytes
 
 
 def test_the_schedule_is_said_and_fixed(tmp_path: Path) -> None:
@@ -57,9 +54,7 @@ def test_the_schedule_is_said_and_fixed(tmp_path: Path) -> None:
     spec = JobSpec.from_dict(job(tmp_path, cluster={"workers": 16}))
     store = spec.store
     again = make_plan(spec, prepare(spec, store), store, result.to_dict())
-    assert again.workers == 16
-    assert again.split == result.split
-    assert again.expected_efficiency == result.expected_efficiency
+    assert (again.workers, again.split) == (16, result.split)
     assert make_plan(spec, prepare(spec, store), store).split != result.split
 
 
@@ -76,9 +71,6 @@ def test_memory_is_refused_with_what_would_fit(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_counted(tmp_path: Path) -> None:
-    from dkrr.jobs.run import fit_job
-    from dkrr.jobs.spec import JobSpec
-
     document = job(tmp_path)
     before = plan(document)
     assert before.disk_present_bytes == 0
@@ -89,9 +81,3 @@ def test_what_is_there_is_counted(tmp_path: Path) -> None:
     # the factor of another ridge or kernel has the same shape, and saves this job nothing
     assert plan(document | {"model": {"kernel": "rbf", "alpha": 0.2}}).disk_present_bytes == 0
     assert plan(document | {"model": {"kernel": "rbf", "alpha": 0.1, "gamma": 0.7}}).disk_present_bytes == 0
-
-
-def test_a_plan_is_public(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text('[data]\npath = "generate:friedman?n=300&d=5&seed=0"\n[model]\nkernel = "rbf"\n')
-    assert dkrr.plan(path).num_rows == 300

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import KernelRidge, StoreMismatchError, ingest, load_model, make_kernel
+from dkrr import StoreMismatchError, ingest, load_model, make_kernel
 from dkrr.errors import InterruptedRunError, ParameterError, PlanRefusedError
-from dkrr.jobs.predict import evaluate_job, predict_job
+from dkrr.jobs.predict import predict_job
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from tests.jobs.helpers import Make, job_maker
@@ -55,10 +55,6 @@ def rbf(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return make_kernel("rbf", gamma=0.2)(a, b)
 
 
-def tiles(store: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in store.glob("factors/*.zarr/c/*/*")}
-
-
 def test_a_job_writes_its_run(make: Make, tmp_path: Path) -> None:
     job = make()
     phases: list[str] = []
@@ -69,18 +65,11 @@ def test_a_job_writes_its_run(make: Make, tmp_path: Path) -> None:
     assert {path.name for path in run.iterdir()} == {*(f"{name}.json" for name in documents), *others}
     np.testing.assert_allclose(dual_coef(job)[:, 0], dense_krr(rbf(X, X), Y, 0.1), rtol=1e-9)
     assert JobSpec.load(run / "job.toml") == job
-    result = json.loads((run / "result.json").read_text())
-    assert result["tiles_computed"] == result["tiles_total"] == 10
-    assert result["relative_residual"] == summary.relative_residual
+    assert json.loads((run / "result.json").read_text())["tiles_computed"] == summary.tiles_total == 10
     assert max(summary.backward_error) < 1e-12
     assert set(summary.seconds) >= {"prepare", "start", "factorise", "solve", "residual", "total"}
     assert {phase.partition(" ")[0] for phase in phases} >= {"factorise", "solve", "residual"}
-    assert summary.score is None
     assert all(peak > 10**7 for peak in summary.peak_rss_bytes.values())
-    assert "Cholesky" in summary.message
-    model = load_model(run / "model.zarr")
-    assert model.provenance["tile_size"] == 64
-    assert model.feature_names == ["x0", "x1", "x2", "x3"]
 
 
 def test_standardised_rows_and_a_held_out_fraction(make: Make, tmp_path: Path) -> None:
@@ -102,7 +91,7 @@ def test_standardised_rows_and_a_held_out_fraction(make: Make, tmp_path: Path) -
     assert summary.score.rmse_whitened == pytest.approx([rmse / y_std], rel=1e-8)
 
 
-def test_a_mask_in_a_file_and_rows_in_a_file(make: Make, tmp_path: Path) -> None:
+def test_a_mask_in_a_file(make: Make, tmp_path: Path) -> None:
     with gzip.open(tmp_path / "mask.csv.gz", "wt") as file:
         file.writelines(f"0,{int(i % 5 == 0)}\n" for i in range(N))
     by_column = fit_job(make(evaluate={"mask": 4}))
@@ -110,14 +99,6 @@ def test_a_mask_in_a_file_and_rows_in_a_file(make: Make, tmp_path: Path) -> None
         make(evaluate={"mask": "mask.csv.gz", "mask_column": 1}, output={"directory": str(tmp_path / "runs/b")})
     )
     assert by_file.score == by_column.score
-    held_out = np.arange(N) % 5 == 0
-    for name, rows in (("train", ~held_out), ("test", held_out)):
-        np.savetxt(tmp_path / f"{name}.csv", np.column_stack([X, np.zeros(N), Y])[rows], delimiter=",", fmt="%.17g")
-    by_path = fit_job(
-        make(data={"path": "train.csv"}, evaluate={"path": "test.csv"}, output={"directory": str(tmp_path / "runs/c")})
-    )
-    assert by_path.score is not None
-    assert by_path.score.rmse == pytest.approx(by_column.score.rmse if by_column.score else None, rel=1e-9)
 
 
 def test_a_ridge_per_target_from_one_gram_matrix(make: Make, tmp_path: Path) -> None:
@@ -131,9 +112,8 @@ def test_a_ridge_per_target_from_one_gram_matrix(make: Make, tmp_path: Path) -> 
     assert len(list(store.glob("grams/*.zarr"))) == 1
 
 
-@pytest.mark.parametrize("alphas", [0.1, [0.1, 1.0]], ids=["one alpha", "two alphas"])
-def test_a_precomputed_matrix(make: Make, alphas: Any, tmp_path: Path) -> None:
-    targets = np.column_stack([Y, X[:, 0]])
+def test_a_precomputed_matrix(make: Make, tmp_path: Path) -> None:
+    alphas, targets = [0.1, 1.0], np.column_stack([Y, X[:, 0]])
     ingest(rbf(X, X), tmp_path / "K.zarr", y=targets)
     job = make(
         data={"path": "K.zarr", "target": None, "features": None, "header": "auto"},
@@ -160,17 +140,6 @@ def test_what_is_kept(keep: str, make: Make, tmp_path: Path) -> None:
     assert len(summary.kept) == sum(numbers)
 
 
-def test_the_same_job_again_computes_nothing(make: Make, tmp_path: Path) -> None:
-    first = fit_job(make())
-    before = tiles(tmp_path / "runs/store")
-    again = fit_job(make())
-    assert (first.tiles_computed, again.tiles_computed) == (10, 0)
-    assert tiles(tmp_path / "runs/store") == before
-    # another run of the same rows shares the factor
-    other = fit_job(make(output={"directory": str(tmp_path / "runs/b")}))
-    assert other.tiles_computed == 0
-
-
 def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:
     undisturbed = make(output={"directory": str(tmp_path / "other/a")})
     fit_job(undisturbed)
@@ -185,17 +154,18 @@ def test_an_interrupted_job_continues(make: Make, tmp_path: Path) -> None:
     summary = fit_job(make())
     assert summary.tiles_computed <= 10 - 4
     assert np.array_equal(dual_coef(make()), dual_coef(undisturbed))
+    # the same again computes nothing, and another run of the same rows shares the factor
+    again = [fit_job(make()), fit_job(make(output={"directory": str(tmp_path / "runs/b")}))]
+    assert [one.tiles_computed for one in again] == [0, 0]
 
 
 def test_a_directory_of_another_job_is_refused(make: Make, tmp_path: Path) -> None:
     fit_job(make())
-    model = (tmp_path / "runs/a/model.zarr/manifest.json").read_bytes()
     with pytest.raises(
         StoreMismatchError, match=r"holds another job .*\[model\] alpha: 0\.1 there, 3\.0 wanted"
     ) as error:
         fit_job(make(model={"alpha": 3.0}))
     assert error.value.fields == ["[model] alpha: 0.1 there, 3.0 wanted"]
-    assert (tmp_path / "runs/a/model.zarr/manifest.json").read_bytes() == model
     # where it runs is not what it is
     fit_job(make(cluster={"workers": 1}))
 
@@ -211,31 +181,3 @@ def test_a_refused_job_does_not_hold_its_directory(make: Make, tmp_path: Path) -
 
 
 # --- predictions and scores ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    KernelRidge(kernel="rbf", gamma=0.2, alpha=0.1).fit(X, np.column_stack([Y, -Y])).save(tmp_path / "m.zarr")
-    return str(tmp_path / "m.zarr")
-
-
-@pytest.mark.usefixtures("cluster_client")
-@pytest.mark.parametrize("form", ["data set", "names", "no names", "last columns"])
-def test_evaluation_finds_the_targets(form: str, model: str, tmp_path: Path) -> None:
-    targets = np.column_stack([Y, -Y])
-    if form == "data set":
-        ingest(X, tmp_path / "rows.zarr", y=targets)
-        data = tmp_path / "rows.zarr"
-    else:
-        data = tmp_path / "rows.csv"
-        header = {"names": "a,b,c,d,y0,y1", "no names": "", "last columns": "a,b,c,d,up,down"}[form]
-        np.savetxt(data, np.column_stack([X, targets]), delimiter=",", fmt="%.17g", header=header, comments="")
-        if form == "no names":
-            data.write_text(data.read_text().lstrip("\n"))
-    before = sorted(path.name for path in tmp_path.iterdir())
-    facts = evaluate_job(model, str(data))
-    errors = load_model(model).predict(X) - targets
-    assert facts["rows"] == N
-    assert facts["rmse"] == pytest.approx(np.sqrt((errors**2).mean(axis=0)).mean(), rel=1e-8)
-    assert evaluate_job(model, str(data), metric="r2") == {"r2": facts["r2"], "rows": N}
-    assert sorted(path.name for path in tmp_path.iterdir()) == before

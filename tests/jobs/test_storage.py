@@ -45,12 +45,6 @@ def test_a_written_job_has_plain_addresses() -> None:
     assert JobSpec.from_dict(json.loads(json.dumps(written))) == job
 
 
-def test_what_is_at_a_path_stays_there() -> None:
-    job = JobSpec.from_dict(document(data={"path": "d.csv"}, output={"directory": "runs/{id}"}), base="/work")
-    assert job.data.path == "/work/d.csv"
-    assert job.store == "/work/runs/store"
-
-
 def test_an_address_may_bring_its_own_settings() -> None:
     own = "s3://other/d.zarr?region=us-1"
     job = JobSpec.from_dict(document(data={"path": own}))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dkrr import JobFileError
-from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import TuneSummary, draw_search, tune_job
@@ -61,29 +60,20 @@ def summary(job: JobSpec, folder: Path) -> TuneSummary:
 def test_the_job_that_is_written(summary: TuneSummary, folder: Path, job: JobSpec) -> None:
     best = JobSpec.load(folder / "best.toml")
     chosen = summary.result.best
-    assert best.data == job.data
-    assert best.evaluate == job.evaluate
-    assert best.solver == job.solver
-    assert best.tune is None
-    assert best.model.alpha == chosen.alpha
-    assert best.model.kernel == "rbf"
-    assert best.output.directory == str(folder / "runs/best")
-    assert best.output.store == job.store
+    assert (best.data, best.evaluate, best.solver, best.tune) == (job.data, job.evaluate, job.solver, None)
+    assert (best.model.alpha, best.model.kernel) == (chosen.alpha, "rbf")
+    assert (best.output.directory, best.output.store) == (str(folder / "runs/best"), job.store)
     document = tomllib.loads((folder / "best.toml").read_text())
     assert document["data"]["path"] == "rows.csv"  # seen from its folder
     if chosen.kind == "per_feature":
         assert document["model"]["kernel_params"]["length_scale"] == chosen.widths.tolist()
     text = (folder / "best.toml").read_text()
     assert "# Chosen by dkrr tune (seed 0) for 240 training rows" in text
-    lines = [line for line in text.splitlines() if line.endswith("chosen")]
-    assert len(lines) == 1
-    assert f"{chosen.loo_rmse:.4f}" in lines[0]
+    (line,) = [line for line in text.splitlines() if line.endswith("chosen")]
+    assert f"{chosen.loo_rmse:.4f}" in line
 
 
-def test_the_job_can_be_planned_and_fitted(summary: TuneSummary, folder: Path) -> None:
-    planned = plan(folder / "best.toml")
-    planned.check()
-    assert planned.num_rows == 240
+def test_the_job_can_be_fitted(summary: TuneSummary, folder: Path) -> None:
     fitted = fit_job(folder / "best.toml")
     assert fitted.score is not None
     assert fitted.score.value("rmse") < 0.8  # the noise is 0.5, the deviation of the target about 5
@@ -95,24 +85,19 @@ def test_what_else_is_written(summary: TuneSummary, folder: Path) -> None:
     lines = (folder / "best.trials.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == summary.result.records
     search = json.loads((folder / "best.search.json").read_text())
-    assert search["num_rows"] == 240
-    assert search["feature_names"] == ["a", "b", "c"]
-    assert search["best"] == summary.result.best.to_dict()
-    assert search["slices"] == summary.result.slices
+    assert (search["num_rows"], search["feature_names"]) == (240, ["a", "b", "c"])
+    assert (search["best"], search["slices"]) == (summary.result.best.to_dict(), summary.result.slices)
     picture = folder / "best.search.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000
     before = picture.read_bytes()
     draw_search(search, str(picture))
     assert picture.read_bytes() == before
-    assert json.dumps(summary.to_dict())
 
 
 def test_options_instead_of_the_table(job: JobSpec, folder: Path) -> None:
     found = tune_job(job, folder / "few.toml", rows=50, seed=9, budget_seconds=100.0, picture=False)
-    assert found.settings.search_rows == (50,)
-    assert found.settings.seed == 9
-    assert found.result.best.num_rows == 50
+    assert (found.settings.search_rows, found.settings.seed, found.result.best.num_rows) == ((50,), 9, 50)
     assert "seed 9" in (folder / "few.toml").read_text()
 
 
@@ -123,10 +108,3 @@ def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
     given = job.model_dump(exclude_unset=True) | {"model": {"kernel": "precomputed"}}
     with pytest.raises(JobFileError, match="precomputed"):
         tune_job(JobSpec.from_dict(given, base=folder), folder / "matrix.toml")
-
-
-def test_an_empty_table_is_the_default() -> None:
-    job = JobSpec.from_dict({"data": {"path": "x.csv"}, "tune": {}})
-    assert job.tune is not None
-    assert job.tune.settings().search_rows == (1_000, 2_000)
-    assert JobSpec.from_dict(job.to_dict()) == job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +68,12 @@ def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(make: Mak
     assert summary.score is not None
     assert (summary.score.intervals, summary.score.coverage) == (0.8, [expected])
     assert 0.6 < expected < 0.95
-    result = json.loads((tmp_path / "runs/a/result.json").read_text())
-    assert result["score"]["coverage"] == [expected]
     saved = load_model(summary.model_path)
     found = np.stack(saved.predict_interval(X[HELD_OUT], 0.8))
     np.testing.assert_allclose(found[:, :, 0] if found.ndim == 3 else found, np.stack([lower, upper]) * std + mean)
     # the command counts 90 % unless told
     np.savetxt(tmp_path / "new.csv", np.column_stack([X, Y]), delimiter=",", header="a,b,c,y", comments="")
-    facts = evaluate_job(summary.model_path, str(tmp_path / "new.csv"))
-    assert 0.8 < facts["inside 90.0% intervals"] <= 1
-    narrow = evaluate_job(summary.model_path, str(tmp_path / "new.csv"), intervals=0.5)
-    assert narrow["inside 50.0% intervals"] < facts["inside 90.0% intervals"]
+    assert 0.8 < evaluate_job(summary.model_path, str(tmp_path / "new.csv"))["inside 90.0% intervals"] <= 1
 
 
 def test_a_model_without_its_factor_says_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from sklearn.linear_model import Ridge
 from dkrr.dataset import Dataset, ingest
 from dkrr.errors import DataError, ResidualError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows
-from dkrr.fit.inputs import store_given_matrix
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.dense import fit_dense
 from dkrr.linalg.factor.direct import CholeskySolver
@@ -20,6 +19,7 @@ from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.targets import centre_dataset, centre_targets, right_hand_sides
+from tests.linalg.given import store_given_matrix
 from tests.linalg.helpers import operator, rows
 from tests.linalg.test_mixed import Stopping
 from tests.linalg.test_solve import workspace
