@@ -54,7 +54,7 @@ from dkrr.dataset import Floats
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.factor.dense import DenseFactor, FactorRidge
-from dkrr.linalg.inference.eigen import EigenRidge, decompose
+from dkrr.linalg.inference.eigen import EigenRidge
 from dkrr.selection.choice import NU, is_as_good, kernel_keys
 
 # squared distances below this share of the rows' squared norms are rounding errors of the matrix product
@@ -156,8 +156,8 @@ class Explained:
         ----
         One eigendecomposition, about 9 n^3 flops and 24 n^2 bytes, then 2 n^2 (t + 1) for each alpha.
         """
-        spectrum = decompose(self.matrix(family, widths), positive_semidefinite=True)
-        ridge = EigenRidge(spectrum, self.y / self.deviation, self.root, fit_intercept=self.intercept)
+        matrix, y = self.matrix(family, widths), self.y / self.deviation
+        ridge = EigenRidge(matrix, y, self.root, fit_intercept=self.intercept, positive_semidefinite=True)
         return self._squares(ridge.leave_one_out(alphas))
 
     def refine(self, family: str, widths: Floats, alpha: float, num_evaluations: int) -> dict[float, Floats]:
@@ -171,9 +171,8 @@ class Explained:
         NotPositiveDefiniteError
             All of them are.
         """
-        ridge = FactorRidge(
-            self.matrix(family, widths), self.y / self.deviation, self.root, fit_intercept=self.intercept
-        )
+        kernel, y = family_kernel(family, widths), self.y / self.deviation
+        ridge = FactorRidge(kernel, self.x, y, self.root, fit_intercept=self.intercept)
         found, tried = dict[float, Floats](), list[float]()
         for number in range(num_evaluations):
             beside = [alpha, 4 * alpha, alpha / 4]

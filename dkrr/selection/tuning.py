@@ -41,7 +41,7 @@ from dkrr.engine.tasks import Executor, Node, Progress
 from dkrr.errors import DataError
 from dkrr.fit.inputs import TemporaryStore, find_dataset, find_executor, rows_on_disk
 from dkrr.linalg.operators import Rows
-from dkrr.linalg.sizes import BASELINE_BYTES
+from dkrr.linalg.workspace import BASELINE_BYTES
 from dkrr.selection.choice import AS_GOOD, Candidate, TuneResult, TuneSettings, WidthKind, choose_candidates
 from dkrr.selection.likelihood import ALPHA_BOUNDS
 from dkrr.selection.search import (
