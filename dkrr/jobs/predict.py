@@ -30,7 +30,7 @@ from dkrr.jobs.registry import RECORD, ModelRegistry, NamedModel, Reference, Ver
 from dkrr.linalg.inference.leave_one_out import IntervalMethod
 from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.models.model import Model, load_model
-from dkrr.models.prediction import is_worth_a_cluster, predict_dataset, predict_variance, score_dataset
+from dkrr.models.prediction import needs_workers, predict_dataset, predict_variance, score_dataset
 from dkrr.models.uncertainty import half_widths, interval, standard_deviation
 from dkrr.store.documents import manifest_digest
 from dkrr.store.files import (
@@ -93,7 +93,7 @@ class Extras:
                 hint="fit a job with [model] loss = 'logistic'",
             )
         if self.needs_variance:
-            _ = model.spread
+            _ = model.variance_systems
         if self.interval is not None:
             half_widths(model, self.interval, self.method, np.ones((1, model.num_targets)))
 
@@ -306,7 +306,7 @@ def executor_of_size(
     num_rows
         Rows to predict; 0 where more than predictions is computed, for which there are always workers.
     """
-    if num_rows and not is_worth_a_cluster(model, num_rows):
+    if num_rows and not needs_workers(model, num_rows):
         with single_blas_thread():
             yield InProcessExecutor()
         return

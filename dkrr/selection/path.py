@@ -33,6 +33,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import LeaveOneGroupOut, check_cv
 
+from dkrr.dataset import Floats
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit, FactorRidge, judge_dense
@@ -40,9 +41,6 @@ from dkrr.linalg.inference.eigen import EigenRidge
 from dkrr.linalg.primal.passes import FeatureRows
 from dkrr.linalg.primal.solver import leave_one_out_errors, primal_leave_one_out
 
-__all__ = ["AlphaPath", "AlphaSearch", "Fold", "checked_scorer", "make_folds", "primal_search"]
-
-Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 logger = logging.getLogger("dkrr.selection")
 
@@ -367,20 +365,15 @@ class AlphaPath:
     def _without(self, rows: Rows, alphas: Floats) -> Floats:
         """Predictions (f, t, k) of some rows by the fit of all others."""
         place = self._place[rows]
-        inside = place >= 0
-        outside = None
-        if self._projected is not None and not inside.all():
+        inside, outside = place >= 0, None
+        if self._projected is not None:
             order = np.cumsum(self._place < 0) - 1  # of each row outside among those outside
             outside = self._projected[order[rows[~inside]]]
-        if not inside.any():
-            assert outside is not None  # noqa: S101  (narrows the type)
-            return self.system.predict(outside, alphas)
         assert isinstance(self.system, EigenRidge)  # noqa: S101  (narrows the type)
         residual, others = self.system.leave_fold_out(place[inside], alphas, outside)
         predictions = np.empty((len(rows), self.y.shape[1], len(alphas)))
         predictions[inside] = self.y[rows[inside]][:, :, None] - residual
-        if others is not None:
-            predictions[~inside] = others
+        predictions[~inside] = 0.0 if others is None else others
         return predictions
 
     def fit(self, alphas: Floats, started: float) -> DenseFit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,7 +22,21 @@ from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace, choose_tile_size
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.measure.figures import Judge, scaled
-from tests.test_parity import REAL, whitened
+
+REAL = ("pol", "elevators", "bike")
+
+
+def whitened(folder: Path, num_train: int | None = None, num_test: int | None = None) -> tuple[np.ndarray, ...]:
+    """Training and test rows of split 0, whitened with the training rows' statistics."""
+    with gzip.open(folder / "data.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",")
+    with gzip.open(folder / "test_mask.csv.gz", "rt") as file:
+        held_out = np.loadtxt(file, delimiter=",", usecols=0) == 1
+    train, test = table[~held_out][:num_train], table[held_out][:num_test]
+    std = train.std(axis=0)
+    train, test = ((part - train.mean(axis=0)) / np.where(std > 0, std, 1) for part in (train, test))
+    return train[:, :-1], train[:, -1:], test[:, :-1], test[:, -1:]
+
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
 
