@@ -139,7 +139,7 @@ def test_measure_mixed_application(num_columns: int, judge: Judge, folder: Path,
     r, alpha = np.random.default_rng(1).standard_normal((n, num_columns)), np.ones(num_columns)
     work = Workspace(store=str(folder), executor=executor)
     seconds = []
-    precondition = FactorPreconditioner(factor, work, str(folder / "scratch"))
+    precondition = FactorPreconditioner(factor, work)
     for _ in range(6):
         began = time.perf_counter()
         precondition.apply(r, alpha)

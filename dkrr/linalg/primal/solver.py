@@ -7,17 +7,16 @@ The minimiser is that of kernel ridge regression with the same kernel and alpha:
 Use it for the linear kernel, and for polynomials while C(d + p, p) is small. n is not felt: one pass over the rows
 forms the sums, one evaluates the residual, and all that is kept is D x D, in the driver.
 
-With an intercept all sums are about means: F and y are shifted before they are summed, the weighted means follow from
-the sums, and where the shift was a bad guess, so that the difference of two sums loses digits, the pass is repeated
-around the means that are known then.
+With an intercept all sums are about means: y less its weighted mean, F less the features of the mean row. The weighted
+means of F follow from the sums, and where the shift was a bad guess, so that the difference of two sums loses digits,
+the pass is repeated around the means that are known then.
 
 F^T W F has the square of the condition of F. The residual of the normal equations is therefore never taken from the
 sums: it is F^T W (y - F c - b) - alpha c, row by row, which is also what is reported. As long as the correction that it
 implies is more than rounding, it is made and the residual evaluated again, at most twice (corrected seminormal
 equations: errors like those of an orthogonal factorisation, unless F is singular to half of the digits).
 
-There is one Cholesky factor of the D x D equations for each distinct alpha, or one eigendecomposition for all of them
-(:mod:`dkrr.linalg.primal.solver`).
+There is one Cholesky factor of the D x D equations for each distinct alpha, or one eigendecomposition for all of them.
 
 Cost
 ----
