@@ -77,3 +77,36 @@ def test_scratch_of_a_factor_is_kept_for_who_goes_on_with_it(store: Path) -> Non
     assert names(store) == {f"{KEYS[4]}-sums.zarr"}
     (store / "factors" / f"{KEYS[4]}-sums.zarr" / "c" / "0" / "1").write_bytes(bytes(10))
     assert names(store) == set()
+
+
+def test_what_iterations_leave_behind(store: Path) -> None:
+    make_array(store, "preconditioners", KEYS[0])
+    make_array(store, "solves", KEYS[4])
+    make_array(store, "scratch", DRAWN)
+    run = store.parent / "demo"
+    run.mkdir()
+    (run / "plan.json").write_text(json.dumps({"num_rows": 9, "tile_size": 9}))
+    make_old(store.parent)
+    found = {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
+    kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr"}
+    assert f"scratch/{DRAWN}.zarr" in found
+    assert not found & kept  # the run may go on with them
+    (run / "result.json").write_text("{}")
+    make_old(store.parent)
+    assert kept <= {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
+
+
+@pytest.mark.parametrize("phase", ["", "prepare", "plan"])
+def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, phase: str) -> None:
+    make_old(store.parent)
+    everything = names(store)
+    assert len(everything) == 4
+    run = store.parent / "demo"
+    run.mkdir()
+    (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
+    assert names(store) == set()
+    (run / "status.json").write_text(json.dumps({"state": "failed", "phase": phase}))
+    assert names(store) == everything
+    (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
+    make_old(store.parent)  # its driver has said nothing for hours
+    assert names(store) == everything

@@ -11,7 +11,7 @@ from dkrr.errors import PlanRefusedError
 from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
-from dkrr.linalg.sizes import task_bytes
+from dkrr.linalg.workspace import task_bytes
 
 
 def job(folder: Path, **tables: Any) -> dict[str, Any]:
