@@ -225,7 +225,6 @@ def solve_bordered(
     normal: FloatVector,
     *,
     begun: tuple[FloatMatrix, FloatMatrix] | None = None,
-    sums: Callable[[FloatMatrix], FloatVector] | None = None,
 ) -> FloatMatrix:
     """u (n, c) of A u + b s = S Y, s^T u = 0 in memory; refined where b v was much larger.
 
@@ -239,16 +238,13 @@ def solve_bordered(
         s.
     begun : (n, c), (n, 1 or c), optional
         A^-1 S Y and v = A^-1 s, where they are known.
-    sums
-        U (n, c) -> s^T U (c,), if it has an order of its own.
     """
-    sums = (lambda u: normal @ u) if sums is None else sums
     solved, v = (None, solve(normal[:, None])) if begun is None else begun
-    largest_v, sum_v = np.abs(v).max(axis=0), sums(v)
+    largest_v, sum_v = np.abs(v).max(axis=0), normal @ v
     u, residual = np.zeros(rhs.shape), rhs
     for number in range(MAX_REFINEMENTS + 1):
         solved = solve(residual) if number or solved is None else solved
-        total = sums(solved) + sums(u)
+        total = normal @ solved + normal @ u
         b = np.divide(total, sum_v, out=np.zeros_like(total), where=sum_v != 0)
         u += solved - v * b
         lost = np.abs(b) * largest_v > MAX_GROWTH * np.abs(u).max(axis=0)

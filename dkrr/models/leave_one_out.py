@@ -41,16 +41,20 @@ from dkrr.fit.inputs import (
 from dkrr.fit.prices import tiles_bytes
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.dense import dense_diagonals
-from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
-from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal, inverse_room
+from dkrr.linalg.factor.direct import (
+    CholeskyFactor,
+    CholeskySolver,
+    forget_inverse_diagonal,
+    inverse_diagonal,
+    inverse_room,
+)
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.nystrom.solver import nystrom_leave_one_out, read_rows
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows, predict_block
 from dkrr.linalg.primal.solver import array_source, primal_leave_one_out, stored_source
-from dkrr.linalg.sizes import choose_gram
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.tiled import Training, changed, check_unchanged
 from dkrr.models.uncertainty import OTHER_SOLVERS, has_spread

@@ -36,7 +36,7 @@ from sklearn.model_selection import LeaveOneGroupOut, check_cv
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit, FactorRidge, judge_dense
-from dkrr.linalg.inference.eigen import EigenRidge, decompose
+from dkrr.linalg.inference.eigen import EigenRidge
 from dkrr.linalg.primal.passes import FeatureRows
 from dkrr.linalg.primal.solver import leave_one_out_errors, primal_leave_one_out
 
@@ -264,8 +264,9 @@ class AlphaPath:
         """Of all rows of positive weight."""
         if self.method == "eigen":
             return self._eigen(self.inside)
-        matrix, root = self._matrix(self.inside)
-        return FactorRidge(matrix, self.y[self.inside], root, fit_intercept=self.fit_intercept)
+        root = None if self.weight is None else np.sqrt(self.weight[self.inside])
+        gram, y = self._gram(self.inside), self.y[self.inside]
+        return FactorRidge(None, gram, y, root, fit_intercept=self.fit_intercept)
 
     @cached_property
     def inside(self) -> Rows:
@@ -295,21 +296,15 @@ class AlphaPath:
         )
         return block
 
-    def _matrix(self, rows: Rows) -> tuple[Floats, Floats | None]:
-        """S K S and s of some rows of positive weight."""
-        matrix = self._gram(rows)
-        root = None if self.weight is None else np.sqrt(self.weight[rows])
+    def _eigen(self, rows: Rows) -> EigenRidge:
+        """Every alpha of some rows of positive weight, from S K S."""
+        matrix, root = self._gram(rows), None if self.weight is None else np.sqrt(self.weight[rows])
         if root is not None:
             matrix *= root[:, None]
             matrix *= root
-        return matrix, root
-
-    def _eigen(self, rows: Rows) -> EigenRidge:
-        """Every alpha of some rows of positive weight."""
-        matrix, root = self._matrix(rows)
         is_psd = self.kernel is not None and self.kernel.positive_semidefinite
-        spectrum = decompose(matrix, positive_semidefinite=is_psd)
-        return EigenRidge(spectrum, self.y[rows], root, fit_intercept=self.fit_intercept)
+        options = {"fit_intercept": self.fit_intercept, "positive_semidefinite": is_psd}
+        return EigenRidge(matrix, self.y[rows], root, **options)
 
     def search(self, alphas: Floats, search: AlphaSearch) -> None:
         """Add the held-out predictions of every alpha.
@@ -398,7 +393,7 @@ class AlphaPath:
         """
         what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
         u = np.zeros(self.y.shape)
-        u[self.inside], _ = self.system.solve_each(alphas)
+        u[self.inside] = self.system.solve_each(alphas)
         root = None if self.weight is None else np.sqrt(self.weight)
         centring = self.system.centring
         y = self.y if centring is None else centring.apply(self.y)

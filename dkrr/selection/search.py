@@ -45,7 +45,7 @@ from scipy.spatial.distance import pdist
 from dkrr.dataset import Dataset, RowArray
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.linalg.inference.eigen import EigenRidge, decompose
+from dkrr.linalg.inference.eigen import EigenRidge
 from dkrr.linalg.losses.fit import fit_losses
 from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.linalg.nystrom.solver import read_rows
@@ -336,8 +336,8 @@ def alpha_path(rows: Explained, family: str, widths: FloatArray, alphas: FloatAr
     -----
     Cost: about 9 n^3 flops, then 2 n^2 (t + 1) for each alpha; 24 n^2 bytes.
     """
-    spectrum = decompose(rows.matrix(family, widths), positive_semidefinite=True)
-    ridge = EigenRidge(spectrum, rows.y / rows.deviation, rows.root, fit_intercept=rows.intercept)
+    matrix, options = rows.matrix(family, widths), {"fit_intercept": rows.intercept, "positive_semidefinite": True}
+    ridge = EigenRidge(matrix, rows.y / rows.deviation, rows.root, **options)
     errors: FloatArray = np.sqrt(np.einsum("it,itk->k", rows.share, ridge.leave_one_out(alphas) ** 2))
     return errors
 

@@ -48,7 +48,7 @@ from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress
 from dkrr.errors import DataError
 from dkrr.fit.inputs import TemporaryStore, find_dataset, find_executor, rows_on_disk
-from dkrr.linalg.sizes import BASELINE_BYTES
+from dkrr.linalg.workspace import BASELINE_BYTES
 from dkrr.selection.choice import (
     AS_GOOD,
     Candidate,

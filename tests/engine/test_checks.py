@@ -75,17 +75,13 @@ def test_equal_workers_pass(client: Client) -> None:
 
 @pytest.mark.parametrize("name", ["python", "numpy", "dkrr"])
 def test_one_worker_with_another_version(client: Client, name: str) -> None:
-    odd, other = addresses(client)
+    odd, _ = addresses(client)
     with (
         patched(client, "dkrr.engine.workers", "process_versions", other_versions(**{name: "0.0"}), [odd]),
         pytest.raises(ClusterError) as caught,
     ):
         check_workers(client)
-    (row,) = [line for line in caught.value.message.splitlines() if line.split()[:1] == [name]]
-    expected = checks.process_versions()[name]
-    assert f"0.0 on 1 worker ({odd})" in row
-    assert f"{expected} on 1 worker ({other})" in row
-    assert row.split()[1] == expected
+    assert f"  {name} 0.0 instead of {checks.process_versions()[name]} on 1 worker ({odd})\n" in caught.value.message
 
 
 def kernel(name: str) -> Callable[[Any], Any]:
@@ -96,7 +92,7 @@ def test_another_blas_kernel_on_one_worker(client: Client) -> None:
     odd = addresses(client)[0]
     with (
         patched(client, "dkrr.engine.workers", "blas_libraries", kernel("Prescott"), [odd]),
-        pytest.raises(ClusterError, match=r"BLAS kernel .*openblas-Prescott on 1 worker") as caught,
+        pytest.raises(ClusterError, match=r"BLAS kernel .*openblas-Prescott") as caught,
     ):
         check_workers(client)
     assert "dkrr doctor --env" in caught.value.hint
@@ -110,7 +106,7 @@ def test_wrong_numbers_on_one_worker(client: Client) -> None:
 
     with (
         patched(client, "scipy.linalg.blas", "dgemm", wrong, [odd]),
-        pytest.raises(ClusterError, match=rf"wrong numbers.*{odd}: float64 gemm"),
+        pytest.raises(ClusterError, match=rf"wrong numbers \(float64 gemm.* on 1 worker \({odd}"),
     ):
         check_workers(client)
 

@@ -252,14 +252,6 @@ def test_a_matrix_that_stops_being_definite_names_the_new_row(tmp_path: Path) ->
             fit(made, tmp_path / "store", threads=threads, alpha=(0.0,), parameters={"gamma": 50.0})
 
 
-def test_rows_that_no_centre_is_near_to_are_not_centred(tmp_path: Path) -> None:
-    x = X[:200] + 1e5 * (np.arange(200) % 2)[:, None]
-    made, store, parameters = data(tmp_path / "a.zarr", [150], x=x), tmp_path / "store", {"gamma": 0.1}
-    assert fit(made, store, parameters=parameters)[1].operator.rows.center == (0.0, 0.0, 0.0)
-    more = append(x[150:], tmp_path / "a.zarr", y=Y[150:200, :1])
-    assert fit(more, store, parameters=parameters)[1].solution.reused["factor"]["rows"] == 150
-
-
 def test_the_centre_is_frozen_with_the_lineage(tmp_path: Path) -> None:
     first = data(tmp_path / "a.zarr", [150])
     old = fit(first, tmp_path / "store")[1]

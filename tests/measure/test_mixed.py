@@ -17,9 +17,8 @@ from dkrr.engine.tasks import DaskExecutor
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
-from dkrr.linalg.sizes import choose_tile_size
 from dkrr.linalg.solution import IterativeSettings, Solution
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Workspace, choose_tile_size
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.measure.figures import Judge, scaled
 from tests.test_parity import REAL, whitened

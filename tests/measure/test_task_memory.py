@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dkrr.engine.machine import ONE_THREAD
-from dkrr.linalg.sizes import task_bytes, tile_bytes
+from dkrr.linalg.workspace import task_bytes, tile_bytes
 from tests.benchmarks.processes import clean_environment, run_sampled
 from tests.measure.figures import SCALE, Judge
 from tests.measure.task_memory import KINDS

@@ -70,7 +70,6 @@ def a_process(code: str = "") -> Iterator[subprocess.Popen[str]]:
     code += "\nprint('ready', flush=True)\nimport time\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
     finally:
