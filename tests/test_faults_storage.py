@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.dataset import ingest, open_dataset, prepare_rows
+from dkrr.dataset import ingest, open_dataset
 from dkrr.dataset.destination import storage_errors
 from dkrr.errors import (
     DamagedChunkError,
@@ -24,7 +24,6 @@ from dkrr.errors import (
     MemoryBudgetError,
     NumericalError,
     ResidualError,
-    StoreError,
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
@@ -33,7 +32,7 @@ from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
-from dkrr.models.prediction import predict_dataset, score_dataset
+from dkrr.models.prediction import predict_dataset
 from dkrr.store.files import join, remove_array
 from dkrr.tiles import TileMatrix
 from tests.faults import (
@@ -233,73 +232,6 @@ def test_every_damaged_tile_is_found_and_computed_again(kind: str, damage: str, 
         assert fit.state() == undisturbed(), path
         changed = {key for key, when in times(fit.store).items() if written[key] != when}
         assert changed == {str(path.relative_to(fit.store)) for path in touched}
-
-
-@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
-@pytest.mark.parametrize("part", ["X", "y"])
-def test_damaged_training_rows_end_the_fit(part: str, damage: str, tmp_path: Path) -> None:
-    """Rows cannot be computed again. Two chunks that changed places pass their checksums, not the digest."""
-    rng = np.random.default_rng(0)
-    data = ingest(
-        rng.standard_normal((1000, 3)), tmp_path / "rows.zarr", y=rng.standard_normal(1000), rows_per_chunk=256
-    )
-    path = tmp_path / "rows.zarr" / part / "c/1/0"
-    if damage == "swapped":
-        swap(path, tmp_path / "rows.zarr" / part / "c/2/0")
-    else:
-        DAMAGES[damage](path)
-    settings = FitSettings(kernel=operator(data).kernel, alpha=(1.0,), tile_size=256)
-    work = Workspace(store=str(tmp_path / "store"), executor=InTurn(), blas="test")
-    with pytest.raises(DamagedChunkError) as caught, fit_rows(data, settings, work):
-        pytest.fail("a fit on damaged rows")
-    assert caught.value.path == str(tmp_path / "rows.zarr" / part)
-    with pytest.raises(DamagedChunkError):
-        prepare_rows(data, tmp_path / "copy.zarr", standardize=True)
-    assert not (tmp_path / "copy.zarr").exists()
-    assert work.phases == {}
-
-
-def _some_solution() -> Any:
-    from dkrr.linalg.solution import Solution
-
-    return Solution(
-        solver="cholesky", precision="float64", converged=True, num_iterations=0,
-        relative_residual=[0.0], backward_error=[0.0],
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
-@pytest.mark.parametrize("part", ["X_fit", "dual_coef", "rows"])
-def test_damage_never_changes_a_prediction(part: str, damage: str, tmp_path: Path) -> None:
-    """A model ends with a typed error, and so do rows to predict or to score."""
-    n = 4096 + 20
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((n, 2))
-    data = ingest(x, tmp_path / "rows.zarr", y=x[:, :1], rows_per_chunk=1024)
-    kernel = operator(data).kernel
-    solution = _some_solution()
-    from dkrr.linalg.predict import ArrayRows
-
-    coefficients = rng.standard_normal((n, 1))
-    model = Model(kernel=kernel, x_fit=ArrayRows(x), dual_coef=ArrayRows(coefficients), solution=solution)
-    model.save(tmp_path / "model.zarr")
-    folder = tmp_path / ("rows.zarr/X" if part == "rows" else f"model.zarr/{part}")
-    if damage == "swapped":
-        swap(folder / "c/0/0", folder / "c/1/0")
-    else:
-        DAMAGES[damage](folder / "c/0/0")
-    if part == "rows":
-        loaded = load_model(tmp_path / "model.zarr")
-        for use in (lambda: predict_dataset(loaded, data, str(tmp_path / "p.zarr"), InTurn()),
-                    lambda: score_dataset(loaded, data, InTurn())):  # fmt: skip
-            with pytest.raises(DamagedChunkError):
-                use()
-        return
-    with pytest.raises(StoreError, match=f"{part}/c/0/0"):
-        load_model(tmp_path / "model.zarr")
-    if damage != "swapped":  # what workers do, which leave the manifest to their client
-        with pytest.raises(DamagedChunkError):
-            load_model(tmp_path / "model.zarr", verify=False).predict(x[:5])
 
 
 # --- wrong in memory, before the checksum is taken --------------------------------------------------------------------
