@@ -6,17 +6,12 @@ fit, run once more, gives T. Always: nothing is left over.
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from dkrr.dataset import open_dataset
@@ -36,10 +31,9 @@ from tests.faults import (
     failing_at,
     lasts_from,
     swap,
-    wait_until,
 )
 from tests.linalg.helpers import Apart, dense, operator, rows
-from tests.test_faults_cluster import cluster, gone
+from tests.test_faults_cluster import cluster
 
 N, TILE, BLOCK = 150, 32, 64
 TOL = 1e-8
@@ -236,30 +230,3 @@ def test_workers_are_killed_in_every_phase(tmp_path: Path) -> None:
     with cluster(";".join(f"{site}:sigkill" for site in sites), once) as client:
         fit.run_on(client)
     assert {path.name for path in once.iterdir()} == {"0", "1", "2"}
-
-
-@pytest.mark.system
-def test_a_killed_process_is_continued_by_another_one(tmp_path: Path) -> None:
-    """SIGKILL of the process that iterates; its workers die with it."""
-    fit = Fit(tmp_path / "fit", n=LARGE)
-    code = (
-        "import sys\nfrom pathlib import Path\n"
-        "from tests.test_faults_cg import Checkpoint, Fit, LARGE, cluster, every_fourth\n"
-        "Checkpoint.is_due = every_fourth\n"
-        "fit = Fit.__new__(Fit)\nfit.__dict__.update(folder=Path(sys.argv[1]), store=Path(sys.argv[1]) / 'store')\n"
-        "fit.n, fit.begun = LARGE, []\nfrom tests.test_faults_cg import SETTINGS\n"
-        "fit.settings = {'iterative': SETTINGS}\n"
-        "with cluster() as client:\n    from dkrr import failpoints\n"
-        "    failpoints._active = failpoints.Failpoints('cg.checkpoint.before_write:@3:sigkill')\n"
-        "    print(*client.run(__import__('os').getpid).values(), flush=True)\n    fit.run_on(client)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.run(
-        [sys.executable, "-c", code, str(fit.folder)], env=environment, timeout=100, check=False, capture_output=True
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    workers = [int(pid) for pid in process.stdout.split()]
-    wait_until(lambda: gone([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)]))
-    with cluster() as client:
-        fit.run_on(client)
-    assert fit.begun[0] == 9

@@ -435,38 +435,3 @@ def test_a_wrong_factor_costs_iterations_and_not_the_answer(tmp_path: Path) -> N
     u, solution = prepared.solve(right_hand_sides(tmp_path, system.grid, values))
     assert solution.num_iterations > 5
     close(u.whole(), np.linalg.solve(dense(system, dataset), values))
-
-
-class Stopping(InProcessExecutor):
-    """Raises before task ``number`` of a phase."""
-
-    def __init__(self, phase: str, number: int) -> None:
-        self.phase, self.number = phase, number
-
-    def run(self, phase: str, function: Any, payload: Any, nodes: Any, progress: Any = None) -> Any:
-        if phase == self.phase:
-            super().run(phase, function, payload, nodes[: self.number], progress)
-            raise KeyboardInterrupt
-        return super().run(phase, function, payload, nodes, progress)
-
-
-@pytest.mark.parametrize("phase", ["factorise", "precondition"])
-def test_an_interrupted_fit_recomputes_no_tile(phase: str, tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    settings = settings_for(dataset, solver="cholesky", precision="mixed")
-    expected, _ = fit(dataset, tmp_path / "whole", solver="cholesky", precision="mixed")
-    with (
-        pytest.raises(KeyboardInterrupt),
-        fit_rows(dataset, settings, workspace(tmp_path, Stopping(phase, 5))),
-    ):
-        pass
-    done = snapshot(tmp_path / "store/factors")
-    assert len(done) >= 5
-    work = workspace(tmp_path)
-    with fit_rows(dataset, settings, work) as result:
-        assert np.array_equal(result.dual_coef.read(0, N), expected)
-        assert result.factors == [str(next((tmp_path / "store/factors").glob("*.zarr")))]
-    assert work.phases["factorise"].num_computed == 10 - len(done)
-    after = snapshot(tmp_path / "store/factors")
-    assert {name: after[name] for name in done} == done
-    assert not list((tmp_path / "store/solves").iterdir())
