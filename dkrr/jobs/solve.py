@@ -240,7 +240,7 @@ def _leave_out(
 
     Cost
     ----
-    That of :func:`dkrr.leave_one_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
+    That of :func:`dkrr.models.leave_one_out.leave_one_out_rows`: n^3 / 3 flops from a float64 factor.
     """
     assert job.evaluate is not None  # noqa: S101  (narrows the type)
     assert fitted.settings is not None  # noqa: S101  (narrows the type)
