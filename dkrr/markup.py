@@ -11,25 +11,7 @@ from html import escape
 from numbers import Real
 from typing import Any
 
-__all__ = [
-    "DASH",
-    "bytes_unit",
-    "clock_text",
-    "cut",
-    "facts_html",
-    "kernel_words",
-    "lines_text",
-    "listed",
-    "loss_words",
-    "named",
-    "number",
-    "rate",
-    "reasons_of",
-    "seconds",
-    "size",
-    "telling",
-]
-
+Facts = list[tuple[str, str]]
 MOST_LETTERS = 500
 DASH = "\u2013"  # where there is nothing to say
 _CELL = "text-align:left;vertical-align:top;padding:2px 10px 2px 0;overflow-wrap:anywhere"
@@ -39,6 +21,11 @@ def cut(text: object, most: int = MOST_LETTERS) -> str:
     """Text of bounded length, for names and messages come from outside."""
     shown = str(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}\u2026"
+
+
+def known(*rows: tuple[str, Any]) -> Facts:
+    """Those of the names and values of which there is something to say."""
+    return [(name, str(value)) for name, value in rows if value]
 
 
 def _is_number(value: Any) -> bool:

@@ -81,34 +81,19 @@ def test_leave_one_out_is_refitting(name: str, weighted: bool, intercept: bool) 
 def test_a_stored_factor_is_used_and_its_result_kept(tmp_path: Path) -> None:
     x, y, weight = data(True)
     estimator = fitted(x, y, weight, tile_size=32, store=tmp_path, fit_intercept=True)
-    tiles = {path: path.stat().st_mtime_ns for path in tmp_path.glob("factors/*.zarr/c/*/*")}
-    assert tiles
     first = estimator.leave_one_out()
-    results = {path: path.stat().st_mtime_ns for path in tmp_path.glob("factors/*.zarr/inverse_diagonal/c/*/*")}
-    assert len(results) == 2 * 3  # of two alphas, three row blocks
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("factors/**/c/*/*")}
+    assert len([path for path in before if "inverse_diagonal" in path.parts]) == 2 * 3  # two alphas, three blocks
     again = pickle.loads(pickle.dumps(estimator)).leave_one_out()
     np.testing.assert_array_equal(again.residuals, first.residuals)
-    for before in (tiles, results):
-        assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert set(tmp_path.glob("factors/*.zarr/c/*/*")) == set(tiles)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("factors/**/c/*/*")} == before
     assert not list(tmp_path.glob("scratch/*"))
 
 
-def test_rows_from_disk_and_targets_of_one_dimension(tmp_path: Path) -> None:
-    x, y, _ = data(False)
+def test_rows_from_disk_on_workers(cluster_client: Any, tmp_path: Path) -> None:
+    x, y, _ = data(False, 130)
     dataset = dkrr.ingest(x, tmp_path / "data.zarr", y=y[:, 0])
-    parameters: dict[str, Any] = {"alpha": 0.3, "tile_size": 32, "fit_intercept": True, **KERNEL}
-    found = dkrr.KernelRidge(store=tmp_path / "store", **parameters).fit(dataset).leave_one_out()
+    parameters: dict[str, Any] = {"alpha": 0.3, "fit_intercept": True, **KERNEL}
+    found = dkrr.KernelRidge(store=tmp_path / "store", tile_size=64, **parameters).fit(dataset).leave_one_out()
     expected = dkrr.KernelRidge(**parameters).fit(x, y[:, 0]).leave_one_out()
-    np.testing.assert_array_equal(found.residuals, expected.residuals)
-    assert found.residuals.shape == (N, 1)
-
-
-def test_on_workers(cluster_client: Any) -> None:
-    x, y, weight = data(True, 130)
-    for parameters in ({"tile_size": 64}, SOLVERS["nystrom"]):
-        found = fitted(x, y, weight, fit_intercept=True, **parameters).leave_one_out()
-        assert np.isfinite(found.residuals).all()
-        if "tile_size" in parameters:
-            expected = fitted(x, y, weight, fit_intercept=True).leave_one_out()
-            np.testing.assert_allclose(found.residuals, expected.residuals, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.residuals, expected.residuals, rtol=1e-9, atol=1e-9)

@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,15 @@ from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dkrr.engine.cluster
 import dkrr.models.estimator
+import dkrr.models.model
 import dkrr.models.prediction
 from dkrr import KernelRidge, ingest, make_kernel
-from dkrr.errors import ClusterError, StorageFullError
+from dkrr.dataset import append
+from dkrr.errors import ClusterError, ConvergenceError, ParameterError, StorageFullError
 from dkrr.fit.inputs import TemporaryStore, temporary_folder
-from tests.sampling import one_of
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((300, 5))
@@ -76,57 +76,12 @@ def run_script(folder: Path, source: str, *, guard: bool = False) -> subprocess.
     )
 
 
-# --- scikit-learn's own checks -------------------------------------------------------------------------------------
-
-CHECKED = {
-    "default": KernelRidge(),
-    "rbf": KernelRidge(kernel="rbf", alpha=0.1),
-    "poly": KernelRidge(kernel="poly"),
-    "matern": KernelRidge(kernel="matern", kernel_params={"nu": 1.5}),
-    "chi2": KernelRidge(kernel="chi2", gamma=0.5),
-    "tiles": KernelRidge(kernel="rbf", tile_size=32),
-    "precomputed": KernelRidge(kernel="precomputed"),
-    "cg": KernelRidge(kernel="rbf", alpha=0.1, solver="cg"),
-    "mixed": KernelRidge(kernel="rbf", alpha=0.1, precision="mixed"),
-    "nystrom": KernelRidge(kernel="rbf", alpha=0.1, solver="nystrom"),
-    "intercept": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True),
-    "intercept cg": KernelRidge(kernel="rbf", alpha=0.1, fit_intercept=True, solver="cg"),
-}
-WHOLE = {"default"}  # of the others the fast tier runs one check in ten
-INDEFINITE = "the check hands over an indefinite matrix; scikit-learn falls back to least squares, dkrr refuses"
-
-
-def checks() -> Iterator[Any]:
-    for name, estimator in CHECKED.items():
-        for instance, check in estimator_checks_generator(estimator):
-            function = getattr(check, "func", check).__name__
-            if function == "check_array_api_input":
-                continue  # for estimators that keep arrays on their device; it skips itself
-            marks: list[pytest.MarkDecorator] = []
-            if "precomputed" in name and function in (
-                "check_positive_only_tag_during_fit",
-                "check_estimators_dtypes",
-            ):
-                marks = [pytest.mark.xfail(reason=INDEFINITE, strict=True)]
-            case = f"{name}-{function}"
-            if name not in WHOLE and not one_of(10, case):
-                marks.append(pytest.mark.thorough)
-            yield pytest.param(instance, check, id=case, marks=marks)
-
-
-# scikit-learn's checks fit on data of one column with feature names and without; the warnings are what they test
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning", "ignore:X does not have valid feature")
-@pytest.mark.whole
-@pytest.mark.parametrize(("estimator", "check"), list(checks()))
-def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None], no_cluster: None) -> None:
-    check(estimator)
-
-
 def test_pipeline_and_clone() -> None:
-    pipeline = make_pipeline(StandardScaler(), KernelRidge(kernel="rbf", tile_size=64))
-    scores = cross_val_score(pipeline, X, Y[:, 0], cv=3)
-    dense = make_pipeline(StandardScaler(), DenseKernelRidge(kernel="rbf"))
-    np.testing.assert_allclose(scores, cross_val_score(dense, X, Y[:, 0], cv=3), rtol=1e-9)
+    ours, theirs = (
+        cross_val_score(make_pipeline(StandardScaler(), estimator), X, Y[:, 0], cv=3)
+        for estimator in (KernelRidge(kernel="rbf", tile_size=64), DenseKernelRidge(kernel="rbf"))
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9)
     kernel = 0.5 * make_kernel("rbf", gamma=0.2) + 1.0
     assert clone(KernelRidge(kernel=kernel, alpha=[0.1, 0.2])).get_params()["kernel"] == kernel
 
@@ -146,26 +101,6 @@ def test_grid_search_shares_a_store(num_jobs: int, tmp_path: Path) -> None:
     assert len(list((store / "factors").glob("*.zarr"))) == 9
     assert list((store / "rows").iterdir()) == []
     assert list((store / "solves").iterdir()) == []
-
-
-@pytest.mark.thorough
-def test_loky_workers_run_in_process(tmp_path: Path) -> None:
-    # 300 rows are above the limit here, so that only being inside a pool keeps a second pool from being started
-    code = """
-    import joblib, numpy as np, psutil, dkrr.models.estimator, dkrr.engine.cluster
-    def fit(seed):
-        dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
-        def start(*a, **k): raise AssertionError("a cluster was started")
-        dkrr.engine.cluster.start_local = start
-        X = np.random.default_rng(seed).standard_normal((100, 3))
-        return dkrr.models.estimator.KernelRidge(kernel="rbf").fit(X, X[:, 0]).solution_.message
-    if __name__ == "__main__":
-        print(*joblib.Parallel(n_jobs=2)(joblib.delayed(fit)(seed) for seed in range(2)), sep="\\n")
-    """
-    result = run_script(tmp_path, code)
-    assert result.returncode == 0, result.stderr
-    # one of the two may come from either worker; both were factored in tiles
-    assert result.stdout.count("Cholesky factor of 100 rows in 1 tiles") == 2
 
 
 # --- inputs --------------------------------------------------------------------------------------------------------
@@ -210,9 +145,12 @@ def test_rows_on_disk_in_every_form(name: str, tmp_path: Path, temporary: Path, 
     source, y = stored(tmp_path)[name]
     estimator = KernelRidge(kernel="rbf", alpha=0.1, tile_size=64).fit(source, y)
     np.testing.assert_allclose(estimator.dual_coef_, expected.dual_coef_, rtol=1e-12, atol=1e-13)
+    assert estimator.n_features_in_ == 5
     assert np.array_equal(np.asarray(estimator.X_fit_), X)
     for rows in (Z, da.from_array(Z, chunks=(10, 2))):
-        np.testing.assert_allclose(np.asarray(estimator.predict(rows)), expected.predict(Z), rtol=1e-12, atol=1e-13)
+        predicted = estimator.predict(rows)
+        assert predicted.shape == (37,)
+        np.testing.assert_allclose(np.asarray(predicted), expected.predict(Z), rtol=1e-12, atol=1e-13)
     # only what predictions need stays on disk
     assert {path.name for path in temporary.glob("*/*")} <= {"rows"}
 
@@ -251,20 +189,7 @@ def test_lazy_predictions_outlive_the_estimator(temporary: Path) -> None:
     del estimator
     gc.collect()
     np.testing.assert_allclose(lazy.compute(), expected, rtol=1e-12, atol=1e-14)
-    assert np.array_equal(rows.compute(), X)  # that nothing is left in the end is looked at after every test
-
-
-def test_weights_beside_a_data_set(tmp_path: Path) -> None:
-    weight = np.linspace(0, 1, 300)
-    expected = KernelRidge(kernel="rbf", tile_size=64).fit(X, Y, sample_weight=weight)
-    own = ingest(X, tmp_path / "weighted.zarr", y=Y, sample_weight=weight)
-    plain = ingest(X, tmp_path / "plain.zarr", y=Y)
-    for fit in (
-        KernelRidge(kernel="rbf", tile_size=64).fit(own),
-        KernelRidge(kernel="rbf", tile_size=64).fit(plain, sample_weight=weight),
-        KernelRidge(kernel="rbf", tile_size=64).fit(own, Y),
-    ):
-        np.testing.assert_allclose(fit.dual_coef_, expected.dual_coef_, rtol=1e-13, atol=1e-14)
+    assert np.array_equal(rows.compute(), X)
 
 
 # --- where the work runs -------------------------------------------------------------------------------------------
@@ -299,29 +224,6 @@ def test_inside_a_dask_worker_work_runs_in_process(cluster_client: Any) -> None:
     np.testing.assert_allclose(coefficients, fitted().dual_coef_, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.thorough
-def test_a_daemonic_process_runs_in_process(tmp_path: Path) -> None:
-    code = """
-    import multiprocessing
-    import numpy as np
-    def fit(queue):
-        import dkrr.models.estimator
-        dkrr.models.estimator.MAX_IN_PROCESS_ROWS = 10
-        X = np.random.default_rng(0).standard_normal((200, 3))
-        queue.put(dkrr.models.estimator.KernelRidge(kernel="rbf", tile_size=50).fit(X, X[:, 0]).solution_.message)
-    if __name__ == "__main__":
-        context = multiprocessing.get_context("spawn")
-        queue = context.Queue()
-        process = context.Process(target=fit, args=(queue,), daemon=True)
-        process.start()
-        print(queue.get(timeout=60))
-        process.join()
-    """
-    result = run_script(tmp_path, code)
-    assert result.returncode == 0, result.stderr
-    assert "in 10 tiles" in result.stdout
-
-
 def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
     code = """
     import os
@@ -340,35 +242,34 @@ def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
     assert "children 0" in result.stdout
 
 
-def test_large_predictions_run_on_workers(cluster_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    estimator = KernelRidge(kernel="rbf", alpha=0.1).fit(X, Y)
-    rows = RNG.standard_normal((9000, 5))
+@pytest.mark.parametrize("targets", [Y[:, 0], Y], ids=["1-d", "2-d"])
+def test_large_predictions_run_on_workers(
+    targets: np.ndarray, cluster_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimator = KernelRidge(kernel="rbf", alpha=0.1).fit(X, targets)
+    rows = RNG.standard_normal((5000, 5))
     expected = estimator.predict(rows)
-    monkeypatch.setattr(dkrr.models.prediction, "MAX_IN_PROCESS_ENTRIES", 9000 * 300 - 1)
+    local = KernelRidge(kernel=lambda a, b: a @ b.T).fit(X, targets)
+    monkeypatch.setattr(dkrr.models.prediction, "MAX_IN_PROCESS_ENTRIES", 1)
+    assert len(local.predict(rows)) == 5000  # a function without a name is known to this process alone
+    monkeypatch.setattr(dkrr.models.model.Model, "compute", None)  # what this process would do
     np.save(tmp_path / "rows.npy", rows)
-    for form in (rows, str(tmp_path / "rows.npy"), ingest(rows, tmp_path / "rows.zarr", y=rows[:, 0])):
+    ingest(rows, tmp_path / "rows.zarr", y=rows[:, 0])
+    for form in (rows, str(tmp_path / "rows.npy"), tmp_path / "rows.zarr"):
         np.testing.assert_allclose(estimator.predict(form), expected, rtol=1e-9, atol=1e-11)
-    local = KernelRidge(kernel=lambda a, b: a @ b.T).fit(X, Y)
-    assert len(local.predict(rows)) == 9000  # a function without a name is known to this process alone
 
 
 # --- stores, copies, what is left ------------------------------------------------------------------------------------
 
 
-def chunk_times(folder: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("c/*/*")}
-
-
 def test_a_store_is_kept_and_resumed(tmp_path: Path) -> None:
     store = tmp_path / "store"
     first = fitted(store=store, tile_size=64)
-    before = chunk_times(store / "factors")
+    before = {path: path.stat().st_mtime_ns for path in (store / "factors").rglob("c/*/*")}
     assert len(before) == 15
     again = fitted(store=str(store), tile_size=64)
-    assert chunk_times(store / "factors") == before
+    assert {path: path.stat().st_mtime_ns for path in (store / "factors").rglob("c/*/*")} == before
     assert np.array_equal(first.dual_coef_, again.dual_coef_)
-    fitted(store=store, tile_size=50)
-    assert len(list((store / "factors").glob("*.zarr"))) == 2
 
 
 def test_rows_of_a_kept_store_are_there_once(tmp_path: Path) -> None:
@@ -416,59 +317,73 @@ def test_a_temporary_store_is_gone_at_exit(tmp_path: Path, temporary: Path) -> N
 
 @pytest.mark.parametrize("source", ["memory", "dask"])
 def test_copies_stand_on_their_own(source: str) -> None:
-    import cloudpickle
-
-    rows = X if source == "memory" else da.from_array(X, chunks=64)
-    estimator = KernelRidge(kernel="rbf", tile_size=64).fit(rows, Y)
+    estimator = KernelRidge(kernel="rbf", tile_size=64).fit(X if source == "memory" else da.from_array(X, chunks=64), Y)
     expected = estimator.predict(Z)
-    copies = [
-        pickle.loads(pickle.dumps(estimator)),
-        cloudpickle.loads(cloudpickle.dumps(estimator)),
-        copy.deepcopy(estimator),
-    ]
+    copies = [pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)]
     del estimator
     gc.collect()
     for copied in copies:
         assert np.array_equal(copied.predict(Z), expected)
         assert np.array_equal(np.asarray(copied.X_fit_), X)
-        assert copied.get_params()["tile_size"] == 64
 
 
-def test_temporary_folder_is_where_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
-) -> None:
-    kinds = {str(tmp_path / "memory"): "tmpfs"}
-    (tmp_path / "memory").mkdir()
-    monkeypatch.setattr("dkrr.fit.inputs.file_system", lambda path: kinds.get(str(path), "ext4"))
+def test_a_temporary_folder_is_where_there_is_room(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> None:
     monkeypatch.setattr("dkrr.fit.inputs.free_memory_bytes", lambda: 1_000_000)
-    with dask.config.set({"temporary-directory": None}):
-        monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "memory"))
-        found = [Path(temporary_folder(size)) for size in (400_000, 600_000)]  # of half of 1,000,000
-        assert [folder.parent == tmp_path / "memory" for folder in found] == [True, False]
-        for folder in found:
-            folder.rmdir()
-        with pytest.raises(StorageFullError, match=r"needs 1(,000){6} bytes: .*memory is in memory \(tmpfs\)") as error:
-            TemporaryStore(10**18)
-        assert error.value.needed == 10**18
+    kinds = {str(temporary): "tmpfs"}
+    monkeypatch.setattr("dkrr.fit.inputs.file_system", lambda path: kinds.get(str(path), "ext4"))
+    os.rmdir(temporary_folder(400_000))
     # what was configured is taken at its word, never silently replaced
-    kinds[str(temporary)] = "tmpfs"
     with pytest.raises(StorageFullError, match="temporary is in memory"):
-        temporary_folder(600_000)
-    with dask.config.set({"temporary-directory": "/proc/none"}), pytest.raises(StorageFullError, match="/proc/none"):
-        temporary_folder()
+        temporary_folder(600_000)  # more than half of the free memory
+    kinds.clear()
+    with pytest.raises(StorageFullError, match=r"needs 1(,000){6} bytes: ") as error:
+        TemporaryStore(10**18)
+    assert error.value.needed == 10**18
 
 
-def test_a_full_disk_is_refused_before_anything_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from collections import namedtuple
+# --- solvers ---------------------------------------------------------------------------------------------------------
 
-    usage = namedtuple("usage", "total used free")
-    needed = 15 * (64 * 64 * 8 + 4)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, needed - 1))
-    with pytest.raises(StorageFullError, match=r"needs 491,580 bytes and 491,579 are free"):
-        fitted(store=tmp_path / "store", tile_size=64)
-    assert not list((tmp_path / "store").rglob("c"))
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, 10**9))
-    fitted(store=tmp_path / "store", tile_size=64)
-    # tiles that are there need no room
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, 200_000))
-    fitted(store=tmp_path / "store", tile_size=64)
+RBF: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1}
+
+
+def test_tol_and_max_iter_are_kept_to() -> None:
+    loose = KernelRidge(**RBF, solver="cg", tol=1e-2, solver_params={"preconditioner": "none"}).fit(X, Y)
+    assert 1e-10 < max(loose.solution_.relative_residual) <= 1e-2
+    est = KernelRidge(**RBF, solver="cg", max_iter=2, solver_params={"preconditioner": "none"})
+    with pytest.raises(ConvergenceError):
+        est.fit(X, Y)
+    est.set_params(solver_params={"preconditioner": "none", "allow_unconverged": True}).fit(X, Y)
+    assert not est.solution_.converged
+    assert "NOT CONVERGED" in est.solution_.message
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "cg", "precision": "float32"}, "precision 'mixed'"),
+        ({"solver_params": {"rank": 10}}, "rank is for solver 'cg'"),
+        ({"solver": "cg", "solver_params": {"num_centers": 10}}, "num_centers is for solver 'nystrom'"),
+        ({"solver_params": {"ranks": 10}}, "solver_params has 'ranks'; known: preconditioner, rank"),
+        ({"solver_params": {"tol": 1e-3}}, "tol and max_iter are parameters of the estimator itself"),
+        ({"solver_params": [1]}, "a dict expected"),
+        ({"solver": "cg", "solver_params": {"rank": 0}}, "whole number above 0"),
+        ({"solver": "cg", "solver_params": {"seed": -1}}, "at least 0"),
+        ({"solver": "cg", "solver_params": {"allow_unconverged": 1}}, "True or False"),
+        ({"tol": 0.0}, "tol = 0.0"),
+        ({"max_iter": 0}, "max_iter = 0"),
+    ],
+    ids=str,
+)
+def test_what_has_no_meaning_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        KernelRidge(**RBF, **options).fit(X, Y)
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_a_fit_of_more_rows_continues_the_factor(tmp_path: Path, precision: str) -> None:
+    options = {"tile_size": 64, "solver": "cholesky", "precision": precision, "store": str(tmp_path / "store")}
+    est = KernelRidge(**RBF, **options).fit(append(X[:200], tmp_path / "data.zarr", y=Y[:200]))
+    est.fit(append(X[200:], tmp_path / "data.zarr", y=Y[200:]))
+    assert est.solution_.reused["factor"]["rows"] == 200
+    np.testing.assert_allclose(est.predict(Z), KernelRidge(**RBF).fit(X, Y).predict(Z), rtol=1e-7, atol=1e-9)

@@ -24,6 +24,7 @@ from dkrr.errors import (
     MemoryBudgetError,
     NumericalError,
     ResidualError,
+    StorageFullError,
     StoreError,
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
@@ -235,73 +236,6 @@ def test_every_damaged_tile_is_found_and_computed_again(kind: str, damage: str, 
         assert changed == {str(path.relative_to(fit.store)) for path in touched}
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
-@pytest.mark.parametrize("part", ["X", "y"])
-def test_damaged_training_rows_end_the_fit(part: str, damage: str, tmp_path: Path) -> None:
-    """Rows cannot be computed again. Two chunks that changed places pass their checksums, not the digest."""
-    rng = np.random.default_rng(0)
-    data = ingest(
-        rng.standard_normal((1000, 3)), tmp_path / "rows.zarr", y=rng.standard_normal(1000), rows_per_chunk=256
-    )
-    path = tmp_path / "rows.zarr" / part / "c/1/0"
-    if damage == "swapped":
-        swap(path, tmp_path / "rows.zarr" / part / "c/2/0")
-    else:
-        DAMAGES[damage](path)
-    settings = FitSettings(kernel=operator(data).kernel, alpha=(1.0,), tile_size=256)
-    work = Workspace(store=str(tmp_path / "store"), executor=InTurn(), blas="test")
-    with pytest.raises(DamagedChunkError) as caught, fit_rows(data, settings, work):
-        pytest.fail("a fit on damaged rows")
-    assert caught.value.path == str(tmp_path / "rows.zarr" / part)
-    with pytest.raises(DamagedChunkError):
-        prepare_rows(data, tmp_path / "copy.zarr", standardize=True)
-    assert not (tmp_path / "copy.zarr").exists()
-    assert work.phases == {}
-
-
-def _some_solution() -> Any:
-    from dkrr.linalg.solution import Solution
-
-    return Solution(
-        solver="cholesky", precision="float64", converged=True, num_iterations=0,
-        relative_residual=[0.0], backward_error=[0.0],
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
-@pytest.mark.parametrize("part", ["X_fit", "dual_coef", "rows"])
-def test_damage_never_changes_a_prediction(part: str, damage: str, tmp_path: Path) -> None:
-    """A model ends with a typed error, and so do rows to predict or to score."""
-    n = 4096 + 20
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((n, 2))
-    data = ingest(x, tmp_path / "rows.zarr", y=x[:, :1], rows_per_chunk=1024)
-    kernel = operator(data).kernel
-    solution = _some_solution()
-    from dkrr.linalg.predict import ArrayRows
-
-    coefficients = rng.standard_normal((n, 1))
-    model = Model(kernel=kernel, x_fit=ArrayRows(x), dual_coef=ArrayRows(coefficients), solution=solution)
-    model.save(tmp_path / "model.zarr")
-    folder = tmp_path / ("rows.zarr/X" if part == "rows" else f"model.zarr/{part}")
-    if damage == "swapped":
-        swap(folder / "c/0/0", folder / "c/1/0")
-    else:
-        DAMAGES[damage](folder / "c/0/0")
-    if part == "rows":
-        loaded = load_model(tmp_path / "model.zarr")
-        for use in (lambda: predict_dataset(loaded, data, str(tmp_path / "p.zarr"), InTurn()),
-                    lambda: score_dataset(loaded, data, InTurn())):  # fmt: skip
-            with pytest.raises(DamagedChunkError):
-                use()
-        return
-    with pytest.raises(StoreError, match=f"{part}/c/0/0"):
-        load_model(tmp_path / "model.zarr")
-    if damage != "swapped":  # what workers do, which leave the manifest to their client
-        with pytest.raises(DamagedChunkError):
-            load_model(tmp_path / "model.zarr", verify=False).predict(x[:5])
-
-
 # --- wrong in memory, before the checksum is taken --------------------------------------------------------------------
 
 
@@ -434,3 +368,137 @@ def test_every_get_and_every_set_may_fail(operation: Any, kind: str, forever: bo
         if not fired:
             break
     assert 1 < number < 999
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_block_of_predictions_is_predicted_again(damage: str, tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    fit.run()
+    expected = fit.predict()
+    DAMAGES[damage](fit.folder / "predicted.zarr/predictions/c/0/0")
+    assert fit.predict() == expected
+
+
+@pytest.mark.parametrize("fault", ["eio", "enospc", "memoryerror"])
+@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
+def test_a_fault_during_the_recovery_from_damage(damage: str, fault: str, tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    fit.run()
+    folder = fit.array("factors") / "c"
+    if damage == "swapped":
+        swap(folder / "1/0", folder / "1/1")
+    else:
+        DAMAGES[damage](folder / "1/0")
+    with failing_at(f"cholesky.tile.*:1:{fault}") as points:
+        assert attempt(fit.run, "B") == "E"
+    assert points.rules[0].visits
+    with failing_at("chunk.mid_write:@2:eio"):
+        attempt(fit.run, "B")
+    fit.run()
+    assert fit.state() == undisturbed()
+
+
+@pytest.mark.parametrize(
+    ("name", "interrupted_at"),
+    [("rhs", "solve.block.before_read"), ("z", "model.before_pointer"), ("u", "model.before_pointer")],
+)
+@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
+def test_damage_to_an_interrupted_solve(name: str, interrupted_at: str, damage: str, tmp_path: Path) -> None:
+    """Right-hand sides and solutions that wait for the fit to be continued; the residual rests on the former."""
+    fit = Fit(tmp_path / "fit")
+    with failing_at(f"{interrupted_at}:1:enospc"), pytest.raises(StorageFullError):
+        fit.run()
+    (solves,) = (fit.store / "solves").glob("*.zarr")
+    folder = solves / "alpha-0" / name / "c"
+    if damage == "swapped":
+        swap(folder / "0/0", folder / "1/0")
+    else:
+        DAMAGES[damage](folder / "1/0")
+    outcome = attempt(fit.run, "B")
+    assert outcome == "B" or name != "rhs"
+    if outcome == "B":
+        assert fit.state() == undisturbed()
+    fit.run()
+    assert fit.state() == undisturbed()
+
+
+def test_swapped_tiles_of_a_finished_factor_are_found_by_the_residual(tmp_path: Path) -> None:
+    """Nothing is continued, so nothing is sampled; the error leaves everything as it is, the next run repairs it."""
+    system = small_system(4 * TILE)
+    factor = tiles(system, tmp_path / "L")
+    factorise(system, factor, InTurn())
+    whole = contents(tmp_path / "L")
+    swap(tmp_path / "L/c/1/0", tmp_path / "L/c/2/1")
+    with pytest.raises(ResidualError) as caught:
+        solve(system, factor)
+    assert "--verify" in caught.value.hint
+    factorise(system, factor, InTurn())
+    assert contents(tmp_path / "L") == whole
+    solve(system, factor)
+
+
+def _some_solution() -> Any:
+    from dkrr.linalg.solution import Solution
+
+    return Solution(
+        solver="cholesky", precision="float64", converged=True, num_iterations=0,
+        relative_residual=[0.0], backward_error=[0.0],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
+@pytest.mark.parametrize("part", ["X_fit", "dual_coef", "rows"])
+def test_damage_never_changes_a_prediction(part: str, damage: str, tmp_path: Path) -> None:
+    """A model ends with a typed error, and so do rows to predict or to score."""
+    n = 4096 + 20
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, 2))
+    data = ingest(x, tmp_path / "rows.zarr", y=x[:, :1], rows_per_chunk=1024)
+    kernel = operator(data).kernel
+    solution = _some_solution()
+    from dkrr.linalg.predict import ArrayRows
+
+    coefficients = rng.standard_normal((n, 1))
+    model = Model(kernel=kernel, x_fit=ArrayRows(x), dual_coef=ArrayRows(coefficients), solution=solution)
+    model.save(tmp_path / "model.zarr")
+    folder = tmp_path / ("rows.zarr/X" if part == "rows" else f"model.zarr/{part}")
+    if damage == "swapped":
+        swap(folder / "c/0/0", folder / "c/1/0")
+    else:
+        DAMAGES[damage](folder / "c/0/0")
+    if part == "rows":
+        loaded = load_model(tmp_path / "model.zarr")
+        for use in (lambda: predict_dataset(loaded, data, str(tmp_path / "p.zarr"), InTurn()),
+                    lambda: score_dataset(loaded, data, InTurn())):  # fmt: skip
+            with pytest.raises(DamagedChunkError):
+                use()
+        return
+    with pytest.raises(StoreError, match=f"{part}/c/0/0"):
+        load_model(tmp_path / "model.zarr")
+    if damage != "swapped":  # what workers do, which leave the manifest to their client
+        with pytest.raises(DamagedChunkError):
+            load_model(tmp_path / "model.zarr", verify=False).predict(x[:5])
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
+@pytest.mark.parametrize("part", ["X", "y"])
+def test_damaged_training_rows_end_the_fit(part: str, damage: str, tmp_path: Path) -> None:
+    """Rows cannot be computed again. Two chunks that changed places pass their checksums, not the digest."""
+    rng = np.random.default_rng(0)
+    data = ingest(
+        rng.standard_normal((1000, 3)), tmp_path / "rows.zarr", y=rng.standard_normal(1000), rows_per_chunk=256
+    )
+    path = tmp_path / "rows.zarr" / part / "c/1/0"
+    if damage == "swapped":
+        swap(path, tmp_path / "rows.zarr" / part / "c/2/0")
+    else:
+        DAMAGES[damage](path)
+    settings = FitSettings(kernel=operator(data).kernel, alpha=(1.0,), tile_size=256)
+    work = Workspace(store=str(tmp_path / "store"), executor=InTurn(), blas="test")
+    with pytest.raises(DamagedChunkError) as caught, fit_rows(data, settings, work):
+        pytest.fail("a fit on damaged rows")
+    assert caught.value.path == str(tmp_path / "rows.zarr" / part)
+    with pytest.raises(DamagedChunkError):
+        prepare_rows(data, tmp_path / "copy.zarr", standardize=True)
+    assert not (tmp_path / "copy.zarr").exists()
+    assert work.phases == {}

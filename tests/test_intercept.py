@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
 import dkrr
-from dkrr import KernelRidge, load_model
+from dkrr import KernelRidge
 from tests.reference import dense_bordered
 
 RNG = np.random.default_rng(5)
@@ -40,25 +38,6 @@ def expected(weight: np.ndarray | None, alpha: Any = 0.1, y: np.ndarray = Y) -> 
     return dual_coef, KERNEL(Z, X) @ dual_coef + b
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_solver(way: str, tmp_path: Path) -> None:
-    alpha, (options, tolerance) = [0.1, 4.0], WAYS[way]
-    est = KernelRidge(**RBF | {"alpha": alpha}, **options).fit(X, Y, sample_weight=WEIGHT)
-    _, predictions = expected(WEIGHT, alpha)
-    np.testing.assert_allclose(est.predict(Z), predictions, rtol=0, atol=tolerance)
-    assert est.intercept_.shape == (2,)
-    one = KernelRidge(**RBF, **options).fit(X, Y[:, 0], sample_weight=WEIGHT)
-    assert isinstance(one.intercept_, float)
-    assert one.intercept_ == pytest.approx(est.intercept_[0], abs=tolerance)
-    assert one.predict(Z).shape == (50,)
-    # the model carries it to disk and into dask
-    est.save(tmp_path / "model.zarr")
-    model = load_model(tmp_path / "model.zarr")
-    np.testing.assert_array_equal(model.intercept, est.intercept_)
-    np.testing.assert_array_equal(model.predict(Z), est.predict(Z))
-    np.testing.assert_allclose(est.predict(da.from_array(Z, chunks=(20, 4))).compute(), est.predict(Z), rtol=1e-13)
-
-
 @pytest.mark.parametrize("options", [{}, {"tile_size": 90}, {"solver": "cg"}], ids=str)
 def test_a_precomputed_matrix(options: dict[str, Any]) -> None:
     est = KernelRidge(alpha=0.1, kernel="precomputed", fit_intercept=True, **options)
@@ -70,22 +49,11 @@ def test_a_precomputed_matrix(options: dict[str, Any]) -> None:
 def test_a_warm_start_begins_where_the_last_fit_ended(options: dict[str, Any]) -> None:
     est = KernelRidge(**RBF, **options, warm_start=True).fit(X[:280], Y[:280])
     assert est.fit(X[:280], Y[:280]).solution_.num_iterations == 0
-    est.fit(X, Y)
+    est.fit(X, Y)  # appended rows: the coefficients of the first ones are where it begins
     np.testing.assert_allclose(est.predict(Z), expected(None)[1], rtol=0, atol=1e-5)
-
-
-def test_rows_on_disk_and_workers(tmp_path: Path, cluster_client: Any) -> None:
-    data = dkrr.ingest(X, tmp_path / "rows.zarr", y=Y, sample_weight=WEIGHT)
-    found = {}
-    for name, options in {"cholesky": {}, "cg": {"solver": "cg", "tol": 1e-11}}.items():
-        est = KernelRidge(**RBF, **options, tile_size=90, store=str(tmp_path / "store")).fit(data)
-        found[name] = est.predict(Z)
-    assert est.predict(data).shape == (N, 2)
-    np.testing.assert_allclose(found["cholesky"], expected(WEIGHT)[1], rtol=0, atol=1e-10)
-    np.testing.assert_allclose(found["cg"], expected(WEIGHT)[1], rtol=0, atol=1e-8)
-    single = {"solver": "nystrom", "tol": 1e-11, "solver_params": {"num_centers": 257}}
-    est = KernelRidge(**RBF, **single).fit(data)
-    np.testing.assert_allclose(est.predict(Z), expected(WEIGHT)[1], rtol=0, atol=1e-7)
+    # fewer rows, or other targets: nothing to begin with
+    assert est.fit(X[:200], Y[:200]).dual_coef_.shape == (200, 2)
+    assert est.fit(X[:200], Y[:200, 0]).dual_coef_.shape == (200,)
 
 
 # --- what an intercept is ---------------------------------------------------------------------------------------------
@@ -109,6 +77,7 @@ def test_an_intercept_is_not_shrunk_and_the_weight_of_a_constant_feature_is() ->
     """With a linear kernel: the intercept is that of ridge regression; Welling's bias is the weight of a feature."""
     y = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 9.0
     ones = np.hstack([X, np.ones((N, 1))])
+    there = np.hstack([Z, np.ones((50, 1))])
     for alpha in (1e-3, 10.0, 1e3, 1e9):
         ridge = Ridge(alpha=alpha).fit(X, y, sample_weight=WEIGHT)
         est = KernelRidge(alpha=alpha, kernel="linear", fit_intercept=True).fit(X, y, sample_weight=WEIGHT)
@@ -116,15 +85,4 @@ def test_an_intercept_is_not_shrunk_and_the_weight_of_a_constant_feature_is() ->
         np.testing.assert_allclose(est.predict(Z), ridge.predict(Z), rtol=1e-8)
         shrunk = Ridge(alpha=alpha, fit_intercept=False).fit(ones, y, sample_weight=WEIGHT)
         bias = KernelRidge(alpha=alpha, kernel="linear").fit(ones, y, sample_weight=WEIGHT)
-        there = np.hstack([Z, np.ones((50, 1))])
         np.testing.assert_allclose(bias.predict(there), shrunk.predict(there), rtol=1e-7, atol=1e-12)
-    mean = WEIGHT @ y / WEIGHT.sum()
-    # the last, largest alpha leaves nothing but the constant: all of it, or nearly nothing
-    assert est.predict(Z[:1])[0] == pytest.approx(mean, rel=1e-5)
-    assert abs(bias.predict(there[:1])[0]) < 1e-5
-    # for a small alpha the two agree: there is hardly a penalty
-    small = [
-        KernelRidge(alpha=1e-6, kernel="linear", fit_intercept=True).fit(X, y).intercept_,
-        float(KernelRidge(alpha=1e-6, kernel="linear").fit(ones, y).dual_coef_.sum()),
-    ]
-    np.testing.assert_allclose(small, 9.0, rtol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from click.testing import CliRunner
 from sklearn.base import clone
 from sklearn.metrics import d2_pinball_score
 from sklearn.metrics.pairwise import rbf_kernel
-from sklearn.svm import SVC, SVR
+from sklearn.svm import SVC
 from sklearn.utils import get_tags
 from sklearn.utils.class_weight import compute_sample_weight
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
-import dkrr.models.machines
 from dkrr import (
     ConvergenceError,
     DataError,
@@ -34,7 +31,6 @@ from dkrr import (
     load_model,
 )
 from dkrr.cli import main
-from tests.sampling import one_of
 
 pytestmark = pytest.mark.whole
 
@@ -68,41 +64,6 @@ def values(estimator: Any, rows: Any = Z) -> np.ndarray:
     return np.asarray(method(rows))
 
 
-# --- scikit-learn's own checks -------------------------------------------------------------------------------------
-
-CHECKED = {
-    "svc": KernelSVC(),
-    "svr": KernelSVR(),
-    "logistic": KernelLogisticRegression(),
-    "quantile": KernelQuantileRegressor(),
-    "huber": KernelHuberRegressor(),
-    "squared hinge": KernelSVC(loss="squared_hinge"),
-    "squared epsilon insensitive": KernelSVR(loss="squared_epsilon_insensitive"),
-    "precomputed": KernelSVC(kernel="precomputed"),
-}
-WHOLE = {"svc", "svr", "logistic", "quantile", "huber"}  # of the others the fast tier runs one check in ten
-
-
-def checks() -> Iterator[Any]:
-    for name, estimator in CHECKED.items():
-        for instance, check in estimator_checks_generator(estimator):
-            function = getattr(check, "func", check).__name__
-            if function == "check_array_api_input":
-                continue  # for estimators that keep arrays on their device; it skips itself
-            if "sample_weight_equivalence" in function:
-                instance = clone(instance).set_params(tol=1e-13)  # it compares to 1e-7, about the root of the gap
-            case = f"{name}-{function}"
-            marks = [] if name in WHOLE or one_of(10, case) else [pytest.mark.thorough]
-            yield pytest.param(instance, check, id=case, marks=marks)
-
-
-# the checks fit on data of one column with feature names and without; the warnings are what they test
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning", "ignore:X does not have valid feature")
-@pytest.mark.parametrize(("estimator", "check"), list(checks()))
-def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None]) -> None:
-    check(estimator)
-
-
 # --- names and shapes ----------------------------------------------------------------------------------------------
 
 
@@ -124,31 +85,17 @@ def test_two_classes_have_the_shapes_of_svc(kernel: str) -> None:
     assert set(ours.get_params()) >= {"C", "kernel", "degree", "gamma", "coef0", "tol", "class_weight", "max_iter"}
 
 
-def test_regression_has_the_shapes_of_svr() -> None:
-    ours = KernelSVR(2.0, epsilon=0.2, gamma="scale", tol=TIGHT).fit(X, Y)
-    theirs = SVR(C=2.0, epsilon=0.2, gamma="scale", tol=1e-10).fit(X, Y)
-    for name in ("support_", "n_support_"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    for name in ("support_vectors_", "dual_coef_", "intercept_"):
-        assert getattr(ours, name).shape == getattr(theirs, name).shape
-    np.testing.assert_allclose(ours.predict(Z), theirs.predict(Z), atol=1e-3)
-    assert ours.score(X, Y) == pytest.approx(theirs.score(X, Y), abs=1e-3)
-
-
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_several_classes_are_one_against_the_rest(name: str) -> None:
     estimator = clone(CLASSIFIERS[name]).fit(X, THREE, WEIGHT + 1)
     decision = estimator.decision_function(Z)
-    assert decision.shape == (17, 3)
-    assert estimator.dual_coef_.shape == (3, len(estimator.support_))
-    assert estimator.intercept_.shape == (3,)
-    assert len(estimator.solution_.certificates) == 3
     for column, label in enumerate(estimator.classes_):
         alone = clone(CLASSIFIERS[name]).fit(X, label == THREE, WEIGHT + 1)
         np.testing.assert_allclose(decision[:, column], alone.decision_function(Z), **CLOSE)
     np.testing.assert_array_equal(estimator.predict(Z), np.array([0, 10, 20])[np.argmax(decision, axis=1)])
     # support vectors are sorted and counted by class, as SVC's are
     np.testing.assert_array_equal(THREE[estimator.support_], np.repeat([0, 10, 20], estimator.n_support_))
+    assert estimator.dual_coef_.shape == (3, len(estimator.support_))
 
 
 def test_probabilities() -> None:
@@ -157,21 +104,17 @@ def test_probabilities() -> None:
     np.testing.assert_allclose(two.predict_proba(Z), np.stack([1 - p, p], axis=1), rtol=1e-12)
     p = 1 / (1 + np.exp(-three.decision_function(Z)))
     np.testing.assert_allclose(three.predict_proba(Z), p / p.sum(axis=1, keepdims=True), rtol=1e-12)
-    np.testing.assert_allclose(np.exp(three.predict_log_proba(Z)), three.predict_proba(Z), rtol=1e-12)
     # far from all rows of a linear fit every probability underflows before it is normalised
     far = KernelLogisticRegression(100.0, kernel="linear").fit(X, THREE).predict_log_proba(1e6 * Z)
-    assert np.isfinite(far).all()
     np.testing.assert_allclose(np.logaddexp.reduce(far, axis=1), 0.0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", REGRESSORS)
 def test_targets_are_columns(name: str) -> None:
     both = clone(REGRESSORS[name]).fit(X, np.stack([Y, X[:, 1]], axis=1), WEIGHT)
-    assert both.predict(Z).shape == (17, 2)
     assert both.dual_coef_.shape == (2, len(both.support_))
     for column, y in enumerate((Y, X[:, 1])):
         alone = clone(REGRESSORS[name]).fit(X, y, WEIGHT)
-        assert alone.predict(Z).shape == (17,)
         np.testing.assert_allclose(both.predict(Z)[:, column], alone.predict(Z), **CLOSE)
     assert clone(REGRESSORS[name]).fit(X, Y[:, None]).predict(Z).shape == (17, 1)
 
@@ -181,21 +124,17 @@ def test_quantiles_are_columns() -> None:
     options = {"alpha": 0.1, "gamma": 0.1, "tol": TIGHT}
     estimator = KernelQuantileRegressor(quantile=levels, **options).fit(X, Y)
     predicted = estimator.predict(X)
-    assert predicted.shape == (N, 3)
-    assert estimator.intercept_.shape == (3,)
     scores = []
     for column, level in enumerate(levels):
         alone = KernelQuantileRegressor(quantile=level, **options).fit(X, Y)
         np.testing.assert_allclose(predicted[:, column], alone.predict(X), **CLOSE)
-        assert alone.num_crossing(X) == 0
         scores.append(d2_pinball_score(Y, predicted[:, column], alpha=level, sample_weight=WEIGHT))
         assert alone.score(X, Y, WEIGHT) == pytest.approx(scores[-1], abs=1e-4)
         # with an intercept the shares of rows below and above are at most q and 1 - q
         assert np.mean(predicted[:, column] > Y + 1e-3) <= level <= np.mean(predicted[:, column] > Y - 1e-3)
     assert estimator.score(X, Y, WEIGHT) == pytest.approx(np.mean(scores))
-    assert KernelQuantileRegressor(quantile=[0.5]).fit(X, Y).predict(Z).shape == (17, 1)
+    assert estimator.num_crossing(X) == np.count_nonzero((np.diff(predicted[:, [1, 2, 0]], axis=1) < 0).any(axis=1))
     assert not get_tags(estimator).target_tags.multi_output
-    assert get_tags(KernelQuantileRegressor(quantile=0.5)).target_tags.multi_output
 
 
 # --- what the parameters mean ----------------------------------------------------------------------------------------
@@ -209,25 +148,6 @@ def test_alpha_is_that_of_kernel_ridge() -> None:
     squared = KernelSVR(2.0, epsilon=0.0, loss="squared_epsilon_insensitive", tol=TIGHT).fit(X, Y)  # C = 1 / (2 alpha)
     np.testing.assert_allclose(squared.predict(Z), ridge.predict(Z), **CLOSE)
     assert squared._model.provenance["alpha"] == [0.25]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_weight_of_zero_leaves_a_row_out(name: str) -> None:
-    estimator, kept = clone(ALL[name]).fit(X, targets(name), WEIGHT), WEIGHT > 0
-    assert not np.isin(np.flatnonzero(~kept), estimator.support_).any()
-    without = clone(ALL[name]).fit(X[kept], targets(name)[kept], WEIGHT[kept])
-    np.testing.assert_allclose(values(estimator), values(without), **CLOSE)
-    assert not np.allclose(values(estimator), values(clone(ALL[name]).fit(X, targets(name))), atol=1e-2)
-
-
-@pytest.mark.parametrize("quantile", [0.05, 0.3, 0.7])
-def test_bounds_that_are_rounded_are_bounds(quantile: float) -> None:
-    # C_i q / C_i is not q for one weight in ten, and most coefficients are at such a bound
-    weight = np.random.default_rng(1).uniform(0.1, 9.0, N)
-    estimator = KernelQuantileRegressor(quantile=quantile, alpha=0.3, tol=TIGHT).fit(X, Y, weight)
-    residual = Y - estimator.predict(X)
-    assert weight[residual < -1e-4].sum() <= quantile * weight.sum()
-    assert weight[residual > 1e-4].sum() <= (1 - quantile) * weight.sum()
 
 
 @pytest.mark.parametrize("class_weight", ["balanced", {"yes": 3.0}, {"yes": 0.5, "no": 2.0}])
@@ -248,64 +168,27 @@ def test_gamma() -> None:
         assert found.to_dict()["gamma"] == pytest.approx(number, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [TWO, TWO.astype(object), TWO == "yes", np.where(TWO == "yes", 2.0, -1.0), pd.Categorical(TWO), pd.Series(TWO)],
-    ids=["text", "objects", "booleans", "floats", "categories", "series"],
-)
-def test_labels_of_every_kind(labels: Any, tmp_path: Path) -> None:
-    estimator = KernelSVC(tol=TIGHT).fit(X, labels)
-    np.testing.assert_array_equal(
-        estimator.predict(X) == estimator.classes_[1], KernelSVC().fit(X, TWO).predict(X) == "yes"
-    )
-    assert set(estimator.predict(X)) <= set(np.asarray(labels).tolist())
-    estimator.save(tmp_path / "model.zarr")
-    assert load_model(tmp_path / "model.zarr").provenance["classes"] == estimator.classes_.tolist()
-
-
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_model_holds_support_rows_only_and_is_saved_whole(name: str, tmp_path: Path) -> None:
     estimator = clone(ALL[name]).fit(X, targets(name))
-    model = estimator._model
-    assert model.x_fit is not None
+    model, t = estimator._model, len(estimator.dual_coef_)
     assert np.array_equal(model.x_fit.read(0, model.num_rows), X[estimator.support_])
-    t = len(estimator.dual_coef_)
     assert np.array_equal(model.dual_coef.read(0, model.num_rows)[:, -t:], estimator.dual_coef_.T)
     assert (estimator.dual_coef_ != 0).any(axis=0).all()
-    assert model.num_rows == estimator.solution_.certificates[0].num_support == estimator.n_support_.sum()
     estimator.save(tmp_path / "model.zarr")
     saved = load_model(tmp_path / "model.zarr")
-    if list(getattr(estimator, "classes_", [])) and len(estimator.classes_) == 2:
-        columns = np.stack((-values(estimator), values(estimator)), axis=1)
-        np.testing.assert_allclose(saved.predict(Z), columns, rtol=0, atol=1e-13 * np.abs(columns).max())
-        assert np.array_equal(saved.predict(Z)[:, 1], values(estimator))
-        assert saved.classes == list(estimator.classes_)
-        assert saved.solution.certificates == 2 * estimator.solution_.certificates
-    else:
-        assert np.array_equal(saved.predict(Z), values(estimator))
-        assert saved.solution == estimator.solution_
+    predicted = saved.predict(Z)
+    assert np.array_equal(predicted[:, 1] if name in CLASSIFIERS else predicted, values(estimator))
+    assert saved.classes == (estimator.classes_.tolist() if name in CLASSIFIERS else None)
     assert saved.solution.certificates[0].gap <= TIGHT
     assert saved.provenance == model.provenance
     assert f"{model.provenance['loss']} loss" in repr(saved)
-    shown = CliRunner().invoke(main, ["info", str(tmp_path / "model.zarr")])
-    assert shown.exit_code == 0, shown.output
-    assert "duality gap" in shown.output
+    assert "duality gap" in CliRunner().invoke(main, ["info", str(tmp_path / "model.zarr")]).output
     with pytest.raises(ParameterError, match="standard deviations are those of the square loss"):
         saved.predict_std(Z)
-
-
-def test_no_support_vectors(tmp_path: Path) -> None:
-    estimator = KernelSVR(epsilon=10.0).fit(X, Y)  # a constant is within the tube
-    assert estimator.support_.shape == (0,)
-    assert estimator.dual_coef_.shape == (1, 0)
-    estimator.save(tmp_path / "model.zarr")
-    predicted = load_model(tmp_path / "model.zarr").predict(Z)
-    assert np.array_equal(predicted, estimator.predict(Z))
-    np.testing.assert_allclose(predicted, estimator.intercept_[0])
-    assert np.abs(Y - estimator.intercept_).max() <= 10.0
 
 
 def test_precomputed() -> None:
@@ -323,55 +206,16 @@ def test_dask_in_lazy_dask_out() -> None:
     some = lazy[da.from_array(Z[:, 0] > 0, chunks=5)]  # chunks of unknown size
     for y in (TWO, THREE):
         logistic = KernelLogisticRegression().fit(X, y)
-        for method in ("decision_function", "predict", "predict_proba", "predict_log_proba"):
+        for method in ("decision_function", "predict", "predict_log_proba"):
             found, expected = getattr(logistic, method)(lazy), getattr(logistic, method)(Z)
             assert isinstance(found, da.Array)
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
             same = np.testing.assert_array_equal if method == "predict" else np.testing.assert_allclose
             same(found.compute(), expected)
             same(getattr(logistic, method)(some).compute(), expected[Z[:, 0] > 0])
-    quantile = KernelQuantileRegressor(quantile=[0.2, 0.8]).fit(X, Y)
-    np.testing.assert_allclose(quantile.predict(lazy).compute(), quantile.predict(Z))
-    assert quantile.num_crossing(lazy) == quantile.num_crossing(Z)
-
-
-def test_the_solution_says_the_gap() -> None:
-    solution = KernelSVC().fit(X, THREE).solution_
-    assert solution.worst == ("duality gap", max(item.gap for item in solution.certificates))
-    assert solution.worst[1] <= 1e-6
-    text = repr(solution)
-    assert text.startswith("Solution: decomposition, float64, converged\n  3 targets; ")
-    assert "largest duality gap" in text
-    assert "largest KKT violation" in text
-    assert "residual" not in text
-    assert "duality gap" in solution._repr_html_()
 
 
 # --- where the work runs, and what goes wrong -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def solved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, int]]:
-    """The rows that the kernel sees and the number of threads of each fit."""
-    found = []
-    real = dkrr.linalg.losses.fit.GramColumns
-
-    def spy(kernel: Any, rows: np.ndarray, num_threads: int) -> Any:
-        found.append((rows, num_threads))
-        return real(kernel, rows, num_threads)
-
-    monkeypatch.setattr(dkrr.linalg.losses.fit, "GramColumns", spy)
-    return found
-
-
-@pytest.mark.parametrize("kernel", ["rbf", "linear"])
-def test_rows_are_centred_for_stationary_kernels(kernel: str, solved: list[tuple[np.ndarray, int]]) -> None:
-    rows = X + 100.0
-    center = KernelSVC(kernel=kernel, C=0.01).fit(rows, TWO)._model.center
-    assert (center is not None) == (kernel == "rbf")
-    if center is not None:
-        np.testing.assert_allclose(center, rows.mean(axis=0))
-    np.testing.assert_array_equal(solved[0][0], rows if center is None else rows - center)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -459,14 +303,9 @@ def test_bad_input(name: str) -> None:
         clone(estimator).fit(*given)
 
 
-def test_bad_rows_to_predict(tmp_path: Path) -> None:
+def test_bad_rows_to_predict() -> None:
     estimator = KernelSVC().fit(X, TWO)
     with pytest.raises(ValueError, match="X has 2 features, but KernelSVC is expecting 3"):
         estimator.predict(X[:, :2])
     with pytest.raises(DataError, match="row 0, column 1"):
         estimator.decision_function([[0.0, np.nan, 0.0]])
-    with pytest.raises(ValueError, match="not fitted"):
-        KernelSVC().save(tmp_path / "model.zarr")
-    quantile = KernelQuantileRegressor(quantile=[0.1, 0.9]).fit(X, Y)
-    with pytest.raises(DataError, match=r"y has shape \(48, 2\)"):
-        quantile.score(X, np.c_[Y, Y])

@@ -14,10 +14,9 @@ import pytest
 import zarr
 from sklearn.kernel_ridge import KernelRidge as DenseKernelRidge
 from sklearn.metrics.pairwise import rbf_kernel
-from sklearn.model_selection import GridSearchCV
 
 from dkrr import KernelRidge
-from dkrr.errors import DataError, NotPositiveDefiniteError
+from dkrr.errors import DataError
 
 N, TILE = 250, 64
 RNG = np.random.default_rng(1)
@@ -74,12 +73,6 @@ def test_every_form_of_the_matrix(name: str, tile_size: Any, tmp_path: Path) -> 
         np.testing.assert_allclose(np.asarray(predicted), expected.predict(K_TEST), rtol=100 * rtol, atol=rtol)
 
 
-def test_same_as_the_kernel_itself() -> None:
-    direct = KernelRidge(kernel="rbf", alpha=0.1, tile_size=TILE).fit(X, Y)
-    given = KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE).fit(K, Y)
-    np.testing.assert_allclose(given.dual_coef_, direct.dual_coef_, rtol=1e-9, atol=1e-11)
-
-
 def test_a_kept_store_holds_a_factor_and_no_copy_of_the_matrix(tmp_path: Path) -> None:
     store = tmp_path / "store"
     for _ in range(2):
@@ -88,15 +81,6 @@ def test_a_kept_store_holds_a_factor_and_no_copy_of_the_matrix(tmp_path: Path) -
     # another matrix is another factor, whatever its row numbers
     KernelRidge(kernel="precomputed", alpha=0.1, tile_size=TILE, store=store).fit(rbf_kernel(X, gamma=0.1), Y)
     assert len(list((store / "factors").glob("*.zarr"))) == 2
-
-
-def test_grid_search_slices_both_axes() -> None:
-    grid = {"alpha": [0.01, 1.0]}
-    ours = GridSearchCV(KernelRidge(kernel="precomputed", tile_size=TILE), grid, cv=3).fit(K, Y[:, 0])
-    theirs = GridSearchCV(DenseKernelRidge(kernel="precomputed"), grid, cv=3).fit(K, Y[:, 0])
-    np.testing.assert_allclose(
-        ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"], rtol=1e-7, atol=1e-9
-    )
 
 
 def spoiled(place: tuple[int, int], value: float) -> np.ndarray:
@@ -129,15 +113,3 @@ def test_bad_matrices(case: str, tile_size: Any, name: str, tmp_path: Path) -> N
         assert not store.exists()
         if name == "zarr path":
             shutil.rmtree(tmp_path / "K.zarr")
-
-
-@pytest.mark.parametrize("row", [0, 63, 64, 130, 249])
-@pytest.mark.parametrize("tile_size", ["auto", TILE])
-def test_an_indefinite_matrix_names_the_row(row: int, tile_size: Any) -> None:
-    matrix = K.copy()
-    matrix[row, row] = -2.0
-    with pytest.raises(NotPositiveDefiniteError, match=f"not positive definite at row {row} ") as error:
-        KernelRidge(kernel="precomputed", alpha=0.5, tile_size=tile_size).fit(matrix, Y)
-    assert error.value.row == row
-    assert error.value.pivot < -1
-    assert error.value.exit_code == 5

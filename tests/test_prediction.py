@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, r2_score
+from sklearn.metrics import r2_score
 
 import dkrr.models.prediction
 from dkrr import KernelRidge, Model, ingest, load_model
@@ -15,7 +15,7 @@ from dkrr.dataset import Dataset
 from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import DataError, StoreError, StoreMismatchError
-from dkrr.models.prediction import predict_dataset, score_dataset
+from dkrr.models.prediction import predict_dataset, predict_variance, score_dataset
 
 RNG = np.random.default_rng(2)
 X = RNG.standard_normal((150, 4))
@@ -45,52 +45,45 @@ def saved(path: Path, *, overwrite: bool = False, **parameters: Any) -> Model:
     return load_model(path)
 
 
-def chunks(folder: Path) -> dict[str, tuple[bytes, int]]:
-    found = sorted((folder / "predictions/c").rglob("*/0"))
-    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
+def test_workers_give_the_same(model: Model, dataset: Dataset, tmp_path: Path, cluster_client: Any) -> None:
+    here, there = (
+        predict_dataset(model, dataset, str(tmp_path / name), runner)[0].read(0, 400)
+        for name, runner in {"here": InProcessExecutor(), "there": checked_executor(cluster_client)}.items()
+    )
+    np.testing.assert_allclose(there, here, rtol=1e-12)
+    np.testing.assert_allclose(here, model.predict(Z), rtol=1e-12, atol=1e-13)
 
 
-def test_same_as_the_model(model: Model, dataset: Dataset, tmp_path: Path) -> None:
-    result, summary = predict_dataset(model, dataset, str(tmp_path / "out"), InProcessExecutor())
-    assert (summary.num_tasks, summary.num_computed) == (5, 5)
-    np.testing.assert_allclose(result.read(0, 400), model.predict(Z), rtol=1e-12, atol=1e-13)
-
-
-def test_the_same_bytes_whatever_the_executor(
-    model: Model, dataset: Dataset, tmp_path: Path, cluster_client: Any
+@pytest.mark.parametrize("phase", ["predict", "variance"])
+def test_a_block_that_is_lost_or_damaged_alone_is_computed_again(
+    phase: Any, model: Model, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = checked_executor(cluster_client)
-    contents = []
-    for number, runner in enumerate((executor, executor, InProcessExecutor())):
-        folder = tmp_path / f"out-{number}"
-        predict_dataset(model, dataset, str(folder), runner)
-        contents.append([octets for octets, _ in chunks(folder).values()])
-    assert contents[0] == contents[1]
-    if blas_kernels(cluster_client) == blas_kernels(None):
-        assert contents[0] == contents[2]
-    np.testing.assert_allclose(np.frombuffer(contents[0][0][:-4]), np.frombuffer(contents[2][0][:-4]), rtol=1e-12)
+    monkeypatch.setattr(dkrr.models.prediction, "TASKS_PER_THREAD", 5)
+    function = predict_dataset if phase == "predict" else predict_variance
 
+    def run() -> tuple[Any, int]:
+        result, summary = function(model, dataset, str(tmp_path / "out"), InProcessExecutor())
+        return result, summary.num_computed
 
-def blas_kernels(client: Any) -> Any:
-    """Name of the BLAS kernel in this process, or in the workers."""
-    from dkrr.engine.cluster import blas_of
+    result, count = run()
+    expected = result.read(0, 400)
+    assert run()[1] == 0
+    lost, damaged = (next((tmp_path / "out").glob(f"*/c/{number}/0")) for number in (0, 2))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/c/*/0")}
+    assert len(before) == count >= 5
+    lost.unlink()
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    assert run()[1] == 2
+    np.testing.assert_array_equal(result.read(0, 400), expected)
+    assert {path for path, time in before.items() if path.stat().st_mtime_ns != time} == {lost, damaged}
 
-    return blas_of(InProcessExecutor() if client is None else checked_executor(client))
+    def spoil(site: str, block: Any = None) -> None:
+        if site == f"{phase}.block.after_compute":
+            block[0, 0] = np.nan
 
-
-def test_a_deleted_block_alone_is_predicted_again(model: Model, dataset: Dataset, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    result, _ = predict_dataset(model, dataset, str(folder), InProcessExecutor())
-    before = chunks(folder)
-    _, summary = predict_dataset(model, dataset, str(folder), InProcessExecutor())
-    assert summary.num_computed == 0
-    assert chunks(folder) == before
-    result.array.delete((2, 0))
-    _, summary = predict_dataset(model, dataset, str(folder), InProcessExecutor())
-    assert summary.num_computed == 1
-    after = chunks(folder)
-    assert [name for name in after if after[name] != before[name]] == ["predictions/c/2/0"]
-    assert {name: octets for name, (octets, _) in after.items()} == {n: octets for n, (octets, _) in before.items()}
+    monkeypatch.setattr(dkrr.models.prediction, "failpoint", spoil)
+    with pytest.raises(DataError, match="are not finite"):
+        function(model, dataset, str(tmp_path / "other"), InProcessExecutor())
 
 
 def test_predictions_of_another_model_are_never_continued(model: Model, dataset: Dataset, tmp_path: Path) -> None:
@@ -101,16 +94,6 @@ def test_predictions_of_another_model_are_never_continued(model: Model, dataset:
     rows = ingest(Z + 1, tmp_path / "Z1.zarr")
     with pytest.raises(StoreMismatchError, match=r"rows_digest: '[0-9a-f]+' there"):
         predict_dataset(model, rows, str(tmp_path / "out"), InProcessExecutor())
-
-
-def test_a_model_that_is_replaced_meanwhile_is_refused(model: Model, dataset: Dataset, tmp_path: Path) -> None:
-    class Replacing(InProcessExecutor):
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            saved(tmp_path / "model.zarr", overwrite=True, alpha=10.0)
-            return super().run(*args, **kwargs)
-
-    with pytest.raises(StoreError, match="replaced by another model"):
-        predict_dataset(model, dataset, str(tmp_path / "out"), Replacing())
 
 
 def test_scores_are_those_of_scikit_learn(model: Model, dataset: Dataset) -> None:
@@ -127,27 +110,27 @@ def test_scores_are_those_of_scikit_learn(model: Model, dataset: Dataset) -> Non
         score.value("accuracy")
 
 
-def test_accuracy_of_classes(tmp_path: Path) -> None:
-    labels = np.where(X[:, 0] > 0.3, 2, np.where(X[:, 0] > -0.3, 1, 0))
-    train = ingest(np.column_stack([X, labels]), tmp_path / "train.zarr", target=-1, one_hot=True)
-    fit = KernelRidge(kernel="rbf", alpha=0.1, tile_size=64, store=tmp_path / "s").fit(train)
-    fit.save(tmp_path / "model.zarr")
-    model = load_model(tmp_path / "model.zarr")
-    truth = np.where(Z[:, 0] > 0.3, 2, np.where(Z[:, 0] > -0.3, 1, 0))
-    test = ingest(np.column_stack([Z, truth]), tmp_path / "test.zarr", target=-1, one_hot=True)
-    score, _ = score_dataset(model, test, InProcessExecutor())
-    assert score.accuracy == accuracy_score(truth, model.predict(Z).argmax(axis=1))
-    assert 0.7 < score.value("accuracy") < 1
-    assert model.classes == [0, 1, 2]
-
-
-def test_what_does_not_fit_is_refused(model: Model, dataset: Dataset, tmp_path: Path) -> None:
-    narrow = ingest(Z[:, :3], tmp_path / "narrow.zarr", y=TRUTH)
-    for function in (predict_dataset, score_dataset):
-        arguments = [str(tmp_path / "out")] if function is predict_dataset else []
-        with pytest.raises(DataError, match="has 3 features, the model was fitted with 4"):
-            function(model, narrow, *arguments, InProcessExecutor())
-    assert not (tmp_path / "out").exists()
-    for rows, number in ((ingest(Z, tmp_path / "none.zarr"), 0), (ingest(Z, tmp_path / "one.zarr", y=Z[:, 0]), 1)):
-        with pytest.raises(DataError, match=f"has {number} targets, the model 2"):
-            score_dataset(model, rows, InProcessExecutor())
+def test_deviations_on_workers_and_a_lost_tile(
+    tmp_path: Path, cluster_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "solver": "cholesky",
+        "precision": "float64",
+        "tile_size": 64,
+        "store": tmp_path / "store",
+    }
+    est = KernelRidge(alpha=[0.01, 0.1], kernel="rbf", gamma=0.3, fit_intercept=True, **options).fit(X, Y)
+    values, expected = est.predict(Z, return_std=True, noise=True)
+    monkeypatch.setattr(dkrr.models.prediction, "MAX_IN_PROCESS_FLOPS", 0)
+    np.save(tmp_path / "z.npy", Z)
+    for rows in (Z, str(tmp_path / "z.npy")):
+        np.testing.assert_allclose(est.predict(rows, return_std=True, noise=True), (values, expected), rtol=1e-12)
+    monkeypatch.undo()
+    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
+    tile = sorted((tmp_path / "store" / "factors").glob("*.zarr/c/2/1"))[0]
+    tile.write_bytes(bytes(len(tile.read_bytes())))
+    with pytest.raises(StoreError, match=r"chunk \(2, 1\) of .* is damaged"):
+        est.predict(Z, return_std=True)
+    tile.unlink()
+    again = KernelRidge(**est.get_params()).fit(X, Y)
+    np.testing.assert_allclose(again.predict(Z, return_std=True, noise=True)[1], expected, rtol=1e-9)

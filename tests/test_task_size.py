@@ -67,9 +67,9 @@ def data(n: int = 640, d: int = 6, t: int = 2) -> tuple[Any, Any]:
 
 
 WAYS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "cholesky": ({"solver": "cholesky", "precision": "float64"}, {"factor_tile", "substitute", "compute_part"}),
+    "cholesky": ({"solver": "cholesky", "precision": "float64"}, {"factor_tile", "sweep_task", "compute_part"}),
     "two alphas, stored": ({"solver": "cholesky", "alpha": [0.1, 0.2]}, {"gram_tile", "factor_tile"}),
-    "intercept": ({"solver": "cholesky", "fit_intercept": True}, {"factor_tile", "substitute"}),
+    "intercept": ({"solver": "cholesky", "fit_intercept": True}, {"factor_tile", "sweep_task"}),
     "mixed": ({"solver": "cholesky", "precision": "mixed", "tol": 1e-6}, {"factor_tile", "compute_part"}),
     "cg": ({"solver": "cg", "tol": 1e-6, "solver_params": {"rank": 60}}, {"compute_part"}),
     "nystrom": ({"solver": "nystrom", "tol": 1e-6, "solver_params": {"num_centers": 100}}, {"compute_part"}),

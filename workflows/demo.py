@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(jobs: Sequence[Path], folder: Path) -> dict[str, FitSummary]:
     """Plan all jobs, refuse what cannot fit before anything starts, then fit them one after the other."""
-    from dkrr.cli.progress import ProgressDisplay
+    from dkrr.cli.runs import ProgressDisplay
     from dkrr.jobs.run import fit_job
     from dkrr.jobs.spec import JobSpec
 

@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from dkrr.cli import inspect, jobs, models, runs  # noqa: F401  (their commands are those of the group)
+    from dkrr.cli import jobs, models, runs  # noqa: F401  (their commands are those of the group)
     from dkrr.cli.app import main
 except KeyboardInterrupt:  # Ctrl-C right at the start, which is no defect either
     from dkrr.errors import told

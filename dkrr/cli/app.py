@@ -20,21 +20,10 @@ from typing import Any
 
 import click
 
+from dkrr import errors
 from dkrr._version import __version__
 from dkrr.errors import told
-
-__all__ = [
-    "CommandGroup",
-    "column",
-    "json_option",
-    "main",
-    "missing_option",
-    "print_facts",
-    "print_json",
-    "print_table",
-    "reading_options",
-    "show",
-]
+from dkrr.markup import size
 
 _VERBOSE = "dkrr.verbose"
 PIPE_WIDTH = 120  # rich assumes 80 columns where there is no terminal, and would cut paths
@@ -174,3 +163,95 @@ def print_json(value: Any) -> None:
     from dkrr.store.documents import plain
 
     click.echo(json.dumps(plain(value), indent=2, sort_keys=True, default=str, allow_nan=False))
+
+
+# --- help and doctor --------------------------------------------------------------------------------------------------
+
+
+@main.command("help")
+@click.argument("topic", required=False, type=click.Choice(["job", "retrain", "exit-codes"]))
+@click.pass_context
+def help_command(context: click.Context, topic: str | None) -> None:
+    """List the keys of a job file, those of RETRAIN.toml, or the exit codes; without a TOPIC the commands."""
+    if topic is None:
+        click.echo((context.parent or context).get_help())
+    elif topic == "exit-codes":
+        _print_rows("exit codes", _exit_codes(), "code", "error", "when")
+    else:
+        from dkrr.jobs.retrain.spec import RetrainSpec
+        from dkrr.jobs.spec import JobSpec
+
+        for name, table in (JobSpec if topic == "job" else RetrainSpec).tables().items():
+            what = (table.__doc__ or "").partition("\n")[0].partition(": ")[2].replace("``", "")
+            if name == "job":
+                click.echo("and the tables of a job: `dkrr help job` lists their keys")
+            else:
+                _print_rows(f"[{name}]  {what}", table.described_keys(), "key", "values", "default", "means")
+
+
+def _print_rows(title: str, rows: Iterable[Iterable[object]], *headers: str) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headers, title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    print_table(table)
+
+
+def _exit_codes() -> list[tuple[int, str, str]]:
+    """Every exit code with the error that ends with it, and when that is raised."""
+    kinds = [getattr(errors, name) for name in errors.__all__ if name != "DkrrError"]
+    rows = [
+        (kind.exit_code, kind.__name__, (kind.__doc__ or "").partition("\n")[0].removeprefix("Raised when "))
+        for kind in kinds
+    ]
+    unforeseen = (errors.DkrrError.exit_code, "", "something unforeseen; --verbose shows the traceback")
+    return [(0, "", "done"), unforeseen, *sorted(rows)]
+
+
+@main.command("doctor")
+@click.option("--env", is_flag=True, help="Print only what to export for workers that others start.")
+@click.option("--folder", default=".", type=click.Path(exists=True, file_okay=False), help="Where to measure the disk.")
+@json_option
+def doctor_command(env: bool, folder: str, as_json: bool) -> None:
+    """Show CPU, BLAS, speed of arithmetic and disk, free memory and disk, and versions on this machine."""
+    if env:
+        from dkrr.engine.machine import environment_lines
+
+        click.echo("\n".join(environment_lines()))
+        return
+    from dkrr.engine.machine import machine_report
+
+    report = machine_report(folder)
+    show(as_json, report, _machine_facts(report))
+    if report["self_test_failures"]:
+        raise errors.NumericalError(
+            f"BLAS computes wrong numbers here: {'; '.join(report['self_test_failures'])}",
+            hint="install another build of NumPy and SciPy, or unset OPENBLAS_CORETYPE",
+        )
+
+
+def _machine_facts(report: dict[str, Any]) -> list[tuple[str, object]]:
+    speed = report["speed"]
+    double, single = speed["gemm_flops_per_second_float64"] / 1e9, speed["gemm_flops_per_second_float32"] / 1e9
+    free, total = size(report["free_memory_bytes"]), size(report["total_memory_bytes"])
+    write, read = size(speed["disk_write_bytes_per_second"]), size(speed["disk_read_bytes_per_second"])
+    libraries = [
+        f"{item['internal_api']} {item.get('version')}, kernel {item.get('architecture') or 'unknown'}, "
+        f"{item.get('num_threads')} threads here"
+        for item in report["blas"]
+    ]
+    return [
+        ("CPU", f"{report['cpu']}, {report['num_cpus']} usable, AVX-512 {'yes' if report['has_avx512'] else 'no'}"),
+        *(("BLAS", library) for library in libraries),
+        ("self-test", "passed" if not report["self_test_failures"] else "FAILED"),
+        ("workers get", " ".join(f"{name}={value}" for name, value in sorted(report["worker_environment"].items()))),
+        ("gemm, one thread", f"{double:.1f} GF/s float64, {single:.1f} GF/s float32"),
+        ("rbf, one thread", f"{speed['kernel_entry_seconds'] * 1e9:.2f} ns an entry (10 features)"),
+        ("memory", f"{free} free of {total}"),
+        ("disk", f"{size(report['free_disk_bytes'])} free in {report['folder']}"),
+        ("disk speed", f"write {write}/s, read {read}/s"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in report["versions"].items())),
+    ]

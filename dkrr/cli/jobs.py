@@ -11,10 +11,9 @@ import click
 
 from dkrr.cli.app import column, json_option, main, missing_option, print_facts, reading_options, show
 from dkrr.cli.models import model_location, registry_option
-from dkrr.cli.progress import ProgressDisplay
+from dkrr.cli.runs import ProgressDisplay
+from dkrr.errors import JobFileError, ParameterError, RefusedError
 from dkrr.store.interruption import resumable
-
-__all__: list[str] = []
 
 path_type = click.Path(path_type=Path)
 target_help = "Target column: a name or a number (-1 is the last); may be repeated."
@@ -34,7 +33,6 @@ def job_file(text: str, command: str, target: tuple[str | int, ...], reading: di
         for name in ["target"] * bool(target) + list(reading):
             raise click.UsageError(f"--{name} is for data; {text} is a job file, which has [data] {name}")
         return Path(text)
-    from dkrr.errors import JobFileError
     from dkrr.jobs.init import is_data, write_job
 
     if os.path.isfile(os.path.join(text, "job.json")):
@@ -54,7 +52,6 @@ def job_file(text: str, command: str, target: tuple[str | int, ...], reading: di
 @click.option("-o", "--output", type=path_type, help="File to write, instead of stdout.")
 def init_command(data: str, target: tuple[str | int, ...], output: Path | None, reading: dict[str, Any]) -> None:
     """Print a commented job file for DATA, with whitening and a gamma from the median distance of its rows."""
-    from dkrr.errors import JobFileError
     from dkrr.jobs.init import init_job
     from dkrr.store.documents import create_bytes
 
@@ -108,13 +105,13 @@ def ingest_command(
 
     keeps, append = keep_generations is not None or keep_rows is not None, options["append"]
     takes_out = bool(drop_generation) or keeps
-    mistakes = {
+    refusals = {
         "DEST is missing: where shall the rows go?": dest is None and not takes_out,
         "rows are taken out of a data set by itself, or after --append": takes_out and dest is not None and not append,
         "--keep-generations or --keep-rows, not both": keep_generations is not None and keep_rows is not None,
         "--label names an append: give --append as well": options["label"] is not None and not append,
     }
-    for message in (message for message, is_made in mistakes.items() if is_made):
+    for message in (message for message, is_made in refusals.items() if is_made):
         raise click.UsageError(message)
     if dest is not None:
         dataset = ingest(
@@ -149,7 +146,7 @@ def plan_command(job: str, target: tuple[str | int, ...], reading: dict[str, Any
 
     spec = JobSpec.load(
         job_file(job, "plan", target, reading)
-    )  # before the slow imports: most mistakes are in the file
+    )  # before the slow imports: most refusals are in the file
     from dkrr.jobs.plan import plan
 
     result = plan(spec)
@@ -213,7 +210,6 @@ def retrain_command(job: Path, as_json: bool, dry_run: bool) -> None:
     model in production stays. Retry only after 6 (cluster) and 75 (interrupted). With --dry-run nothing is changed, and
     refused batches are no error.
     """
-    from dkrr.errors import RefusedError
     from dkrr.jobs.retrain.spec import RetrainSpec
 
     spec = RetrainSpec.load(job)
@@ -272,7 +268,6 @@ def predict_command(
     Standard deviations need the float64 factor of the fit (or at most 6,000 training rows), jackknife intervals a fit
     with [evaluate] intervals.
     """
-    from dkrr.errors import ParameterError
     from dkrr.jobs.predict import Extras, predict_job
     from dkrr.jobs.registry import parse_reference
 

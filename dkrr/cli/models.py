@@ -1,20 +1,26 @@
-"""``models``: what a registry holds, what is in production, and how that changes."""
+"""What is stored: ``models``, what a registry holds and how that changes; ``info`` on a path; and ``gc`` of a store."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from dkrr.cli.app import CommandGroup, json_option, main, print_facts, show
+from dkrr.errors import StoreError
+from dkrr.jobs.runs.directory import RunDirectory, find_run
+from dkrr.jobs.runs.status import look_once
+from dkrr.markup import kernel_words, size
+from dkrr.store.files import children, is_url, join, name_of, read_json
 
 if TYPE_CHECKING:
+    from dkrr.jobs.garbage import Garbage
     from dkrr.jobs.registry import Aliases, NamedModel, Version
 
-__all__ = ["model_location", "registry_option"]
 
 registry_option = click.option(
     "--registry", metavar="ROOT", help="Folder or s3:// address of the registry; DKRR_MODELS or ./models by default."
@@ -151,11 +157,7 @@ def model_location(text: str, registry: str | None = None, *, finished: bool = F
     StoreError
         Nothing is there, or something else.
     """
-    from dkrr.errors import StoreError
     from dkrr.jobs.registry import parse_reference
-    from dkrr.jobs.runs.directory import RunDirectory, find_run
-    from dkrr.jobs.runs.status import look_once
-    from dkrr.store.files import is_url, join, name_of, read_json
 
     reference = parse_reference(text)
     if reference is not None:
@@ -200,3 +202,72 @@ def _line(version: Version, aliases: Aliases) -> str:
     score = version.facts.get("score")
     scores = [", ".join(f"{k} {v:.6g}" for k, v in score.items())] if isinstance(score, dict) else []
     return "  ".join([version.created_at, f"{version.num_rows:,} rows", *scores, *_names(aliases, version.id)])
+
+
+# --- paths and stores -------------------------------------------------------------------------------------------------
+
+
+@main.command("info")
+@click.argument("path")
+@click.option("--verify", "whole", is_flag=True, help="Read everything and compare it with its checksums.")
+@json_option
+def info_command(path: str, whole: bool, as_json: bool) -> None:
+    """Say what PATH is (data set, model, Gram matrix, factor, run); with --verify, whether it is whole."""
+    from dkrr.jobs.inspection import describe, verify
+
+    found, problems = describe(path), verify(path) if whole else []
+    document = {"kind": found.kind, "path": found.path, **found.facts} | ({"problems": problems} if whole else {})
+    facts = [(name, kernel_words(value) if name == "kernel" else value) for name, value in found.facts.items()]
+    show(as_json, document, facts, title=f"{found.kind} {found.path}")
+    lines = [f"problem: {problem}" for problem in problems] or ["verified: everything is there and unchanged"] * whole
+    for line in lines * (not as_json):
+        click.echo(f"  {line}")
+    if problems:
+        raise StoreError(
+            f"{found.path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
+            hint="delete what is damaged and start the job again, or restore it",
+        )
+
+
+@main.command("gc")
+@click.argument("path", default="runs")
+@click.option("--runs", multiple=True, help="Another folder with runs or models that use the store; repeatable.")
+@click.option("--older-than", default=3600.0, metavar="SECONDS", help="Leave what changed later alone (default 3600).")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
+def gc_command(path: str, runs: tuple[str, ...], older_than: float, yes: bool) -> None:
+    """List, then delete, what no run and no model needs.
+
+    PATH is a store, the folder that holds it, or a job file; the default is "runs". Runs, models and registries that
+    used the store from elsewhere are known to it; --runs names those that were moved since. Before it is deleted each
+    item is looked at again under its lock, and kept if it has changed.
+    """
+    from dkrr.jobs.garbage import delete_garbage, find_garbage
+
+    store, own = _store(path)
+
+    def look() -> list[Garbage]:
+        return find_garbage(store, [*own, *runs], kept_seconds=older_than)
+
+    items = look()
+    for item in items:
+        click.echo(f"{size(item.num_bytes):>10}  {item.location}  ({item.reason})")
+    total = size(sum(item.num_bytes for item in items))
+    if not items:
+        click.echo("nothing to delete")
+    elif yes or (sys.stdin.isatty() and click.confirm(f"delete {total}?", err=True)):
+        freed, kept = delete_garbage(items, look)
+        click.echo(f"deleted {size(freed)}")
+        for item in kept:
+            click.echo(f"      kept  {item.location}  ({item.reason})")
+    else:
+        click.echo(f"{total} can be deleted with --yes")
+
+
+def _store(path: str) -> tuple[str, list[str]]:
+    """The store that a path or address means, and the run of a job file, if it is there."""
+    if path.endswith(".toml"):
+        from dkrr.jobs.spec import JobSpec
+
+        job = JobSpec.load(path)
+        return job.store, [job.directory] if children(job.directory) else []
+    return (join(path, "store") if "store" in children(path) else path), []

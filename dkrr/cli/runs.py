@@ -1,34 +1,183 @@
-"""Commands for runs that go on by themselves: submit, look, wait, cancel, resume, list, and the page of a run.
+"""Commands for runs that go on by themselves: submit, look, wait, cancel, resume, list, report; and progress.
 
 All but ``submit`` and ``resume`` read the run's directory and nothing else: they work when driver, scheduler and data
-are out of reach.
+are out of reach, and within a blink: nothing is imported here that takes long.
+
+Progress is facts and a bar on a terminal, drawn again and again; elsewhere a line in ten seconds; and a line for each
+phase that is over. ``dkrr fit`` and ``dkrr status --watch`` show the same, the one from its own figures, the other from
+the status of the run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any, Self
 
 import click
 
 from dkrr.cli.app import json_option, main, print_facts, print_json, show
-
-if TYPE_CHECKING:
-    from dkrr.jobs.runs.directory import RunDirectory
-    from dkrr.jobs.runs.driver import Submitted
-    from dkrr.jobs.runs.status import Status
-
-__all__: list[str] = []
+from dkrr.jobs.report.facts import live_facts, phase_words, progress_words, run_facts, sentence
+from dkrr.jobs.report.page import write_report
+from dkrr.jobs.runs.directory import RunDirectory, find_run, follow_events, list_runs, runs_folder
+from dkrr.jobs.runs.driver import Submitted, cancel_run, resume_run, submit_job
+from dkrr.jobs.runs.status import Meter, Status, Watch, look_once
 
 LOOK_SECONDS = 1.0
+SECONDS_BETWEEN_LINES = 10.0
+REFRESHES_PER_SECOND = 4
+
+
+class ProgressDisplay:
+    """Shows the progress of a run while the ``with`` block lasts.
+
+    It is the callback ``progress(phase, done, total, flops_done, flops_total)`` of the engine. A run hands over a
+    function that says how it stands (:meth:`attach`); what predicts or searches has its phase alone.
+
+    Parameters
+    ----------
+    stream
+        Where to show it; stderr.
+    clock
+        Seconds that never run backwards.
+    """
+
+    def __init__(self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self.clock = clock
+        self._look: Callable[[], Status] | None = None
+        self._meter: Meter | None = None
+        self._live: Any = None
+        self._phase = ""
+        self._told: dict[str, int] = {}
+        self._last_line = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tell()
+        self._stop()
+
+    def attach(self, look: Callable[[], Status], *, whole: bool = True) -> None:
+        """Show a run: ``look()`` says how it stands, from any thread, at any time; only its phase if not ``whole``."""
+
+        def draw() -> Any:
+            status = look()
+            facts = live_facts(status) if whole else [("", progress_words(status))]
+            return board(status, facts, *console.size)
+
+        self._stop()
+        self._look, self._told = look, {}
+        if self.stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):  # lines can be drawn again
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self.stream, highlight=False)
+            # results are for whoever reads them, so stdout is left alone; warnings go above the board
+            self._live = Live(
+                console=console,
+                get_renderable=draw,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
+                redirect_stdout=False,
+            )
+            self._live.start()
+
+    def _stop(self) -> None:
+        """Take the board away; the lines stay."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
+        from dkrr.jobs.runs.status import Meter, Status
+
+        if self._look is None:
+            self._meter = meter = Meter(Status(), self.clock)
+            self.attach(lambda: meter.status, whole=False)
+        if self._meter is not None:
+            self._meter.read(phase, done, total, flops_done, flops_total)
+        elif phase.partition(", ")[0] != self._phase:
+            self._phase = phase.partition(", ")[0]
+            self.tell()
+        if self._look is not None and self.is_due():
+            self.say(progress_words(self._look()))
+
+    def is_due(self, *, now: bool = False) -> bool:
+        """Whether it is time for a line, where there is no board; ``now`` is at any time."""
+        return self._live is None and (now or self.clock() - self._last_line >= SECONDS_BETWEEN_LINES)
+
+    def tell(self) -> None:
+        """A line for each phase of a run that ended since the last time."""
+        phases = self._look().phases if self._look is not None and self._meter is None else {}
+        for name, phase in sorted(phases.items(), key=lambda item: int(item[1].get("number", 0))):
+            times = int(phase.get("times", 1))
+            if times > self._told.get(name, 0):
+                self._told[name] = times
+                self.say(phase_words(name, phase), last_line=self._last_line)
+
+    def say(self, line: str, *, last_line: float | None = None) -> None:
+        """A line that stays; it counts as the last one unless told otherwise."""
+        self._last_line = self.clock() if last_line is None else last_line
+        if self._live is not None:
+            self._live.console.print(line, markup=False)
+        else:
+            self.stream.write(line + "\n")
+            self.stream.flush()
+
+
+def board(status: Status, facts: list[tuple[str, str]], width: int, height: int) -> Any:
+    """Facts and the bar of a run as something that rich shows, at most ``width`` columns and ``height`` rows."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    facts = facts[: max(1, height - 1)]
+    label = max(len(name) for name, _ in facts)
+    told: list[Any] = [
+        Text.assemble((f"{name:<{label}}  " if label else "", "dim"), value, no_wrap=True, overflow="crop")
+        for name, value in facts
+    ]
+    if status.tasks_total and height >= len(facts) + 2:
+        columns = min(60, max(10, width - 2))
+        told.append(ProgressBar(total=status.tasks_total, completed=status.tasks_done, width=columns))
+    return Group(*told)
+
+
+def watch_run(looks: Watch, seconds: float, *, as_json: bool = False) -> Status:
+    """Show a run on stdout until it is over; how it ended.
+
+    A terminal has the board. Elsewhere lines are printed: one for each phase that is over, one when state or phase
+    change, and one in ten seconds. As JSON every look is a document.
+    """
+    status, shown = looks.look(), ("", "")
+    with ProgressDisplay(sys.stdout) as display:
+        if not as_json:
+            display.attach(lambda: status)
+        while True:
+            what = (status.state, status.phase_name)
+            if as_json:
+                print_json(status.to_dict())
+            else:
+                display.tell()
+                if display.is_due(now=what != shown):
+                    display.say(sentence(status))
+            if status.is_over:
+                return status
+            time.sleep(seconds)
+            status, shown = looks.look(), what
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 def _find(context: click.Context, parameter: click.Parameter, text: str) -> RunDirectory:
-    from dkrr.jobs.runs.directory import find_run
 
     return find_run(text)
 
@@ -48,7 +197,6 @@ def submit_command(job: Path, as_json: bool) -> None:
     from dkrr.jobs.spec import JobSpec
 
     spec = JobSpec.load(job)
-    from dkrr.jobs.runs.driver import submit_job
 
     _print_submitted(submit_job(spec, job.read_bytes()), as_json)
 
@@ -61,7 +209,6 @@ def resume_command(run: RunDirectory, as_json: bool) -> None:
 
     A finished RUN prints its result, and says when its job reads other rows by now.
     """
-    from dkrr.jobs.runs.driver import resume_run
 
     _print_submitted(resume_run(run), as_json)
 
@@ -87,12 +234,10 @@ def _print_submitted(done: Submitted, as_json: bool) -> None:
 @json_option
 def status_command(run: RunDirectory, watch: bool, as_json: bool) -> None:
     """Say how far RUN is: a name below the runs folder (./runs, or DKRR_RUNS), a path, or a URL."""
-    from dkrr.jobs.runs.status import Watch, look_once
 
     if not watch:
         _print_view(run, look_once(run), as_json)
         return
-    from dkrr.cli.progress import watch_run
 
     with _detaching(run):
         status = watch_run(Watch(run), LOOK_SECONDS, as_json=as_json)
@@ -106,10 +251,8 @@ def status_command(run: RunDirectory, watch: bool, as_json: bool) -> None:
 @json_option
 def logs_command(run: RunDirectory, follow: bool, as_json: bool) -> None:
     """Print what happened in RUN, and what its driver printed; with --json the events, one on each line."""
-    from dkrr.jobs.runs import directory
-    from dkrr.jobs.runs.status import Watch
 
-    looks, news, over = Watch(run), directory.follow(run), False
+    looks, news, over = Watch(run), follow_events(run), False
     with _detaching(run):
         while not over:
             over = not follow or looks.look().is_over
@@ -131,8 +274,6 @@ def wait_command(context: click.Context, run: RunDirectory) -> None:
 
     A lost run (its driver is gone) ends with 75.
     """
-    from dkrr.jobs.report.facts import sentence
-    from dkrr.jobs.runs.status import Watch
 
     looks = Watch(run)
     with _detaching(run):
@@ -150,7 +291,6 @@ def wait_command(context: click.Context, run: RunDirectory) -> None:
 @run_argument
 def cancel_command(run: RunDirectory) -> None:
     """Ask the driver of RUN to stop; it starts no new tile within 10 s, and `resume` continues it."""
-    from dkrr.jobs.runs.driver import cancel_run
 
     status, name = cancel_run(run), run.shown
     text = f"{name}: cancel requested; `dkrr wait {name}` waits for the end"
@@ -166,9 +306,6 @@ def cancel_command(run: RunDirectory) -> None:
 @json_option
 def list_command(folder: str | None, as_json: bool) -> None:
     """List the runs in FOLDER, by default ./runs or what DKRR_RUNS names."""
-    from dkrr.jobs.report.facts import sentence
-    from dkrr.jobs.runs.directory import list_runs, runs_folder
-    from dkrr.jobs.runs.status import look_once
 
     runs = [(run, look_once(run, beat_seconds=0.0)) for run in list_runs(folder)]
     if not runs and not as_json:
@@ -190,7 +327,6 @@ def report_command(run: RunDirectory, output: Path | None) -> None:
 
     Every run makes one when it ends. Prints where it is.
     """
-    from dkrr.jobs.report.page import write_report
 
     click.echo(write_report(run, output))
 
@@ -204,7 +340,6 @@ def _print_view(run: RunDirectory, status: Status, as_json: bool = False) -> Non
     if as_json:
         print_json(_document(run, status))
         return
-    from dkrr.jobs.report.facts import run_facts
 
     print_facts(run_facts(run, status), title=f"{run.shown}  {run.location}")
     if status.is_over and status.state != "finished":

@@ -398,7 +398,10 @@ def generated_table(source: str) -> Table:
             given[key] = math.nan
         if not least[key] <= given[key] < math.inf:
             wanted = "a number" if key == "noise" else "an integer"
-            raise ParameterError(f"{source}: {key} is {text!r}; {wanted} of at least {least[key]} expected")
+            raise ParameterError(
+                f"{source}: {key} is {text!r}; {wanted} of at least {least[key]} expected",
+                hint=f"write {key}={least[key]} or more, or leave {key} out",
+            )
     n, d, t, seed = (int(given[key]) for key in ("n", "d", "t", "seed"))
 
     def read(start: int, stop: int) -> Floats:

@@ -385,7 +385,7 @@ def _is_ours(client: Any) -> bool:
 
 
 def require_memory(executor: Executor, bytes_per_thread: int) -> None:
-    """Refuse workers that could not hold a task of so many bytes; see :meth:`Admission.require_memory`.
+    """Refuse workers that could not hold a task of so many bytes, now and when they join later.
 
     Raises
     ------
@@ -394,28 +394,21 @@ def require_memory(executor: Executor, bytes_per_thread: int) -> None:
     """
     if not isinstance(executor, DaskExecutor):
         return
+    for worker in executor.workers:
+        if reason := worker.too_small(bytes_per_thread):
+            raise ClusterError(
+                f"worker {worker.address}: {reason}",
+                hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
+            )
     if executor.admission is not None:
-        executor.admission.require_memory(bytes_per_thread)
-        return
-    limit = memory_limit_of(executor)
-    if limit is not None and limit < bytes_per_thread:
-        raise ClusterError(
-            f"a worker may use {limit:,} bytes a thread, a task needs {bytes_per_thread:,}",
-            hint="set [cluster] memory_limit or [solver] tile_size",
-        )
+        executor.admission.needed_bytes = bytes_per_thread
 
 
 def memory_limit_of(executor: Executor) -> int | None:
     """The smallest memory limit of the workers in bytes, per task that runs at once; None when there is none."""
-    if not isinstance(executor, DaskExecutor):
-        return None
-    if executor.admission is not None:
-        found = [(worker.memory_limit_bytes, worker.threads) for worker in executor.workers]
-    else:
-        workers = roster(executor.client).values()
-        found = [(worker["memory_limit"], worker["nthreads"]) for worker in workers]
-    limits = [limit // max(1, threads) for limit, threads in found if limit]
-    return min(limits) if limits else None
+    workers = executor.workers if isinstance(executor, DaskExecutor) else []
+    limits = (worker.bytes_per_thread for worker in workers)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def blas_of(executor: Executor) -> str:

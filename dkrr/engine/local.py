@@ -19,7 +19,6 @@ import time
 from typing import Any
 
 import dask
-import psutil
 from distributed import Scheduler
 from distributed.deploy.spec import SpecCluster
 from distributed.deploy.subprocess import SubprocessWorker
@@ -93,28 +92,9 @@ class LocalWorker(SubprocessWorker):
             try:
                 await asyncio.wait_for(process.wait(), GRACE_SECONDS)
             except TimeoutError:
-                await _kill(process)
+                process.kill()  # its worker dies with it
+                await process.wait()
         await super().close()
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill a nanny and what it started; the resource tracker, left alone, removes the semaphores and ends."""
-    children = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if not any("resource_tracker" in argument for argument in child.cmdline()):
-                    children.append(child)
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()  # first, lest it restarts its worker
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    await process.wait()
-    # no thread waits for them: at the exit of an interpreter that never closed its cluster there are none to be had
-    until = time.monotonic() + GRACE_SECONDS
-    while psutil.wait_procs(children, timeout=0)[1] and time.monotonic() < until:
-        await asyncio.sleep(POLL_SECONDS)
 
 
 def _process_environment() -> dict[str, str]:

@@ -425,7 +425,6 @@ class DaskExecutor:
                     message = sent.pop(answers.get(timeout=1.0), None)
                 except queue.Empty:
                     self._check_alive(phase, last_progress, len(sent))
-                    self._look()
                     for number in self._stranded(sent):
                         self.client.cancel([sent[number].future], force=True)
                         waiting.put_back(sent.pop(number).bundle)

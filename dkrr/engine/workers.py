@@ -32,7 +32,7 @@ import random
 import socket
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -124,7 +124,12 @@ _SHOWN_WORKERS = 8
 
 _EXPORT_HINT = 'start workers with the lines that "dkrr doctor --env" prints on their machine'
 
-_HINTS = {_KERNEL: _EXPORT_HINT, "store": "give a store that every worker reaches: a shared file system or s3://"}
+_HINTS = {
+    _KERNEL: _EXPORT_HINT,
+    "BLAS uses": _EXPORT_HINT,
+    "BLAS computes": "unset OPENBLAS_CORETYPE there, or install another build of NumPy and SciPy",
+    "the store": "give a store that every worker reaches: a shared file system or s3://",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +158,17 @@ class WorkerInfo:
     def blas_kernel(self) -> str:
         """Names of the BLAS kernels in use, e.g. "openblas-SkylakeX"."""
         return blas_kernel(self.blas) or "unknown"
+
+    @property
+    def bytes_per_thread(self) -> int | None:
+        """Memory that a task may take; None where there is no limit."""
+        return self.memory_limit_bytes // max(1, self.threads) if self.memory_limit_bytes else None
+
+    def too_small(self, needed: int) -> str:
+        """Why it cannot hold a task of so many bytes; "" when it can."""
+        limit = self.bytes_per_thread
+        is_enough = limit is None or limit >= needed
+        return "" if is_enough else f"it may use {limit:,} bytes a thread, a task needs {needed:,}"
 
     @property
     def matters(self) -> dict[str, str]:
@@ -239,28 +255,41 @@ def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -
         raise ClusterError(f"the scheduler at {where} has no workers", hint="start some first")
     with challenge(store) as asked:
         workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, asked)
-    _compare(workers)
-    wrong = [f"{worker.address}: {text}" for worker in workers for text in worker.failures]
-    if wrong:
+    # the BLAS of this process takes no part in the work
+    kernel, _ = Counter(worker.blas_kernel for worker in workers).most_common(1)[0]
+    here, found = process_versions(), defaultdict[str, list[str]](list)
+    for worker in workers:
+        for text in differences({name: here[name] for name in _COMPARED} | {_KERNEL: kernel}, worker):
+            found[text].append(worker.address)
+    if found:
+        lines = [f"  {text} on {_some(addresses)}" for text, addresses in sorted(found.items())]
+        hints = [hint for start, hint in _HINTS.items() if any(text.startswith(start) for text in found)]
         raise ClusterError(
-            f"BLAS computes wrong numbers on {len(wrong)} counts: {'; '.join(wrong[:_SHOWN_WORKERS])}",
-            hint="unset OPENBLAS_CORETYPE there, or install another build of NumPy and SciPy",
+            "\n".join(["the workers and this process differ", *lines, ""]),
+            hint=", and ".join(dict.fromkeys(hints)) or "install the same versions everywhere",
         )
-    _report_threads(workers)
+    limited = [worker.address for worker in workers if worker.blas_threads_before > 1]
+    if limited:
+        logger.warning(
+            "BLAS used up to %d threads on %s; dkrr limited it to one: %s",
+            max(worker.blas_threads_before for worker in workers),
+            _some(limited),
+            _EXPORT_HINT,
+        )
     return workers
 
 
-def difference(reference: WorkerInfo, worker: WorkerInfo) -> str:
-    """Why a worker must not work beside ``reference``, one that passed the check; "" when it may."""
-    here, there = reference.matters, worker.matters
-    differing = [f"{name} {there[name]}, {here[name]} on the others" for name in here if there[name] != here[name]]
+def differences(expected: Mapping[str, str], worker: WorkerInfo) -> list[str]:
+    """Why a worker must not work beside others with these versions and this BLAS kernel; none when it may."""
+    there = worker.matters
+    found = [f"{name} {there[name]} instead of {value}" for name, value in expected.items() if there[name] != value]
     if worker.failures:
-        differing.append(f"BLAS computes wrong numbers ({'; '.join(worker.failures)})")
+        found.append(f"BLAS computes wrong numbers ({'; '.join(worker.failures)})")
     if any(int(library["num_threads"]) > 1 for library in worker.blas):
-        differing.append("BLAS uses several threads")
+        found.append("BLAS uses several threads")
     if worker.store_problem:
-        differing.append(f"the store: {worker.store_problem}")
-    return "; ".join(differing)
+        found.append(f"the store: {worker.store_problem}")
+    return found
 
 
 async def describe_workers(
@@ -305,45 +334,6 @@ def _worker_info(address: str, answer: Mapping[str, Any]) -> WorkerInfo:
     fields = {name: answer[name] for name in WorkerInfo.__dataclass_fields__ if name in answer}
     lists = {name: tuple(answer.get(name, ())) for name in ("blas", "failures")}
     return WorkerInfo(**{"versions": {}, **fields, **lists, "address": address})
-
-
-def _compare(workers: Sequence[WorkerInfo]) -> None:
-    here = {**process_versions(), "store": "usable"}
-    rows, hints = [], []
-    for label in (*_COMPARED, _KERNEL, "store"):
-        groups: dict[str, list[str]] = defaultdict(list)
-        for worker in workers:
-            groups[(worker.matters | {"store": worker.store_problem or "usable"})[label]].append(worker.address)
-        # the BLAS of this process takes no part in the work
-        expected = here.get(label, "")
-        if len(groups) > 1 or (expected and expected not in groups):
-            values = [f"{value} on {_some(addresses)}" for value, addresses in sorted(groups.items())]
-            rows.append((label, expected, "; ".join(values)))
-            hints.append(_HINTS.get(label, "install the same versions everywhere"))
-    if rows:
-        table = [("", "here", "workers"), *rows]
-        widths = [max(len(row[column]) for row in table) for column in (0, 1)]
-        lines = [f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in table]
-        raise ClusterError(
-            "\n".join(["the workers and this process differ", *lines, ""]), hint=", and ".join(dict.fromkeys(hints))
-        )
-
-
-def _report_threads(workers: Sequence[WorkerInfo]) -> None:
-    unlimited = [w.address for w in workers if any(int(library["num_threads"]) > 1 for library in w.blas)]
-    if unlimited:
-        raise ClusterError(
-            f"BLAS uses several threads on {_some(unlimited)} and could not be limited to one",
-            hint=_EXPORT_HINT,
-        )
-    limited = [worker.address for worker in workers if worker.blas_threads_before > 1]
-    if limited:
-        logger.warning(
-            "BLAS used up to %d threads on %s; dkrr limited it to one: %s",
-            max(worker.blas_threads_before for worker in workers),
-            _some(limited),
-            _EXPORT_HINT,
-        )
 
 
 def _some(addresses: Sequence[str]) -> str:
@@ -395,6 +385,8 @@ class Admission:
         Admitted; also those that have left since, as the last survey may be a second old.
     refused : list of dict
         ``{"address", "name", "reason"}`` of workers that are there and get no task.
+    needed_bytes : int
+        Memory of a task; smaller workers are refused, for they would be killed again and again.
     """
 
     def __init__(self, client: Any, workers: Sequence[WorkerInfo], *, store: Any = None) -> None:
@@ -403,8 +395,8 @@ class Admission:
         self.client, self.store = client, store
         self.workers: list[WorkerInfo] = list(workers)
         self.refused: list[dict[str, str]] = []
-        self._reference = workers[0]
-        self._needed_bytes = 0
+        self._expected = workers[0].matters
+        self.needed_bytes = 0
         self._empty_seconds = timeout_seconds("no-workers")
         self._there: dict[str, int] = {worker.address: worker.threads for worker in workers}
         self._allowed = sorted(self._there)
@@ -418,22 +410,6 @@ class Admission:
     def num_threads(self) -> int:
         """Tasks that the admitted workers run at once, as of the last survey; at least 1."""
         return max(1, sum(self._there.get(address, 0) for address in self._allowed))
-
-    def require_memory(self, bytes_per_thread: int) -> None:
-        """Refuse workers that could not hold a task: they would be killed again and again.
-
-        Raises
-        ------
-        ClusterError
-            One of the present workers is too small.
-        """
-        self._needed_bytes = bytes_per_thread
-        for worker in self.workers:
-            if reason := self._too_small(worker):
-                raise ClusterError(
-                    f"worker {worker.address}: {reason}",
-                    hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
-                )
 
     def choose(self) -> list[str]:
         """Addresses that the next task may run on."""
@@ -510,7 +486,7 @@ class Admission:
                 self._ask_again[address] = time.monotonic() + ASK_AGAIN_SECONDS
             else:
                 name = worker.name
-                reason = difference(self._reference, worker) or self._too_small(worker)
+                reason = "; ".join(differences(self._expected, worker)) or worker.too_small(self.needed_bytes)
             self.refused = [entry for entry in self.refused if entry["address"] != address]
             if reason:
                 self._refuse(address, name, reason)
@@ -531,12 +507,6 @@ class Admission:
         finally:
             await asyncio.to_thread(context.__exit__, None, None, None)
         return worker
-
-    def _too_small(self, worker: WorkerInfo) -> str:
-        limit = worker.memory_limit_bytes
-        if not limit or not self._needed_bytes or limit // max(1, worker.threads) >= self._needed_bytes:
-            return ""
-        return f"it may use {limit // max(1, worker.threads):,} bytes a thread, a task needs {self._needed_bytes:,}"
 
     def _admit(self, workers: Iterable[WorkerInfo]) -> None:
         self.workers = list(workers)

@@ -25,8 +25,8 @@ from dkrr.kernels.features import count_features
 from dkrr.linalg.factor.schedule import Split
 from dkrr.linalg.lowrank.rpcholesky import choose_rank
 from dkrr.linalg.primal.solver import MAX_FEATURES
-from dkrr.linalg.sizes import choose_gram
 from dkrr.linalg.solution import Foreseen, IterativeSettings, NystromSettings, way_name
+from dkrr.linalg.workspace import choose_gram
 
 __all__ = [
     "PRIMAL",

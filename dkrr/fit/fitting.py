@@ -50,7 +50,7 @@ from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Decision
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
-from dkrr.linalg.cg.mixed import MixedSolver
+from dkrr.linalg.cg.factor_precondition import float32_location
 from dkrr.linalg.cg.solver import CGSolver
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.gram import build_gram, rows_of
@@ -317,13 +317,15 @@ class _Solve:
             rhs = self.right_hand_sides(targets, place(self.store, own))
             self._take(targets, *factor.solve(rhs, bordered=settings.fit_intercept))
             return
-        mixed = MixedSolver(settings=settings.iterative).prepare(
-            source, workspace, **self.digests, at_once=start is None, ready=ready
+        mixed = CGSolver(settings=settings.iterative, float32_factor=True, accept_limit=True).prepare(
+            source, workspace, **self.digests, ready=ready
         )
-        self.located.append(mixed.location)
+        self.located.append(partial(float32_location, source, workspace, **self.digests))
+        if start is None:  # also where no target needs it: a matrix that has none is refused
+            mixed.make()
         rhs = self.right_hand_sides(targets, place(self.store, own))
         begin = None if start is None else start[:, targets]
-        self._settle(targets, rhs, *mixed.solve(rhs, begin, in_plane=settings.fit_intercept))
+        self._settle(targets, rhs, *mixed.solve(rhs, None, begin, in_plane=settings.fit_intercept))
 
     @property
     def factors(self) -> list[str]:

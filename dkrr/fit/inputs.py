@@ -36,7 +36,7 @@ from dkrr.engine.cluster import executor_for, find_client
 from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError, StorageFullError, StoreError
-from dkrr.linalg.sizes import choose_tile_size, task_bytes
+from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store import files
 from dkrr.store.documents import plain
 from dkrr.store.files import (

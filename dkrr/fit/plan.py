@@ -45,7 +45,7 @@ from dkrr.fit.trial import Trial
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
 from dkrr.linalg.factor.schedule import strips_bytes
-from dkrr.linalg.sizes import choose_tile_size, task_bytes
+from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix
 
@@ -253,7 +253,7 @@ def _why_rank(best: Candidate, choice: SolverChoice) -> str:
 
 
 def _why_tiles(best: Candidate, problem: Problem, limits: Limits) -> str:
-    """Which of its bounds the edge is at, see :func:`~dkrr.linalg.sizes.choose_tile_size`."""
+    """Which of its bounds the edge is at, see :func:`~dkrr.linalg.workspace.choose_tile_size`."""
     b, n, d = best.tile_size, problem.num_rows, problem.num_features
     if limits.threads > FEW_WORKERS:
         return f"the fastest of those that were simulated for {limits.threads:,} workers and fit into their memory"

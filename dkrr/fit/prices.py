@@ -18,8 +18,8 @@ from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoic
 from dkrr.fit.rates import Machine, itemsize
 from dkrr.fit.schedule import TileSeconds, at_most, choose_split, choose_tiles, simulate
 from dkrr.fit.trial import Trial
-from dkrr.linalg.inference.inverse_diagonal import inverse_room, panel_width
-from dkrr.linalg.inference.inverse_diagonal import panel_bytes as inverse_panel_bytes
+from dkrr.linalg.factor.direct import inverse_room, panel_width
+from dkrr.linalg.factor.direct import panel_bytes as inverse_panel_bytes
 from dkrr.linalg.losses.decomposition import MAX_FREE
 from dkrr.linalg.losses.newton import MAX_BYTES, MAX_DENSE
 from dkrr.linalg.lowrank.panels import low_rank_task_bytes, panel_bytes
@@ -28,7 +28,7 @@ from dkrr.linalg.matmul import product_task_bytes
 from dkrr.linalg.nystrom.solver import nystrom_baseline, nystrom_bytes
 from dkrr.linalg.primal.solver import primal_bytes
 from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, super_blocks
-from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES, choose_tile_size, task_bytes
+from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
 
 __all__ = [
@@ -173,7 +173,7 @@ def _cholesky(terms: _Terms, way: Candidate) -> tuple[Candidate, Seconds]:
     """One factor, one solve and one residual for each distinct alpha; mixed: k iterations around each factor, of one
     float64 product and one pair of sweeps with the float32 factor.
 
-    Memory: see :func:`dkrr.linalg.sizes.task_bytes`; while a mixed factor iterates a tile of it is mapped, and of a
+    Memory: see :func:`dkrr.linalg.workspace.task_bytes`; while a mixed factor iterates a tile of it is mapped, and of a
     stored Gram matrix one in float64 beside the buffers that wrote it. The driver has vectors of cg around a mixed
     factor, else three (n, 256).
     """

@@ -31,7 +31,7 @@ from math import inf
 from dkrr.engine.tasks import WINDOW, Bundle, Key, Queue
 from dkrr.fit.rates import Machine, itemsize
 from dkrr.linalg.factor.schedule import Split, cholesky_nodes, usual_split
-from dkrr.linalg.sizes import task_bytes
+from dkrr.linalg.workspace import task_bytes
 from dkrr.tiles import TileGrid
 
 __all__ = [

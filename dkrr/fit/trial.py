@@ -42,7 +42,7 @@ from dkrr.dataset import Dataset
 from dkrr.fit.choices import Iterations
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS
-from dkrr.linalg.cg.mixed import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
+from dkrr.linalg.cg.factor_precondition import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
 from dkrr.linalg.nystrom.solver import read_rows

@@ -43,8 +43,6 @@ from dkrr.store.files import (
 from dkrr.store.interruption import check_fence
 from dkrr.store.objects import put_file
 
-__all__ = ["Predictions", "check_output", "export_predictions", "work_of"]
-
 ENDINGS = (".zarr", ".npy", ".parquet", ".csv")
 _WORK = re.compile(
     r"(?:data\.zarr|result\.zarr|version\.json)(?:\.lock)?(?:\.[0-9a-f]{32}\.partial)?"
@@ -134,11 +132,13 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
         )
     if not is_url(output):
         put_back(Path(output))
-    said = _stamp_at(stamp)
-    if said == {} and not overwrite:
+    stamped = _stamp_at(stamp)
+    if stamped == {} and not overwrite:
         raise _foreign(stamp)
     digest = content_digest(output)
-    if digest is None or (said and (said.get("unfinished") or digest in (said["sha256"], said["replaced"]))):
+    if digest is None or (
+        stamped and (stamped.get("unfinished") or digest in (stamped["sha256"], stamped["replaced"]))
+    ):
         return digest
     if not overwrite:
         raise _foreign(output)
@@ -148,11 +148,11 @@ def check_output(output: str, inputs: Iterable[str] = (), *, overwrite: bool = F
 def _stamp_at(location: str) -> dict[str, Any] | None:
     """The stamp beside an output; None where nothing is, an empty one where something else is."""
     try:
-        said = read_json(parent_of(location), name_of(location))
+        stamped = read_json(parent_of(location), name_of(location))
     except (StoreError, OSError):
         return {}
-    is_ours = said is None or (isinstance(said, dict) and {"dkrr", "sha256", "replaced"} <= said.keys())
-    return said if is_ours else {}
+    is_ours = stamped is None or (isinstance(stamped, dict) and {"dkrr", "sha256", "replaced"} <= stamped.keys())
+    return stamped if is_ours else {}
 
 
 def _foreign(location: str) -> StoreError:
@@ -177,16 +177,16 @@ def export_predictions(
     replaced = check_output(output, overwrite=overwrite)
     ending = Path(name_of(output)).suffix
     write = {".zarr": _zarr, ".npy": _npy, ".parquet": _arrow, ".csv": _arrow}[ending]
-    said = {**(stamp or {}), "dkrr": __version__, "predicted_at": utc_now(), "replaced": replaced}
+    stamped = {**(stamp or {}), "dkrr": __version__, "predicted_at": utc_now(), "replaced": replaced}
     if predictions.classes:
-        said["classes"] = list(predictions.classes)
+        stamped["classes"] = list(predictions.classes)
     beside = sibling(output, ".json")
     if is_url(output) and ending == ".zarr":
         # objects take the place of others one by one: until all are there the stamp holds for any of them
-        write_json(parent_of(beside), name_of(beside), said | {"sha256": None, "unfinished": True})
+        write_json(parent_of(beside), name_of(beside), stamped | {"sha256": None, "unfinished": True})
         remove_array(output)
         _zarr(predictions, output)
-        write_json(parent_of(beside), name_of(beside), said | {"sha256": content_digest(output)})
+        write_json(parent_of(beside), name_of(beside), stamped | {"sha256": content_digest(output)})
         return
     work = None if is_url(output) else work_of(output)
     if work is not None:
@@ -198,14 +198,14 @@ def export_predictions(
         path = os.path.join(folder, f"predictions{ending}")
         write(predictions, path)
         failpoint("predict.before_pointer")
-        said["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
+        stamped["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
         # first the stamp, which holds for what is replaced, too
-        said["sha256"] = content_digest(path)
+        stamped["sha256"] = content_digest(path)
         if work is None:
-            write_json(parent_of(beside), name_of(beside), said)
+            write_json(parent_of(beside), name_of(beside), stamped)
             put_file(parent_of(output), name_of(output), Path(path))
         else:
-            write_json(folder, "stamp.json", said, durable=True)
+            write_json(folder, "stamp.json", stamped, durable=True)
             check_fence()
             os.replace(os.path.join(folder, "stamp.json"), beside)
             put_in_place(Path(path), Path(output))

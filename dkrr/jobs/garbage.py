@@ -2,6 +2,7 @@
 
 A Gram matrix, a factor or a copy of rows is needed when a JSON document of a run or a model names its key, or when a
 run that has a plan and no result may go on writing it; so are preconditioners and the state of an iteration ("solves").
+While a run is being planned, all of it is: nobody knows yet what the run will find.
 Runs and models are looked for in the folder that holds the store and below it, and wherever the store was told of some
 (:func:`~dkrr.store.files.note_user`: each run, saved model and registry that uses a store elsewhere does so), or
 remembers a model of.
@@ -31,7 +32,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from dkrr.errors import LockedError, StoreError
@@ -58,9 +58,10 @@ from dkrr.store.files import (
 from dkrr.store.lease import hold_lock
 from dkrr.store.objects import Entry
 
-__all__ = ["Garbage", "delete_garbage", "find_garbage"]
-
 KEPT_SECONDS = 3600.0
+# A driver says every few seconds that it is there; state and phase until it has a plan.
+SILENT_SECONDS = 120.0
+PLANNING = {("starting", ""), ("running", ""), ("running", "prepare"), ("running", "plan")}
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
 _HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"
 # what a store holds, by folder: besides arrays, vectors of a pass that was killed, notes about float32 factors that
@@ -73,7 +74,6 @@ _NAMES = {
     "preconditioners": rf"{_HASH}\.zarr",
     "solves": rf"{_HASH}\.zarr",
     "scratch": rf"{_DRAWN}\.zarr",
-    "breakdowns": rf"{_HASH}\.json",
     "lineage": rf"[0-9a-f]{{16}}-(?:{_HASH}|[0-9a-f]{{64}})\.json",
     "tune": rf"{_HASH}\.zarr",
 }
@@ -90,11 +90,6 @@ class Garbage:
     location: str
     num_bytes: int
     reason: str
-
-    @property
-    def path(self) -> Path:
-        """The location on a local file system."""
-        return Path(self.location)
 
 
 def find_garbage(
@@ -143,6 +138,7 @@ def find_garbage(
     named = set().union(*(tree.named_keys(root) for tree in trees))
     unfinished = [plan for tree in trees for plan in tree.unfinished_plans()]
     newest = time.time() - kept_seconds
+    is_planning = any(tree.is_planning(min(newest, time.time() - SILENT_SECONDS)) for tree in trees)
     found = []
     for kind, names in there.items():
         for name in names:
@@ -153,7 +149,8 @@ def find_garbage(
                 keys, reason = set(), "scratch of a factor that no run goes on with"
             else:
                 factor, reason = name, "no run or model refers to it"
-            if keys & named or _may_resume(join(root, kind, factor), kind, unfinished):
+            may_find = is_planning and kind != "scratch"
+            if keys & named or may_find or _may_resume(join(root, kind, factor), kind, unfinished):
                 continue
             size, changed = _facts(location)
             if changed < newest:
@@ -275,6 +272,16 @@ class _Tree:
             start = f"{folder}/{VERSIONS}" if folder else VERSIONS
             unneeded = NamedModel(location).unneeded(grace_seconds=GRACE_SECONDS)
             yield from (f"{start}/{version.id}/" for version in unneeded)
+
+    def is_planning(self, since: float) -> bool:
+        """Whether a run that said since then that it is there has not come to its plan: it may find anything."""
+        for entry in self.entries:
+            if entry.key.rpartition("/")[2] == "status.json" and entry.modified >= since:
+                with contextlib.suppress(ValueError):  # what others call so
+                    status = json.loads(read_key(self.location, entry.key) or b"{}")
+                    if isinstance(status, dict) and (status.get("state"), status.get("phase")) in PLANNING:
+                        return True
+        return False
 
     def unfinished_plans(self) -> Iterable[dict[str, Any]]:
         """Plans of runs that were started and have no result yet, or were started again since, with other rows."""

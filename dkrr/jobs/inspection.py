@@ -12,14 +12,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dkrr.dataset import open_dataset
 from dkrr.errors import DkrrError, StoreError
 from dkrr.jobs.registry import ALIASES, VERSIONS, NamedModel, check_version
 from dkrr.jobs.report.facts import result_facts
 from dkrr.jobs.runs.directory import RunDirectory, run_kind
 from dkrr.jobs.runs.status import look_once
+from dkrr.kernels import kernel_from_dict
+from dkrr.linalg.operators import RidgeOperator, Rows
+from dkrr.linalg.verify import verify_factor, verify_gram
+from dkrr.models.model import BLOCK_ROWS, load_model
 from dkrr.store.files import arrays_below, is_url, join, list_keys, parent_of, read_json
-
-__all__ = ["Description", "describe", "kind_of", "verify"]
+from dkrr.tiles import TileGrid, TileMatrix
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,6 @@ def kind_of(path: str) -> str:
 
 
 def _describe_dataset(path: str) -> dict[str, Any]:
-    from dkrr.dataset import open_dataset
 
     def named(names: tuple[str, ...]) -> str:
         return f"{len(names)} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})" if names else "0"
@@ -116,14 +119,12 @@ def _describe_dataset(path: str) -> dict[str, Any]:
 
 
 def _verify_dataset(path: str) -> Iterator[str]:
-    from dkrr.dataset import open_dataset
 
     open_dataset(path).verify()
     return iter(())
 
 
 def _describe_model(path: str) -> dict[str, Any]:
-    from dkrr.models.model import load_model
 
     model = load_model(path, verify=False)
     solution, scaling, intercept = model.solution, model.scaling, model.intercept
@@ -153,7 +154,6 @@ def _describe_model(path: str) -> dict[str, Any]:
 
 
 def _verify_model(path: str) -> Iterator[str]:
-    from dkrr.models.model import BLOCK_ROWS, load_model
 
     model = load_model(path)  # compares every key with the manifest
     for rows in filter(None, (model.x_fit, model.dual_coef)):
@@ -163,7 +163,6 @@ def _verify_model(path: str) -> Iterator[str]:
 
 
 def _describe_tiles(path: str) -> dict[str, Any]:
-    from dkrr.tiles import TileMatrix
 
     matrix = TileMatrix.open(path)
     total = matrix.grid.num_lower
@@ -177,8 +176,6 @@ def _describe_tiles(path: str) -> dict[str, Any]:
 
 def _verify_tiles(path: str) -> Iterator[str]:
     """Every lower tile: there, its checksum right, finite, sampled entries as they must be; and no file besides."""
-    from dkrr.linalg.verify import verify_factor, verify_gram
-    from dkrr.tiles import TileMatrix
 
     matrix = TileMatrix.open(path)
     attributes = matrix.array.attributes
@@ -188,10 +185,6 @@ def _verify_tiles(path: str) -> Iterator[str]:
 
 def _operator_of(path: str, attributes: dict[str, Any]) -> Any:
     """The operator that tiles were made from, when its kernel is known and its rows lie in the same store, or None."""
-    from dkrr.dataset import open_dataset
-    from dkrr.kernels import kernel_from_dict
-    from dkrr.linalg.operators import RidgeOperator, Rows
-    from dkrr.tiles import TileGrid
 
     center, weight_digest = attributes["center"], attributes.get("weight_digest")
     is_given = attributes["kernel"] == {"kernel": "precomputed"}

@@ -36,7 +36,7 @@ from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tables import Shown, plan_facts
 from dkrr.kernels import Kernel, kernel_from_dict
-from dkrr.linalg.sizes import task_bytes
+from dkrr.linalg.workspace import task_bytes
 from dkrr.markup import size
 from dkrr.models.tiled import loss_solver, usable_rows
 from dkrr.store.files import is_url

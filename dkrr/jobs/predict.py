@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from dkrr.jobs.registry import RECORD, ModelRegistry, NamedModel, Reference, Ver
 from dkrr.linalg.inference.leave_one_out import IntervalMethod
 from dkrr.linalg.losses.loss import log_probabilities
 from dkrr.models.model import Model, load_model
-from dkrr.models.prediction import is_worth_a_cluster, predict_dataset, predict_variance, score_dataset
+from dkrr.models.prediction import needs_workers, predict_dataset, predict_variance, score_dataset
 from dkrr.models.uncertainty import half_widths, interval, standard_deviation
 from dkrr.store.documents import manifest_digest
 from dkrr.store.files import (
@@ -47,8 +47,6 @@ from dkrr.store.files import (
 )
 from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
-
-__all__ = ["Extras", "Predicted", "evaluate_job", "predict_job"]
 
 logger = logging.getLogger("dkrr.jobs.predict")
 RESULT = "result.zarr"  # of a prediction, in its folder beside the output
@@ -95,7 +93,7 @@ class Extras:
                 hint="fit a job with [model] loss = 'logistic'",
             )
         if self.needs_variance:
-            _ = model.spread
+            _ = model.variance_systems
         if self.interval is not None:
             half_widths(model, self.interval, self.method, np.ones((1, model.num_targets)))
 
@@ -190,10 +188,10 @@ def predict_job(
         else:
             location = str(model)
             stamp = {"model": location if is_url(location) else os.path.abspath(location)}
-        predictions, said = _predicted(
+        predictions, origin = _predicted(
             location, data, output, extras or Extras(), overwrite, reading or {}, keep, progress
         )
-        export_predictions(predictions, output, stamp=stamp | said, overwrite=overwrite)
+        export_predictions(predictions, output, stamp=stamp | origin, overwrite=overwrite)
         remove_array(work)
         return Predicted(predictions.num_rows, version)
 
@@ -252,7 +250,7 @@ def _predicted(
         match_features(model, dataset)
         layout = _layout(model, table, keep, extras, output)
         result = place(work, RESULT)
-        with _executor(model, dataset, needs_variance=extras.needs_variance) as executor:
+        with executor_of_size(model, 0 if extras.needs_variance else dataset.num_rows) as executor:
             values, _ = predict_dataset(model, dataset, result, executor, progress)
             if extras.needs_variance:
                 variances = predict_variance(model, dataset, result, executor, progress)[0]
@@ -264,8 +262,8 @@ def _predicted(
         variance = None if variances is None else variances.read(start, stop)
         return extras.beside(model, values.read(start, stop), variance)
 
-    said = {"model_digest": manifest_digest(location), "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
-    return Predictions(num_rows=dataset.num_rows, read=read, **layout), said
+    origin = {"model_digest": manifest_digest(location), "num_rows": dataset.num_rows, "rows_digest": dataset.digest}
+    return Predictions(num_rows=dataset.num_rows, read=read, **layout), origin
 
 
 def _layout(model: Model, table: Table | None, keep: Sequence[str], extras: Extras, output: str) -> dict[str, Any]:
@@ -298,14 +296,22 @@ def _layout(model: Model, table: Table | None, keep: Sequence[str], extras: Extr
 
 
 @contextmanager
-def _executor(model: Model, dataset: Dataset, *, needs_variance: bool = False) -> Iterator[Executor]:
-    """This process for what takes less time than a cluster takes to start; else as usual."""
-    if needs_variance or is_worth_a_cluster(model, dataset.num_rows):
-        with executor_for() as executor:
-            yield executor
+def executor_of_size(
+    model: Model, num_rows: int, start: Callable[[], AbstractContextManager[Executor]] = executor_for
+) -> Iterator[Executor]:
+    """This process for predictions that take less time than a cluster takes to start; else what ``start()`` makes.
+
+    Parameters
+    ----------
+    num_rows
+        Rows to predict; 0 where more than predictions is computed, for which there are always workers.
+    """
+    if num_rows and not needs_workers(model, num_rows):
+        with single_blas_thread():
+            yield InProcessExecutor()
         return
-    with single_blas_thread():
-        yield InProcessExecutor()
+    with start() as executor:
+        yield executor
 
 
 def evaluate_job(
@@ -327,7 +333,7 @@ def evaluate_job(
     work = TemporaryStore()  # not beside the model, which may be a version that never changes
     try:
         dataset, _ = _rows_for(model, data, work.path, reading or {}, with_targets=True)
-        with _executor(model, dataset) as executor:
+        with executor_of_size(model, dataset.num_rows) as executor:
             score, _ = score_dataset(model, dataset, executor, progress, store=work.path, intervals=intervals)
     finally:
         work.close()

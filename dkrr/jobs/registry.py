@@ -45,7 +45,6 @@ from dkrr.store.documents import (
     manifest_digest,
     plain,
     read_versioned,
-    refuse_links,
     swap_json,
 )
 from dkrr.store.failpoints import failpoint
@@ -69,23 +68,6 @@ from dkrr.store.files import (
 from dkrr.store.interruption import check_fence
 from dkrr.store.lease import process_record
 from dkrr.store.objects import parse_address
-
-__all__ = [
-    "ALIASES",
-    "GRACE_SECONDS",
-    "MODELS_VARIABLE",
-    "RECORD",
-    "VERSIONS",
-    "Aliases",
-    "ModelRegistry",
-    "NamedModel",
-    "Reference",
-    "Version",
-    "check_name",
-    "check_version",
-    "models_folder",
-    "parse_reference",
-]
 
 ALIASES, VERSIONS, RECORD = "aliases.json", "versions", "version.json"
 NAMES = ("production", "candidate", "previous")
@@ -150,16 +132,11 @@ class _Document(BaseModel):
         """
         if not isinstance(document, dict) or document.get("format") != cls.model_fields["format"].default:
             raise StoreError(f"{location} was not written by dkrr", hint="check the path of the registry")
-        if document.get("format_version") != 1:
-            raise StoreError(
-                f"{location} has format version {document.get('format_version')}; 1 expected",
-                hint="install a newer dkrr",
-            )
         try:
             return cls.model_validate(document)
         except ValidationError as exc:
-            key = exc.errors()[0]["loc"]
-            raise StoreError(f"{location} is unreadable ({key}: {exc.errors()[0]['msg']})", hint="restore it") from exc
+            what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in exc.errors()[:3])
+            raise StoreError(f"{location} cannot be read ({what})", hint="restore it, or install a newer dkrr") from exc
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -174,7 +151,7 @@ class Aliases(_Document):
     epoch
         Number of changes so far.
     fence
-        Highest epoch of a lease (:mod:`dkrr.jobs.runs.lease`) under which a change was made: a retrain job that lost
+        Highest epoch of a lease (:mod:`dkrr.store.lease`) under which a change was made: a retrain job that lost
         its lease while it slept cannot promote any more.
     targets
         Version of each alias.
@@ -415,7 +392,6 @@ class NamedModel:
         attributes = document.get("attributes") if isinstance(document, dict) else None
         if not isinstance(attributes, dict) or attributes.get("format") != "dkrr-model":
             raise StoreError(f"{model_path} is not a model of dkrr", hint="give a model.zarr")
-        refuse_links(model_path)
         check_manifest(model_path)
         digest = manifest_digest(model_path)
         key = key or digest

@@ -14,9 +14,9 @@ them by the length scale.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import json
+import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -148,13 +148,9 @@ class FunctionKernel(Kernel):
         return fill
 
     def _diag(self, A: FloatArray) -> FloatArray:
-        values = np.empty(len(A))
-        for i in range(0, len(A), 64) if self.kind == "block" else ():
-            piece = A[i : i + 64]
-            values[i : i + 64] = self._values(piece, piece, (len(piece), len(piece))).diagonal()
         if self.kind == "pair":
-            values[:] = [self._values(a, a, ()) for a in A]
-        return values
+            return np.array([self._values(a, a, ()) for a in A])
+        return np.array([self._values(a, a, (1, 1))[0, 0] for a in A[:, np.newaxis]])
 
     def to_dict(self) -> dict[str, Any]:
         try:
@@ -176,16 +172,12 @@ class FunctionKernel(Kernel):
 
 def _import_function(name: Any) -> Callable[..., Any]:
     """The function named ``module:qualname``. Importing runs the module's code."""
-    module, _, qualname = str(name).partition(":")
-    if not module or not qualname:
-        raise ParameterError(f"kernel function {name!r}", hint="'module:qualname' is expected")
     try:
-        found: Any = importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+        found: Any = pkgutil.resolve_name(str(name))
+    except (ValueError, ImportError, AttributeError) as error:
         raise ParameterError(
-            f"kernel function {name!r} cannot be imported ({error})", hint="install or correct its module"
+            f"kernel function {name!r} cannot be imported ({error})",
+            hint="give 'module:qualname', and install or correct the module",
         ) from error
     if not callable(found):
         raise ParameterError(f"kernel function {name!r} is a {type(found).__name__}", hint="a callable is expected")

@@ -130,13 +130,12 @@ class BlockColumns:
 
     def whole(self, panel: int | None = None) -> FloatMatrix:
         """All rows of one column block, or of all of them, in float64."""
-        parts = range(self.num_panels) if panel is None else (panel,)
-        found = np.empty((self.grid.n, self.columns(parts[-1]).stop - self.columns(parts[0]).start))
-        for part in parts:
-            columns = slice(self.columns(part).start - self.columns(parts[0]).start, None)
-            for i in range(self.grid.num_tiles):
-                block = self.read(i, part)
-                found[self.grid.span(i), columns][:, : block.shape[1]] = block
+        parts = [self.columns(part) for part in (range(self.num_panels) if panel is None else (panel,))]
+        first, found = parts[0].start, np.empty((self.grid.n, parts[-1].stop - parts[0].start))
+        for i in range(self.grid.num_tiles):
+            for columns in parts:
+                block = self.read(i, columns.start // self.array.chunks[1])
+                found[self.grid.span(i), columns.start - first : columns.stop - first] = block
         return found
 
     def read_rows(self, i: int) -> FloatArray:

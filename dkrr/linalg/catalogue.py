@@ -344,35 +344,34 @@ class TakenOver:
     sources
         The arrays that whole tiles and rows come from.
     ragged
-        Earlier matrices with finished rows of ragged tiles, and how many of their first rows are rows of this one.
+        An earlier matrix with finished rows of ragged tiles, and how many of its first rows are rows of this one.
     reason
         Why nothing was taken over, where an earlier matrix of the same system has rows in common.
     """
 
     num_rows: int = 0
     sources: tuple[str, ...] = ()
-    ragged: tuple[tuple[TileMatrix, int], ...] = field(default=(), repr=False)
+    ragged: tuple[TileMatrix, int] | None = field(default=None, repr=False)
     reason: str = ""
 
     def first(self, i: int) -> int:
         """Rows of row block i that need not be computed, when these are some and not all of it."""
-        return max((m - i * earlier.grid.tile_size for earlier, m in self._ragged(i)), default=0)
-
-    def _ragged(self, i: int) -> list[tuple[TileMatrix, int]]:
-        return [(earlier, m) for earlier, m in self.ragged if m // earlier.grid.tile_size == i]
+        if self.ragged is None:
+            return 0
+        block, rows = divmod(self.ragged[1], self.ragged[0].grid.tile_size)
+        return rows if i == block else 0
 
     def read(self, i: int, j: int, agrees: Callable[[TileMatrix, int], bool] | None = None) -> FloatArray | None:
-        """The finished rows of tile (i, j), :meth:`first` of them, read-only, from whichever earlier matrix has them.
+        """The finished rows of tile (i, j), :meth:`first` of them, read-only; None where the earlier matrix is gone.
 
-        ``agrees``, if given, is asked of each whether so many first rows of its tile are what they should be.
+        ``agrees``, if given, is asked whether so many first rows of its tile are what they should be.
         """
         rows = self.first(i)
-        for earlier, m in self._ragged(i):
-            if m - i * earlier.grid.tile_size == rows and (agrees is None or agrees(earlier, rows)):
-                try:
-                    return earlier.read(i, j)[:rows, : rows if i == j else None]
-                except StoreError as exc:  # removed, or damaged
-                    logger.info("finished rows of tile (%d, %d) are computed again (%s)", i, j, exc.message)
+        if self.ragged is not None and rows and (agrees is None or agrees(self.ragged[0], rows)):
+            try:
+                return self.ragged[0].read(i, j)[:rows, : rows if i == j else None]
+            except StoreError as exc:  # removed, or damaged
+                logger.info("finished rows of tile (%d, %d) are computed again (%s)", i, j, exc.message)
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -401,14 +400,14 @@ def continue_lineage(
         return TakenOver()
     found = [other for other in known if other.kind == kind and name_of(other.location) != name_of(matrix.location)]
     sources: list[str] = []
-    ragged: list[tuple[TileMatrix, int]] = []
+    ragged: tuple[TileMatrix, int] | None = None
     longest = 0
     for other in found:  # those with the longest prefix come first; they may be unfinished, or gone
         if other.differs_in(fields):
             continue
         full, rest = divmod(other.num_rows, matrix.grid.tile_size)
         wanted = [tile for tile in missing if tile[0] < full]
-        is_ragged = bool(rest) and any(i == full for i, _ in missing)
+        is_ragged = bool(rest) and ragged is None and any(i == full for i, _ in missing)
         if longest and not wanted and not is_ragged:
             continue
         try:
@@ -420,12 +419,12 @@ def continue_lineage(
         missing -= linked
         has_rows = is_ragged and any(source.array.chunk_key((full, j)) in there for j in range(full + 1))
         if has_rows:
-            ragged.append((source, other.num_rows))
+            ragged = source, other.num_rows
         if linked or has_rows or not (wanted or is_ragged):
             longest = max(longest, other.num_rows)
             sources.append(source.location)
     reason = "" if longest else _why_nothing_is_continued(found, fields)
-    return TakenOver(num_rows=longest, sources=tuple(sources), ragged=tuple(ragged), reason=reason)
+    return TakenOver(num_rows=longest, sources=tuple(sources), ragged=ragged, reason=reason)
 
 
 def _link(source: TileMatrix, target: TileMatrix, tiles: list[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -507,8 +506,13 @@ class CenterJudge:
         center = tuple(float(value) for value in ancestor.fields["center"])
         key = (center, ancestor.center_rows)
         if key not in self._found:
+            X, none, drift = self.dataset.X, np.empty(0), Drift()
             # of rows that are compared as they are, none is far from the centre
-            drift = self._drift(center, ancestor.center_rows) if self.limit is not None and any(center) else Drift()
+            if self.limit is not None and any(center) and ancestor.center_rows < X.num_rows:
+                std = row_moments(X, 0, ancestor.center_rows).std
+                near = Scaling(x_mean=np.array(center), x_std=np.where(std == 0, 1.0, std), y_mean=none, y_std=none)
+                later = row_moments(X, ancestor.center_rows)
+                drift = measure_drift(near, later, None, self.dataset.feature_names)
             # typical rows, less the centre, may be rounded by 1e-13 of the kernel's length
             typical = np.hypot(self.dataset.x_std, self.dataset.x_mean - np.array(center))
             is_near = not any(center) or self.kernel.extent(typical[None]) <= MAX_EXTENT**2
@@ -521,14 +525,6 @@ class CenterJudge:
     def allows(self, ancestor: Ancestor) -> bool:
         """Whether an earlier array may be continued, as far as its centre is concerned."""
         return ancestor.fields.get("center") is None or self.judge(ancestor).center is not None
-
-    def _drift(self, center: tuple[float, ...], num_rows: int) -> Drift:
-        X, none = self.dataset.X, np.empty(0)
-        if num_rows >= X.num_rows:
-            return Drift()
-        std = row_moments(X, 0, num_rows).std
-        near = Scaling(x_mean=np.array(center), x_std=np.where(std == 0, 1.0, std), y_mean=none, y_std=none)
-        return measure_drift(near, row_moments(X, num_rows), None, self.dataset.feature_names)
 
 
 def choose_center(

@@ -254,23 +254,18 @@ class OperatorProduct:
         """
         return self._multiply(v, absolute_last=False)
 
-    def with_row_sums(self, v: FloatMatrix) -> tuple[FloatMatrix, FloatMatrix]:
-        """S K S V (n, t), and sum_q |(S K S)_pq| (n,) from the same pass over the entries."""
-        columns = np.hstack([v, np.ones((len(v), 1))])
-        absolute = self.stored or not is_nonnegative(self.operator.kernel)
-        product = self._multiply(columns, absolute_last=absolute)
-        return product[:, :-1], product[:, -1].copy()
-
     def exact(self, v: FloatMatrix, *, always: bool = False) -> FloatMatrix:
-        """S K S V (n, t); the first pass also gives the sums of |S K S| over its rows, for the norm of the matrix.
+        """S K S V (n, t); the first pass also gives ``row_sums``, sum_q |(S K S)_pq| (n,), for the norm of the matrix.
 
         ``always``: every pass does, for a product that is not the one of the iterations, whose bits must not depend on
         whether a process was killed in between.
         """
         if self.row_sums is not None and not always:
             return self(v)
-        result, self.row_sums = self.with_row_sums(v)
-        return np.ascontiguousarray(result)
+        absolute = self.stored or not is_nonnegative(self.operator.kernel)
+        product = self._multiply(np.hstack([v, np.ones((len(v), 1))]), absolute_last=absolute)
+        self.row_sums = product[:, -1].copy()
+        return np.ascontiguousarray(product[:, :-1])
 
     def norm(self) -> float:
         """|S K S|, the largest sum of a row, where a caller has kept ``row_sums``; 0 before."""

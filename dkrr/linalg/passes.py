@@ -290,10 +290,10 @@ class Pass:
                 work.progress(*figures)
 
         def run() -> None:
-            while self.unwritten:
-                self.unwritten.pop().write()
             if not self.is_here and not self.is_temporary:
                 take()
+            while left and self.unwritten:
+                self.unwritten.pop().write()
             function, task = (add_here, None) if self.is_here else (compute_part, self)
             if left:
                 summary.merge(executor.run(self.graph, function, task, list(left), report))

@@ -41,7 +41,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ParameterError
 from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product, Sum
 from dkrr.kernels.checks import as_rows, check_features
 from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
@@ -332,14 +331,7 @@ def super_blocks(n: int, entry_ns: float, tile_size: int | None = None, num_bloc
     num_blocks
         S; None takes 2, 4, 6 or 8 while pairs last 15 ms and more, and up to 64 while they last 150 ms. Super-blocks
         have at most 16,384 rows whatever S is.
-
-    Raises
-    ------
-    ParameterError
-        ``num_blocks`` is less than 1.
     """
-    if num_blocks is not None and num_blocks < 1:
-        raise ParameterError(f"num_blocks = {num_blocks}", hint="give a positive integer, or None")
     short = n * math.sqrt(entry_ns / SHORT_PAIR_NANOSECONDS)
     few = min(MIN_SIDE, 2 * math.ceil(short / 2)) if short > 1 else 1
     many = min(MAX_SIDE, round(n * math.sqrt(entry_ns / LONG_PAIR_NANOSECONDS)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import NotPositiveDefiniteError, ParameterError
+from dkrr.errors import NotPositiveDefiniteError, ParameterError, ResidualError
 from dkrr.markup import facts_html, lines_text, named
 
 if TYPE_CHECKING:
@@ -186,6 +186,31 @@ class Solution:
     reused: dict[str, Any] = field(default_factory=dict)
     given_up: list[dict[str, Any]] = field(default_factory=list)
     certificates: list[Certificate] = field(default_factory=list)
+
+    @classmethod
+    def direct(
+        cls, n: int, relative: list[float], backward: list[float], *, hint: str, message: str, **facts: Any
+    ) -> Solution:
+        """What was solved for n rows without iterations, in words and other ``facts``; with a ``hint`` where it failed.
+
+        Raises
+        ------
+        ResidualError
+            The backward error of a target exceeds 30 n eps.
+        """
+        bar, worst = backward_error_bar(n, facts["precision"]), max(backward)
+        if not worst <= bar:
+            raise ResidualError(
+                f"backward error {worst:.2g} of target {backward.index(worst)} exceeds {bar:.2g} (30 n eps, "
+                f"{facts['precision']}): {message}",
+                hint=hint,
+                backward_error=backward,
+            )
+        message = f"{message}, largest relative residual {max(relative):.1e}"
+        return cls(
+            converged=True, num_iterations=0, relative_residual=relative, backward_error=backward, message=message,
+            **facts,
+        )  # fmt: skip
 
     @property
     def worst(self) -> tuple[str, float]:

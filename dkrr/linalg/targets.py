@@ -18,7 +18,7 @@ Iterative refinement brings them back: the residuals of both equations on the ri
 until what is subtracted is not larger than u.
 
 Systems in memory are solved by :func:`solve_bordered`; conjugate gradients iterate in the plane s^T u = 0
-(:mod:`dkrr.linalg.cg.precondition`).
+(:mod:`dkrr.linalg.cg.solver`).
 
 Cost
 ----
@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset
-from dkrr.errors import DamagedChunkError, DataError, ParameterError
+from dkrr.errors import DataError, ParameterError
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.store.chunks import FloatArray
@@ -176,7 +176,7 @@ def right_hand_sides(
     *,
     centring: Centring | None = None,
 ) -> BlockColumns:
-    """S Y in blocks. A block that an earlier attempt left is compared: the residual rests on it.
+    """S Y in blocks, written anew whatever an earlier attempt left: the residual rests on them.
 
     Parameters
     ----------
@@ -194,13 +194,7 @@ def right_hand_sides(
         if root is not None:
             block = root[:, None] * block
         for panel in range(rhs.num_panels):
-            part = block[:, rhs.columns(panel)]
-            try:
-                is_there = np.array_equal(rhs.read(i, panel), part)
-            except DamagedChunkError:
-                is_there = False
-            if not is_there:
-                rhs.write(i, panel, part)
+            rhs.write(i, panel, block[:, rhs.columns(panel)])
     return rhs
 
 
@@ -231,7 +225,6 @@ def solve_bordered(
     normal: FloatVector,
     *,
     begun: tuple[FloatMatrix, FloatMatrix] | None = None,
-    sums: Callable[[FloatMatrix], FloatVector] | None = None,
 ) -> FloatMatrix:
     """u (n, c) of A u + b s = S Y, s^T u = 0 in memory; refined where b v was much larger.
 
@@ -245,16 +238,13 @@ def solve_bordered(
         s.
     begun : (n, c), (n, 1 or c), optional
         A^-1 S Y and v = A^-1 s, where they are known.
-    sums
-        U (n, c) -> s^T U (c,), if it has an order of its own.
     """
-    sums = (lambda u: normal @ u) if sums is None else sums
     solved, v = (None, solve(normal[:, None])) if begun is None else begun
-    largest_v, sum_v = np.abs(v).max(axis=0), sums(v)
+    largest_v, sum_v = np.abs(v).max(axis=0), normal @ v
     u, residual = np.zeros(rhs.shape), rhs
     for number in range(MAX_REFINEMENTS + 1):
         solved = solve(residual) if number or solved is None else solved
-        total = sums(solved) + sums(u)
+        total = normal @ solved + normal @ u
         b = np.divide(total, sum_v, out=np.zeros_like(total), where=sum_v != 0)
         u += solved - v * b
         lost = np.abs(b) * largest_v > MAX_GROWTH * np.abs(u).max(axis=0)

@@ -14,11 +14,10 @@ from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.dataset import CheckedRows, Dataset, lazy_rows
+from dkrr.dataset import CheckedRows, Dataset, Floats, lazy_rows
 from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
@@ -50,9 +49,6 @@ from dkrr.models.validation import (
 )
 from dkrr.store.files import at_present, check_place
 from dkrr.threads import single_blas_thread
-
-__all__ = ["KernelRidge", "WithModel", "WithRidge", "keeps_its_fit"]
-
 
 # Starting a cluster takes about two seconds, as long as one core needs for a factor of this many rows.
 MAX_IN_PROCESS_ROWS = 6_000
@@ -248,16 +244,13 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
     def _is_for_features(self, kernel: Kernel, choice: SolverChoice, X: Any, y: Any) -> bool:
         """Whether rows in memory are solved in this process by their explicit features."""
         (n, d), t = X.shape, 1 if y.ndim == 1 else y.shape[1]
-        if choice.solver != "primal":
-            if choice.solver != "auto" or self._is_for_memory(n) or kernel.name == "precomputed":
-                return False
+        is_primal = choice.solver == "primal"
+        if choice.solver == "auto" and not self._is_for_memory(n) and kernel.name != "precomputed":
             alpha = tuple(check_alpha(self.alpha, t).tolist())
-            problem = Problem(
-                num_rows=n, num_features=d, num_targets=t, kernel=kernel.resolve(d), alpha=alpha, primal=True
-            )
-            if not is_plainly_primal(problem, choice):
-                return False
-        return bool(n * primal_features(kernel, d, n).num_features ** 2 <= MAX_PRIMAL_FLOPS)
+            kernel = kernel.resolve(d)
+            problem = Problem(num_rows=n, num_features=d, num_targets=t, kernel=kernel, alpha=alpha, primal=True)
+            is_primal = is_plainly_primal(problem, choice)
+        return is_primal and bool(n * primal_features(kernel, d, n).num_features ** 2 <= MAX_PRIMAL_FLOPS)
 
     def _fit_primal(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> Self:
         targets = y.reshape(len(y), -1)
@@ -280,7 +273,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         return self
 
     def _solve_in_memory(
-        self, kernel: Kernel | None, X: Any, center: Any, y: NDArray[np.float64], weight: Any, precision: str
+        self, kernel: Kernel | None, X: Any, center: Any, y: Floats, weight: Any, precision: str
     ) -> DenseFit:
         alpha, rows = check_alpha(self.alpha, y.shape[1]), X if center is None else X - center
         return fit_dense(kernel, rows, y, alpha, weight, precision, fit_intercept=bool(self.fit_intercept))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +22,10 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset
+from dkrr.dataset import Dataset, Floats
 from dkrr.engine.cluster import blas_of, memory_limit_of
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import ConvergenceError, ResidualError
+from dkrr.errors import ConvergenceError, ResidualError, StoreError
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.fitting import residual_norm, ridge_operator, stored_gram
 from dkrr.fit.inputs import (
@@ -41,31 +41,29 @@ from dkrr.fit.inputs import (
 from dkrr.fit.prices import tiles_bytes
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.dense import dense_diagonals
-from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
-from dkrr.linalg.inference.inverse_diagonal import forget_inverse_diagonal, inverse_diagonal, inverse_room
+from dkrr.linalg.factor.direct import (
+    CholeskyFactor,
+    CholeskySolver,
+    forget_inverse_diagonal,
+    inverse_diagonal,
+    inverse_room,
+)
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut, loo_from_diagonal, unscaled
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.nystrom.solver import nystrom_leave_one_out, read_rows
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.predict import ArrayRows, predict_block
 from dkrr.linalg.primal.solver import array_source, primal_leave_one_out, stored_source
-from dkrr.linalg.sizes import choose_gram
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Workspace, choose_gram
 from dkrr.models.model import Model
 from dkrr.models.tiled import Training, changed, check_unchanged
-from dkrr.models.uncertainty import OTHER_SOLVERS, has_spread
+from dkrr.models.uncertainty import OTHER_SOLVERS
 from dkrr.store.files import full_disk, place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 
-__all__ = ["ensure_factor", "factor_settings", "leave_one_out", "leave_one_out_rows"]
-
 logger = logging.getLogger("dkrr.leave_one_out")
 
-FloatMatrix = NDArray[np.float64]
-FloatVector = NDArray[np.float64]
 
-PREDICT_ROWS = 4096
 # Entries of an inverse diagonal that are compared with a solve, and how far they may be off: sums that belong to
 # another factor are off by whole digits, rounding only where alpha is lost beside the kernel.
 NUM_CHECKED = 3
@@ -106,9 +104,9 @@ def leave_one_out(model: Model, training: Training, store: Any) -> LeaveOneOut:
     needed = tiles + 8 * n * (n // 2 if model.kernel is None else d)
     with (
         nullcontext() if store is not None else closing(TemporaryStore(needed)) as holder,
-        _fitted_rows(model, training, store if holder is None else holder.path) as (dataset, given, digest, work),
+        _fitted_rows(model, training, store if holder is None else holder.path) as (dataset, given, digest, work, own),
     ):
-        settings = factor_settings(_settings(model), dataset, work, model, training.tile_size)
+        settings = factor_settings(own, dataset, work, model, training.tile_size)
         return leave_one_out_rows(dataset, settings, work, model, given=given, source_digest=digest)
 
 
@@ -123,12 +121,13 @@ def ensure_factor(model: Model, training: Training, store: Any) -> None:
     n^3 / 3 flops for each distinct alpha, n^2 / 2 numbers in the store, which stay.
     """
     is_mixed = model.provenance.get("solver") == "cholesky" and model.provenance.get("precision") == "mixed"
-    if not is_mixed or model.kernel is None or store is None or has_spread(model):
+    if not is_mixed or model.kernel is None or store is None:
         return
-    with _fitted_rows(model, training, store) as (dataset, given, _, work):
-        settings = factor_settings(
-            _settings(model), dataset, work, model, training.tile_size, what="a standard deviation"
-        )
+    with suppress(StoreError):
+        _ = model.variance_systems
+        return  # there is one
+    with _fitted_rows(model, training, store) as (dataset, given, _, work, own):
+        settings = factor_settings(own, dataset, work, model, training.tile_size, what="a standard deviation")
         operator = _operator(dataset, settings, work, given, model)
         for alpha in dict.fromkeys(settings.alpha):
             CholeskySolver().prepare(operator.with_alpha(alpha), work, weight_digest=dataset.digest_weight)
@@ -163,8 +162,16 @@ def _in_memory(model: Model, training: Training) -> LeaveOneOut:
 @contextmanager
 def _fitted_rows(
     model: Model, training: Training, root: Any
-) -> Iterator[tuple[Dataset, TileMatrix | None, str, Workspace]]:
-    """The rows on disk as the fit had them, a given matrix in tiles, and somebody to run tasks."""
+) -> Iterator[tuple[Dataset, TileMatrix | None, str, Workspace, FitSettings]]:
+    """The rows on disk as the fit had them, a given matrix in tiles, somebody to run tasks, and the fit's settings."""
+    facts = model.provenance
+    settings = FitSettings(
+        kernel=model.kernel,
+        alpha=tuple(facts["alpha"]),
+        **{name: facts[name] for name in ("tile_size", "precision", "gram")},
+        solver="cg" if _solver_of(model) == "cg" else "cholesky",
+        fit_intercept=model.intercept is not None,
+    )
     X, is_given, tile_size = training.X, model.kernel is None, model.provenance.get("tile_size", "auto")
     rows = np.arange(given_rows(X), dtype=np.float64)[:, None] if is_given else X
     with (
@@ -176,19 +183,7 @@ def _fitted_rows(
         given_tiles(X, root, tile_size) if is_given else nullcontext((None, "")) as (given, digest),
     ):
         check_unchanged(model, dataset, digest)
-        yield dataset, given, digest, Workspace(store=root, executor=executor, blas=blas_of(executor))
-
-
-def _settings(model: Model) -> FitSettings:
-    """Of the fit through tiles, as far as leave-one-out needs them."""
-    facts = model.provenance
-    return FitSettings(
-        kernel=model.kernel,
-        alpha=tuple(facts["alpha"]),
-        **{name: facts[name] for name in ("tile_size", "precision", "gram")},
-        solver="cg" if _solver_of(model) == "cg" else "cholesky",
-        fit_intercept=model.intercept is not None,
-    )
+        yield dataset, given, digest, Workspace(store=root, executor=executor, blas=blas_of(executor)), settings
 
 
 # --- rows of a data set ---------------------------------------------------------------------------------------------
@@ -330,7 +325,7 @@ def _check_solved(found: LeaveOneOut, dataset: Dataset, model: Model) -> None:
         )
 
 
-def _not_solved(what: str, other: str, relative: FloatVector) -> ConvergenceError:
+def _not_solved(what: str, other: str, relative: Floats) -> ConvergenceError:
     return ConvergenceError(
         f"leave-one-out{what}",
         hint=f"fit again with a smaller tol, without allow_unconverged{other}",
@@ -351,7 +346,7 @@ def _operator(
     return operator
 
 
-def _checked_ones(factor: CholeskyFactor, diagonal: FloatVector) -> FloatVector:
+def _checked_ones(factor: CholeskyFactor, diagonal: Floats) -> Floats:
     """v = A^-1 s (n,), by a solve that also gives some columns of A^-1: their residuals are true, the diagonal theirs.
 
     Raises
@@ -382,16 +377,12 @@ def _checked_ones(factor: CholeskyFactor, diagonal: FloatVector) -> FloatVector:
     return solved[:, 0]
 
 
-def _predictions(dataset: Dataset, operator: RidgeOperator, model: Model, rows: NDArray[np.int64]) -> FloatMatrix:
+def _predictions(dataset: Dataset, operator: RidgeOperator, model: Model, rows: NDArray[np.int64]) -> Floats:
     """f at some training rows (k, t), in the scale of the targets that were fitted."""
-    coefficients = model.dual_coef.read(0, dataset.num_rows)
-    if operator.kernel is None:
-        here = Workspace(store="", executor=InProcessExecutor())
-        values = OperatorProduct(replace(operator, weighted=False), here, "")(coefficients)[rows]
-    else:
-        values = np.empty((len(rows), dataset.num_targets))
-        for start in range(0, len(rows), PREDICT_ROWS):
-            part = slice(start, start + PREDICT_ROWS)
-            block = read_rows(dataset.X, rows[part])
-            values[part] = predict_block(operator.kernel, block, dataset.X, ArrayRows(coefficients), model.center)
+    if operator.kernel is not None:
+        own = replace(model, scaling=None, x_fit=dataset.X)
+        return np.asarray(own.compute(read_rows(dataset.X, rows), Model.predict_rows))
+    here = Workspace(store="", executor=InProcessExecutor())
+    product = OperatorProduct(replace(operator, weighted=False), here, "")
+    values = product(model.dual_coef.read(0, dataset.num_rows))[rows]
     return values if model.intercept is None else values + model.intercept

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,14 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import d2_pinball_score
 from sklearn.utils.class_weight import compute_class_weight
 
+from dkrr.dataset import Floats
 from dkrr.engine.cluster import runs_in_process
 from dkrr.engine.machine import cpu_count
 from dkrr.errors import DataError, ParameterError
 from dkrr.fit.inputs import check_given
 from dkrr.kernels import Kernel
 from dkrr.kernels.checks import check_names
-from dkrr.linalg.losses.fit import LossFit, fit_losses
+from dkrr.linalg.losses.fit import fit_losses
 from dkrr.linalg.losses.loss import Loss, log_probabilities, make_loss
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.models.estimator import WithModel, keeps_its_fit
@@ -48,19 +49,9 @@ from dkrr.models.validation import (
 )
 from dkrr.threads import single_blas_thread
 
-__all__ = ["KernelHuberRegressor", "KernelLogisticRegression", "KernelQuantileRegressor", "KernelSVC", "KernelSVR"]
-
-Floats = NDArray[np.float64]
-
-
-class _Training(NamedTuple):
-    """Rows (n, d), targets (n, t), weights (n,), and the class (n,) by which support vectors are counted and sorted."""
-
-    X: Floats
-    targets: Floats
-    weight: Floats
-    group: NDArray[np.intp]
-    y_is_1d: bool
+# rows (n, d), targets (n, t), weights (n,), the class (n,) by which support vectors are counted and sorted, and whether
+# predictions have one axis
+Training = tuple[Floats, Floats, Floats, NDArray[np.intp], bool]
 
 
 class _KernelMachine(WithModel):
@@ -76,7 +67,7 @@ class _KernelMachine(WithModel):
         return [make_loss(name, **({"epsilon": self.epsilon} if hasattr(self, "epsilon") else {}))]
 
     @abstractmethod
-    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Training:
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> Training:
         """What is given, validated."""
 
     @keeps_its_fit
@@ -106,14 +97,13 @@ class _KernelMachine(WithModel):
         See :mod:`dkrr.linalg.losses.decomposition` for hinge, epsilon_insensitive and pinball, and
         :mod:`dkrr.linalg.losses.newton` for the others; each target is a problem of its own.
         """
-        (C, _), losses, iteration = self._penalty(), self._losses(), self._iteration()
+        (C, alpha), losses, iteration = self._penalty(), self._losses(), self._iteration()
         check_flag("fit_intercept", self.fit_intercept)
         if is_out_of_core(X, 0, 0) and not isinstance(X, np.memmap):
             raise DataError(
                 f"X is of type {type(X).__name__}; rows in memory expected", hint="give np.load(path), or X.compute()"
             )
-        training = self._read(X, y, sample_weight)
-        X, targets = training.X, training.targets
+        X, targets, weight, group, is_1d = self._read(X, y, sample_weight)
         kernel = self._resolved(X)
         with single_blas_thread():
             found = fit_losses(
@@ -122,14 +112,38 @@ class _KernelMachine(WithModel):
                 targets,
                 losses,
                 C,
-                weight=training.weight,
+                weight=weight,
                 fit_intercept=bool(self.fit_intercept),
                 tol=iteration.tol,
                 max_iter=iteration.max_iter,
                 allow_unconverged=iteration.allow_unconverged,
                 num_threads=1 if runs_in_process() else cpu_count(),
             )
-        self._finish(training, found, kernel, losses)
+        support = np.flatnonzero(found.dual_coef.any(axis=1))
+        support = support[np.argsort(group[support], kind="stable")]
+        labels = self.classes_.tolist() if hasattr(self, "classes_") else []
+        classes = [label if isinstance(label, str | int | float) else str(label) for label in labels]
+        # a column for each class, as it is saved: another number of columns would be another rounding
+        columns = found.mirrored() if len(classes) == 2 else found
+        parts = loss_parts(columns, losses[0], kernel, X, fit_intercept=bool(self.fit_intercept), support=support)
+        given = {name: getattr(self, name) for name in ("epsilon", "quantile") if hasattr(self, name)}
+        self._model = Model(
+            **parts,
+            y_is_1d=is_1d and not classes,
+            feature_names=list(getattr(self, "feature_names_in_", [])),
+            classes=classes or None,
+            provenance=loss_details(losses[0], C, alpha, **given) | ({"classes": classes} if classes else {}),
+        )
+        self.support_ = support
+        self.n_support_ = np.bincount(group[support], minlength=group.max() + 1)
+        vectors = self.support_vectors_ = np.empty((0, 0)) if kernel is None else parts["x_fit"].array
+        self.dual_coef_ = found.dual_coef[support].T
+        self.intercept_ = found.intercept
+        self.__dict__.pop("coef_", None)  # of an earlier fit
+        if kernel is not None and kernel.name == "linear":
+            self.coef_ = self.dual_coef_ @ vectors
+        self.solution_ = replace(self._model.solution, certificates=found.certificates)
+        self.n_iter_ = max(1, found.num_iterations)
         return self
 
     def _penalty(self) -> tuple[float, float]:
@@ -161,51 +175,20 @@ class _KernelMachine(WithModel):
             return None
         return kernel.resolve(X.shape[1])
 
-    def _finish(self, training: _Training, found: LossFit, kernel: Kernel | None, losses: list[Loss]) -> None:
-        """The model of the rows with a coefficient other than 0, and what scikit-learn says of them."""
-        X, group, coefficients = training.X, training.group, found.dual_coef
-        support = np.flatnonzero(coefficients.any(axis=1))
-        support = support[np.argsort(group[support], kind="stable")]
-        labels = self.classes_.tolist() if hasattr(self, "classes_") else []
-        classes = [label if isinstance(label, str | int | float) else str(label) for label in labels]
-        intercept = bool(self.fit_intercept)
-        # a column for each class, as it is saved: another number of columns would be another rounding
-        columns = found.mirrored() if len(classes) == 2 else found
-        parts = loss_parts(columns, losses[0], kernel, X, fit_intercept=intercept, support=support)
-        C, alpha = self._penalty()
-        given = {name: getattr(self, name) for name in ("epsilon", "quantile") if hasattr(self, name)}
-        self._model = Model(
-            **parts,
-            y_is_1d=training.y_is_1d and not classes,
-            feature_names=list(getattr(self, "feature_names_in_", [])),
-            classes=classes or None,
-            provenance=loss_details(losses[0], C, alpha, **given) | ({"classes": classes} if classes else {}),
-        )
-        self.support_ = support
-        self.n_support_ = np.bincount(group[support], minlength=group.max() + 1)
-        vectors = self.support_vectors_ = np.empty((0, 0)) if kernel is None else parts["x_fit"].array
-        self.dual_coef_ = coefficients[support].T
-        self.intercept_ = found.intercept
-        self.__dict__.pop("coef_", None)  # of an earlier fit
-        if kernel is not None and kernel.name == "linear":
-            self.coef_ = self.dual_coef_ @ vectors
-        self.solution_ = replace(self._model.solution, certificates=found.certificates)
-        self.n_iter_ = max(1, found.num_iterations)
-
 
 class _KernelClassifier(ClassifierMixin, _KernelMachine):  # type: ignore[misc]
     """Two classes are one target, -1 and +1; of several each has one of its own, itself against all the others."""
 
     class_weight: Any
 
-    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Training:
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> Training:
         X, self.classes_, codes = label_arrays(self, X, y)
         weight = check_weight(sample_weight, X)
         weight = np.ones(len(X)) if weight is None else weight
         self.class_weight_ = self._class_weights(codes, weight)
         weight = weight * self.class_weight_[codes]
         targets = label_targets(codes, weight, self.classes_.tolist())
-        return _Training(X, targets, weight, codes, len(self.classes_) == 2)
+        return X, targets, weight, codes, len(self.classes_) == 2
 
     def _class_weights(self, codes: NDArray[np.intp], weight: Floats) -> Floats:
         """The factor of the weights of each class (k,)."""
@@ -369,11 +352,11 @@ class KernelLogisticRegression(_KernelClassifier):
 class _KernelRegressor(MultiOutputMixin, RegressorMixin, _KernelMachine):  # type: ignore[misc]
     """Targets (n,) or (n, t), each fitted by itself."""
 
-    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Training:
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> Training:
         X, y = fit_arrays(self, X, y)
         weight = check_weight(sample_weight, X)
         weight = np.ones(len(X)) if weight is None else weight
-        return _Training(X, y.reshape(len(y), -1), weight, np.zeros(len(y), dtype=np.intp), y.ndim == 1)
+        return X, y.reshape(len(y), -1), weight, np.zeros(len(y), dtype=np.intp), y.ndim == 1
 
     def predict(self, X: Any) -> Any:
         """f + b: (m,), or (m, t) for several targets.
@@ -497,16 +480,14 @@ class KernelQuantileRegressor(_KernelRegressor):
             raise ParameterError(f"quantile = {self.quantile!r}; at least one number between 0 and 1 expected")
         return [make_loss("pinball", quantile=quantile) for quantile in quantiles]
 
-    def _read(self, X: Any, y: Any, sample_weight: Any) -> _Training:
-        training = super()._read(X, y, sample_weight)
-        if not self._is_sequence:
-            return training
-        if training.targets.shape[1] > 1:
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> Training:
+        X, targets, weight, group, is_1d = super()._read(X, y, sample_weight)
+        if self._is_sequence and targets.shape[1] > 1:
             raise DataError(
-                f"y has shape {training.targets.shape} for a sequence of quantiles; (n,) expected",
+                f"y has shape {targets.shape} for a sequence of quantiles; (n,) expected",
                 hint="fit an estimator for each target",
             )
-        return training._replace(y_is_1d=False)
+        return X, targets, weight, group, is_1d and not self._is_sequence
 
     def num_crossing(self, X: Any) -> int:
         """How many rows X (m, d) have a prediction of one quantile below that of a smaller one; 0 for one quantile."""

@@ -33,7 +33,7 @@ from dkrr.linalg.inference.leave_one_out import IntervalMethod, Quantiles, check
 from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html, lines_text, named
-from dkrr.models.uncertainty import Spread, interval, standard_deviation, variance_spread
+from dkrr.models.uncertainty import VarianceSystems, find_variance_systems, interval, standard_deviation
 from dkrr.store.documents import MANIFEST, check_manifest, manifest_digest, refuse_links, write_manifest
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
@@ -52,9 +52,6 @@ from dkrr.store.files import (
 )
 from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
-
-__all__ = ["BLOCK_ROWS", "Model", "load_model", "quantile_names"]
-
 
 FORMAT = "dkrr-model"
 
@@ -361,7 +358,7 @@ class Model:
 
     def variance_rows(self, block: Floats, first_row: int = 0) -> Floats:
         """var f(z) / sigma^2 (m, t) for one block of rows in memory."""
-        return self.spread.variance(self.prepared_rows(block, first_row))
+        return self.variance_systems.variance(self.prepared_rows(block, first_row))
 
     def prepared_rows(self, block: Floats, first_row: int = 0) -> Floats:
         """A block of rows as the kernel sees them: finite, and whitened where the model whitens."""
@@ -470,9 +467,9 @@ class Model:
         return np.broadcast_to(np.asarray(self.provenance["alpha"], dtype=np.float64), (self.num_targets,))
 
     @cached_property
-    def spread(self) -> Spread:
-        """The factors, found or made when they are first asked for; see :func:`~.uncertainty.variance_spread`."""
-        return variance_spread(self)
+    def variance_systems(self) -> VarianceSystems:
+        """The factors, found or made when they are first asked for; see :func:`~.uncertainty.find_variance_systems`."""
+        return find_variance_systems(self)
 
     def predict_std(self, X: Any, *, noise: bool = False, sigma2: Any = None) -> Floats:
         """Standard deviations (m,) or (m, t) of f at rows X (m, d), in the units of y.
@@ -488,7 +485,7 @@ class Model:
         Raises
         ------
         ParameterError, StoreError
-            See :func:`dkrr.models.uncertainty.variance_spread`.
+            See :func:`dkrr.models.uncertainty.find_variance_systems`.
 
         Cost
         ----
@@ -523,12 +520,12 @@ class Model:
     def with_quantiles(self, quantiles: Quantiles) -> Model:
         """The same model with quantiles of leave-one-out residuals; it keeps factors that it has."""
         model = replace(self, quantiles=quantiles)
-        model.__dict__.update({name: value for name, value in self.__dict__.items() if name == "spread"})
+        model.__dict__.update({name: value for name, value in self.__dict__.items() if name == "variance_systems"})
         return model
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy finds its factors itself: the one in memory may be large."""
-        return {name: value for name, value in self.__dict__.items() if name != "spread"}
+        return {name: value for name, value in self.__dict__.items() if name != "variance_systems"}
 
 
 def _check_out(out: Any, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -541,8 +538,8 @@ def _check_out(out: Any, shapes: Sequence[tuple[int, ...]]) -> None:
         raise ParameterError(f"out has shape {out.shape}; {shapes[0]} expected")
     if not out.flags.writeable:
         raise ParameterError("out is read-only; a writable array expected", hint='open a map with mode "r+" or "w+"')
-    spread = sum((length - 1) * abs(stride) for length, stride in zip(out.shape, out.strides, strict=True))
-    if out.size > 1 and spread + out.itemsize < out.nbytes:
+    reach = sum((length - 1) * abs(stride) for length, stride in zip(out.shape, out.strides, strict=True))
+    if out.size > 1 and reach + out.itemsize < out.nbytes:
         raise ParameterError(
             f"out has {out.size} entries and uses memory more than once, strides {out.strides}; "
             "a place for each prediction expected"

@@ -42,17 +42,6 @@ from dkrr.store.files import full_disk, place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 
-__all__ = [
-    "LOWER_IS_BETTER",
-    "MAX_IN_PROCESS_ENTRIES",
-    "Score",
-    "is_worth_a_cluster",
-    "predict_dataset",
-    "predict_variance",
-    "score_dataset",
-    "values_of",
-]
-
 # One core evaluates so many kernel entries, or does so many flops, in about the time that a cluster takes to start.
 MAX_IN_PROCESS_ENTRIES = 4_000_000_000
 MAX_IN_PROCESS_FLOPS = 4e11
@@ -92,7 +81,7 @@ def values_of(model: Model, X: Any, phase: Phase = "predict") -> Floats:
     DataError
         A name of the model's is missing; or, without names, another number of features.
     ParameterError, StoreError
-        The model has no variance, see :func:`dkrr.models.uncertainty.variance_spread`.
+        The model has no variance, see :func:`dkrr.models.uncertainty.find_variance_systems`.
     """
     if not is_out_of_core(X, 0, 0) or isinstance(X, np.memmap):
         if needs_workers(model, len(X), phase):
@@ -114,15 +103,10 @@ def values_of(model: Model, X: Any, phase: Phase = "predict") -> Floats:
     return np.concatenate(parts)
 
 
-def is_worth_a_cluster(model: Model, num_rows: int) -> bool:
-    """Whether so many predictions take longer than starting a cluster, and can be computed on one."""
-    return needs_workers(model, num_rows, "predict")
-
-
-def needs_workers(model: Model, num_rows: int, phase: Phase) -> bool:
+def needs_workers(model: Model, num_rows: int, phase: Phase = "predict") -> bool:
     """Whether workers can open all that is needed, and starting them takes little time beside the work."""
     if phase == "variance":
-        systems = model.spread.systems
+        systems = model.variance_systems.systems
         flops = float(model.num_rows) ** 2 * num_rows * len(systems)
         is_stored = all(isinstance(system.factor, TileMatrix) for system in systems)
         return is_stored and flops > MAX_IN_PROCESS_FLOPS and not runs_in_process()
@@ -228,9 +212,9 @@ def predict_variance(
     Raises
     ------
     ParameterError, StoreError
-        See :func:`dkrr.models.uncertainty.variance_spread`.
+        See :func:`dkrr.models.uncertainty.find_variance_systems`.
     """
-    _ = model.spread  # what is wrong with the factors is said here
+    _ = model.variance_systems  # what is wrong with the factors is said here
     limit = memory_limit_of(executor)
     width = variance.block_rows(model.num_rows, None if limit is None else int(SHARE_OF_LIMIT * limit))
     wanted = -(-dataset.num_rows // (TASKS_PER_THREAD * max(1, executor.num_threads)))
@@ -265,7 +249,7 @@ def _in_blocks(
     dataset.verify()  # chunks of rows that changed places pass their checksums; one pass is little beside predicting
     flops = 2.0 * model.num_rows * (model.num_features + model.num_targets)
     if phase == "variance":
-        flops = float(model.num_rows) ** 2 * len(model.spread.systems)
+        flops = float(model.num_rows) ** 2 * len(model.variance_systems.systems)
     count = -(-dataset.num_rows // result.rows_per_chunk)
     nodes = [Node((i,), (), flops * result.rows_per_chunk) for i in range(count)]
     return result, executor.run(said or phase, predict_block_task, task, nodes, progress)
@@ -409,12 +393,12 @@ def score_dataset(
     assert dataset.y is not None  # noqa: S101  (narrows the type)
     truth = _taken(dataset.y.read(0, m), targets)
     squares = np.square(values - truth).mean(axis=0)
-    spread = np.square(truth - _taken(np.asarray(dataset.y_mean)[None], targets)).mean(axis=0)
+    around_mean = np.square(truth - _taken(np.asarray(dataset.y_mean)[None], targets)).mean(axis=0)
     rmse = np.sqrt(squares)
     score = Score(
         m,
         rmse.tolist(),
-        (1 - np.divide(squares, spread, out=np.full_like(rmse, np.nan), where=spread > 0)).tolist(),
+        (1 - np.divide(squares, around_mean, out=np.full_like(rmse, np.nan), where=around_mean > 0)).tolist(),
         None if model.scaling is None else (rmse / model.scaling.y_std).tolist(),
         intervals=intervals,
         coverage=None if half_width is None else (np.abs(values - truth) <= half_width).mean(axis=0).tolist(),

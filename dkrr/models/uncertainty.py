@@ -15,14 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from dkrr.dataset import Floats
 from dkrr.dataset.table import to_floats
 from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import open_factor
@@ -37,23 +36,8 @@ from dkrr.tiles import TileMatrix
 if TYPE_CHECKING:
     from dkrr.models.model import Model
 
-__all__ = [
-    "OTHER_SOLVERS",
-    "Spread",
-    "half_widths",
-    "has_spread",
-    "interval",
-    "loo_quantiles",
-    "recorded_factors",
-    "standard_deviation",
-    "target_scale",
-    "variance_spread",
-]
 
 logger = logging.getLogger("dkrr.models.uncertainty")
-FloatArray = NDArray[np.float64]
-
-BLOCK_ROWS = 4096
 
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -68,19 +52,19 @@ OTHER_SOLVERS = ("nystrom", "primal")
 
 
 @dataclass(frozen=True)
-class Spread:
+class VarianceSystems:
     """The variance systems of a model, one for each distinct alpha, and which one each target has."""
 
     systems: tuple[VarianceSystem, ...]
     system_of: tuple[int, ...]
 
-    def variance(self, rows: FloatArray) -> FloatArray:
+    def variance(self, rows: Floats) -> Floats:
         """var f(z) / sigma^2 (m, t) for whitened rows (m, d)."""
         columns = np.stack([system.variance(rows) for system in self.systems], axis=1)
         return columns[:, list(self.system_of)]
 
 
-def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> FloatArray:
+def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> Floats:
     """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.inference.variance.maximum_likelihood_scale`."""
     num = y.num_rows if weight is None else int(np.count_nonzero(weight.read(0, weight.num_rows)))
     return maximum_likelihood_scale(y, dual_coef, num, intercept=intercept)
@@ -92,15 +76,13 @@ def recorded_factors(store: Any, locations: list[str]) -> dict[str, Any]:
     return {"store": absolute[0], "factors": absolute[1:]}
 
 
-def variance_spread(model: Model, store: Any = None) -> Spread:
+def find_variance_systems(model: Model) -> VarianceSystems:
     """Find or make the factors of a model.
 
     Parameters
     ----------
     model
         Of an exact solver, with a kernel.
-    store
-        Where its factors are now, if they were moved.
 
     Raises
     ------
@@ -147,27 +129,19 @@ def variance_spread(model: Model, store: Any = None) -> Spread:
             intercept=model.intercept is not None,
         )
 
-    factors = _find_factors(model, distinct, store, lambda alpha, factor: system(alpha, factor).misfit())
-    if factors is None:
+    def found(alpha: float) -> VarianceSystem:
+        factor = _find_factor(model, alpha, lambda factor: system(alpha, factor).misfit())
+        if factor is not None:
+            return system(alpha, factor)
         rows = x.read(0, model.num_rows)
         rows = rows if model.center is None else rows - model.center
-        factors = [DenseFactor.of(kernel, rows, root, alpha) for alpha in distinct]
-    systems = [system(alpha, factor) for alpha, factor in zip(distinct, factors, strict=True)]
-    return Spread(tuple(systems), tuple(distinct.index(alpha) for alpha in alphas))
+        return system(alpha, DenseFactor.of(kernel, rows, root, alpha))
+
+    return VarianceSystems(tuple(map(found, distinct)), tuple(distinct.index(alpha) for alpha in alphas))
 
 
-def has_spread(model: Any) -> bool:
-    """Whether a model's factors are there, or can be made in passing."""
-    try:
-        return model.spread is not None
-    except StoreError:
-        return False
-
-
-def _find_factors(
-    model: Model, alphas: list[float], store: Any, misfit: Callable[[float, TileMatrix], str]
-) -> list[Any] | None:
-    """The stored factors, None where factors are made in memory instead.
+def _find_factor(model: Model, alpha: float, misfit: Callable[[TileMatrix], str]) -> TileMatrix | None:
+    """The stored factor, None where one is made in memory instead.
 
     Raises
     ------
@@ -177,22 +151,15 @@ def _find_factors(
     facts, n = model.provenance, model.num_rows
     assert model.kernel is not None  # noqa: S101  (narrows the type)
     try:
-        return [
-            open_factor(
-                dict(
-                    kernel=model.kernel.to_dict(),
-                    center=None if model.center is None else model.center.tolist(),
-                    n=n,
-                    alpha=alpha,
-                    rows_digest=facts.get("rows_digest", ""),
-                    weight_digest=facts.get("weight_digest"),
-                ),
-                facts.get("factors", []) if store is None else [],
-                facts.get("store") if store is None else str(store),
-                partial(misfit, alpha),
-            )
-            for alpha in alphas
-        ]
+        fields = dict(
+            kernel=model.kernel.to_dict(),
+            center=None if model.center is None else model.center.tolist(),
+            n=n,
+            alpha=alpha,
+            rows_digest=facts.get("rows_digest", ""),
+            weight_digest=facts.get("weight_digest"),
+        )
+        return open_factor(fields, facts.get("factors", []), facts.get("store"), misfit)
     except (ParameterError, StoreError) as exc:  # a function without a name has no factor in a store
         if n > MAX_DENSE_ROWS:
             solver = f"{facts.get('solver', 'cholesky')}, {facts.get('precision', 'float64')}"
@@ -206,17 +173,17 @@ def _find_factors(
         return None
 
 
-def standard_deviation(model: Model, variance: FloatArray, *, noise: bool = False, sigma2: Any = None) -> FloatArray:
+def standard_deviation(model: Model, variance: Floats, *, noise: bool = False, sigma2: Any = None) -> Floats:
     """Standard deviations (m,) or (m, t) in the units of y, from var f / sigma^2 (m, t)."""
     # not the root of the product: sigma^2 of small targets is small where the variance of a large kernel is large
-    values: FloatArray = np.sqrt(_sigma2(model, sigma2)) * np.sqrt(variance + (model.alphas if noise else 0.0))
+    values: Floats = np.sqrt(_sigma2(model, sigma2)) * np.sqrt(variance + (model.alphas if noise else 0.0))
     values = values[:, 0] if model.y_is_1d else values
     if model.scaling is None:
         return values
     return values * (model.scaling.y_std[0] if model.y_is_1d else model.scaling.y_std)
 
 
-def _sigma2(model: Model, given: Any) -> FloatArray:
+def _sigma2(model: Model, given: Any) -> Floats:
     if given is None:
         if model.sigma2 is None:
             why = "" if model.solution.converged else ", its fit did not converge"
@@ -232,7 +199,7 @@ def _sigma2(model: Model, given: Any) -> FloatArray:
     return np.broadcast_to(values, (model.num_targets,))
 
 
-def _check_sigma2(model: Model, sigma2: FloatArray) -> None:
+def _check_sigma2(model: Model, sigma2: Floats) -> None:
     """Refuse an estimate y^T dual_coef / n that left the range of float64; 0 is right where the fit leaves nothing.
 
     Raises
@@ -241,9 +208,7 @@ def _check_sigma2(model: Model, sigma2: FloatArray) -> None:
         It did: the targets are small where the kernel is large, or the other way round.
     """
     for target in np.flatnonzero(~((sigma2 >= TINY) & (sigma2 < np.inf))):
-        starts = range(0, model.num_rows, BLOCK_ROWS)
-        blocks = (model.dual_coef.read(start, min(start + BLOCK_ROWS, model.num_rows)) for start in starts)
-        largest = max(float(np.abs(block[:, target]).max(initial=0.0)) for block in blocks)
+        largest = float(np.abs(model.dual_coef.read(0, model.num_rows)[:, target]).max(initial=0.0))
         if not 0 <= sigma2[target] < np.inf or 0 < largest < SMALL_COEFFICIENTS:
             raise NumericalError(
                 f"sigma2 of target {target} is y^T dual_coef / n with coefficients of at most {largest:.3g}, which is "
@@ -252,7 +217,7 @@ def _check_sigma2(model: Model, sigma2: FloatArray) -> None:
             )
 
 
-def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_variance: FloatArray | None) -> FloatArray:
+def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_variance: Floats | None) -> Floats:
     """Half widths of prediction intervals in the units of y, (m, t), or (t,) for "jackknife".
 
     Parameters
@@ -269,7 +234,7 @@ def half_widths(model: Model, coverage: float, method: IntervalMethod, noisy_var
     check_coverage(coverage)
     if method == "gaussian":
         assert noisy_variance is not None  # noqa: S101  (narrows the type)
-        width: FloatArray = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None)) * np.sqrt(noisy_variance)
+        width: Floats = ndtri((1 + coverage) / 2) * np.sqrt(_sigma2(model, None)) * np.sqrt(noisy_variance)
     else:
         if model.quantiles is None:
             raise ParameterError(
@@ -301,8 +266,8 @@ def loo_quantiles(model: Model, found: LeaveOneOut) -> Quantiles:
 
 
 def interval(
-    model: Model, values: FloatArray, coverage: float, method: IntervalMethod, variance: FloatArray | None
-) -> tuple[FloatArray, FloatArray]:
+    model: Model, values: Floats, coverage: float, method: IntervalMethod, variance: Floats | None
+) -> tuple[Floats, Floats]:
     """Lower and upper ends around predictions (m,) or (m, t); ``variance`` is var f / sigma^2 (m, t)."""
     noisy = None if variance is None else variance + model.alphas
     width = half_widths(model, coverage, method, noisy)

@@ -15,38 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_array, check_X_y, validate_data
 
-from dkrr.dataset import Dataset
+from dkrr.dataset import Dataset, Floats
 from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.dataset.rows import decode_floats
 from dkrr.dataset.table import check_shape, to_floats, with_mask
-from dkrr.errors import DataError, ParameterError
+from dkrr.errors import DataError, DkrrError, ParameterError
 from dkrr.tiles import MAX_TILE_SIZE
 
-__all__ = [
-    "DataTypeError",
-    "check_alpha",
-    "check_flag",
-    "check_nonnegative",
-    "check_positive",
-    "check_target_sizes",
-    "check_tile_size",
-    "check_weight",
-    "compared_targets",
-    "dense_rows",
-    "fit_arrays",
-    "is_dask_array",
-    "is_dask_frame",
-    "is_out_of_core",
-    "label_arrays",
-    "owned",
-    "rows_to_predict",
-]
-
-
 MAX_SPARSE_ENTRIES = 20_000_000
-_CHECKS: dict[str, Any] = {"accept_sparse": ("csr", "csc"), "dtype": np.float64, "order": "C"}
+_CHECKS: dict[str, Any] = {"dtype": np.float64, "order": "C"}
 TARGET_SIZES = (1e-140, 1e140)
 
 
@@ -63,7 +42,7 @@ def check_tile_size(value: Any) -> int | None:
     return int(value)
 
 
-def check_alpha(alpha: Any, num_targets: int | None = None) -> NDArray[np.float64]:
+def check_alpha(alpha: Any, num_targets: int | None = None) -> Floats:
     """alpha as an array of 1 or t values, each finite and at least 0; ``num_targets`` None leaves their number open."""
     raw = np.asanyarray(alpha) if not isinstance(alpha, str) else np.asarray("")
     if raw.dtype.kind not in "iuf" or raw.ndim > 1 or raw.size == 0:
@@ -93,7 +72,7 @@ def check_positive(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_nonnegative(X: NDArray[np.float64], kernel: str) -> None:
+def check_nonnegative(X: Floats, kernel: str) -> None:
     """Rows for a kernel between histograms."""
     if X.min() < 0:
         row, column = (int(place) for place in np.argwhere(X < 0)[0])
@@ -106,35 +85,26 @@ def check_nonnegative(X: NDArray[np.float64], kernel: str) -> None:
         )
 
 
-def check_weight(sample_weight: Any, X: Any) -> NDArray[np.float64] | None:
+def check_weight(sample_weight: Any, X: Any) -> Floats | None:
     """Weights (n,), each finite and at least 0, not all 0; None for None."""
     if sample_weight is None:
         return None
-    try:
+    with _explaining():
         given = to_floats(np.asanyarray(sample_weight), "sample_weight")
-        _check_weight_values(given.reshape(-1))
-        weight: NDArray[np.float64] = _check_sample_weight(given if given.ndim else float(given), X, dtype=np.float64)
-    except DataError:
-        raise
-    except (ValueError, TypeError) as exc:
-        raise DataError(_one_line(exc)) from exc
+        bad = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+        if len(bad):
+            raise DataError(
+                f"sample_weight is {float(given.flat[bad[0]])} in row {bad[0]:,}; finite numbers >= 0 expected",
+                hint="a weight of 0 leaves a row out",
+                row=int(bad[0]),
+            )
+        if given.size and not given.any():
+            raise DataError("all sample weights are zero", hint="give at least one row a positive weight")
+        weight = _check_sample_weight(given if given.ndim else float(given), X, dtype=np.float64)
     return owned(weight, sample_weight)
 
 
-def _check_weight_values(weight: NDArray[np.float64]) -> None:
-    bad = ~(np.isfinite(weight) & (weight >= 0))
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise DataError(
-            f"sample_weight is {float(weight[row])} in row {row:,}; finite numbers >= 0 expected",
-            hint="a weight of 0 leaves a row out",
-            row=row,
-        )
-    if len(weight) and not np.any(weight > 0):
-        raise DataError("all sample weights are zero", hint="give at least one row a positive weight")
-
-
-def owned(values: NDArray[np.float64], given: Any) -> NDArray[np.float64]:
+def owned(values: Floats, given: Any) -> Floats:
     """``values``, copied where they may be memory of ``given``, which its owner may change."""
     is_new = hasattr(given, "toarray") or (isinstance(given, np.ndarray) and not np.may_share_memory(values, given))
     return values if is_new else values.copy()
@@ -157,22 +127,21 @@ def is_out_of_core(X: Any, max_rows: int, max_bytes: int) -> bool:
     return isinstance(X, str | Path | Dataset) or type(X).__module__.startswith(("dask.", "zarr."))
 
 
-def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def fit_arrays(estimator: Any, X: Any, y: Any) -> tuple[Floats, Floats]:
     """X (n, d) and y (n,) or (n, t) in memory, as float64 in C order; sets ``n_features_in_`` and feature names.
 
     X may be memory of the caller's; y is not.
     """
-    X, y = _refused(X, "X"), _refused(y, "y")
-    with _explaining(X, y):
-        X, y = validate_data(estimator, X, y, **_CHECKS, multi_output=True, y_numeric=True)
-        y = np.array(y, dtype=np.float64, order="C")
-        if not np.isfinite(y).all():  # of objects, which scikit-learn converts after its own check
-            raise ValueError("targets are finite numbers")
-    check_target_sizes(y)
-    return dense_rows(X), y
+    with _explaining():
+        rows = _numbers(X, "X")
+        validate_data(estimator, X, y, skip_check_array=True)
+        rows, targets = check_X_y(rows, _numbers(y, "y"), multi_output=True, y_numeric=True, **_CHECKS)
+    targets = np.array(targets, dtype=np.float64, order="C")
+    check_target_sizes(targets)
+    return rows, targets
 
 
-def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.intp]]:
+def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[Floats, NDArray[Any], NDArray[np.intp]]:
     """X (n, d) as :func:`fit_arrays`, the classes (k,) among the labels y (n,), in order, and the place of each label.
 
     Raises
@@ -180,15 +149,16 @@ def label_arrays(estimator: Any, X: Any, y: Any) -> tuple[NDArray[np.float64], N
     DataError
         A label is missing, or none (a number with a fraction, several in a row); or all rows have the same.
     """
-    X = _refused(X, "X")
     _refuse_missing_labels(y)
-    with _explaining(X, None):
-        X, y = validate_data(estimator, X, y, **_CHECKS)
-        check_classification_targets(y)
-        classes, codes = np.unique(y, return_inverse=True)
+    with _explaining():
+        rows = _numbers(X, "X")
+        validate_data(estimator, X, y, skip_check_array=True)
+        rows, labels = check_X_y(rows, y, **_CHECKS)
+        check_classification_targets(labels)
+        classes, codes = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise DataError(f"y has one class, {classes.tolist()[0]!r}; at least two classes expected")
-    return dense_rows(X), classes, codes
+    return rows, classes, codes
 
 
 def _refuse_missing_labels(y: Any) -> None:
@@ -200,7 +170,7 @@ def _refuse_missing_labels(y: Any) -> None:
             raise DataError(f"the label in row {row:,} of y is {label}", hint="remove rows without a class", row=row)
 
 
-def check_target_sizes(targets: Dataset | NDArray[np.float64]) -> None:
+def check_target_sizes(targets: Dataset | Floats) -> None:
     """Refuse targets whose squares, which residuals, scores and variances are made of, over- or underflow.
 
     Raises
@@ -224,14 +194,16 @@ def check_target_sizes(targets: Dataset | NDArray[np.float64]) -> None:
 
 def rows_to_predict(estimator: Any, X: Any) -> Any:
     """Rows (m, d) for the model: a plain array as it is (the model converts block by block), else float64."""
-    X = _refused(X, "X")
-    is_plain = isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
-    with _explaining(X, None):
-        checked = validate_data(estimator, X, reset=False, skip_check_array=is_plain, **_CHECKS)
-    return dense_rows(checked)
+    is_plain = isinstance(X, np.ndarray) and not isinstance(X, np.ma.MaskedArray) and X.dtype.kind in "biuf"
+    with _explaining():
+        if is_plain and X.ndim != 2:
+            check_shape(X.shape, "X")
+        rows = X if is_plain else check_array(_numbers(X, "X"), **_CHECKS)
+        validate_data(estimator, X, reset=False, skip_check_array=True)
+    return rows
 
 
-def compared_targets(y: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def compared_targets(y: Any, shape: tuple[int, ...]) -> Floats:
     """Finite targets of the shape of the values they are compared with; (m,) and (m, 1) are the same thing.
 
     Raises
@@ -239,21 +211,65 @@ def compared_targets(y: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
     DataError
         Another shape, which NumPy might broadcast; a value that is not finite.
     """
-    given = np.asarray(_refused(y, "y"))
+    with _explaining():
+        given = _numbers(y, "y")
     if given.shape != shape and {given.shape, shape} != {shape[:1], (shape[0], 1)}:
         one = len(shape) == 1 or shape[1] == 1
         expected = f"({shape[0]},) or ({shape[0]}, 1)" if one else str(shape)
         raise DataError(f"y has shape {given.shape}; {expected} expected", hint="give the targets of these rows")
-    bad = _first_bad(given, "y", ValueError("a target is compared with a prediction"))
-    if bad is not None:
-        raise bad
-    return _as_floats(given, "y").reshape(shape)
+    return np.asarray(given.reshape(shape))
 
 
-def dense_rows(X: Any) -> Any:
-    """Sparse rows as a dense array when they are few; others as they are."""
-    if not hasattr(X, "toarray"):
-        return X
+def _numbers(values: Any, label: str) -> Any:
+    """An array of finite float64; None, of which scikit-learn says that it is missing, for None.
+
+    Raises
+    ------
+    DataError
+        What scikit-learn would convert to something that nobody meant; the first value that is not a finite number.
+    """
+    values = with_mask(values)
+    unique_names(frame_labels(values) or (), label)
+    if values is None:
+        return None
+    if hasattr(values, "toarray"):
+        values = _dense(values, label)
+    try:
+        if hasattr(values, "iloc") and values.ndim == 2 and values.shape[1]:
+            columns = [to_floats(np.asarray(item), f"column {name!r} of {label}") for name, item in values.items()]
+            array = np.column_stack(columns)
+        else:
+            given = np.asanyarray(values)
+            if given.dtype.kind == "c":
+                raise DataError(f"Complex data not supported: {label} has dtype {given.dtype}", dtype=str(given.dtype))
+            array = to_floats(given, label)
+    except DataError as exc:
+        if "object" not in exc.message:
+            raise
+        said = f"{exc.message} (the argument must be a string or a real number)"  # scikit-learn's checks look for it
+        raise DataTypeError(said, hint=exc.hint, **exc.details) from exc
+    # scikit-learn's words for an empty axis say as much, and its checks look for them
+    if (array.ndim != 2 and array.size) or (label == "y" and array.shape[1:] == (0,)):
+        check_shape(array.shape, label, allow_1d=label == "y")
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        row, column = int(bad[0][0]), int(bad[0][1]) if array.ndim > 1 else 0
+        noun = "1 value that is" if len(bad) == 1 else f"{len(bad):,} values that are"
+        raise DataError(
+            f"input {label} has {noun} NaN or infinity; the first is {array[tuple(bad[0])]} at row {row:,}, "
+            f"column {column}",
+            hint="remove these rows or fill the values in; rows and columns count from 0",
+            row=row,
+            column=column,
+            count=len(bad),
+        )
+    return array
+
+
+def _dense(X: Any, label: str) -> Any:
+    """Sparse rows as a dense array when they are few."""
+    if label == "y":
+        raise DataError(f"y is sparse ({type(X).__name__}); dense targets expected", hint="pass y.toarray()")
     entries = X.shape[0] * X.shape[1]
     if entries > MAX_SPARSE_ENTRIES:
         raise DataError(
@@ -261,90 +277,18 @@ def dense_rows(X: Any) -> Any:
             "are converted",
             hint="reduce the features (TruncatedSVD, hashing) or ingest dense rows",
         )
-    return np.ascontiguousarray(X.toarray(), dtype=np.float64)
-
-
-def _refused(values: Any, label: str) -> Any:
-    """``values``, unless scikit-learn would convert them to something that nobody meant."""
-    values = with_mask(values)
-    unique_names(frame_labels(values) or (), label)
-    dtypes = getattr(values, "dtypes", None)
-    if dtypes is not None and hasattr(dtypes, "items"):
-        for name, dtype in dtypes.items():
-            if getattr(dtype, "kind", "O") in "mMcSU":
-                raise DataError(f"column {name!r} of {label} has dtype {dtype}; numbers expected", dtype=str(dtype))
-        return values
-    if label == "y" and hasattr(values, "toarray"):
-        raise DataError(f"y is sparse ({type(values).__name__}); dense targets expected", hint="pass y.toarray()")
-    dtype, shape = getattr(values, "dtype", None), getattr(values, "shape", None)
-    kind = getattr(dtype, "kind", "O")
-    if kind == "c":
-        raise DataError(f"Complex data not supported: {label} has dtype {dtype}", dtype=str(dtype))
-    if kind in "mMSUV":
-        raise DataError(f"{label} has dtype {dtype}; numbers expected", hint="convert it to float64", dtype=str(dtype))
-    # scikit-learn's words for an empty axis say as much, and its checks look for them
-    if isinstance(shape, tuple) and 0 not in shape and (len(shape) != 2 or label == "y"):
-        check_shape(shape, label, allow_1d=label == "y")
-    if label == "y" and isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 0:
-        check_shape(shape, label, allow_1d=True)
-    if isinstance(values, np.ma.MaskedArray):
-        # asarray would uncover what is under the mask; a masked value is a missing one
-        return to_floats(values, label)
-    return values
+    return X.toarray()
 
 
 @contextlib.contextmanager
-def _explaining(X: Any, y: Any) -> Iterator[None]:
-    """What scikit-learn refuses in the block, as an error of dkrr, with the place where there is one."""
+def _explaining() -> Iterator[None]:
+    """What scikit-learn refuses in the block, as an error of dkrr."""
     try:
-        with np.errstate(invalid="ignore"):  # infinities of both signs, summed to see whether there is one
-            yield
+        yield
+    except DkrrError:
+        raise
     except (ValueError, TypeError, OverflowError) as exc:
-        for values, label in ((X, "X"), (y, "y")):
-            found = None if values is None else _first_bad(values, label, exc)
-            if found is not None:
-                raise found from exc
-        raise (DataTypeError if isinstance(exc, TypeError) else DataError)(_one_line(exc)) from exc
-
-
-def _one_line(error: Exception) -> str:
-    """The first line of scikit-learn's words; all of them about feature names, for its checks look for each."""
-    text = str(error)
-    return text if text.startswith("The feature names") else text.partition("\n")[0]
-
-
-def _first_bad(values: Any, label: str, error: Exception) -> DataError | None:
-    """The first value that is not a finite number."""
-    try:
-        array = _as_floats(values, label)
-    except DataError as found:
-        text = f"{found.message} ({_one_line(error)})"
-        kind = DataTypeError if isinstance(error, TypeError) else DataError
-        return kind(text, hint=found.hint, **found.details)
-    except (ValueError, TypeError):
-        return None  # no array at all: scikit-learn's words are all there is to say
-    bad = ~np.isfinite(array)
-    if not bad.any():
-        return None
-    count = int(np.count_nonzero(bad))
-    first = np.argwhere(bad)[0]
-    row, column = int(first[0]), int(first[1]) if array.ndim > 1 else 0
-    noun = "1 value that is" if count == 1 else f"{count:,} values that are"
-    return DataError(
-        f"input {label} has {noun} NaN or infinity; the first is {array[tuple(first)]} at row {row:,}, column {column}",
-        hint="remove these rows or fill the values in; rows and columns count from 0",
-        row=row,
-        column=column,
-        count=count,
-    )
-
-
-def _as_floats(values: Any, label: str) -> NDArray[np.float64]:
-    """The values as float64, NaN included."""
-    if hasattr(values, "toarray"):
-        # only the stored values of a sparse matrix can be wrong
-        values = values.toarray() if values.shape[0] * values.shape[1] <= MAX_SPARSE_ENTRIES else values.data
-    if hasattr(values, "iloc") and values.ndim == 2:
-        columns = [to_floats(np.asarray(column), f"column {name!r} of {label}") for name, column in values.items()]
-        return np.column_stack(columns)
-    return to_floats(np.asarray(values), label)
+        text = str(exc)
+        # all words about feature names, for its checks look for each
+        said = text if text.startswith("The feature names") else text.partition("\n")[0]
+        raise (DataTypeError if isinstance(exc, TypeError) else DataError)(said) from exc

@@ -21,30 +21,45 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dkrr.dataset import Floats
 from dkrr.errors import ParameterError
 from dkrr.linalg.losses.loss import Loss, make_loss
-from dkrr.selection.likelihood import FAMILIES, kernel_keys, standard_error
 
-__all__ = [
-    "AS_GOOD",
-    "Candidate",
-    "FoldLoss",
-    "TuneResult",
-    "TuneSettings",
-    "WidthKind",
-    "best_of_families",
-    "choose_candidates",
-    "is_as_good",
-]
-
-FloatArray = NDArray[np.float64]
 WidthKind = Literal["shared", "per_feature"]
+
+FAMILIES = ("rbf", "matern12", "matern32", "matern52", "laplacian")
+NU = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 
 # leave-one-out errors that differ by less are as good as the same
 AS_GOOD = 1.002
 LEAST_ROWS, MOST_ROWS = 20, 20_000
+
+
+def kernel_keys(family: str, widths: Floats) -> dict[str, Any]:
+    """The keys of ``[model]`` and arguments of :func:`~dkrr.kernels.make_kernel` for widths (1,) or (d,).
+
+    Raises
+    ------
+    ParameterError
+        An unknown family.
+    """
+    if family not in FAMILIES:
+        raise ParameterError(f"kernel family {family!r}", hint=f"one of {', '.join(FAMILIES)} is expected")
+    values = [float(width) for width in widths]
+    if family in NU:
+        length_scale = values[0] if len(values) == 1 else values
+        return {"kernel": "matern", "kernel_params": {"nu": NU[family], "length_scale": length_scale}}
+    if len(values) == 1:
+        gamma = 0.5 / values[0] ** 2 if family == "rbf" else 1.0 / values[0]
+        return {"kernel": family, "gamma": gamma}
+    gamma = 0.5 if family == "rbf" else 1.0
+    return {"kernel": family, "gamma": gamma, "kernel_params": {"length_scale": values}}
+
+
+def standard_error(values: Floats) -> float:
+    """Of the mean of values (n,): their standard deviation over the square root of n."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +117,7 @@ class FoldLoss:
         own = self.metric.replace("_", " ") + (" loss" if self.metric == self.loss else "")
         return words.get(self.metric, own)
 
-    def error(self, lost: FloatArray) -> FloatArray:
+    def error(self, lost: Floats) -> Floats:
         """One number for each column (k,) of what the rows lose (n, k)."""
         means = lost.mean(axis=0)
         return np.asarray(np.sqrt(means) if self.metric == "rmse" else means)
@@ -115,7 +130,7 @@ class TuneSettings:
     Parameters
     ----------
     kernels
-        Families, of :data:`~dkrr.selection.likelihood.FAMILIES`.
+        Families, of :data:`FAMILIES`.
     widths
         "shared": one width for all features; "per_feature": one for each; "both": whichever predicts better.
     search_rows
@@ -171,7 +186,7 @@ class Candidate:
     """
 
     family: str
-    widths: FloatArray
+    widths: Floats
     alpha: float
     loo_rmse: float
     num_rows: int
@@ -253,7 +268,7 @@ class TuneResult:
         }
 
 
-def is_as_good(squares: FloatArray, least: FloatArray) -> bool:
+def is_as_good(squares: Floats, least: Floats) -> bool:
     """Whether errors are as good as the smallest ones, from the squared errors (n,) that both make in the same rows."""
     if squares.mean() <= AS_GOOD**2 * least.mean():
         return True
@@ -261,7 +276,7 @@ def is_as_good(squares: FloatArray, least: FloatArray) -> bool:
     return bool(difference.mean() <= standard_error(difference))
 
 
-def choose_candidates(points: list[Candidate], squares: list[FloatArray]) -> tuple[Candidate, list[Candidate]]:
+def choose_candidates(points: list[Candidate], squares: list[Floats]) -> tuple[Candidate, list[Candidate]]:
     """What to fit, and what it was chosen from, smallest error first.
 
     Parameters
@@ -279,11 +294,9 @@ def choose_candidates(points: list[Candidate], squares: list[FloatArray]) -> tup
         groups.setdefault((points[k].family, points[k].widths.tobytes()), []).append(k)
     kept = {first}
     for group in groups.values():
-        good = [k for k in group if is_as_good(squares[k], squares[group[0]])]
-        kept.add(max(good, key=lambda k: points[k].alpha))
+        as_good = [[k for k in group if is_as_good(squares[k], squares[least])] for least in (group[0], first)]
         # the best of all may allow less than the best of these widths
-        good = [k for k in group if is_as_good(squares[k], squares[first])]
-        kept |= {max(good, key=lambda k: points[k].alpha)} if good else set()
+        kept |= {max(good, key=lambda k: points[k].alpha) for good in as_good if good}
     # the derivative of the mean of what is compared in the error: of a root mean square twice that
     two = 2.0 * points[first].loo_rmse if points[first].metric in ("", "rmse") else 1.0
     shown = {
@@ -294,13 +307,3 @@ def choose_candidates(points: list[Candidate], squares: list[FloatArray]) -> tup
     good = [k for k in shown if is_as_good(squares[k], squares[first])]
     chosen = min(good, key=lambda k: (points[k].condition or np.inf, points[k].loo_rmse))
     return shown[chosen], list(shown.values())
-
-
-def best_of_families(candidates: list[Candidate]) -> list[Candidate]:
-    """Of several starts of one family, that of the smallest loss."""
-
-    def loss(candidate: Candidate) -> float:
-        return np.inf if candidate.loss is None else candidate.loss
-
-    families = dict.fromkeys(candidate.family for candidate in candidates)
-    return [min((item for item in candidates if item.family == family), key=loss) for family in families]

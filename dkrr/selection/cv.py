@@ -23,9 +23,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dkrr.dataset import Dataset
+from dkrr.dataset import Dataset, Floats
 from dkrr.engine.cluster import find_client
 from dkrr.engine.machine import cpu_count, free_memory_bytes
 from dkrr.errors import ParameterError
@@ -44,10 +43,7 @@ from dkrr.models.validation import check_alpha, check_flag
 from dkrr.selection.path import AlphaPath, AlphaSearch, checked_scorer, make_folds, primal_search
 from dkrr.tiles import TileMatrix
 
-__all__ = ["KernelRidgeCV", "PathFit"]
-
 logger = logging.getLogger("dkrr.selection")
-Floats = NDArray[np.float64]
 
 MAX_EIGEN_ROWS = 12_000
 
@@ -66,13 +62,6 @@ class PathFit(TiledFit):
     """
 
     estimator: KernelRidgeCV
-
-    def __post_init__(self) -> None:
-        if self.choice.solver in ("cg", "nystrom"):
-            raise ParameterError(
-                f"solver {self.choice.solver!r} with a grid of alphas, of which it has no leave-one-out errors",
-                hint="give 'auto', 'cholesky' or 'primal', or a KernelRidge each",
-            )
 
     def _decide(self, problem: Problem, dataset: Dataset, workspace: Workspace) -> Decision:
         """Passes in feature space where there are fewer features than rows, else a factor for each alpha."""
@@ -158,8 +147,9 @@ class KernelRidgeCV(WithRidge):
         As in :class:`dkrr.KernelRidge`. Up to 6,000 rows are fitted in memory, and up to 12,000 where folds or many
         alphas make it pay, unless ``tile_size`` or ``store`` ask for tiles: one eigendecomposition serves all folds
         and alphas; for leave-one-out with at most 8 alphas a factor for each takes less time. Through tiles "cholesky"
-        makes a factor for each alpha from one stored Gram matrix, "primal" takes two passes, and "auto" what costs
-        less; "cg" and "nystrom" have no leave-one-out error for a grid. Folds are for rows in memory.
+        makes a factor for each alpha from one stored Gram matrix, "primal" takes two passes, and "auto" is primal where
+        there are fewer features than rows; "cg" and "nystrom" have no leave-one-out error for a grid. Folds are for
+        rows in memory.
 
     Attributes
     ----------
@@ -217,6 +207,13 @@ class KernelRidgeCV(WithRidge):
         """
         check_alpha(self.alphas)
         checked_scorer(self.scoring)
+        if self.solver in ("cg", "nystrom"):
+            raise ParameterError(
+                f"solver {self.solver!r} with a grid of alphas, of which it has no leave-one-out errors",
+                hint="give 'auto', 'cholesky' or 'primal', or a KernelRidge each",
+            )
+        if self.cv is not None and self.solver == "primal":
+            raise ParameterError("cv with solver 'primal'", hint="leave cv out: leave-one-out is exact; or the solver")
         for name in ("alpha_per_target", "store_cv_results"):
             check_flag(name, getattr(self, name))
         for name in ("alpha_", "best_score_", "scores_", "cv_results_"):
@@ -236,11 +233,7 @@ class KernelRidgeCV(WithRidge):
         return pays and eigen_bytes(num_rows) <= MEMORY_SHARE * free_memory_bytes()
 
     def _is_for_features(self, kernel: Kernel, choice: SolverChoice, X: Any, y: Any) -> bool:
-        if self.cv is None:
-            return super()._is_for_features(kernel, choice, X, y)
-        if choice.solver == "primal":
-            raise ParameterError("cv with solver 'primal'", hint="leave cv out: leave-one-out is exact; or the solver")
-        return False
+        return self.cv is None and super()._is_for_features(kernel, choice, X, y)
 
     def _fit_primal(self, fit: TiledFit, X: Any, y: Any, weight: Any) -> Self:
         targets = y.reshape(len(y), -1)

@@ -33,16 +33,14 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import LeaveOneGroupOut, check_cv
 
+from dkrr.dataset import Floats
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.linalg.factor.dense import DenseFit, FactorRidge, judge_dense
-from dkrr.linalg.inference.eigen import EigenRidge, decompose
+from dkrr.linalg.inference.eigen import EigenRidge
 from dkrr.linalg.primal.passes import FeatureRows
 from dkrr.linalg.primal.solver import leave_one_out_errors, primal_leave_one_out
 
-__all__ = ["AlphaPath", "AlphaSearch", "Fold", "checked_scorer", "make_folds", "primal_search"]
-
-Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 logger = logging.getLogger("dkrr.selection")
 
@@ -264,8 +262,9 @@ class AlphaPath:
         """Of all rows of positive weight."""
         if self.method == "eigen":
             return self._eigen(self.inside)
-        matrix, root = self._matrix(self.inside)
-        return FactorRidge(matrix, self.y[self.inside], root, fit_intercept=self.fit_intercept)
+        root = None if self.weight is None else np.sqrt(self.weight[self.inside])
+        gram, y = self._gram(self.inside), self.y[self.inside]
+        return FactorRidge(None, gram, y, root, fit_intercept=self.fit_intercept)
 
     @cached_property
     def inside(self) -> Rows:
@@ -295,21 +294,15 @@ class AlphaPath:
         )
         return block
 
-    def _matrix(self, rows: Rows) -> tuple[Floats, Floats | None]:
-        """S K S and s of some rows of positive weight."""
-        matrix = self._gram(rows)
-        root = None if self.weight is None else np.sqrt(self.weight[rows])
+    def _eigen(self, rows: Rows) -> EigenRidge:
+        """Every alpha of some rows of positive weight, from S K S."""
+        matrix, root = self._gram(rows), None if self.weight is None else np.sqrt(self.weight[rows])
         if root is not None:
             matrix *= root[:, None]
             matrix *= root
-        return matrix, root
-
-    def _eigen(self, rows: Rows) -> EigenRidge:
-        """Every alpha of some rows of positive weight."""
-        matrix, root = self._matrix(rows)
         is_psd = self.kernel is not None and self.kernel.positive_semidefinite
-        spectrum = decompose(matrix, positive_semidefinite=is_psd)
-        return EigenRidge(spectrum, self.y[rows], root, fit_intercept=self.fit_intercept)
+        options = {"fit_intercept": self.fit_intercept, "positive_semidefinite": is_psd}
+        return EigenRidge(matrix, self.y[rows], root, **options)
 
     def search(self, alphas: Floats, search: AlphaSearch) -> None:
         """Add the held-out predictions of every alpha.
@@ -372,20 +365,15 @@ class AlphaPath:
     def _without(self, rows: Rows, alphas: Floats) -> Floats:
         """Predictions (f, t, k) of some rows by the fit of all others."""
         place = self._place[rows]
-        inside = place >= 0
-        outside = None
-        if self._projected is not None and not inside.all():
+        inside, outside = place >= 0, None
+        if self._projected is not None:
             order = np.cumsum(self._place < 0) - 1  # of each row outside among those outside
             outside = self._projected[order[rows[~inside]]]
-        if not inside.any():
-            assert outside is not None  # noqa: S101  (narrows the type)
-            return self.system.predict(outside, alphas)
         assert isinstance(self.system, EigenRidge)  # noqa: S101  (narrows the type)
         residual, others = self.system.leave_fold_out(place[inside], alphas, outside)
         predictions = np.empty((len(rows), self.y.shape[1], len(alphas)))
         predictions[inside] = self.y[rows[inside]][:, :, None] - residual
-        if others is not None:
-            predictions[~inside] = others
+        predictions[~inside] = 0.0 if others is None else others
         return predictions
 
     def fit(self, alphas: Floats, started: float) -> DenseFit:
@@ -398,7 +386,7 @@ class AlphaPath:
         """
         what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
         u = np.zeros(self.y.shape)
-        u[self.inside], _ = self.system.solve_each(alphas)
+        u[self.inside] = self.system.solve_each(alphas)
         root = None if self.weight is None else np.sqrt(self.weight)
         centring = self.system.centring
         y = self.y if centring is None else centring.apply(self.y)

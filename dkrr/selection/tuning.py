@@ -20,15 +20,8 @@ budget cuts nothing off. Where it does, a note says so.
 
 Cost: see :func:`~dkrr.selection.search.trial_flops`; with 1,000, 2,000 and 8,000 rows about 3e12 flops.
 
-The time and memory that a search has: what trials will take at the rate so far, and how many there is time for.
-
 The time that counts is that which trials took when they ran. One that is read back after an interruption counts as
 much again, so that the search continues as it would have without the interruption.
-
-The stages of a search: families on few rows, the best of them on more, slices, and the check of the finalists.
-
-The schedule is that of :mod:`dkrr.selection.tuning`; here are its trials, in the order in which they run, and what is
-carried from one stage to the next.
 """
 
 from __future__ import annotations
@@ -38,32 +31,24 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from heapq import heapreplace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dkrr.dataset import Dataset, Floats
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.tasks import Executor, Node, Progress
 from dkrr.errors import DataError
 from dkrr.fit.inputs import TemporaryStore, find_dataset, find_executor, rows_on_disk
-from dkrr.linalg.sizes import BASELINE_BYTES
-from dkrr.selection.choice import (
-    AS_GOOD,
-    Candidate,
-    TuneResult,
-    TuneSettings,
-    WidthKind,
-    best_of_families,
-    choose_candidates,
-)
+from dkrr.linalg.operators import Rows
+from dkrr.linalg.workspace import BASELINE_BYTES
+from dkrr.selection.choice import AS_GOOD, Candidate, TuneResult, TuneSettings, WidthKind, choose_candidates
+from dkrr.selection.likelihood import ALPHA_BOUNDS
 from dkrr.selection.search import (
-    ALPHA_BOUNDS,
-    Subset,
     Trial,
     TrialBatch,
     draw_subset,
+    explained,
     run_trial,
     standard_deviations,
     start_width,
@@ -72,9 +57,21 @@ from dkrr.selection.search import (
 )
 from dkrr.store.files import full_disk, place
 
-__all__ = ["Budget", "Tuner", "tune"]
+SHARED_EVALUATIONS, FEATURE_EVALUATIONS, CONTINUED_EVALUATIONS, CHECK_EVALUATIONS = 30, 60, 30, 5
 
-FloatArray = NDArray[np.float64]
+NUM_CONTINUED = 4
+
+FACTORS = tuple(2.0 ** (k / 2) for k in range(-2, 3))
+
+FOLD_FACTORS = (0.5, 1.0, 2.0)
+
+NUM_ALPHAS, ALPHA_SPAN = 21, 100.0
+
+# shares of the time that is left which a stage may take, so that something is left for what follows
+CONTINUED_SHARE, SLICE_SHARE = 0.5, 0.4
+
+# a cluster takes longer to start than a search on so few rows
+IN_PROCESS_ROWS = 500
 
 
 @dataclass(kw_only=True)
@@ -86,8 +83,7 @@ class Budget:
     memory_bytes: int | None = None
     spent_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
-    _rates: dict[str, float] = field(default_factory=dict)
-    _made: dict[str, float] = field(default_factory=dict)  # evaluations made, as a share of those allowed
+    _rates: dict[str, float] = field(default_factory=dict)  # seconds a flop, of kinds of trials
 
     @property
     def left(self) -> float:
@@ -95,25 +91,23 @@ class Budget:
         return max(0.0, self.total_seconds - self.spent_seconds)
 
     def spend(self, trials: Sequence[Trial], seconds: Sequence[float], evaluated: Sequence[int]) -> None:
-        """Count trials that ran beside each other, and learn their rate."""
-        work = sum(
-            trial_flops(replace(trial, num_evaluations=count)) for trial, count in zip(trials, evaluated, strict=True)
-        )
-        self.spent_seconds += _wall_seconds(seconds, self.num_threads)
-        self._rates[trials[0].kind] = sum(seconds) / work
-        self._made[trials[0].kind] = work / sum(trial_flops(trial) for trial in trials)
+        """Count trials that ran beside each other, and learn their rate, by what they may cost at most."""
+        self.spent_seconds += self._wall(seconds)
+        self._rates[trials[0].kind] = sum(seconds) / sum(map(trial_flops, trials))
+        made = [replace(trial, num_evaluations=count) for trial, count in zip(trials, evaluated, strict=True)]
+        self._rates.setdefault("", sum(seconds) / sum(map(trial_flops, made)))
 
     def seconds_for(self, trials: Sequence[Trial]) -> float:
-        """About how long trials take, if they make as large a share of their evaluations as the last of their kind.
+        """About how long trials take; the rate is that of fewer rows, which are slower for each flop."""
+        rate = self._rates.get(trials[0].kind, self._rates[""])
+        return self._wall([rate * trial_flops(trial) for trial in trials])
 
-        Rather too much than too little: the rate is that of fewer rows, which are slower for each flop.
-        """
-        rate = self._rates.get(trials[0].kind, self._rates["search"]) * self._made.get(trials[0].kind, 1.0)
-        return _wall_seconds([rate * trial_flops(trial) for trial in trials], self.num_threads)
+    def _wall(self, seconds: Sequence[float]) -> float:
+        return max(max(seconds), sum(seconds) / self.num_threads)
 
     def allows(self, trials: Sequence[Trial], share: float = 1.0) -> bool:
         """Whether trials fit into a share of the time that is left, and into memory."""
-        if self.memory_bytes is not None and max(trial_bytes(trial) for trial in trials) > self.memory_bytes:
+        if self.memory_bytes is not None and max(map(trial_bytes, trials)) > self.memory_bytes:
             return False
         return self.seconds_for(trials) <= share * self.left
 
@@ -133,30 +127,6 @@ class Budget:
         return trials[:count]
 
 
-def _wall_seconds(seconds: Sequence[float], num_threads: int) -> float:
-    """When the last of some tasks ends that begin in this order, each on the thread that is free first."""
-    ends = [0.0] * min(num_threads, len(seconds))
-    for taken in seconds:
-        heapreplace(ends, ends[0] + taken)
-    return max(ends, default=0.0)
-
-
-SHARED_EVALUATIONS, FEATURE_EVALUATIONS = 30, 60
-
-CONTINUED_EVALUATIONS, CHECK_EVALUATIONS = 30, 3
-
-NUM_CONTINUED = 4
-
-FACTORS = tuple(2.0 ** (k / 2) for k in range(-2, 3))
-
-FOLD_FACTORS = (0.5, 1.0, 2.0)
-
-NUM_ALPHAS, ALPHA_SPAN = 21, 100.0
-
-# shares of the time that is left which a stage may take, so that something is left for what follows
-CONTINUED_SHARE, SLICE_SHARE = 0.5, 0.4
-
-
 @dataclass(kw_only=True, eq=False)
 class Tuner:
     """A search in progress.
@@ -171,7 +141,7 @@ class Tuner:
         Of the data set: what is chosen is fitted to all of them.
     """
 
-    subset: Subset
+    subset: Dataset
     digest: str
     settings: TuneSettings
     intercept: bool
@@ -190,8 +160,7 @@ class Tuner:
             candidates = self._continue(candidates, size)
         # all finalists have to be judged by folds, where there are any: the runner-up too
         slices = self._slice(self._leaders(candidates, 0 if self.settings.fold_loss is None else 1))
-        finalists = self._finalists(candidates, slices)
-        best, checked = self._check(finalists)
+        best, checked = self._check(self._finalists(candidates, slices))
         return TuneResult(
             best=best,
             candidates=checked,
@@ -201,56 +170,80 @@ class Tuner:
             seconds=round(self.budget.spent_seconds, 3),
         )
 
-    def _kinds(self) -> tuple[WidthKind, ...]:
-        both: tuple[WidthKind, ...] = ("shared", "per_feature")
-        if self.subset.num_features == 1:
-            return ("shared",)
-        return both if self.settings.widths == "both" else tuple(k for k in both if k == self.settings.widths)
+    @property
+    def kinds(self) -> tuple[WidthKind, ...]:
+        """Of widths that may be chosen."""
+        widths = "shared" if self.subset.num_features == 1 else self.settings.widths
+        return ("shared", "per_feature") if widths == "both" else (widths,)
 
     def _leaders(self, candidates: list[Candidate], more: int = 0) -> list[Candidate]:
         """The best with a shared width and with one for each feature, the better one first; ``more`` of the rest."""
         ranked = sorted(candidates, key=lambda candidate: candidate.loo_rmse)
-        first = [item for item in ranked if item.kind in self._kinds()]
-        first = [item for k, item in enumerate(first) if item.kind not in {other.kind for other in first[:k]}]
+        of_kind = {item.kind: item for item in reversed(ranked) if item.kind in self.kinds}
+        first = [item for item in ranked if item is of_kind.get(item.kind)]
         return first + [item for item in ranked if item not in first][:more]
 
     def _first_search(self, num_rows: int) -> list[Candidate]:
         """Every family from two starts, first with a shared width, then with one for each feature."""
-        rows = self.subset.read(num_rows, intercept=False)
+        rows = explained(self.subset, num_rows, intercept=False)
         scale = standard_deviations(rows)
         width, relative = start_width(rows.x), start_width(rows.x / scale)
-        trials = [
-            _search("shared width", family, np.array([start]), alpha, num_rows, SHARED_EVALUATIONS)
+        starts = [
+            (family, np.array([start]), alpha)
             for family in self.settings.kernels
             for start, alpha in ((width, 0.1), (width / 3, 0.01))
         ]
-        shared = best_of_families(self._run("shared width", trials))
-        if self._kinds() == ("shared",):
+        shared = self._search("shared width", starts, num_rows, SHARED_EVALUATIONS, least=len(starts))
+        if self.kinds == ("shared",):
             return shared
-        trials = [
-            _search("width per feature", candidate.family, start, alpha, num_rows, FEATURE_EVALUATIONS)
-            for candidate in sorted(shared, key=lambda candidate: candidate.loo_rmse)
-            for start, alpha in (
-                (np.full(len(scale), candidate.widths[0]), candidate.alpha),
-                (relative * scale, 0.1),
+        starts = [
+            start
+            for found in sorted(shared, key=lambda candidate: candidate.loo_rmse)
+            for start in (
+                (found.family, np.full(len(scale), found.widths[0]), found.alpha),
+                (found.family, relative * scale, 0.1),
             )
         ]
-        trials = self.budget.affordable(trials, CONTINUED_SHARE, least=1)
-        found = best_of_families(self._run("width per feature", trials))
-        return [*shared, *found] if "shared" in self._kinds() else found
+        per_feature = self._search("width per feature", starts, num_rows, FEATURE_EVALUATIONS, least=1)
+        return [*shared, *per_feature] if "shared" in self.kinds else per_feature
 
     def _continue(self, candidates: list[Candidate], num_rows: int) -> list[Candidate]:
         """The best few on more rows; those that are not continued are out, unless none of their kind was."""
         chosen = self._leaders(candidates, NUM_CONTINUED)[:NUM_CONTINUED]
-        stage = f"search on {num_rows:,} rows"
-        trials = [
-            _search(stage, candidate.family, candidate.widths, candidate.alpha, num_rows, CONTINUED_EVALUATIONS)
-            for candidate in chosen
-        ]
-        trials = self.budget.affordable(trials, CONTINUED_SHARE)
-        found = self._run(stage, trials) if trials else []
+        starts = [(candidate.family, candidate.widths, candidate.alpha) for candidate in chosen]
+        found = self._search(f"search on {num_rows:,} rows", starts, num_rows, CONTINUED_EVALUATIONS, one=False)
         kinds = {candidate.kind for candidate in found}
         return [*found, *(candidate for candidate in chosen if candidate.kind not in kinds)]
+
+    def _search(
+        self,
+        stage: str,
+        starts: list[tuple[str, Floats, float]],
+        num_rows: int,
+        num_evaluations: int,
+        *,
+        least: int = 0,
+        one: bool = True,
+    ) -> list[Candidate]:
+        """Maximise the likelihood from each start that there is time for; ``one``: the best of each family."""
+        trials = [
+            Trial(
+                stage=stage,
+                kind="search",
+                family=family,
+                widths=tuple(widths.tolist()),
+                alphas=(alpha,),
+                num_rows=num_rows,
+                num_evaluations=num_evaluations,
+            )
+            for family, widths, alpha in starts
+        ]
+        trials = self.budget.affordable(trials, CONTINUED_SHARE, least=least)
+        found = [candidate for candidate, _ in self._run(trials)]
+        if not one:
+            return found
+        best = {item.family: item for item in sorted(found, key=lambda item: item.loss or 0.0, reverse=True)}
+        return [best[family] for family in dict.fromkeys(item.family for item in found)]
 
     def _slice(self, candidates: list[Candidate]) -> list[dict[str, Any]]:
         """The error over (factor on the widths) x alpha around each candidate."""
@@ -275,41 +268,36 @@ class Tuner:
         count = len(factors)
         # a slice with holes would be none, and without any nothing is known of another loss
         trials = self.budget.affordable(trials, SLICE_SHARE, least=0 if loss is None else count, group=count)
-        if not trials:
-            return []
-        candidates = candidates[: len(trials) // count]
-        self._run("slice", trials)
-        slices = []
-        for k, candidate in enumerate(candidates):
-            own = self.records[len(self.records) - len(trials) :][k * count : (k + 1) * count]
-            slices.append(
-                {
-                    "kernel": candidate.family,
-                    "widths_kind": candidate.kind,
-                    "widths": candidate.widths.tolist(),
-                    "num_rows": candidate.num_rows,
-                    "factors": list(factors),
-                    "alphas": own[0]["alphas"],
-                    "errors": [record["errors"] for record in own],
-                    **({} if loss is None else {"metric": loss.metric}),
-                }
-            )
-        return slices
+        errors = [found["errors"] for _, found in self._run(trials)]
+        return [
+            {
+                "kernel": candidate.family,
+                "widths_kind": candidate.kind,
+                "widths": candidate.widths.tolist(),
+                "num_rows": candidate.num_rows,
+                "factors": list(factors),
+                "alphas": list(trials[k * count].alphas),
+                "errors": errors[k * count : (k + 1) * count],
+                **({} if loss is None else {"metric": loss.metric}),
+            }
+            for k, candidate in enumerate(candidates[: len(trials) // count])
+        ]
 
     def _finalists(self, candidates: list[Candidate], slices: list[dict[str, Any]]) -> list[Candidate]:
         """The best of each kind, what its slice found better, and the runner-up."""
-        is_by_folds = self.settings.fold_loss is not None
-        first = self._leaders(candidates)
-        runner_up = self._leaders(candidates, 1)[len(first) :]
+        found = {(plane["kernel"], tuple(plane["widths"])): plane for plane in slices}
+        first, all_of_them = self._leaders(candidates), self._leaders(candidates, 1)
         finalists = []
-        for candidate in first + (runner_up if is_by_folds else []):
-            own = [p for p in slices if (p["kernel"], p["widths"]) == (candidate.family, candidate.widths.tolist())]
-            finalists.append(_from_slice(candidate, own[0], 1.0) if own else candidate)
-            if own:
-                best = own[0]["factors"][int(np.argmin(np.min(own[0]["errors"], axis=1)))]
-                if best != 1.0:
-                    finalists.append(_from_slice(candidate, own[0], best))
-        return [item for item in finalists if item.metric] if is_by_folds else finalists + runner_up
+        for candidate in all_of_them if self.settings.fold_loss is not None else first:
+            plane = found.get((candidate.family, tuple(candidate.widths.tolist())))
+            if plane is None:
+                finalists.append(candidate)
+                continue
+            best = plane["factors"][int(np.argmin(np.min(plane["errors"], axis=1)))]
+            finalists += [_from_slice(candidate, plane, factor) for factor in dict.fromkeys((1.0, best))]
+        if self.settings.fold_loss is not None:
+            return [item for item in finalists if item.metric]
+        return finalists + all_of_them[len(first) :]
 
     def _check(self, finalists: list[Candidate]) -> tuple[Candidate, list[Candidate]]:
         """The finalists on the most rows for which there is time, and which of them is chosen; as they are, and the one
@@ -335,14 +323,11 @@ class Tuner:
 
         most = min(self.settings.rows, self.subset.num_rows)
         searched = max(candidate.num_rows for candidate in finalists)
-        sizes = [most]
-        while sizes[-1] > searched:
-            sizes.append(max(searched, round(sizes[-1] / 2**0.5)))
-        for size in sizes:
-            wanted = trials(size)
-            if self.budget.allows(wanted):
-                break
-        else:
+        size = most
+        while not self.budget.allows(trials(size)) and size > searched:
+            size = max(searched, round(size / 2**0.5))
+        wanted = trials(size)
+        if not self.budget.allows(wanted):
             seconds = self.budget.seconds_for(wanted)
             self.budget.notes.append(f"no check: {seconds:.0f} s expected, {self.budget.left:.0f} s are left")
             left = [candidate for candidate in finalists if candidate.num_rows == searched]
@@ -350,39 +335,37 @@ class Tuner:
             return left[0], left
         if size < most:
             self.budget.notes.append(f"checked on {size:,} of {most:,} rows: time or memory allows no more")
-        checked = self._run(wanted[0].stage, wanted)
         points, squares = [], []
-        records = self.records[len(self.records) - len(wanted) :]
-        for number, (candidate, origin, record) in enumerate(zip(checked, finalists, records, strict=True)):
-            of_rows = self._batch(wanted).squares(number, len(record["evaluations"])).read(0, size)
-            norm = record["norm"] * self.num_rows / size  # rows of the same kind: it grows as they do
-            for (alpha, likelihood, error), column in zip(record["evaluations"], of_rows.T, strict=True):
-                found = replace(candidate, alpha=alpha, loss=likelihood, loo_rmse=error, condition=1.0 + norm / alpha)
-                points.append(replace(found, factor=origin.factor, origin=origin.origin))
+        for number, ((candidate, found), origin) in enumerate(zip(self._run(wanted), finalists, strict=True)):
+            of_rows = self._batch(wanted).squares(number, len(found["evaluations"])).read(0, size)
+            norm = found["norm"] * self.num_rows / size  # rows of the same kind: it grows as they do
+            for (alpha, error), column in zip(found["evaluations"], of_rows.T, strict=True):
+                point = replace(candidate, alpha=alpha, loo_rmse=error, condition=1.0 + norm / alpha)
+                points.append(replace(point, factor=origin.factor, origin=origin.origin))
                 squares.append(np.ascontiguousarray(column))
         return choose_candidates(points, squares)
 
     def _batch(self, trials: list[Trial]) -> TrialBatch:
+        rows = Rows.of(self.subset)
         return TrialBatch(
-            folder=self.folder,
-            subset=self.subset,
-            digest=self.digest,
-            intercept=self.intercept,
-            trials=tuple(trials),
+            folder=self.folder, rows=rows, digest=self.digest, intercept=self.intercept, trials=tuple(trials)
         )
 
-    def _run(self, stage: str, trials: list[Trial]) -> list[Candidate]:
+    def _run(self, trials: list[Trial]) -> list[tuple[Candidate, dict[str, Any]]]:
         """Run the trials of a stage beside each other, keep their records, and return what they found in order."""
-        batch = self._batch(trials)
+        if not trials:
+            return []
         nodes = [Node((number,), flops=trial_flops(trial)) for number, trial in enumerate(trials)]
-        summary = self.executor.run(f"tune {stage}", run_trial, batch, nodes, self.progress)
-        found, seconds, evaluated = [], [], []
-        for number, trial in enumerate(trials):
-            values = summary.values[number,]
-            self.records.append({"number": len(self.records), **trial.to_dict(), **_renamed(values)})
-            seconds.append(values["seconds"])
-            evaluated.append(values["num_evaluations"])
-            found.append(
+        summary = self.executor.run(f"tune {trials[0].stage}", run_trial, self._batch(trials), nodes, self.progress)
+        found = [summary.values[number,] for number in range(len(trials))]
+        # widths and alpha under other names than those that a trial began with
+        names = {"widths": "found_widths", "alpha": "found_alpha", "num_evaluations": "num_evaluated"}
+        for trial, values in zip(trials, found, strict=True):
+            renamed = {names.get(name, name): value for name, value in values.items()}
+            self.records.append({"number": len(self.records), **trial.to_dict(), **renamed})
+        self.budget.spend(trials, [item["seconds"] for item in found], [item["num_evaluations"] for item in found])
+        return [
+            (
                 Candidate(
                     family=trial.family,
                     widths=np.array(values["widths"]),
@@ -391,10 +374,11 @@ class Tuner:
                     num_rows=trial.num_rows,
                     loss=values.get("loss"),
                     metric="" if trial.fold_loss is None else trial.fold_loss.metric,
-                )
+                ),
+                values,
             )
-        self.budget.spend(trials, seconds, evaluated)
-        return found
+            for trial, values in zip(trials, found, strict=True)
+        ]
 
 
 def _from_slice(candidate: Candidate, plane: dict[str, Any], factor: float) -> Candidate:
@@ -411,28 +395,6 @@ def _from_slice(candidate: Candidate, plane: dict[str, Any], factor: float) -> C
         origin="likelihood" if factor == 1.0 else "slice",
         metric=plane.get("metric", ""),
     )
-
-
-def _search(stage: str, family: str, widths: FloatArray, alpha: float, num_rows: int, num_evaluations: int) -> Trial:
-    return Trial(
-        stage=stage,
-        kind="search",
-        family=family,
-        widths=tuple(widths.tolist()),
-        alphas=(alpha,),
-        num_rows=num_rows,
-        num_evaluations=num_evaluations,
-    )
-
-
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """What a trial found, beside what it was: widths and alpha under other names than those it began with."""
-    names = {"widths": "found_widths", "alpha": "found_alpha", "num_evaluations": "num_evaluated"}
-    return {names.get(name, name): value for name, value in values.items()}
-
-
-# a cluster takes longer to start than a search on so few rows
-IN_PROCESS_ROWS = 500
 
 
 def tune(
@@ -493,7 +455,7 @@ def tune(
             num_threads=executor.num_threads,
             memory_bytes=None if limit is None else max(0, limit - BASELINE_BYTES),
         )
-        tuner = Tuner(
+        return Tuner(
             subset=subset,
             digest=digest,
             settings=settings,
@@ -503,13 +465,12 @@ def tune(
             num_rows=dataset.num_rows,
             budget=budget,
             progress=progress,
-        )
-        return tuner.run()
+        ).run()
 
 
-def _require_variation(subset: Subset, num_rows: int, names: Sequence[str]) -> None:
+def _require_variation(subset: Dataset, num_rows: int, names: Sequence[str]) -> None:
     """A likelihood has no best width where every target is constant; one among others that vary does no harm."""
-    rows = subset.read(min(num_rows, subset.num_rows), intercept=False)
+    rows = explained(subset, min(num_rows, subset.num_rows), intercept=False)
     if np.ptp(rows.y, axis=0).any():
         return
     shown = ", ".join(repr(name) for name in names[:4]) + (", ..." if len(names) > 4 else "")

@@ -94,6 +94,16 @@ def is_gone(record: dict[str, Any]) -> bool:
     return _status(record) in ("gone", "zombie") or (is_here(record) and record.get("token") in ABANDONED)
 
 
+def described(record: dict[str, Any]) -> str:
+    """``process 123 on host``."""
+    return f"process {record.get('pid')} on {record.get('host')}"
+
+
+def owner_of(document: dict[str, Any]) -> dict[str, Any]:
+    """The process that holds what a document of a lease is about."""
+    return dict(document.get("owner", document))
+
+
 def is_stopped(record: dict[str, Any]) -> bool:
     """Whether the process is one that is seen from here and stands still (SIGSTOP)."""
     return _status(record) == "stopped"
@@ -161,38 +171,60 @@ def hold_lock(location: Any, *, wait: bool = False) -> Iterator[None]:
         A place where nothing can be locked, see :func:`dkrr.store.documents.check_conditions`.
     """
     # beside what a link means: what is reached by two names has one lock
-    lock = _Lock(location if is_url(location) else os.path.realpath(location))
-    stop, mine, thread = threading.Event(), _mine.get(), None
-    try:
-        _HELD.add(lock.token)
-        with storage_errors(lock.location):
-            lock.acquire(wait)
-        _mine.set(mine | {lock.token})
-        run = contextvars.copy_context().run  # behind the same fence as the block
-        thread = threading.Thread(target=run, args=(lock.beat, stop), daemon=True, name="dkrr-lock")
-        thread.start()
-        with fenced(lock.check, holder=fence_holder()):
-            yield
-    finally:
-        ABANDONED.add(lock.token)  # first: wherever this is interrupted, the lock is nobody's
-        _mine.set(mine)
+    place = location if is_url(location) else os.path.realpath(location)
+    with Lease(parent_of(place), name_of(place) + ".lock", place).held(wait):
+        yield
+
+
+class Lease:
+    """One holder's view of a document that says who may write something.
+
+    Parameters
+    ----------
+    folder, key
+        Where the document is.
+    what
+        What it is about.
+    kind
+        Of the lease of a run: what its driver is. Its document stays and says that it was released, so that the next
+        driver goes on counting epochs; a driver of this machine that stands still is watched as those of others are.
+    """
+
+    def __init__(self, folder: str, key: str, what: str, *, kind: str = "") -> None:
+        self.folder, self.key, self.what, self.kind = folder, key, what, kind
+        self.token, self.epoch = uuid.uuid4().hex, 0
+
+    @contextlib.contextmanager
+    def held(self, wait: bool = False) -> Iterator[None]:
+        """Hold it while the block runs, as :func:`hold_lock` says."""
+        stop, mine, thread = threading.Event(), _mine.get(), None
         try:
-            stop.set()
-            if thread is not None and thread.ident is not None:
-                thread.join()
+            _HELD.add(self.token)
+            with storage_errors(self.what):
+                self.acquire(wait)
+            _mine.set(mine | {self.token})
+            run = contextvars.copy_context().run  # behind the same fence as the block
+            thread = threading.Thread(target=run, args=(self.beat, stop), daemon=True, name="dkrr-lock")
+            thread.start()
+            with fenced(self.check, holder=self.holder):
+                yield
         finally:
-            with contextlib.suppress(OSError, StoreError, LockedError):  # its error must not hide another
-                lock.release()
-                ABANDONED.discard(lock.token)
-            _HELD.discard(lock.token)
+            ABANDONED.add(self.token)  # first: wherever this is interrupted, the lock is nobody's
+            _mine.set(mine)
+            try:
+                stop.set()
+                if thread is not None and thread.ident is not None:
+                    thread.join()
+            finally:
+                with contextlib.suppress(OSError, StoreError, LockedError):  # its error must not hide another
+                    self.release()
+                    ABANDONED.discard(self.token)
+                _HELD.discard(self.token)
 
-
-class _Lock:
-    """One holder's view of the lock of a location: a document beside it."""
-
-    def __init__(self, location: str) -> None:
-        self.location, self.token, self.epoch = location, uuid.uuid4().hex, 0
-        self.folder, self.key = parent_of(location), name_of(location) + ".lock"
+    @property
+    def holder(self) -> dict[str, Any]:
+        """The run that is driven, and its epoch; {} where none is."""
+        return {"run": self.folder, "epoch": self.epoch} if self.kind else fence_holder()
 
     def acquire(self, wait: bool) -> None:
         check_conditions(self.folder)  # or the heartbeat would find out
@@ -209,29 +241,32 @@ class _Lock:
                 if swap_json(self.folder, self.key, self._record(epoch, 0), found.version) is not None:
                     self.epoch = epoch
                 continue
-            owner = found.value["owner"]
-            held = f"{self.location} is being written by process {owner['pid']} on {owner['host']}"
-            if not wait and not self._is_of_another_thread(found):
-                raise LockedError(held, hint="wait for it, or stop it and start again", owner=owner)
+            owner = owner_of(found.value)
+            held = f"{self.what} is {'driven' if self.kind else 'being written'} by {described(owner)}"
+            if not wait and (self.kind or not self._is_of_another_thread(found)):
+                hint = "wait for it, or stop it and start again"
+                if self.kind:
+                    hint = "wait for it (`dkrr wait`), or stop it (`dkrr cancel`)"
+                raise LockedError(held, hint=hint, owner=owner)
             logger.info("waiting: %s", held)
             check_cancelled()
             time.sleep(WAIT_SECONDS)
 
     def _is_free(self, found: Versioned) -> bool:
         """Whether nobody holds a lock any more; that of an owner that may be dead is watched."""
-        owner, mine = found.value["owner"], fence_holder()
+        owner, mine = owner_of(found.value), fence_holder()
         # an owner that drove the run that this process drives now was replaced, and writes nothing any more
         is_void = bool(mine) and owner.get("run") == mine["run"] and int(owner.get("epoch", 0)) < int(mine["epoch"])
         if found.value.get("released") or is_void or is_gone({**owner, "token": found.value.get("token")}):
             return True
-        may_be_dead = not is_here(owner) or is_stopped(owner)
+        may_be_dead = bool(self.kind) or not is_here(owner) or is_stopped(owner)
         look = partial(read_json, self.folder, self.key)
         return may_be_dead and watch(look, found.value, stale_seconds()) == found.value
 
     def _is_of_another_thread(self, seen: Versioned) -> bool:
         """Whether it is held by a thread that will give it back without this one, or was until now."""
         token = seen.value.get("token")
-        if not is_here(seen.value["owner"]) or token in _mine.get():
+        if not is_here(owner_of(seen.value)) or token in _mine.get():
             return False
         if token in _HELD:
             return True
@@ -246,17 +281,20 @@ class _Lock:
         LockedError
             Another process has taken it over, or it was removed.
         """
-        if self._held() is None:
-            raise LockedError(
-                f"the lock of {self.location} was lost: this process stood still for too long, or {self.key} was "
-                "removed",
-                hint="look who writes there now, and start again",
-            )
+        if self._held() is not None:
+            return
+        found, owner, why = read_versioned(self.folder, self.key), {}, f"{self.key} was removed"
+        if found is not None:
+            owner = owner_of(found.value)
+            why = f"it was taken over by {described(owner)} (epoch {found.value.get('epoch')}, ours was {self.epoch})"
+        goes_on = "nothing to do here: the other driver goes on with the run"
+        hint = goes_on if self.kind and owner else "look who writes there now, and start again"
+        raise LockedError(f"the lock of {self.what} was lost: {why}", hint=hint, owner=owner)
 
     def beat(self, stop: threading.Event) -> None:
         """Raise the counter until told to stop, or until the lock is another's."""
         counter = 0
-        while not stop.wait(HEARTBEAT_SECONDS):
+        while not stop.wait(min(HEARTBEAT_SECONDS, stale_seconds() / 3)):
             counter += 1
             try:
                 # read anew each time: the answer to the last write may have been lost, and it was written all the same
@@ -275,7 +313,7 @@ class _Lock:
         """Give it back, unless it is another's by now."""
         held = self._held()
         if held is not None:
-            released = {**held.value, "released": True} if is_url(self.folder) else None
+            released = {**held.value, "released": True} if self.kind or is_url(self.folder) else None
             swap_json(self.folder, self.key, released, held.version)
 
     def _held(self) -> Versioned | None:
@@ -285,5 +323,6 @@ class _Lock:
         return found if is_ours else None
 
     def _record(self, epoch: int, counter: int) -> dict[str, Any]:
-        owner = {**process_record(), **fence_holder()}  # this process, and the run that it drives, if any
+        # this process, and what it drives: this run, or one that this lock belongs to
+        owner = {**process_record(), **({"kind": self.kind} if self.kind else fence_holder())}
         return {"token": self.token, "epoch": epoch, "counter": counter, "owner": owner}

@@ -111,7 +111,7 @@ def dkrr_ridge(
     from distributed import Client
 
     import dkrr
-    from dkrr.linalg.sizes import choose_tile_size
+    from dkrr.linalg.workspace import choose_tile_size
 
     x, y = _rows(folder)
     if tile_size == "auto" and len(x) <= SMALL_ROWS:
@@ -252,7 +252,7 @@ def factorisation_rate(
     from dkrr.linalg.factor.cholesky import factorise
     from dkrr.linalg.gram import build_gram, rows_of
     from dkrr.linalg.operators import RidgeOperator
-    from dkrr.linalg.sizes import choose_tile_size
+    from dkrr.linalg.workspace import choose_tile_size
     from dkrr.tiles import TileGrid, TileMatrix
 
     dataset = ingest(str(Path(folder) / "X.npy"), f"{scratch}/rows.zarr")

@@ -10,7 +10,7 @@ import click
 
 from dkrr.fit.schedule import TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
 from dkrr.linalg.factor.schedule import Split
-from dkrr.linalg.sizes import choose_tile_size
+from dkrr.linalg.workspace import choose_tile_size
 from dkrr.tiles import TileGrid
 
 __all__ = ["row", "table"]

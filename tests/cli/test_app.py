@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -18,7 +15,7 @@ from dkrr import errors
 from dkrr.cli import main
 from dkrr.cli.app import CommandGroup
 from dkrr.jobs.retrain.spec import RetrainSpec
-from dkrr.jobs.spec import DataSpec, JobSpec, ModelSpec, SolverSpec
+from dkrr.jobs.spec import JobSpec
 
 COMMANDS = set(
     [
@@ -94,57 +91,6 @@ def test_an_error_is_a_line_and_a_hint_and_its_exit_code(
     assert result.stderr.startswith("Traceback" if len(arguments) == 2 else "error: ")
 
 
-def test_wrong_usage_ends_with_2() -> None:
-    assert CliRunner().invoke(main, ["fit"]).exit_code == 2
-    assert CliRunner().invoke(main, ["fti"]).exit_code == 2
-    assert CliRunner().invoke(main, ["fit", "--fast", "x"]).exit_code == 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_work_ends_with_75_after_its_clean_up(number: int) -> None:
-    code = f"""
-import click, os, time
-from dkrr.cli.app import CommandGroup
-from dkrr.store.interruption import resumable
-@click.group(cls=CommandGroup)
-def group(): ...
-@group.command("go")
-def go():
-    with resumable():
-        try:
-            os.kill(os.getpid(), {int(number)})
-            time.sleep(30)
-        finally:
-            print("cleaned up")
-group(["go"])
-"""
-    result = run(code)
-    assert result.returncode == 75
-    assert result.stdout == "cleaned up\n"
-    assert result.stderr.startswith("error: interrupted\nhint: start the same command again")
-
-
-def test_a_reader_who_leaves_is_no_error() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dkrr.cli", "--help"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.close()
-    _, stderr = process.communicate(timeout=60)
-    assert "Traceback" not in stderr
-    assert "error:" not in stderr
-
-
-def test_the_entry_points_are_this_group() -> None:
-    found: dict[str, Any] = {point.name: point for point in entry_points(group="dask_cli")}
-    if "krr" not in found:
-        pytest.skip("dkrr is not installed, only on the path")
-    assert found["krr"].load() is main
-
-
 def test_dask_krr_has_the_same_commands() -> None:
     # what `dask` does with an entry point, without the need for an installed distribution
     code = (
@@ -197,18 +143,6 @@ def test_help_lists_every_key_of_a_file_with_a_line_each(spec: type[JobSpec] | t
             assert len(key.help) > 10, f"[{name}] {key.name} has no line in the section Parameters of {table.__name__}"
             assert key.values not in ("", "value")
             assert re.search(rf"^ *{key.name} ", shown, re.MULTILINE), f"[{name}] {key.name}"
-
-
-def test_help_says_types_and_defaults() -> None:
-    keys = {key.name: key for key in SolverSpec.described_keys()}
-    assert keys["tol"][1:3] == ("number > 0 and < 1", "1e-08")
-    assert keys["gram"][1:3] == ('"auto" | "stored" | "on_the_fly"', '"auto"')
-    assert keys["max_iter"][1:3] == ("whole number >= 1", "")
-    assert keys["allow_unconverged"][1:3] == ("true or false", "false")
-    data = {key.name: key for key in DataSpec.described_keys()}
-    assert data["path"].default == "required"
-    kernel = {key.name: key for key in ModelSpec.described_keys()}
-    assert "1 / d" in kernel["gamma"].help  # of the class above it
 
 
 def test_help_lists_every_exit_code() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dkrr.cli.progress import ProgressDisplay, board
+from dkrr.cli.runs import ProgressDisplay, board
 from dkrr.jobs.report.facts import live_facts, phase_words
 from dkrr.jobs.runs.status import Status
 
@@ -52,15 +52,6 @@ def test_it_fits_the_terminal(width: int, height: int, encoding: str) -> None:
             "went on",
         ):
             assert fact in text
-
-
-def test_a_phase_of_iterations() -> None:
-    lines = shown(running(phase="cg, residual 3e-4", tasks_done=12, tasks_total=40), 80, 24)
-    text = "\n".join(lines)
-    assert "cg: iteration 12 of about 40, residual 3e-4, 0:41 left" in text
-    assert "GF/s" not in text
-    assert "━" in text
-    assert len(shown(Status(phase="prepare"), 80, 24)) == 2
 
 
 def test_lines_of_phases() -> None:
@@ -122,37 +113,4 @@ def test_one_line_in_ten_seconds() -> None:
         "factorise: 10 of 100 tasks, 1.0 GF/s, 1:30 left",
         "factorise: 20 of 100 tasks, 1.0 GF/s, 1:20 left",
         "factorise: 30 of 100 tasks, 1.0 GF/s, 1:10 left",
-    ]
-
-
-@pytest.mark.parametrize("second", ["factorise", "gram"])
-def test_a_phase_that_begins_is_measured_from_there(second: str) -> None:
-    clock, stream = Clock(), io.StringIO()
-    with ProgressDisplay(stream, clock) as progress:
-        progress("gram", 0, 10, 0.0, 10e9)
-        clock.now += 10
-        progress("gram", 10, 10, 10e9, 10e9)
-        clock.now += 10
-        progress(second, 0, 4, 0.0, 4e9)
-        clock.now += 10
-        progress(second, 2, 4, 2e9, 4e9)
-    unit = "tiles" if second == "gram" else "tasks"
-    assert stream.getvalue().splitlines() == [
-        "gram: 10 of 10 tiles, 1.0 GF/s, 0:00 left",
-        f"{second}: 0 of 4 {unit}",
-        f"{second}: 2 of 4 {unit}, 0.2 GF/s, 0:10 left",
-    ]
-
-
-def test_iterations_are_counted_as_such() -> None:
-    clock, stream = Clock(), io.StringIO()
-    with ProgressDisplay(stream, clock) as progress:
-        progress("cg", 0, 1000, 0.0, 1000e9)
-        clock.now += 10
-        progress("cg", 5, 45, 5e9, 45e9)
-        clock.now += 10
-        progress("cg, worst residual 3.1e-04", 10, 40, 10e9, 40e9)
-    assert stream.getvalue().splitlines() == [
-        "cg: iteration 5 of about 45, 1:20 left",
-        "cg: iteration 10 of about 40, worst residual 3.1e-04, 1:00 left",
     ]

@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 from dkrr.cli import main
 from dkrr.dataset import open_dataset
 from dkrr.jobs.spec import JobSpec
-from dkrr.store.chunks import ChunkArray
 
 
 def run(*arguments: object) -> Result:
@@ -51,16 +50,6 @@ def test_init_writes_a_job_file_and_overwrites_none(source: Path, tmp_path: Path
     assert f"error: {job} exists" in again.stderr
 
 
-def test_ingest_says_what_it_made(source: Path, tmp_path: Path) -> None:
-    result = run("ingest", source, tmp_path / "d.zarr", "--target", "z", "--target", 2, "--weight", "a")
-    assert result.exit_code == 0, result.stderr
-    made = open_dataset(tmp_path / "d.zarr")
-    assert (made.num_rows, made.feature_names, made.target_names) == (30, ("b",), ("z", "y"))
-    assert made.weight_name == "a"
-    assert "30" in result.stdout
-    assert "z, y" in result.stdout
-
-
 def test_ingest_reads_as_it_is_told_and_appends(tmp_path: Path) -> None:
     path, dest = tmp_path / "x.csv", tmp_path / "d.zarr"
     path.write_text("1;2;3\n4;5;6\n")
@@ -68,16 +57,6 @@ def test_ingest_reads_as_it_is_told_and_appends(tmp_path: Path) -> None:
         result = run("ingest", path, dest, "--no-header", "--delimiter", ";", "--features", 0, *more)
         assert result.exit_code == 0, result.stderr
     assert open_dataset(dest).read(0, 4).tolist() == [[1.0], [4.0], [1.0], [4.0]]
-
-
-def test_bad_data_ends_with_4_and_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text("a,b\n1,2\n3,nan\n")
-    result = run("ingest", path, tmp_path / "d.zarr")
-    assert result.exit_code == 4
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "d.zarr").exists()
 
 
 def test_info_finds_a_damaged_data_set(dataset: Path) -> None:
@@ -91,11 +70,3 @@ def test_info_finds_a_damaged_data_set(dataset: Path) -> None:
     assert "problem: chunk (0, 0)" in result.stdout
     assert "has 1 problem\nhint: " in result.stderr
     assert json.loads(run("info", dataset, "--verify", "--json").stdout)["problems"]
-
-
-def test_info_of_something_else(tmp_path: Path) -> None:
-    assert "no zarr.json" in run("info", tmp_path).stderr
-    ChunkArray.create(str(tmp_path / "x.zarr"), "", shape=(2,), chunks=(2,))
-    result = run("info", tmp_path / "x.zarr")
-    assert result.exit_code == 4
-    assert "was not written by dkrr" in result.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,6 @@ def test_env_is_what_workers_get(tmp_path: Path) -> None:
     )
     exported = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
     assert worker_environment().items() <= exported.items()
-
-
-def test_it_shows_what_was_measured(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "machine_report", lambda folder: report)
-    result = CliRunner().invoke(main, ["doctor"])
-    assert result.exit_code == 0
-    for word in (report["cpu"], "GF/s float64", "self-test", "passed", report["folder"], report["versions"]["numpy"]):
-        assert word in result.stdout
-    assert json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)["num_cpus"] == report["num_cpus"]
 
 
 def test_a_blas_that_computes_wrong_numbers_ends_with_5(

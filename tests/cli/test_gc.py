@@ -34,10 +34,3 @@ def test_with_yes_it_deletes(store: Path) -> None:
     assert result.exit_code == 0
     assert "deleted 2 KiB" in result.stdout
     assert not (store / "factors" / f"{KEY}.zarr").exists()
-
-
-def test_a_job_file_names_its_store(store: Path) -> None:
-    job = store.parent.parent / "job.toml"
-    job.write_text('[data]\npath = "x.npy"\n')
-    result = CliRunner().invoke(main, ["gc", str(job), "--older-than", "-1"])
-    assert KEY in result.stdout

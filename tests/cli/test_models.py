@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
-from dkrr.cli.models import model_location
 from dkrr.jobs.registry import ModelRegistry
 from tests.jobs.registry.helpers import make_model
 
@@ -65,11 +64,3 @@ def test_mistakes_end_with_their_exit_code(registry: Path) -> None:
         assert done.exit_code == code, arguments
         assert message in done.stderr
         assert "hint: " in done.stderr
-
-
-def test_a_model_is_found_by_its_name(registry: Path) -> None:
-    first = run("models", "add", "demo", registry / "a.zarr", "--promote").stdout.strip()
-    expected = str(registry / "models/demo/versions" / first / "model.zarr")
-    assert model_location("demo@production") == expected
-    assert model_location("demo@1", str(registry / "models")) == expected
-    assert model_location(str(registry / "a.zarr")) == str(registry / "a.zarr")

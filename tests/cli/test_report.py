@@ -42,20 +42,6 @@ def test_a_report_by_name(run: RunDirectory) -> None:
     assert "12.3 s" in page.sections["time"]
 
 
-def test_a_report_elsewhere(run: RunDirectory, tmp_path: Path) -> None:
-    result = dkrr("report", "job", "-o", "new/page.html")
-    assert (result.exit_code, result.stdout) == (0, "new/page.html\n")
-    assert (tmp_path / "new/page.html").read_text().startswith("<!DOCTYPE html>")
-    assert not run.has("report.html")
-
-
-def test_a_place_that_cannot_be_written(run: RunDirectory, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    result = dkrr("report", "job", "-o", "file/page.html")
-    assert result.exit_code == 4
-    assert "file" in result.stderr
-
-
 def test_watching_without_a_terminal_prints_lines(run: RunDirectory) -> None:
     result = dkrr("status", "job", "--watch")
     assert result.exit_code == 0

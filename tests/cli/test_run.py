@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
-from dkrr.errors import PlanRefusedError
-from dkrr.jobs.spec import JobSpec
 
 
 def run(*arguments: object) -> Result:
@@ -32,59 +27,6 @@ def job(tmp_path: Path) -> Path:
         '[cluster]\nworkers = 1\nmemory_limit = "1GiB"\n'
     )
     return path
-
-
-@dataclass
-class FakeResult:
-    """What ``plan`` and ``fit_job`` return, as far as the command line cares."""
-
-    refusal: str = ""
-
-    def table(self) -> Any:
-        return "the table"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"answer": 42}
-
-    def check(self) -> None:
-        if self.refusal:
-            raise PlanRefusedError(self.refusal, hint="buy memory")
-
-
-def fake_fit(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
-    monkeypatch.setattr("dkrr.jobs.run.fit_job", function)
-
-
-def test_a_refused_plan_is_shown_and_ends_with_3(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.jobs.plan.plan", lambda spec: FakeResult(refusal="too large"))
-    result = run("plan", job)
-    assert result.exit_code == 3
-    assert result.stdout == "the table\n"
-    assert result.stderr == "error: too large\nhint: buy memory\n"
-
-
-def test_fit_reports_progress_on_stderr_and_the_result_on_stdout(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(spec: JobSpec, *, progress: Any, source: bytes) -> FakeResult:
-        assert spec == JobSpec.load(job)
-        assert source == job.read_bytes()
-        progress._last_line -= 11
-        progress("factorise", 3, 6, 1e9, 2e9)
-        return FakeResult()
-
-    fake_fit(monkeypatch, fit)
-    result = run("fit", job)
-    assert (result.exit_code, result.stdout) == (0, "the table\n")
-    assert result.stderr == "factorise: 3 of 6 tasks\n"
-
-
-def test_a_wrong_job_file_ends_with_2(job: Path) -> None:
-    job.write_text(job.read_text().replace("kernel", "kernal"))
-    for command in ("plan", "fit"):
-        result = run(command, job)
-        assert result.exit_code == 2
-        assert result.stderr.startswith(
-            f"error: {job}:8: unknown key 'kernal' in [model]; nearest right name: 'kernel'"
-        )
 
 
 def test_from_a_job_file_to_predictions(job: Path, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from click.testing import CliRunner, Result
 from dkrr.cli import main
 from dkrr.dataset import append, drop_generations, ingest
 from dkrr.jobs.runs.directory import EventLog, RunDirectory
-from dkrr.jobs.runs.lease import DriverLease
 from dkrr.jobs.runs.status import Status, write_status
 from dkrr.jobs.spec import JobSpec
 from dkrr.store.lease import process_record
@@ -84,12 +83,16 @@ def finished(run: RunDirectory) -> None:
     ended(run, "finished", 0)
 
 
+def driven(run: RunDirectory) -> None:
+    """A driver of this machine that lives: this process."""
+    run.write("driver.json", {"token": "t", "epoch": 1, "counter": 0, "owner": process_record()})
+
+
 def lose(run: RunDirectory) -> None:
     """A driver of this machine that was killed."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     record = {**process_record(process.pid), "epoch": 1, "counter": 3, "token": "t", "kind": "here"}
     process.wait()
-    run.create("drivers/000001.json", json.dumps(record).encode())
     run.write("driver.json", record)
     write_status(run, Status(state="running", epoch=1, phase="factorise", tasks_done=3, tasks_total=10))
 
@@ -147,78 +150,7 @@ def test_resuming_a_finished_run_says_that_its_data_set_has_grown(folder: Path, 
     assert placed == []
 
 
-def test_another_job_in_the_directory_is_refused(folder: Path, run: RunDirectory, placed: list[str]) -> None:
-    finished(run)
-    (folder / "job.toml").write_text(JOB.replace("alpha = 0.1", "alpha = 0.2"))
-    result = dkrr("submit", "job.toml")
-    assert result.exit_code == 4
-    assert "[model] alpha: 0.1 there, 0.2 wanted" in result.stderr
-    # where it runs is no difference
-    (folder / "job.toml").write_text(JOB + "[cluster]\nworkers = 7\n")
-    assert dkrr("submit", "job.toml").exit_code == 0
-    assert placed == []
-
-
-@pytest.mark.parametrize("command", [("resume", "job"), ("submit", "job.toml")])
-@pytest.mark.parametrize("how", ["failed", "cancelled", "lost"])
-def test_what_ended_is_started_again(how: str, command: tuple[str, str], run: RunDirectory, placed: list[str]) -> None:
-    if how == "lost":
-        lose(run)
-    else:
-        ended(run, how, 75)
-    run.write("cancel.json", {})
-    result = dkrr(*command)
-    assert (result.exit_code, result.stdout) == (0, "job\n"), result.stderr
-    assert placed == [run.location]
-    assert not run.has("cancel.json")
-    assert json.loads(dkrr("status", "job", "--json").stdout)["state"] == "starting"
-
-
-def test_a_run_that_is_driven_is_not_resumed(run: RunDirectory, placed: list[str]) -> None:
-    DriverLease.acquire(run, "fit")
-    write_status(run, Status(state="running", epoch=1))
-    result = dkrr("resume", "job")
-    assert result.exit_code == 8
-    assert f"error: job is running, driven by process {os.getpid()} on " in result.stderr
-    assert placed == []
-
-
-def test_a_driver_that_cannot_be_started_leaves_the_status(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended(run, "cancelled", 75)
-
-    def start(*_: Any) -> dict[str, Any]:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr("dkrr.jobs.runs.driver.start_driver", start)
-    assert dkrr("resume", "job").exit_code == 1
-    assert json.loads(dkrr("status", "job", "--json").stdout)["state"] == "cancelled"
-
-
 # --- looking ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_status_of_a_run_that_is_driven(run: RunDirectory) -> None:
-    lease = DriverLease.acquire(run, "here")
-    status = Status(
-        state="running", epoch=1, phase="factorise", tasks_done=120, tasks_total=210, flops_per_second=163.2e9,
-        phase_seconds_left=41.2, driver=lease.record, scheduler="tcp://10.0.0.1:8786", num_workers=3, num_threads=6,
-        dashboard="http://10.0.0.1:8787/status", insecure=True, seconds={"prepare": 1.5},
-        refused_workers=[{"address": "tcp://10.0.0.9:1", "reason": "numpy 1.0, 2.0 expected"}],
-    )  # fmt: skip
-    write_status(run, status)
-    out = dkrr("status", "job").stdout
-    for line in (
-        "state           running",
-        "phase           factorise: 120 of 210 tasks, 163.2 GF/s, 0:41 left",
-        "scheduler       tcp://10.0.0.1:8786 (insecure = true)",
-        "dashboard       http://10.0.0.1:8787/status",
-        "workers         3, 6 threads",
-        "refused worker  tcp://10.0.0.9:1: numpy 1.0, 2.0 expected",
-    ):
-        assert f"  {line}\n" in out
-    document = json.loads(dkrr("status", "job", "--json").stdout)
-    assert (document["run"], document["state"], document["exit_code"]) == ("job", "running", None)
-    assert "  job  running, factorise: 120 of 210 tasks" in dkrr("list").stdout
 
 
 def test_a_lost_run_says_how_to_go_on(run: RunDirectory) -> None:
@@ -245,7 +177,7 @@ def test_wait_ends_with_the_code_of_the_run(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize("command", [("wait", "job"), ("status", "job", "--watch"), ("logs", "job", "-f")])
 def test_looking_goes_on_until_the_run_ends(command: tuple[str, ...], run: RunDirectory) -> None:
-    DriverLease.acquire(run, "fit")
+    driven(run)
     write_status(run, Status(state="running", epoch=1, phase="gram"))
     threading.Timer(0.5, finished, (run,)).start()
     started = time.monotonic()
@@ -258,7 +190,7 @@ def test_looking_goes_on_until_the_run_ends(command: tuple[str, ...], run: RunDi
 
 @pytest.mark.parametrize("command", [("wait", "job"), ("status", "job", "--watch"), ("logs", "job", "-f")])
 def test_ctrl_c_detaches(command: tuple[str, ...], run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    DriverLease.acquire(run, "fit")
+    driven(run)
     write_status(run, Status(state="running", epoch=1))
 
     def interrupt(_: float) -> None:
@@ -282,29 +214,11 @@ def test_logs_are_events_and_what_the_driver_printed(run: RunDirectory) -> None:
 
 
 def test_cancel_leaves_a_request(run: RunDirectory) -> None:
-    DriverLease.acquire(run, "fit")
+    driven(run)
     write_status(run, Status(state="running", epoch=1))
     result = dkrr("cancel", "job")
     assert (result.exit_code, result.stderr) == (0, "job: cancel requested; `dkrr wait job` waits for the end\n")
     assert (run.read("cancel.json") or {})["by"]["pid"] == os.getpid()
-
-
-def test_there_is_nothing_to_cancel_in_a_run_that_ended(run: RunDirectory) -> None:
-    ended(run, "failed", 5)
-    assert dkrr("cancel", "job").stderr == "job is failed; there is nothing to stop\n"
-    assert not run.has("cancel.json")
-    lose(run)
-    assert "should its driver wake up, it stops" in dkrr("cancel", "job").stderr
-    assert run.has("cancel.json")
-
-
-@pytest.mark.parametrize("command", ["status", "logs", "wait", "cancel", "resume"])
-def test_a_run_that_is_not_there(command: str) -> None:
-    result = dkrr(command, "nothing")
-    assert result.exit_code == 4
-    assert result.stderr.startswith("error: no run 'nothing' in ")
-    listed = dkrr("list")
-    assert (listed.exit_code, listed.stdout, listed.stderr) == (0, "", "no runs in runs\n")
 
 
 LOOKING: dict[str, Callable[[], list[str]]] = {

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from dkrr.cli import main
-from dkrr.store.files import delete_key, write_key
+from dkrr.store.files import write_key
 from tests.s3 import CANARY_KEY, CANARY_SECRET, Bucket, bucket, s3_server
 
 __all__ = ["bucket", "s3_server"]
@@ -20,17 +19,6 @@ def dkrr(*arguments: str) -> Any:
     assert CANARY_KEY not in result.output
     assert CANARY_SECRET not in result.output
     return result
-
-
-def test_ingest_and_info(bucket: Bucket) -> None:
-    data = bucket.url("data/d.zarr")
-    done = dkrr("ingest", "generate:friedman?n=300&d=5&seed=0", data)
-    assert (done.exit_code, "300" in done.stdout) == (0, True), done.output
-    assert dkrr("info", data, "--verify").exit_code == 0
-    delete_key(data, "X/c/0/0")
-    found = dkrr("info", data, "--verify")
-    assert (found.exit_code, "missing" in found.stdout) == (4, True), found.output
-    assert "is not a data set" in dkrr("info", bucket.url("none")).stderr
 
 
 def test_gc(bucket: Bucket, tmp_path: Path) -> None:
@@ -50,10 +38,3 @@ def test_gc(bucket: Bucket, tmp_path: Path) -> None:
     assert [name for name in bucket.listing() if not name.endswith(f"{key}.zarr.lock")] == []
     assert dkrr("gc", bucket.url("runs"), "--older-than", "-60", "--yes").exit_code == 0
     assert bucket.listing() == []
-
-
-@pytest.mark.parametrize("command", [["info"], ["gc"], ["status"], ["list"]])
-def test_a_credential_on_the_command_line_is_not_repeated(command: list[str]) -> None:
-    result = dkrr(*command, "s3://user:hunter2@bucket/runs/a")
-    assert result.exit_code == 2, result.output
-    assert "hunter2" not in result.output

@@ -220,7 +220,7 @@ def test_what_changed_after_the_question_is_kept_and_named(
         return True
 
     monkeypatch.setattr("click.confirm", answer)
-    monkeypatch.setattr("dkrr.cli.inspect.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr("dkrr.cli.models.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     result = run("gc", store)
     assert f"kept  {factor}  (it has changed since it was listed, or is needed by now)" in result.stdout
     assert (factor / "zarr.json").exists()
@@ -273,7 +273,7 @@ def test_what_an_alias_names_or_a_reader_may_hold_is_neither_pruned_nor_garbage(
         return True
 
     monkeypatch.setattr("click.confirm", answer)
-    monkeypatch.setattr("dkrr.cli.inspect.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr("dkrr.cli.models.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     assert f"kept  {store / 'factors' / factors[0]}" in run("gc", store).stdout
     assert left() == factors
     run("models", "prune", "demo", "--keep", "0", "--grace", "0", "--registry", registry)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from dkrr.jobs import registry
 from dkrr.jobs.retrain import RetrainSpec
 from dkrr.jobs.retrain.run import retrain
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.lease import DriverLease
+from dkrr.jobs.runs.status import driver_lease
 
 ROWS = np.random.default_rng(3).standard_normal((40, 3))
 
@@ -131,23 +130,12 @@ def test_a_retrain_job_writes_nothing_under_the_lease_of_another(
 ) -> None:
     monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
     spec = retrain_job(tmp_path)
-    directory, stop = RunDirectory(spec.directory), threading.Event()
-    other = DriverLease.acquire(directory, "retrain")
-    directory.write("job.json", job := spec.to_dict())
-
-    def beat() -> None:
-        while not stop.wait(0.05):
-            other.beat()
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    try:
+    directory = RunDirectory(spec.directory)
+    with driver_lease(directory, "retrain").held():
+        directory.write("job.json", job := spec.to_dict())
+        before = sorted(str(path) for path in tmp_path.rglob("*"))
         with pytest.raises(dkrr.LockedError, match="is driven by process"):
             retrain(spec)
-    finally:
-        stop.set()
-        thread.join()
     assert directory.read("job.json") == job
     assert sorted(str(path) for path in tmp_path.rglob("*") if not path.name.endswith(".partial")) == before
 

@@ -62,8 +62,6 @@ def test_appends_equal_one_ingest(ends: list[int], rows_per_chunk: int | None, d
     assert [generation.n for generation in made.generations] == ends
     assert [generation.digest for generation in made.generations] == [whole.prefix_digest(m) for m in ends]
     assert [generation.number for generation in made.generations] == list(range(1, len(ends) + 1))
-    assert made.y is not None
-    assert made.weight is not None
     assert made.X.read(0, n).tobytes() == X[:n].tobytes()
     assert made.y.read(0, n).tobytes() == Y[:n].tobytes()
     made.verify()

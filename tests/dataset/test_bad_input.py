@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,25 @@ def bad(values: np.ndarray, *places: tuple[Any, Any, float]) -> np.ndarray:
 
 def frame(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame({"a": [1.0, 2.0], **columns})
+
+
+def written(folder: Path, content: str | bytes, name: str = "rows.csv") -> Path:
+    raw = content.encode(errors="surrogateescape") if isinstance(content, str) else content
+    (folder / name).write_bytes(gzip.compress(raw) if name.endswith("gz") and isinstance(content, str) else raw)
+    return folder / name
+
+
+def changed(folder: Path, change: Callable[[Path], Any]) -> Any:
+    """Open a data set in which something was changed."""
+    ingest(X, folder / "a.zarr", y=Y)
+    change(folder / "a.zarr")
+    return open_dataset(folder / "a.zarr")
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
 
 
 BAD_ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -77,18 +96,6 @@ BAD_ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no features": (frame(), {"target": "a"}, "no feature columns left"),
 }
 
-
-@pytest.mark.whole
-@pytest.mark.parametrize("case", BAD_ARRAYS)
-def test_bad_arrays(case: str, tmp_path: Path) -> None:
-    source, options, message = BAD_ARRAYS[case]
-    with pytest.raises(DataError, match=message) as caught:
-        ingest(source, tmp_path / "out.zarr", rows_per_chunk=4, **options)
-    assert caught.value.hint
-    assert caught.value.exit_code == 4
-    assert list(tmp_path.iterdir()) == []
-
-
 BAD_TEXT: dict[str, tuple[str, dict[str, Any], str]] = {
     "ragged": ("1,2,3\n4,5,6\n7,8\n", {}, "line 3, column 2: the line has 2 columns; 3 expected as in line 1"),
     "ragged longer": ("1,2,3\n\n4,5,6,7\n", {}, "line 3, column 3: the line has 4 columns"),
@@ -118,117 +125,103 @@ BAD_TEXT: dict[str, tuple[str, dict[str, Any], str]] = {
     "text in target": ("x,k\n1,u\n3,v\n", {"target": "k"}, r"line 2, column 1 \('k'\): 'u' is not a number"),
 }
 
+COLUMNS: list[tuple[dict[str, Any], str]] = [
+    ({"target": "pirce"}, "'pirce' is not a column .*did you mean 'price'"),
+    ({"target": "zzz"}, "area, rooms, price"),
+    ({"target": 3}, "columns 0 to 2"),
+    ({"target": -4}, "columns 0 to 2"),
+    ({"target": []}, "empty list"),
+    ({"target": 1.5}, "neither a name nor a number"),
+    ({"target": True}, "neither a name nor a number"),
+    ({"weight": "prise"}, "weight 'prise'.*did you mean 'price'"),
+    ({"features": ["aera"]}, "features 'aera'.*did you mean 'area'"),
+    ({"features": "area"}, "a list of names"),
+    ({"target": "price", "features": ["area", -1]}, "'price' is used 2 times"),
+    ({"target": "price", "weight": -1}, "'price' is used 2 times"),
+    ({"target": [0, 1], "one_hot": True}, "one_hot with 2 target columns"),
+    ({"one_hot": True}, "one_hot with 0 target columns"),
+    ({"rows_per_chunk": 0}, "at least 1"),
+]
+
+CHANGES: list[tuple[Any, str]] = [
+    (lambda p: (p / "zarr.json").unlink(), "no zarr.json"),
+    (lambda p: (p / "zarr.json").write_text("{"), "not valid JSON"),
+    (lambda p: edit(p / "zarr.json", '"format_version": 1', '"format_version": 2'), "format version 2; 1 expected"),
+    (lambda p: edit(p / "zarr.json", '"complete": true', '"complete": false'), "unfinished"),
+    (lambda p: edit(p / "zarr.json", '"num_rows": 10', '"num_rows": 11'), "10 rows; 11 expected"),
+    (lambda p: edit(p / "zarr.json", '"generations"', '"generation"'), "unreadable metadata"),
+    (lambda p: edit(p / "zarr.json", '"x2"', '"x2", "x3"'), "3 columns and 4 names"),
+    (lambda p: edit(p / "X/zarr.json", '"float64"', '"object"'), "data type 'object'"),
+    (lambda p: edit(p / "X/zarr.json", '"crc32c"', '"pickle"'), "codecs"),
+    (lambda p: edit(p / "X/zarr.json", '"zarr_format": 3', '"zarr_format": 2'), "not a Zarr format 3 array"),
+    (lambda p: shutil.rmtree(p / "y"), "no zarr.json"),
+    (lambda p: ((p / "y").rename(p / "z"), (p / "y").symlink_to("z")), "symbolic link"),
+]
+
+THREE = "1,2\n3,4\n5,6\n"
+PACKED = gzip.compress(b"1,2\n" * 100_000)
+OTHERS: dict[str, tuple[Any, dict[str, Any], type[DkrrError], str]] = {
+    "half a gzip": (lambda p: written(p, PACKED[: len(PACKED) // 2], "s.csv.gz"), {}, DataError, "cannot be read"),
+    "no gzip": (lambda p: written(p, b"1,2\n", "s.csv.gz"), {}, DataError, r"s\.csv\.gz cannot be read"),
+    "y too short": (
+        lambda p: written(p, "1,2\n3,4\n5,6\n"),
+        {"y": Y[:2]},
+        DataError,
+        r"rows\.csv has 3 rows and y has 2",
+    ),
+    "y too long": (
+        lambda p: written(p, "1,2\n3,4\n5,6\n"),
+        {"y": Y[:4]},
+        DataError,
+        r"rows\.csv has 3 rows and y has 4",
+    ),
+    "two targets": (X, {"y": Y, "target": 0}, ParameterError, "targets of its own"),
+    "own targets": ("sklearn:iris", {"y": np.zeros(150)}, ParameterError, "brings its own targets"),
+    "no file": (
+        lambda p: written(p, "1,2\n", "train.csv").with_name("trian.csv"),
+        {},
+        StoreError,
+        r"trian\.csv does not exist .*did you mean 'train\.csv'",
+    ),
+    "no folder": (lambda p: p / "no/train.csv", {}, StoreError, "nor does the folder"),
+    "no parent": (X, {"dest": "no/out.zarr"}, StoreError, r"no is not a folder"),
+}
+MADE_UP = {
+    "sklearn:digit": "did you mean 'digits'",
+    "generate:fridman?n=5": "did you mean 'friedman'",
+    "generate:friedman?rows=5": "'rows' is unknown",
+    "generate:friedman?n=ten": "an integer of at least 1 expected",
+    "generate:friedman?n=0": "at least 1 expected",
+    "generate:friedman?n=9&d=4": "at least 5 expected",
+    "generate:normal?noise=nan": "a number of at least 0 expected",
+}
+FRAME = pd.DataFrame(X, columns=["area", "rooms", "price"])
+CASES: dict[str, tuple[Any, dict[str, Any], type[DkrrError], str]] = {
+    **{name: (source, options, DataError, text) for name, (source, options, text) in BAD_ARRAYS.items()},
+    **{
+        f"{name}{suffix}": (lambda p, t=text, s=suffix: written(p, t, f"rows{s}"), options, DataError, message)
+        for name, (text, options, message) in BAD_TEXT.items()
+        for suffix in (".csv", ".csv.gz")
+    },
+    **{str(options): (FRAME, options, ParameterError, text) for options, text in COLUMNS},
+    **{
+        f"data set {number}": (lambda p, c=change: changed(p, c), {}, StoreError, message)
+        for number, (change, message) in enumerate(CHANGES)
+    },
+    **{source: (source, {}, ParameterError, message) for source, message in MADE_UP.items()},
+    **OTHERS,
+}
+
 
 @pytest.mark.whole
-@pytest.mark.parametrize("case", BAD_TEXT)
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
-def test_bad_text(case: str, suffix: str, tmp_path: Path) -> None:
-    text, options, message = BAD_TEXT[case]
-    raw = text.encode(errors="surrogateescape")
-    path = tmp_path / f"rows{suffix}"
-    path.write_bytes(gzip.compress(raw) if suffix.endswith("gz") else raw)
-    with pytest.raises(DataError, match=message) as caught:
-        ingest(path, tmp_path / "out.zarr", **options)
-    assert str(path) in str(caught.value)
-    assert os.listdir(tmp_path) == [path.name]
-
-
-def test_damaged_gzip(tmp_path: Path) -> None:
-    packed = gzip.compress(b"1,2\n" * 100_000)
-    for content in (packed[: len(packed) // 2], b"1,2\n"):
-        (tmp_path / "s.csv.gz").write_bytes(content)
-        with pytest.raises(DataError, match=r"s\.csv\.gz cannot be read"):
-            ingest(tmp_path / "s.csv.gz", tmp_path / "out.zarr")
-        assert os.listdir(tmp_path) == ["s.csv.gz"]
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": "pirce"}, "'pirce' is not a column .*did you mean 'price'"),
-        ({"target": "zzz"}, "area, rooms, price"),
-        ({"target": 3}, "columns 0 to 2"),
-        ({"target": -4}, "columns 0 to 2"),
-        ({"target": []}, "empty list"),
-        ({"target": 1.5}, "neither a name nor a number"),
-        ({"target": True}, "neither a name nor a number"),
-        ({"weight": "prise"}, "weight 'prise'.*did you mean 'price'"),
-        ({"features": ["aera"]}, "features 'aera'.*did you mean 'area'"),
-        ({"features": "area"}, "a list of names"),
-        ({"target": "price", "features": ["area", -1]}, "'price' is used 2 times"),
-        ({"target": "price", "weight": -1}, "'price' is used 2 times"),
-        ({"target": [0, 1], "one_hot": True}, "one_hot with 2 target columns"),
-        ({"one_hot": True}, "one_hot with 0 target columns"),
-        ({"rows_per_chunk": 0}, "at least 1"),
-    ],
-)
-def test_wrong_columns(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    table = pd.DataFrame(X, columns=["area", "rooms", "price"])
-    with pytest.raises(ParameterError, match=message):
-        ingest(table, tmp_path / "out.zarr", **options)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_targets_given_twice(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="targets of its own"):
-        ingest(X, tmp_path / "out.zarr", y=Y, target=0)
-    with pytest.raises(ParameterError, match="brings its own targets"):
-        ingest("sklearn:iris", tmp_path / "out.zarr", y=np.zeros(150))
-    assert ingest("sklearn:iris", tmp_path / "out.zarr", target="target").num_targets == 1
-
-
-@pytest.mark.parametrize("length", [2, 4])
-def test_lengths_that_only_reading_tells(length: int, tmp_path: Path) -> None:
-    (tmp_path / "s.csv").write_text("1,2\n3,4\n5,6\n")
-    with pytest.raises(DataError, match=rf"s\.csv has 3 rows and y has {length}"):
-        ingest(tmp_path / "s.csv", tmp_path / "out.zarr", y=np.zeros(length))
-    assert os.listdir(tmp_path) == ["s.csv"]
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda p: (p / "zarr.json").unlink(), "no zarr.json"),
-        (lambda p: (p / "zarr.json").write_text("{"), "not valid JSON"),
-        (lambda p: edit(p / "zarr.json", '"format_version": 1', '"format_version": 2'), "format version 2; 1 expected"),
-        (lambda p: edit(p / "zarr.json", '"complete": true', '"complete": false'), "unfinished"),
-        (lambda p: edit(p / "zarr.json", '"num_rows": 10', '"num_rows": 11'), "10 rows; 11 expected"),
-        (lambda p: edit(p / "zarr.json", '"generations"', '"generation"'), "unreadable metadata"),
-        (lambda p: edit(p / "zarr.json", '"x2"', '"x2", "x3"'), "3 columns and 4 names"),
-        (lambda p: edit(p / "X/zarr.json", '"float64"', '"object"'), "data type 'object'"),
-        (lambda p: edit(p / "X/zarr.json", '"crc32c"', '"pickle"'), "codecs"),
-        (lambda p: edit(p / "X/zarr.json", '"zarr_format": 3', '"zarr_format": 2'), "not a Zarr format 3 array"),
-        (lambda p: shutil.rmtree(p / "y"), "no zarr.json"),
-        (lambda p: ((p / "y").rename(p / "z"), (p / "y").symlink_to("z")), "symbolic link"),
-    ],
-)
-def test_data_sets_that_are_not_opened(change: Any, message: str, tmp_path: Path) -> None:
-    ingest(X, tmp_path / "a.zarr", y=Y)
-    change(tmp_path / "a.zarr")
-    with pytest.raises(StoreError, match=message) as caught:
-        open_dataset(tmp_path / "a.zarr")
-    assert isinstance(caught.value, DkrrError)
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input(case: str, tmp_path: Path) -> None:
+    source, options, error, message = CASES[case]
+    options = {"dest": "out.zarr"} | options
+    with pytest.raises(error, match=message) as caught:
+        ingest(source(tmp_path) if callable(source) else source, tmp_path / options.pop("dest"), **options)
     assert caught.value.hint
-
-
-def test_missing_source_and_parent(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("1,2\n")
-    for source, dest, message in (
-        ("trian.csv", "out.zarr", r"trian\.csv does not exist .*did you mean 'train\.csv'"),
-        ("no/train.csv", "out.zarr", "nor does the folder"),
-        ("train.csv", "no/out.zarr", r"no is not a folder"),
-    ):
-        with pytest.raises(StoreError, match=message):
-            ingest(tmp_path / source, tmp_path / dest)
-    assert os.listdir(tmp_path) == ["train.csv"]
+    assert not [path.name for path in tmp_path.iterdir() if "out" in path.name or "partial" in path.name]
 
 
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,6 @@ def test_prepared_rows(mask: np.ndarray | None, standardize: bool, tmp_path: Pat
     keep = np.ones(N, dtype=bool) if mask is None else ~mask
     m = int(keep.sum())
     assert (train.num_rows, train.feature_names, train.target_names) == (m, dataset.feature_names, dataset.target_names)
-    assert train.y is not None
-    assert train.weight is not None
     assert np.array_equal(train.weight.read(0, m)[:, 0], W[keep])
     if not standardize:
         assert scaling is None

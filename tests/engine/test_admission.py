@@ -13,7 +13,7 @@ import dask
 import pytest
 from distributed import Client
 
-from dkrr.engine.cluster import checked_executor, local_cluster, memory_limit_of
+from dkrr.engine.cluster import checked_executor, local_cluster, memory_limit_of, require_memory
 from dkrr.engine.tasks import DaskExecutor, Node
 from dkrr.engine.workers import Admission, WorkerInfo, check_workers, roster
 from dkrr.errors import ClusterError
@@ -63,9 +63,7 @@ def graph(n: int) -> list[Node]:
 def test_a_worker_that_differs_is_named_and_gets_no_task(client: Client, tmp_path: Path) -> None:
     executor = DaskExecutor(client, admission=Admission(client, check_workers(client)))
     assert executor.admission is not None
-    executor.admission._reference = replace(
-        executor.workers[0], versions={**executor.workers[0].versions, "dkrr": "0.0", "numpy": "1.0"}
-    )
+    executor.admission._expected = {**executor.workers[0].matters, "dkrr": "0.0", "numpy": "1.0"}
     first = {worker.address for worker in executor.workers}
     client.cluster.scale(3)
     client.wait_for_workers(3, timeout=60)
@@ -82,7 +80,7 @@ def test_a_worker_that_differs_is_named_and_gets_no_task(client: Client, tmp_pat
     assert entry["address"] not in first
     assert entry["name"].startswith("local-")
     assert "numpy" in entry["reason"]
-    assert "0.0 on the others" in entry["reason"]
+    assert "instead of 0.0" in entry["reason"]
 
 
 @pytest.mark.system
@@ -125,8 +123,8 @@ def test_no_worker_for_too_long(client: Client, tmp_path: Path) -> None:
 def test_a_worker_that_is_too_small(worker: WorkerInfo) -> None:
     small = replace(worker, address="tcp://127.0.0.1:2", memory_limit_bytes=2**28)
     admission = Admission(None, [worker, small])
-    admission.require_memory(2**26)
-    with pytest.raises(ClusterError, match=r"tcp://127.0.0.1:2: it may use 134,217,728 bytes a thread, a task needs"):
-        admission.require_memory(2**28)
     executor = DaskExecutor(None, admission=admission)
+    require_memory(executor, 2**26)
+    with pytest.raises(ClusterError, match=r"tcp://127.0.0.1:2: it may use 134,217,728 bytes a thread, a task needs"):
+        require_memory(executor, 2**28)
     assert (executor.num_threads, memory_limit_of(executor)) == (4, 2**27)

@@ -1,4 +1,4 @@
-"""Workers that differ, compute wrong numbers, use several BLAS threads or do not answer are found before they work."""
+"""Workers that differ, compute wrong numbers, cannot use the store or do not answer are found before they work."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed import Client
 
 from dkrr.engine import workers as checks
-from dkrr.engine.cluster import local_cluster
-from dkrr.engine.workers import WorkerInfo, check_workers, roster
+from dkrr.engine.cluster import checked_executor, local_cluster
+from dkrr.engine.tasks import InProcessExecutor
+from dkrr.engine.workers import (
+    WorkerInfo,
+    WorkerMemory,
+    answer_challenge,
+    challenge,
+    check_workers,
+    describe_executor,
+    roster,
+)
 from dkrr.errors import ClusterError
+from tests.faults import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +86,13 @@ def test_equal_workers_pass(client: Client) -> None:
 
 @pytest.mark.parametrize("name", ["python", "numpy", "dkrr"])
 def test_one_worker_with_another_version(client: Client, name: str) -> None:
-    odd, other = addresses(client)
+    odd, _ = addresses(client)
     with (
         patched(client, "dkrr.engine.workers", "process_versions", other_versions(**{name: "0.0"}), [odd]),
         pytest.raises(ClusterError) as caught,
     ):
         check_workers(client)
-    (row,) = [line for line in caught.value.message.splitlines() if line.split()[:1] == [name]]
-    expected = checks.process_versions()[name]
-    assert f"0.0 on 1 worker ({odd})" in row
-    assert f"{expected} on 1 worker ({other})" in row
-    assert row.split()[1] == expected
+    assert f"  {name} 0.0 instead of {checks.process_versions()[name]} on 1 worker ({odd})\n" in caught.value.message
 
 
 def kernel(name: str) -> Callable[[Any], Any]:
@@ -96,7 +103,7 @@ def test_another_blas_kernel_on_one_worker(client: Client) -> None:
     odd = addresses(client)[0]
     with (
         patched(client, "dkrr.engine.workers", "blas_libraries", kernel("Prescott"), [odd]),
-        pytest.raises(ClusterError, match=r"BLAS kernel .*openblas-Prescott on 1 worker") as caught,
+        pytest.raises(ClusterError, match=r"BLAS kernel .*openblas-Prescott") as caught,
     ):
         check_workers(client)
     assert "dkrr doctor --env" in caught.value.hint
@@ -110,7 +117,7 @@ def test_wrong_numbers_on_one_worker(client: Client) -> None:
 
     with (
         patched(client, "scipy.linalg.blas", "dgemm", wrong, [odd]),
-        pytest.raises(ClusterError, match=rf"wrong numbers.*{odd}: float64 gemm"),
+        pytest.raises(ClusterError, match=rf"wrong numbers \(float64 gemm.* on 1 worker \({odd}"),
     ):
         check_workers(client)
 
@@ -151,3 +158,49 @@ def test_a_stopped_worker(client: Client) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     assert len(check_workers(client)) == 2
+
+
+def test_a_store_that_can_be_used(tmp_path: Path) -> None:
+    with challenge(str(tmp_path / "new" / "store")) as asked:
+        assert asked is not None
+        assert answer_challenge(asked) == ""
+    assert list((tmp_path / "new" / "store").iterdir()) == []
+
+
+def test_the_same_path_on_another_disk(tmp_path: Path) -> None:
+    with challenge(str(tmp_path / "here")) as asked:
+        assert asked is not None
+        elsewhere = {**asked, "store": str(tmp_path / "there")}
+        assert "not the same place" in answer_challenge(elsewhere)
+        assert "not the same place" in answer_challenge({**asked, "token": "another"})
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize(("name", "step"), [("write_json", "write"), ("delete_key", "delete")])
+def test_what_cannot_be_done_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: str) -> None:
+    def denied(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with challenge(str(tmp_path)) as asked, monkeypatch.context() as patch:
+        patch.setattr(checks, name, denied)
+        problem = answer_challenge(asked)
+    assert problem.startswith(f"cannot {step} (PermissionError")
+
+
+def test_memory_of_every_worker(cluster_client: Any) -> None:
+    memory = WorkerMemory(checked_executor(cluster_client))
+    found = wait_until(lambda: len(now := memory.poll()) == 2 and now, 30)
+    assert all(10**7 < size < 2**31 for size in found.values())
+
+
+def test_workers_that_are_alike_are_one_entry(cluster_client: Any) -> None:
+    found = describe_executor(checked_executor(cluster_client))
+    (group,) = found["workers"]
+    assert group["num_workers"] == found["num_workers"] == 2
+    assert len(group["addresses"]) == 2
+    assert group["blas_kernel"].startswith("openblas")
+    assert group["numpy"] == found["driver"]["versions"]["numpy"]
+    assert all("filepath" not in library for library in [*group["blas"], *found["driver"]["blas"]])
+    alone = describe_executor(InProcessExecutor())
+    assert alone["workers"] == []
+    assert alone["driver"]["num_cpus"] >= 1

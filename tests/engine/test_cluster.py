@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dkrr.engine import local
 from dkrr.engine.cluster import connect, find_client, local_cluster, runs_in_process
 from dkrr.engine.workers import roster
 from dkrr.errors import ClusterError, ParameterError
+from tests.faults import descendants, wait_until
 
 LINUX = sys.platform.startswith("linux")
 linux_only = pytest.mark.skipif(not LINUX, reason="PR_SET_PDEATHSIG exists on Linux only")
@@ -58,21 +59,8 @@ def client(scratch: Path) -> Iterator[Client]:
         yield client
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-
-
-def descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
 
 
 def environment() -> dict[str, str]:
@@ -138,7 +126,7 @@ def test_workers_are_as_promised(client: Client, scratch: Path) -> None:
 
 
 def test_everything_listens_on_loopback_only(client: Client) -> None:
-    processes = [psutil.Process(), *descendants()]
+    processes = [psutil.Process(), *descendants(os.getpid())]
     ports = [c.laddr for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
     assert len(ports) >= 5  # scheduler, two nannies, two workers
     assert {address.ip for address in ports} == {"127.0.0.1"}
@@ -148,7 +136,7 @@ def test_a_killed_worker_is_replaced_by_an_equal_one(client: Client) -> None:
     before = client.run(os.getpid)
     victim, pid = sorted(before.items())[0]
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: victim not in roster(client), 10)
+    wait_until(lambda: victim not in roster(client), 10)
     client.wait_for_workers(2, timeout=30)
     after = client.run(os.getpid)
     assert len(after) == 2
@@ -159,11 +147,11 @@ def test_a_killed_worker_is_replaced_by_an_equal_one(client: Client) -> None:
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "GRACE_SECONDS", 30.0)
     config = copy.deepcopy(dask.config.config)
-    before = {process.pid for process in descendants()}
+    before = {process.pid for process in descendants(os.getpid())}
     with dask.config.set({"temporary-directory": str(tmp_path)}):
         cluster = local_cluster(workers=1, memory_limit=2**30)
         assert list(tmp_path.rglob("worker-*"))
-        pids = [process.pid for process in descendants()]
+        pids = [process.pid for process in descendants(os.getpid())]
         during = {**dask.config.config}
     del during["temporary-directory"]
     config.pop("temporary-directory", None)
@@ -175,7 +163,7 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert time.monotonic() - started < local.GRACE_SECONDS  # it ended by itself
     started_here = [pid for pid in pids if pid not in before]
     assert started_here
-    assert wait_until(lambda: not alive(started_here), 5)  # the resource tracker ends a little later
+    wait_until(lambda: not alive(started_here), 5)  # the resource tracker ends a little later
     assert not list(tmp_path.rglob("worker-*"))
 
 
@@ -233,10 +221,11 @@ def test_no_process_survives_a_kill_of_the_command(tmp_path: Path) -> None:
         assert len(alive(pids)) >= 4  # two nannies, two workers
         time.sleep(0.2)  # the worker is inside its call
         command.kill()
-        died = wait_until(lambda: not alive(pids), 5)
-        for pid in alive(pids):
-            os.kill(pid, signal.SIGKILL)
-    assert died
+        try:
+            wait_until(lambda: not alive(pids), 5)
+        finally:
+            for pid in alive(pids):
+                os.kill(pid, signal.SIGKILL)
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from dkrr.fit.schedule import TileSeconds, choose_split, choose_tiles, nominal_machine, simulate
 from dkrr.linalg.factor.schedule import Split, cholesky_nodes
-from dkrr.linalg.sizes import choose_tile_size, task_bytes
+from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid
 
 # tiles for which only arithmetic counts, a product taking a second

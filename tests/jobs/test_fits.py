@@ -13,9 +13,8 @@ import zarr
 from rich.console import Console
 
 from dkrr import load_model
-from dkrr.errors import ConvergenceError, InterruptedRunError
+from dkrr.errors import ConvergenceError
 from dkrr.jobs.inspection import describe, verify
-from dkrr.jobs.plan import plan
 from dkrr.jobs.predict import predict_job
 from dkrr.jobs.run import fit_job
 from tests.jobs.helpers import Make, job_maker
@@ -131,30 +130,3 @@ def test_an_answer_that_did_not_converge_is_refused_or_named(make: Make, tmp_pat
     assert "NOT CONVERGED" in facts["solver"]
     assert facts["allow unconverged"] is True
     assert "not converged" in shown(summary)
-
-
-def test_a_later_attempt_goes_by_the_first_plan(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make(solver={"name": "cg"})
-
-    def interrupt(phase: str, *_: Any) -> None:
-        if phase.startswith("cg"):
-            raise InterruptedRunError("interrupted")
-
-    with pytest.raises(InterruptedRunError):
-        fit_job(job, progress=interrupt)
-    first = json.loads((tmp_path / "runs/a/plan.json").read_text())
-    monkeypatch.setattr("dkrr.jobs.plan.measure_machine", None)  # nothing is measured again
-    summary = fit_job(job)
-    assert summary.plan.rank == first["rank"]
-    assert summary.plan.estimated_seconds == first["estimated_seconds"]
-    assert load_model(summary.model_path).provenance["rank"] == first["rank"]
-
-
-def test_candidates_of_a_larger_plan(make: Make) -> None:
-    data = {"path": "generate:friedman?n=11000&d=5&seed=0", "target": None, "weight": None, "header": "auto"}
-    planned = plan(make(data=data, solver={"tile_size": "auto"}))
-    exact = {(solver, precision) for solver in ("cholesky", "cg") for precision in ("float64", "mixed")}
-    assert {(item["solver"], item["precision"]) for item in planned.candidates} == exact
-    for word in ("candidates", "a worker", "on disk", "iterations", planned.reasons["solver"][:7]):
-        assert word in str(planned)
-    json.dumps(planned.to_dict())

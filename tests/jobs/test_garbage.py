@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dkrr.jobs.garbage import Garbage, delete_garbage, find_garbage
-from dkrr.store.files import note_user
+from dkrr.jobs.garbage import find_garbage
 
 KEYS = [character * 40 for character in "abcdef"]
 DRAWN = "0f" * 16
@@ -47,30 +46,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def names(store: Path, runs: tuple[Path, ...] = ()) -> set[str]:
-    return {item.path.name for item in find_garbage(store, runs)}
-
-
-def delete(store: Path) -> list[Garbage]:
-    return delete_garbage(find_garbage(store), lambda: find_garbage(store))[1]
-
-
-def test_what_runs_and_models_name_is_kept(store: Path) -> None:
-    run = store.parent / "demo"
-    run.mkdir()
-    (run / "result.json").write_text(json.dumps({"kept": {f"store/factors/{KEYS[0]}.zarr": 100}}))
-    model = run / "model.zarr"
-    model.mkdir()
-    (model / "zarr.json").write_text(json.dumps({"attributes": {"provenance": {"gram": KEYS[2]}}}))
-    make_old(store.parent)
-    assert names(store) == {f"{KEYS[1]}.zarr", f"{KEYS[3]}-train.zarr"}
-
-
-def test_what_changed_lately_is_left_alone(store: Path) -> None:
-    make_old(store.parent)
-    tile = store / "factors" / f"{KEYS[1]}.zarr" / "c" / "0" / "1"
-    tile.write_bytes(bytes(10))  # a fit that is running writes one
-    assert f"{KEYS[1]}.zarr" not in names(store)
-    assert f"{KEYS[1]}.zarr" in {item.path.name for item in find_garbage(store, kept_seconds=-1)}
+    return {Path(item.location).name for item in find_garbage(store, runs)}
 
 
 def test_what_an_unfinished_run_may_resume_is_kept(store: Path) -> None:
@@ -107,44 +83,30 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     make_array(store, "preconditioners", KEYS[0])
     make_array(store, "solves", KEYS[4])
     make_array(store, "scratch", DRAWN)
-    (store / "breakdowns").mkdir()
-    (store / "breakdowns" / f"{KEYS[2]}.json").write_text("{}")
     run = store.parent / "demo"
     run.mkdir()
     (run / "plan.json").write_text(json.dumps({"num_rows": 9, "tile_size": 9}))
     make_old(store.parent)
-    found = {str(item.path.relative_to(store)) for item in find_garbage(store)}
-    kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr", f"breakdowns/{KEYS[2]}.json"}
+    found = {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
+    kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr"}
     assert f"scratch/{DRAWN}.zarr" in found
     assert not found & kept  # the run may go on with them
     (run / "result.json").write_text("{}")
     make_old(store.parent)
-    assert kept <= {str(item.path.relative_to(store)) for item in find_garbage(store)}
-    delete(store)
-    assert not any((store / name).exists() for name in kept)
+    assert kept <= {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
 
 
-def test_of_registered_versions_those_count_that_may_be_needed(store: Path, tmp_path: Path) -> None:
-    registry = tmp_path / "models"
-    versions = {}
-    for number, (key, month) in enumerate(zip(KEYS[:3], ("01", "02", "03"), strict=True), start=1):
-        name = f"{number:04d}-{key[:12]}"
-        folder = registry / "demo/versions" / name
-        (folder / "model.zarr").mkdir(parents=True)
-        (folder / "model.zarr/zarr.json").write_text(json.dumps({"attributes": {"factor": key}}))
-        record = {"format": "dkrr-model-version", "format_version": 1, "number": number, "key": "0" * 64}
-        record |= {"model_digest": "", "created_at": f"2020-{month}-01T00:00:00.000Z", "num_rows": 1, "facts": {}}
-        (folder / "version.json").write_text(json.dumps(record))
-        versions[name] = key
-    first, second, third = versions
-    aliases = {"format": "dkrr-aliases", "format_version": 1, "epoch": 1, "fence": 0, "removing": [], "history": []}
-    aliases |= {"aliases": {"production": third}, "released": {first: 0.0, second: time.time()}}
-    (registry / "demo/aliases.json").write_text(json.dumps(aliases))
+@pytest.mark.parametrize("phase", ["", "prepare", "plan"])
+def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, phase: str) -> None:
     make_old(store.parent)
-    everything = {f"{key}.zarr" for key in KEYS[:3]} | {f"{KEYS[3]}-train.zarr"}
-    assert names(store) == everything, "nobody said that there is a registry"
-    # production needs its own, a reader may hold the second, and nobody needs the first
-    assert names(store, (registry,)) == everything - {f"{KEYS[1]}.zarr", f"{KEYS[2]}.zarr"}
-    note_user(store, registry)
-    note_user(store, tmp_path / "a registry that is gone")
-    assert names(store) == everything - {f"{KEYS[1]}.zarr", f"{KEYS[2]}.zarr"}
+    everything = names(store)
+    assert len(everything) == 4
+    run = store.parent / "demo"
+    run.mkdir()
+    (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
+    assert names(store) == set()
+    (run / "status.json").write_text(json.dumps({"state": "failed", "phase": phase}))
+    assert names(store) == everything
+    (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
+    make_old(store.parent)  # its driver has said nothing for hours
+    assert names(store) == everything

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from dkrr.errors import PlanRefusedError
-from dkrr.jobs.plan import make_plan, plan
-from dkrr.jobs.prepare import prepare
+from dkrr.jobs.plan import plan
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
-from dkrr.linalg.sizes import task_bytes
+from dkrr.linalg.workspace import task_bytes
 
 
 def job(folder: Path, **tables: Any) -> dict[str, Any]:
@@ -26,36 +25,6 @@ def job(folder: Path, **tables: Any) -> dict[str, Any]:
     for name, table in tables.items():
         document[name] = document.get(name, {}) | table
     return document
-
-
-def test_sums(tmp_path: Path) -> None:
-    result = plan(job(tmp_path, evaluate={"fraction": 0.2}, solver={"gram": "stored"}))
-    n = result.num_rows
-    assert n + result.num_test_rows == 700
-    side = -(-n // 100)
-    lower = side * (side + 1) // 2
-    assert result.num_tiles_per_side == side
-    assert result.disk_bytes["factor"] == result.disk_bytes["gram"] == lower * (100 * 100 * 8 + 4)
-    assert result.flops == pytest.approx(n**3 / 3)
-    assert result.num_tasks == 2 * lower + 3 * side
-    assert result.task_bytes == task_bytes(100, 5)
-    assert result.kernel["gamma"] == pytest.approx(1 / 5)
-    assert not result.refusal
-    assert "float64" in str(result)
-
-
-def test_the_schedule_is_said_and_fixed(tmp_path: Path) -> None:
-    result = plan(job(tmp_path))
-    assert result.split == {"num_columns": 3, "num_last": 1}
-    assert 0 < result.expected_efficiency <= 1
-    said = " ".join(str(result).split())
-    assert "2 workers busy" in said
-    assert "the last 3 columns are split before the last 1 term" in said
-    spec = JobSpec.from_dict(job(tmp_path, cluster={"workers": 16}))
-    store = spec.store
-    again = make_plan(spec, prepare(spec, store), store, result.to_dict())
-    assert (again.workers, again.split) == (16, result.split)
-    assert make_plan(spec, prepare(spec, store), store).split != result.split
 
 
 def test_memory_is_refused_with_what_would_fit(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,29 +14,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-import dkrr
-from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError, ParameterError, StoreError
+from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError
 from dkrr.jobs.runs import monitor as monitor_module
 from dkrr.jobs.runs.directory import (
-    MAX_EVENTS,
-    EventLog,
     RunDirectory,
-    find_run,
-    follow,
-    list_runs,
     read_events,
-    runs_folder,
 )
-from dkrr.jobs.runs.driver import start_driver
-from dkrr.jobs.runs.lease import DriverLease, current_driver, epoch_name
-from dkrr.jobs.runs.monitor import MOST_SAMPLES, MOST_WORKERS, Monitor, Samples, driving
-from dkrr.jobs.runs.status import Status, Watch, look_once, read_status, write_status
+from dkrr.jobs.runs.monitor import MOST_SAMPLES, Monitor, Samples, driving
+from dkrr.jobs.runs.status import Status, Watch, driver_lease, look_once, read_status, write_status
 from dkrr.store.files import write_json
-from dkrr.store.interruption import fenced, resumable
-from dkrr.store.lease import is_gone, process_record, stale_seconds
+from dkrr.store.interruption import resumable
+from dkrr.store.lease import process_record
 from tests.faults import wait_until
 
 FAR = {"host": "far-away", "pid": 1, "started": 0.0}
@@ -47,6 +35,7 @@ FAR = {"host": "far-away", "pid": 1, "started": 0.0}
 @pytest.fixture(autouse=True)
 def _quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor_module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("dkrr.store.lease.HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(monitor_module, "GRACE_SECONDS", 0.2)
 
 
@@ -80,7 +69,6 @@ def gone() -> dict[str, Any]:
 def driven(run: RunDirectory, owner: dict[str, Any], counter: int = 0, epoch: int = 1, **values: Any) -> None:
     """A driver that has written its status."""
     record = {**owner, "epoch": epoch, "token": "t", "kind": "here", "counter": counter}
-    run.create(epoch_name(epoch), json.dumps(record).encode())
     run.write("driver.json", record)
     write_status(run, Status(**{"state": "running", "epoch": epoch, **values}))
 
@@ -92,106 +80,20 @@ def messages(run: RunDirectory) -> list[str]:
 # --- the directory ----------------------------------------------------------------------------------------------------
 
 
-def test_a_document_that_is_no_object_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text("[1]")
-    with pytest.raises(StoreError, match=r"status\.json of .* is not an object"):
-        RunDirectory(tmp_path).read("status.json")
-
-
-def test_creating_succeeds_once_and_all_writing_is_fenced(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    with ThreadPoolExecutor(8) as threads:
-        created = list(threads.map(lambda number: run.create("drivers/000001.json", b"%d" % number), range(32)))
-    assert created.count(True) == 1
-    assert run.read_bytes("drivers/000001.json") == b"%d" % created.index(True)
-    assert os.listdir(tmp_path / "drivers") == ["000001.json"]  # no drafts
-
-    def refuse() -> None:
-        raise LockedError("taken over")
-
-    with fenced(refuse):
-        for write in (lambda: run.create("a", b""), lambda: run.remove("drivers/000001.json"), run.remove_all):
-            with pytest.raises(LockedError):
-                write()
-    assert os.listdir(tmp_path / "drivers") == ["000001.json"]
-
-
-def test_a_run_is_found_by_name_path_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DKRR_RUNS", raising=False)
-    runs = tmp_path / "runs"
-    for name in ("digits", "large"):
-        RunDirectory(f"runs/{name}").write("status.json", {"state": "running"})
-    (runs / "store").mkdir()
-    for text in ("digits", "runs/digits", str(runs / "digits")):
-        assert find_run(text).location == str(runs / "digits")
-    assert find_run("digits").shown == "digits"
-    assert [run.name for run in list_runs()] == ["digits", "large"]
-    for text, hint in (("digit", "did you mean 'digits'"), ("qqq", "`dkrr list` shows what there is; DKRR_RUNS names")):
-        with pytest.raises(StoreError, match=f"no run '{text}' in .*/runs: {hint}"):
-            find_run(text)
-    monkeypatch.setenv("DKRR_RUNS", str(tmp_path / "elsewhere"))
-    assert (runs_folder(), list_runs()) == (str(tmp_path / "elsewhere"), [])
-    assert find_run("runs/digits").shown == str(runs / "digits")
-    assert [run.name for run in list_runs(str(runs))] == ["digits", "large"]
-
-
-def test_events_are_segments_that_are_written_once(run: RunDirectory) -> None:
-    one, two = EventLog(run, epoch=1), EventLog(run, epoch=2)  # two drivers that count at the same time
-    one.flush()
-    assert not run.has("events/000000.jsonl")
-    for log, text in ((one, "a"), (two, "b"), (one, "c"), (two, "d")):
-        log.add("state", text, tasks_done=0)
-        log.flush()
-        log.flush()
-    assert [(number, event["message"]) for number, event in read_events(run)] == list(enumerate("abcd"))
-    assert [event["message"] for _, event in read_events(run, start=2)] == ["c", "d"]
-    event = json.loads(run.read_bytes("events/000000.jsonl") or b"")
-    assert (event["epoch"], event["kind"], event["tasks_done"], event["time"][-1]) == (1, "state", 0, "Z")
-    run.write_bytes("events/000004.jsonl", b'{"message": "ok"}\n{"mess\n')
-    assert messages(run)[4:] == ["ok", "unreadable line in events/000004.jsonl"]
-
-
-def test_events_wait_for_a_disk_that_is_full(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = EventLog(run, 1)
-    for number in range(MAX_EVENTS + 5):
-        log.add("warning", str(number))
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "create", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-        with pytest.raises(OSError, match="No space left"):
-            log.flush()
-    log.flush()
-    assert messages(run) == [*map(str, range(MAX_EVENTS)), "more events were dropped"]
-
-
-def test_following_gives_everything_once(run: RunDirectory) -> None:
-    news, log = follow(run), EventLog(run, 1)
-    assert next(news) == ([], [])
-    log.add("state", "a")
-    log.flush()
-    run.write_bytes("driver.log", b"one\ntw")
-    events, lines = next(news)
-    assert ([event["message"] for event in events], lines) == (["a"], ["one"])
-    run.write_bytes("driver.log", b"one\ntwo\n")
-    assert next(news) == ([], ["two"])
-
-
 # --- one driver at a time ---------------------------------------------------------------------------------------------
 
 
 def test_a_driver_that_beats_is_not_replaced(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DKRR_STALE_SECONDS", "20")
-    lease = DriverLease.acquire(run, "fit")
-    assert lease.holder == {"run": run.location, "epoch": 1}
-    threading.Timer(0.3, lease.beat).start()
-    started = time.monotonic()
-    with pytest.raises(LockedError, match=rf"is driven by process {os.getpid()} on ") as error:
-        DriverLease.acquire(run, "fit")
-    assert time.monotonic() - started < 10
-    assert error.value.exit_code == 8
-    assert error.value.owner["counter"] == 1
-    lease.release()
-    assert DriverLease.acquire(run, "here").epoch == 2
+    with driver_lease(run, "fit").held():
+        started = time.monotonic()
+        refused = pytest.raises(LockedError, match=rf"is driven by process {os.getpid()} on ")
+        with refused as error, driver_lease(run, "fit").held():
+            pytest.fail("two drivers")
+        assert time.monotonic() - started < 10
+        assert (error.value.exit_code, error.value.owner["pid"]) == (8, os.getpid())
+    with (lease := driver_lease(run, "here")).held():
+        assert (lease.epoch, lease.holder) == (2, {"run": run.location, "epoch": 2})
 
 
 @pytest.mark.parametrize("owner", ["gone", "far away", "stands still"])
@@ -201,71 +103,9 @@ def test_a_stale_driver_is_replaced(
     monkeypatch.setenv("DKRR_STALE_SECONDS", "1")
     driven(run, {"gone": gone, "far away": FAR, "stands still": living}[owner], epoch=4)
     started = time.monotonic()
-    assert DriverLease.acquire(run, "fit").epoch == 5
+    with (lease := driver_lease(run, "fit")).held():
+        assert lease.epoch == 5
     assert (time.monotonic() - started >= 1) == (owner != "gone")
-
-
-@pytest.mark.parametrize("hidden", ["", "the name of the next epoch", "driver.json"])
-def test_a_driver_that_was_replaced_finds_out_and_changes_nothing(
-    hidden: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a network file system remembers a name as missing, or a driver that slept wrote driver.json late."""
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
-    first = DriverLease.acquire(run, "here")
-    second = DriverLease.acquire(run, "fit")  # the first did not beat
-    has = RunDirectory.has
-    if hidden.startswith("the name"):
-        monkeypatch.setattr(RunDirectory, "has", lambda self, name: name != epoch_name(2) and has(self, name))
-    elif hidden:
-        run.write("driver.json", first.record)
-    before = run.read("driver.json")
-    for act in (first.check, first.beat, first.release):
-        with pytest.raises(LockedError, match=r"was taken over by process .* \(epoch 2, ours was 1\)"):
-            act()
-    with fenced(first.check), pytest.raises(LockedError):
-        run.write("status.json", {})
-    assert run.read("driver.json") == before
-    assert (current_driver(run) or {})["epoch"] == 2
-    monkeypatch.undo()
-    second.beat()
-    assert (run.read("driver.json") or {})["epoch"] == 2
-
-
-def test_of_many_that_saw_a_stale_driver_one_takes_over(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "0.5")
-    driven(run, FAR)
-    barrier, stop = threading.Barrier(6), threading.Event()
-
-    def drive(_: int) -> int | None:
-        barrier.wait()
-        try:
-            lease = DriverLease.acquire(run, "here")
-        except LockedError:
-            return None
-        while not stop.wait(0.05):
-            lease.beat()
-        return lease.epoch
-
-    with ThreadPoolExecutor(6) as threads:
-        futures = [threads.submit(drive, number) for number in range(6)]
-        wait_until(lambda: sum(future.done() for future in futures) == 5, 30)
-        stop.set()
-    assert [epoch for future in futures if (epoch := future.result())] == [2]
-
-
-def test_a_run_that_was_removed_is_not_written_again(run: RunDirectory) -> None:
-    lease = DriverLease.acquire(run, "fit")
-    run.remove_all()
-    with pytest.raises(LockedError, match="was removed while its driver was running"):
-        lease.beat()
-    assert not os.path.exists(run.location)
-
-
-@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "inf", "nan"])
-def test_a_wrong_stale_time_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", text)
-    with pytest.raises(ParameterError, match="DKRR_STALE_SECONDS is"):
-        stale_seconds()
 
 
 # --- what a reader sees -----------------------------------------------------------------------------------------------
@@ -285,40 +125,6 @@ def age(run: RunDirectory, seconds: float) -> None:
     document = run.read("status.json") or {}
     document["updated_at"] = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
     run.write("status.json", document)
-
-
-def test_a_status_survives_the_disk_and_newer_fields(run: RunDirectory) -> None:
-    assert (read_status(run).state, look_once(run).exit_code) == ("interrupted", 75)
-    run.write("result.json", {})
-    assert (read_status(run).state, look_once(run).exit_code) == ("finished", 0)
-    status = Status(state="failed", phase="factorise", tasks_done=3, error={"type": "E", "message": "m", "hint": "h"})
-    write_status(run, status)
-    run.write("status.json", {**status.to_dict(), "colour": "blue"})
-    assert read_status(run) == status
-
-
-@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 5), ("interrupted", 75)])
-def test_what_ended_is_not_lost(state: str, code: int, run: RunDirectory, gone: dict[str, Any]) -> None:
-    driven(run, gone, state=state, exit_code=code)
-    age(run, 1e6)
-    for view in (look_once(run), Watch(run).look()):
-        assert (view.state, view.exit_code, view.is_over) == (state, code, True)
-
-
-def test_a_process_that_is_gone_is_lost_at_once(
-    run: RunDirectory, gone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driven(run, gone)
-    view = look_once(run)
-    assert (view.state, view.exit_code) == ("lost", 75)
-    assert view.lost_because == f"its driver, process {gone['pid']} on {gone['host']}, is gone"
-
-    def end_meanwhile(record: dict[str, Any]) -> bool:
-        write_status(run, Status(state="finished", exit_code=0))
-        return True
-
-    monkeypatch.setattr("dkrr.jobs.runs.status.is_gone", end_meanwhile)
-    assert look_once(run).state == "finished"
 
 
 def test_a_watch_goes_by_its_own_clock(run: RunDirectory) -> None:
@@ -359,21 +165,6 @@ def test_a_driver_that_was_started_and_never_began(
         assert watch.look().state == state
 
 
-def test_one_look_is_quick_and_looks_again_where_a_heartbeat_is_old(run: RunDirectory) -> None:
-    driven(run, FAR)
-    started = time.monotonic()
-    assert look_once(run).state == "running"
-    assert time.monotonic() - started < 0.5
-    age(run, 100)
-    view = look_once(run, beat_seconds=0.2)
-    assert (view.state, view.lost_because) == ("lost", "no heartbeat for 100 s")
-    age(run, 100)
-    threading.Timer(0.3, driven, (run, FAR, 1)).start()
-    assert look_once(run, beat_seconds=5.0).state == "running"
-    age(run, -100)  # a clock that is ahead proves nothing
-    assert look_once(run, beat_seconds=0.2).state == "running"
-
-
 # --- a driver from its lease to its last word -------------------------------------------------------------------------
 
 
@@ -393,9 +184,9 @@ def test_a_run_that_finishes(run: RunDirectory) -> None:
     with driving(run, progress=lambda *figures: seen.append(figures)) as monitor:
         monitor.phase("prepare")
         monitor.working(lambda: {**facts, "refused_workers": list(refused)}, lambda: {"w": 12345})
-        monitor.progress("factorise", 0, 10, 0.0, 100e9)
+        monitor("factorise", 0, 10, 0.0, 100e9)
         time.sleep(0.1)
-        monitor.progress("factorise", 4, 10, 40e9, 100e9)
+        monitor("factorise", 4, 10, 40e9, 100e9)
         refused.append({"address": "tcp://late", "reason": "numpy 1.0"})
         status = wait_until(lambda: (s := read_status(run)).refused_workers and s.tasks_done == 4 and s)
         assert (status.state, status.phase, status.tasks_total, status.num_workers) == ("running", "factorise", 10, 2)
@@ -453,7 +244,7 @@ def test_cancel(how: str, run: RunDirectory) -> None:
             time.sleep(30)
         wait_until(monitor.is_cancelled)
         wait_until(lambda: read_status(run).state == "cancelling")
-        monitor.progress("factorise", 1, 2, 0.0, 0.0)
+        monitor("factorise", 1, 2, 0.0, 0.0)
 
     if before:
         cancel(run)
@@ -467,16 +258,11 @@ def test_cancel(how: str, run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("finds_out", ["writing", "task", "cancellation", "heartbeat", "end"])
-def test_a_driver_that_was_replaced_ends_with_8(
-    finds_out: str, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_was_replaced_ends_with_8(finds_out: str, run: RunDirectory, tmp_path: Path) -> None:
     """As if it had been stopped for a minute."""
 
     def take_over() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr("dkrr.jobs.runs.lease._refuse_if_alive", lambda *_: None)
-            lease = DriverLease.acquire(run, "here")
-        run.write("status.json", {"state": "running", "epoch": lease.epoch, "phase": "theirs"})
+        driven(run, FAR, epoch=2, phase="theirs")
 
     def body(monitor: Monitor) -> None:
         with ThreadPoolExecutor(1) as thread:  # not behind the fence of the one that is replaced
@@ -486,7 +272,7 @@ def test_a_driver_that_was_replaced_ends_with_8(
         if finds_out != "end":
             wait_until(lambda: monitor.lost)
         if finds_out == "task":
-            monitor.progress("factorise", 1, 2, 0.0, 0.0)
+            monitor("factorise", 1, 2, 0.0, 0.0)
         if finds_out == "cancellation":
             raise CancelledError("the executor was asked and said so")
         if finds_out == "heartbeat":
@@ -525,93 +311,22 @@ def test_warnings_become_events_and_are_printed_as_before(run: RunDirectory, cap
     assert capfd.readouterr().err.count("disk slow") == 1
 
 
-def test_a_heartbeat_survives_a_disk_that_was_full(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, full = RunDirectory.write, True
-
-    def sometimes(self: RunDirectory, name: str, document: dict[str, Any]) -> None:
-        if full:
-            raise OSError(28, "No space left on device")
-        write(self, name, document)
-
-    with driving(run):
-        monkeypatch.setattr(RunDirectory, "write", sometimes)
-        time.sleep(0.2)
-        before, full = read_status(run).heartbeat, False
-        wait_until(lambda: read_status(run).heartbeat > before)
-    assert read_status(run).state == "finished"
-
-
-def test_progress_costs_little(run: RunDirectory) -> None:
-    with driving(run) as monitor:
-        started = time.perf_counter()
-        for done in range(20_000):
-            monitor.progress("factorise", done, 10**5, 0.0, 1.0)
-        assert (time.perf_counter() - started) / 20_000 < 100e-6  # far below a task
-
-
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [3, MOST_SAMPLES, 10 * MOST_SAMPLES + 7])
+@pytest.mark.parametrize("count", [3, 10 * MOST_SAMPLES + 7])
 def test_samples_are_bounded_and_no_peak_is_lost(count: int) -> None:
     samples = Samples()
-    for k in range(count):
-        samples.add(2.0 * k, 1e9, {"a": 10**6 if k == count // 3 else 1000 + k % 7, **({"late": 5} if k else {})})
+    for k in range(1, count + 1):
+        samples.add(2.0 * k, 2e9 * k, {"a": 10**6 if k == count // 3 else 1000 + k % 7})
     found = samples.to_dict()
     assert len(found["seconds"]) == count if count < 4 else len(found["seconds"]) <= MOST_SAMPLES
     assert {len(values) for values in found["memory_bytes"].values()} == {len(found["seconds"])}
     assert max(found["memory_bytes"]["a"]) == 10**6
-    assert found["memory_bytes"]["late"][0] == (None if count < 4 else 5)
     assert found["seconds"] == sorted(found["seconds"])
-    assert found["seconds"][-1] == 2.0 * (count - 1)
-    assert found["flops_per_second"] == [1e9] * len(found["seconds"])
+    assert found["seconds"][-1] == 2.0 * count
+    assert set(found["flops_per_second"]) == {1e9}
     assert len(json.dumps(found)) < 30_000
 
 
-def test_many_workers_become_three_curves() -> None:
-    samples = Samples()
-    samples.add(2.0, 0.0, {"w0": 900})
-    many = {f"w{k}": 100 + k for k in range(MOST_WORKERS + 5)}
-    samples.add(4.0, 0.0, many)
-    found = samples.to_dict()
-    assert set(found["memory_bytes"]) == {"driver", "largest", "median", "smallest"}
-    assert (found["memory_bytes"]["largest"], found["memory_bytes"]["smallest"]) == ([900, 116], [900, 100])
-    assert found["num_workers"] == MOST_WORKERS + 5
-
-
 # --- a detached driver ------------------------------------------------------------------------------------------------
-
-
-def test_a_driver_here_belongs_to_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for Python says what it was started with, and waits."""
-    python = tmp_path / "python"
-    python.write_text(
-        textwrap.dedent(f"""\
-            #!{sys.executable}
-            import json, os, sys, time
-            facts = dict(arguments=sys.argv[1:], session=os.getsid(0), pid=os.getpid())
-            facts["stdin"] = os.readlink("/proc/self/fd/0")
-            facts["path"] = os.environ["PYTHONPATH"]
-            print(json.dumps(facts), flush=True)
-            print("an error", file=sys.stderr, flush=True)
-            time.sleep(60)
-        """)
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    run = tmp_path / "runs/a"
-    record = start_driver(RunDirectory(run))
-    try:
-        lines = wait_until(lambda: len(found := (run / "driver.log").read_text().splitlines()) == 2 and found)
-        facts = json.loads(lines[0])
-        assert facts["arguments"] == ["-P", "-m", "dkrr.jobs.runs.driver", str(run)]
-        assert facts["session"] == facts["pid"] == record["pid"]
-        assert facts["stdin"] == os.devnull
-        assert str(Path(dkrr.__file__).parents[1]) in facts["path"].split(os.pathsep)
-        assert lines[1] == "an error"
-        assert (record["kind"], record["log"]) == ("here", str(run / "driver.log"))
-    finally:
-        process = psutil.Process(record["pid"])
-        process.kill()
-        process.wait(10)
-    assert is_gone(record)

@@ -5,29 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from dkrr.jobs.inspection import verify
 from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.status import Status, read_status
+from dkrr.jobs.runs.status import read_status
 from dkrr.store.lease import is_gone
-from tests.faults import Command, Run, contents, end_commands, finish, times, wait_until
+from tests.faults import Command, Run, contents, end_commands, times, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 
 NUM_TILES = 55
 CANARY = "canary-5f1c9e07"
 STALE = {"DKRR_STALE_SECONDS": "6"}
-SLOW = "chunk.before_write:1:sleep=0.2"
+SLOW = "chunk.before_write:1:sleep=1"
 JOB = """[data]
 path = "generate:friedman?n=640&d=5&seed=0"
 standardize = true
@@ -62,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("DKRR_RUNS", raising=False)
     yield tmp_path
     end_commands()
-    for path in [*tmp_path.glob("runs/job/drivers/*.json"), *tmp_path.glob("runs/job/placement.json")]:
+    for path in tmp_path.glob("runs/job/placement.json"):
         record = json.loads(path.read_text())
         if "pid" in record and not is_gone(record):
             os.kill(record["pid"], signal.SIGKILL)
@@ -73,51 +72,19 @@ def run(folder: Path) -> RunDirectory:
     return RunDirectory(folder / "runs/job")
 
 
-def dkrr(*arguments: str, slow: bool = False, seconds: float = 60.0, **environment: str) -> Run:
-    return Command([*arguments], failpoints=SLOW if slow else "", environment={**STALE, **environment}).run(seconds)
+def dkrr(*arguments: str, seconds: float = 60.0) -> Run:
+    return Command([*arguments], environment=STALE).run(seconds)
 
 
-def in_mid_factorisation(run: RunDirectory, folder: Path) -> Status:
-    """Wait until some tiles of the factor are there and others are not, and the status, a little later, says so."""
-    found: list[Status] = []
-
-    def is_there() -> bool:
-        found[:] = [read_status(run)]
-        return 5 <= len(tile_times(folder)) < 45 and found[0].phase == "factorise" and found[0].tasks_done > 0
-
-    wait_until(is_there, 90)
-    return found[0]
-
-
-def tiles(folder: Path) -> dict[str, bytes]:
+def tiles(folder: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Every tile of the factor; sums that wait for their last terms are none."""
-    return {key: data for key, data in contents(folder / "runs/store/factors").items() if "-sums" not in key}
-
-
-def tile_times(folder: Path) -> dict[str, int]:
-    """When each of them was written."""
-    return {key: written for key, written in times(folder / "runs/store/factors").items() if "-sums" not in key}
-
-
-def check_same(folder: Path, undisturbed: Path) -> None:
-    """One factor, one model, and both as if nothing had happened."""
-    assert tiles(folder) == tiles(undisturbed)
-    for name in ("X_fit", "dual_coef"):
-        assert contents(folder / "runs/job/model.zarr" / name) == contents(undisturbed / "runs/job/model.zarr" / name)
-    assert verify(str(folder / "runs/job")) == []
-    assert not list((folder / "runs").rglob("*.partial"))
+    return {key: found for key, found in read(folder / "runs/store/factors").items() if "-sums" not in key}
 
 
 @pytest.mark.short
-def test_a_run_outlives_the_shell_that_submitted_it(folder: Path, run: RunDirectory, undisturbed: Path) -> None:
-    environment = {
-        **os.environ,
-        **STALE,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "DKRR_FAILPOINTS": SLOW,
-        "AWS_SECRET_ACCESS_KEY": CANARY,
-        "DKRR_CANARY": CANARY,
-    }
+def test_a_run_outlives_the_shell_and_the_driver(folder: Path, run: RunDirectory, undisturbed: Path) -> None:
+    secrets = {"AWS_SECRET_ACCESS_KEY": CANARY, "DKRR_CANARY": CANARY, "DKRR_FAILPOINTS": SLOW}
+    environment = {**os.environ, **STALE, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **secrets}
     script = f"{sys.executable} -m dkrr.cli submit job.toml; echo code $?"
     shell = subprocess.Popen(
         ["sh", "-c", script], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -126,140 +93,32 @@ def test_a_run_outlives_the_shell_that_submitted_it(folder: Path, run: RunDirect
     assert out == "job\ncode 0\n"
     with contextlib.suppress(ProcessLookupError):  # what a terminal does to its programs when it is closed
         os.killpg(shell.pid, signal.SIGHUP)
-    status = in_mid_factorisation(run, folder)
-    assert (status.state, status.num_workers) == ("running", 2)
-    assert 0 < status.tasks_done < status.tasks_total
-    assert status.tasks_total >= NUM_TILES
+    wait_until(lambda: len(tiles(folder, times)) >= 5 and read_status(run).tasks_done > 0, 90)
+    status = read_status(run)
+    assert (status.state, status.phase, status.num_workers) == ("running", "factorise", 2)
     driver = psutil.Process((status.driver or {})["pid"])
     assert os.getsid(driver.pid) == driver.pid
-    text = dkrr("status", "job").out
-    assert re.search("^  phase +factorise: ", text, re.MULTILINE)
-    assert f"of {status.tasks_total} tasks" in text
-    again = dkrr("submit", "job.toml")
-    assert (again.code, again.out) == (0, "job\n")
-    assert "job is running already" in again.err
+    assert "job is running already" in dkrr("submit", "job.toml").err
     assert dkrr("fit", "job.toml").code == 8
-    waited = dkrr("wait", "job", seconds=120)
-    assert waited.code == 0, waited.err
-    assert re.search("^  state +finished$", dkrr("status", "job").out, re.MULTILINE)
-    assert run.read_bytes("job.toml") == JOB.encode()
-    check_same(folder, undisturbed)
-    for path in folder.rglob("*"):
-        assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
-    assert dkrr("submit", "job.toml").out.splitlines()[1].split() == ["state", "finished"]
-
-
-def test_a_driver_that_is_killed_is_lost_and_resumed(folder: Path, run: RunDirectory, undisturbed: Path) -> None:
-    assert dkrr("submit", "job.toml", slow=True).code == 0
-    status = in_mid_factorisation(run, folder)
-    os.kill((status.driver or {})["pid"], signal.SIGKILL)
+    driver.kill()
     waited = dkrr("wait", "job")
-    assert waited.code == 75
-    assert "is gone" in waited.err
-    assert "`dkrr resume job` continues it" in waited.err
+    assert (waited.code, "is gone" in waited.err, "`dkrr resume job` continues it" in waited.err) == (75, True, True)
     assert json.loads(dkrr("status", "job", "--json").out)["state"] == "lost"
-    before = tile_times(folder)
+    before = tiles(folder, times)
     assert len(before) < NUM_TILES
     assert dkrr("resume", "job").out == "job\n"
-    assert dkrr("wait", "job", seconds=120).code == 0
-    after = tile_times(folder)
+    waited = dkrr("wait", "job", seconds=120)
+    assert waited.code == 0, waited.err
+    after = tiles(folder, times)
     assert {key: after[key] for key in before} == before, "valid tiles were written again"
     assert (run.read("result.json") or {})["tiles_computed"] == NUM_TILES - len(before)
-    assert read_status(run).epoch == 2
-    check_same(folder, undisturbed)
-
-
-def wait_until_stopped(pid: int) -> None:
-    wait_until(lambda: psutil.Process(pid).status() == "stopped", 90)
-
-
-@pytest.mark.parametrize("wakes", ["after the other has finished", "while the other works"])
-def test_a_driver_that_was_stopped_and_replaced_ends_with_8(
-    wakes: str, folder: Path, run: RunDirectory, undisturbed: Path
-) -> None:
-    first = Command(["fit", "job.toml"], failpoints=SLOW, environment=STALE).start()
-    in_mid_factorisation(run, folder)
-    os.kill(first.pid, signal.SIGSTOP)
-    wait_until_stopped(first.pid)
-    wait_until(lambda: json.loads(dkrr("status", "job", "--json").out)["state"] == "lost", 60)
-    assert dkrr("resume", "job", slow=wakes.startswith("while")).code == 0
-    if wakes.startswith("while"):
-        wait_until(lambda: read_status(run).epoch == 2 and read_status(run).state == "running", 60)
-    else:
-        assert dkrr("wait", "job", seconds=120).code == 0
-    before = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
-    os.kill(first.pid, signal.SIGCONT)
-    ended = finish(first, 60)
-    assert ended.code == 8, ended.err
-    assert "was taken over by process" in ended.err
-    if wakes.startswith("while"):
-        assert dkrr("wait", "job", seconds=120).code == 0
-    else:
-        after = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
-        assert after == before, "the first driver changed something"
-    status = read_status(run)
-    assert (status.state, status.epoch, status.exit_code) == ("finished", 2, 0)
-    check_same(folder, undisturbed)
-
-
-@pytest.mark.parametrize("site", ["model.before_pointer:@1", "model.after_pointer:@1"])
-def test_wherever_it_stops(site: str, folder: Path, run: RunDirectory, undisturbed: Path) -> None:
-    """The driver stops itself right before or after its model appears, and goes on when the run is finished."""
-    first = Command(["fit", "job.toml"], environment=STALE)
-    first.failpoints = f"{site}:sigstop"
-    process = first.start()
-    wait_until_stopped(process.pid)
-    assert dkrr("fit", "job.toml", seconds=120).code == 0
-    before = {
-        path: path.read_bytes()
-        for path in (folder / "runs").rglob("*")
-        if path.is_file() and ".partial" not in str(path)  # what it had prepared; it clears that away
-    }
-    os.kill(process.pid, signal.SIGCONT)
-    ended = finish(process, 60)
-    assert ended.code == 8, ended.err
-    assert {path: path.read_bytes() for path in before} == before
-    check_same(folder, undisturbed)
-
-
-def test_cancel_and_resume(folder: Path, run: RunDirectory, undisturbed: Path) -> None:
-    assert dkrr("submit", "job.toml", slow=True).code == 0
-    in_mid_factorisation(run, folder)
-    started = time.monotonic()
-    assert dkrr("cancel", "job").code == 0
-    waited = dkrr("wait", "job")
-    assert waited.code == 75, waited.err
-    assert "cancelled" in waited.err
-    seconds = time.monotonic() - started
-    assert seconds < 30, f"{seconds:.1f} s from the request to the end"
-    before = tile_times(folder)
-    time.sleep(2)
-    assert tile_times(folder) == before, "tiles are written after the end"
-    assert len(before) < NUM_TILES
-    assert read_status(run).state == "cancelled"
-    assert dkrr("resume", "job").code == 0
-    assert dkrr("wait", "job", seconds=120).code == 0
-    after = tile_times(folder)
-    assert {key: after[key] for key in before} == before
-    check_same(folder, undisturbed)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_driver_that_gets_a_signal_is_interrupted(number: int, folder: Path, run: RunDirectory) -> None:
-    assert dkrr("submit", "job.toml", slow=True).code == 0
-    status = in_mid_factorisation(run, folder)
-    os.kill((status.driver or {})["pid"], number)
-    assert dkrr("wait", "job").code == 75
-    assert read_status(run).state == "interrupted"
-    assert "hint: start the same command again" in (run.read_bytes("driver.log") or b"").decode()
-
-
-def test_what_goes_wrong_in_the_background_is_told(folder: Path, run: RunDirectory) -> None:
-    (folder / "job.toml").write_text(JOB.replace("generate:friedman?n=640&d=5&seed=0", "nothing.csv"))
-    assert dkrr("submit", "job.toml").code == 0
-    waited = dkrr("wait", "job")
-    assert waited.code == 4
-    assert "nothing.csv" in waited.err
-    (folder / "job.toml").write_text(JOB)  # it never had a plan, so the corrected job may have the directory
-    assert dkrr("submit", "job.toml").code == 0
-    assert dkrr("wait", "job", seconds=120).code == 0
+    assert (read_status(run).epoch, run.read_bytes("job.toml")) == (2, JOB.encode())
+    # one factor, one model, and both as if nothing had happened
+    assert tiles(folder, contents) == tiles(undisturbed, contents)
+    for name in ("X_fit", "dual_coef"):
+        assert contents(folder / "runs/job/model.zarr" / name) == contents(undisturbed / "runs/job/model.zarr" / name)
+    assert verify(str(folder / "runs/job")) == []
+    for path in folder.rglob("*"):
+        assert ".partial" not in path.name
+        assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
+    assert dkrr("submit", "job.toml").out.splitlines()[1].split() == ["state", "finished"]

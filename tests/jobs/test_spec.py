@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import string
 import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.errors import JobFileError
-from dkrr.fit.choices import SolverChoice
-from dkrr.jobs import toml
 from dkrr.jobs.spec import JobSpec
 
 FULL = """\
@@ -68,56 +64,6 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
     path = folder / name
     path.write_text(text)
     return path
-
-
-def with_section(**sections: dict[str, Any]) -> dict[str, Any]:
-    return {"data": {"path": "train.csv"}, **sections}
-
-
-def test_a_full_file(tmp_path: Path) -> None:
-    spec = JobSpec.load(write(tmp_path, FULL))
-    written = tomllib.loads(FULL)
-    for table in ("evaluate", "solver", "model"):
-        assert written[table].items() <= spec.to_dict()[table].items()
-    assert (spec.data.path, spec.data.features) == (str(tmp_path / "train.csv.gz"), ["a", 2])
-    assert spec.cluster.memory_limit == 2 * 2**30
-    assert (spec.directory, spec.store) == (str(tmp_path / "runs" / spec.run_id), str(tmp_path / "runs/store"))
-
-
-def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
-    spec = JobSpec.load(write(tmp_path, '[data]\npath = "x.zarr"\n', "pol.toml"))
-    assert spec.evaluate is None
-    assert (spec.data.header, spec.data.standardize, spec.data.one_hot) == ("auto", False, False)
-    assert (spec.model.kernel, spec.model.alpha, spec.model.gamma) == ("linear", 1.0, None)
-    assert spec.solver.choice() == SolverChoice()
-    assert (spec.cluster.scheduler, spec.cluster.workers, spec.cluster.memory_limit) == ("local", None, "auto")
-    assert (spec.directory, spec.store) == (str(tmp_path / "runs/pol"), str(tmp_path / "runs/store"))
-
-
-def test_paths_mean_the_folder_of_the_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "jobs").mkdir()
-    text = '[data]\npath = "../x.npy"\n[evaluate]\nmask = "masks/m.csv"\n[cluster]\nscheduler = "s.json"\n'
-    path = write(tmp_path / "jobs", text)
-    monkeypatch.chdir(tmp_path)
-    for given_path in (path, path.relative_to(tmp_path)):
-        spec = JobSpec.load(given_path)
-        assert spec.data.path == str(tmp_path / "x.npy")
-        assert spec.evaluate is not None
-        assert spec.evaluate.mask == str(tmp_path / "jobs/masks/m.csv")
-        assert spec.cluster.scheduler == str(tmp_path / "jobs/s.json")
-
-
-def test_sums_and_products_of_kernels(tmp_path: Path) -> None:
-    text = (
-        '[data]\npath = "x.npy"\n[model.kernel]\n'
-        'sum = [{product = [2.0, {kernel = "rbf", gamma = 0.5}]}, "linear",'
-        ' {kernel = "poly", degree = 2, coef0 = 0.5}]\n'
-    )
-    kernel = JobSpec.load(write(tmp_path, text)).model.build_kernel().resolve(2)
-    rows = np.array([[0.0, 1.0], [2.0, 1.5]])
-    dot = 1.5
-    expected = 2 * math.exp(-0.5 * 4.25) + dot + (0.5 * dot + 0.5) ** 2
-    assert kernel(rows, rows)[0, 1] == pytest.approx(expected, rel=1e-14)
 
 
 MISTAKES = [
@@ -340,8 +286,3 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
     max_leaves=6,
 )
-
-
-@given(st.dictionaries(st.text(), st.dictionaries(st.text(), values, max_size=3), max_size=3))
-def test_toml_text_reads_back(document: dict[str, Any]) -> None:
-    assert tomllib.loads(toml.dumps(document)) == document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -34,22 +33,6 @@ def test_addresses_in_memory_can_be_opened_by_anybody() -> None:
     assert job.store == "s3://bucket/runs/store" + QUERY
     assert job.run_id == "demo"
     assert parse_address(job.data.path).settings == StorageSettings(**STORAGE)
-
-
-def test_a_written_job_has_plain_addresses() -> None:
-    job = JobSpec.from_dict(document())
-    written = job.to_dict()
-    assert written["data"]["path"] == "s3://bucket/data/d.zarr"
-    assert written["output"]["directory"] == "s3://bucket/runs/demo"
-    assert "?" not in job.to_toml()
-    assert JobSpec.from_dict(json.loads(json.dumps(written))) == job
-
-
-def test_an_address_may_bring_its_own_settings() -> None:
-    own = "s3://other/d.zarr?region=us-1"
-    job = JobSpec.from_dict(document(data={"path": own}))
-    assert job.data.path == own
-    assert job.to_dict()["data"]["path"] == own
 
 
 @pytest.mark.parametrize(

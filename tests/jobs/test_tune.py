@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from dkrr import JobFileError
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.tune import TuneSummary, draw_search, tune_job
+from dkrr.jobs.tune import TuneSummary, tune_job
 
 N = 300
 TUNE = {"kernels": ["rbf"], "search_rows": [60, 120], "rows": 200}
@@ -79,26 +78,6 @@ def test_the_job_can_be_fitted(summary: TuneSummary, folder: Path) -> None:
     assert fitted.score.value("rmse") < 0.8  # the noise is 0.5, the deviation of the target about 5
     assert fitted.score.rmse_whitened is not None
     assert abs(fitted.score.rmse_whitened[0] - summary.result.best.loo_rmse) < 0.06
-
-
-def test_what_else_is_written(summary: TuneSummary, folder: Path) -> None:
-    lines = (folder / "best.trials.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == summary.result.records
-    search = json.loads((folder / "best.search.json").read_text())
-    assert (search["num_rows"], search["feature_names"]) == (240, ["a", "b", "c"])
-    assert (search["best"], search["slices"]) == (summary.result.best.to_dict(), summary.result.slices)
-    picture = folder / "best.search.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size > 20_000
-    before = picture.read_bytes()
-    draw_search(search, str(picture))
-    assert picture.read_bytes() == before
-
-
-def test_options_instead_of_the_table(job: JobSpec, folder: Path) -> None:
-    found = tune_job(job, folder / "few.toml", rows=50, seed=9, budget_seconds=100.0, picture=False)
-    assert (found.settings.search_rows, found.settings.seed, found.result.best.num_rows) == ((50,), 9, 50)
-    assert "seed 9" in (folder / "few.toml").read_text()
 
 
 def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:

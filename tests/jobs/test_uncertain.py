@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from dkrr import KernelRidge, load_model
-from dkrr.cli import main
-from dkrr.errors import StoreError
-from dkrr.jobs.predict import Extras, evaluate_job, predict_job
+from dkrr.jobs.predict import evaluate_job
 from dkrr.jobs.run import fit_job
 from tests.jobs.helpers import Make, job_maker
 
@@ -74,31 +71,3 @@ def test_a_job_with_intervals_counts_held_out_rows_and_keeps_quantiles(make: Mak
     # the command counts 90 % unless told
     np.savetxt(tmp_path / "new.csv", np.column_stack([X, Y]), delimiter=",", header="a,b,c,y", comments="")
     assert 0.8 < evaluate_job(summary.model_path, str(tmp_path / "new.csv"))["inside 90.0% intervals"] <= 1
-
-
-def test_a_model_without_its_factor_says_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.models.uncertainty.MAX_DENSE_ROWS", 10)
-    summary = fit_job(make(output={"keep": "model"}))
-    np.save(tmp_path / "new.npy", X)
-    output = str(tmp_path / "out.npy")
-    with pytest.raises(StoreError, match="needs a float64 Cholesky factor"):
-        predict_job(summary.model_path, str(tmp_path / "new.npy"), output, extras=Extras(std=True))
-    assert not Path(f"{output}.work").exists()
-    # intervals of constant width need none
-    predict_job(summary.model_path, str(tmp_path / "new.npy"), output, extras=Extras(interval=0.9))
-    assert np.load(output).shape == (N, 3)
-
-
-def test_the_command_line_has_the_columns(make: Make, tmp_path: Path) -> None:
-    summary = fit_job(make())
-    np.savetxt(tmp_path / "new.csv", X[:20], delimiter=",", header="a,b,c", comments="")
-    arguments = ["predict", summary.model_path, tmp_path / "new.csv", "-o", tmp_path / "out.csv", "--interval", "0.9"]
-    result = CliRunner().invoke(main, [str(item) for item in [*arguments, "--std"]])
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "out.csv").read_text().splitlines()[0] == '"y","y_std","y_lower","y_upper"'
-    result = CliRunner().invoke(main, [str(item) for item in [*arguments, "--noise"]])
-    assert result.exit_code == 2
-    assert "--noise without --std" in result.stderr
-    result = CliRunner().invoke(main, [str(item) for item in arguments[:-1]] + ["1.5"])
-    assert result.exit_code == 2
-    assert "between 0 and 1" in result.stderr

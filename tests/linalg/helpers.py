@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.tiles import TileGrid, TileMatrix
+from tests.faults import InTurn
 
 
 def rows(folder: Path, n: int = 250, d: int = 4, t: int = 3, weights: bool = False, seed: int = 0) -> Dataset:
@@ -62,3 +64,21 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and "c" in path.relative_to(folder).parts
     }
+
+
+class Apart:
+    """Runs tasks here, but is not known to: what they exchange passes through the store, as between processes.
+
+    Parameters
+    ----------
+    around
+        Makes a task function of a phase into another one.
+    """
+
+    num_threads = 2
+
+    def __init__(self, around: Callable[[str, Any], Any] = lambda phase, function: function) -> None:
+        self.around = around
+
+    def run(self, phase: str, function: Any, payload: Any, nodes: Any, progress: Any = None) -> Any:
+        return InTurn().run(phase, self.around(phase, function), payload, nodes, progress)

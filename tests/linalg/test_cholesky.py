@@ -70,12 +70,6 @@ def test_the_failing_row_is_named_also_at_tile_borders(tmp_path: Path, row: int)
     factor_of(given.with_alpha(error.suggested_alpha), tmp_path / "again")
 
 
-def test_an_indefinite_kernel_has_no_factor(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    with pytest.raises(NotPositiveDefiniteError, match="indefinite kernel"):
-        factor_of(operator(dataset, kernel="sigmoid", gamma=2.0, alpha=1e-6), tmp_path)
-
-
 def test_resume_computes_only_what_is_missing_and_gives_the_same_bytes(tmp_path: Path) -> None:
     dataset = rows(tmp_path)
     system = operator(dataset)
@@ -90,17 +84,6 @@ def test_resume_computes_only_what_is_missing_and_gives_the_same_bytes(tmp_path:
     assert {key: value[0] for key, value in after.items()} == {key: value[0] for key, value in before.items()}
     rewritten = {key for key in after if after[key][1] != before[key][1]}
     assert rewritten == {"c/3/1", "c/2/2"}
-
-
-@pytest.mark.parametrize("damage", [flip, truncate])
-def test_a_damaged_tile_that_is_needed_is_computed_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    system = operator(rows(tmp_path))
-    factor = factor_of(system, tmp_path)
-    before = contents(tmp_path / "L.zarr")
-    damage(tmp_path / "L.zarr/c/2/1")
-    factor.delete(3, 2)  # its recomputation reads (2, 1)
-    factorise(system, factor, InProcessExecutor())
-    assert contents(tmp_path / "L.zarr") == before
 
 
 class Workers(InProcessExecutor):

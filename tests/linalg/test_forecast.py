@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
+from dkrr.errors import ConvergenceError
 from dkrr.linalg.cg.solver import Forecast
 from dkrr.linalg.solution import Foreseen
 
@@ -24,6 +27,9 @@ def forecast(residuals: list[float], foreseen: Foreseen | None = None, limit: in
     for number, value in enumerate(residuals, 1):
         found.add(number, value)
     return found
+
+
+PLAN = Foreseen(low=2, high=8)
 
 
 def falling(count: int, rate: float = 0.5) -> list[float]:
@@ -48,13 +54,19 @@ def test_the_plan_speaks_before_the_residuals() -> None:
     assert forecast(falling(40, 0.9), plan, limit=100).total == 100
 
 
-def test_an_iteration_is_slow_when_another_way_is_done_sooner() -> None:
-    plan = Foreseen(low=2, high=8)
-    slow = falling(17, 0.9)  # about 158 more, 316 s
-    assert forecast(slow, plan).too_slow(17, lambda: 300.0)
-    assert not forecast(slow, plan).too_slow(17, lambda: 330.0)
-    assert not forecast(slow[:16], plan).too_slow(16, lambda: 0.1)  # not yet twice the upper end
-    assert not forecast(slow, plan).too_slow(17, lambda: None)
-    assert not forecast(slow, plan).too_slow(17, None)
-    assert not forecast(slow).too_slow(17, lambda: 0.1)
-    assert forecast([0.5] * 17, plan).too_slow(17, lambda: 1e6)
+@pytest.mark.parametrize(
+    ("residuals", "plan", "price", "slow"),
+    [
+        (falling(17, 0.9), PLAN, 300.0, True),  # about 158 more, 316 s
+        (falling(17, 0.9), PLAN, 330.0, False),
+        (falling(16, 0.9), PLAN, 0.1, False),  # not yet twice the upper end
+        (falling(17, 0.9), PLAN, None, False),
+        (falling(17, 0.9), None, 0.1, False),
+        ([0.5] * 17, PLAN, 1e6, True),
+    ],
+)
+def test_an_iteration_is_slow_when_another_way_is_done_sooner(
+    residuals: list[float], plan: Foreseen | None, price: float | None, slow: bool
+) -> None:
+    with pytest.raises(ConvergenceError, match="at most 8 were foreseen") if slow else nullcontext():
+        forecast(residuals, plan).check(len(residuals), np.array(residuals[-1:]), lambda: price)

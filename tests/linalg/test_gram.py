@@ -13,7 +13,6 @@ import dkrr
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.linalg.gram import build_gram
 from dkrr.tiles import TileMatrix
-from tests.faults import swap
 from tests.linalg.helpers import assembled, operator, rows, snapshot
 from tests.reference import reference_kernel
 
@@ -55,15 +54,3 @@ def test_a_lazy_symmetric_matrix_whose_tiles_are_stored_once(tmp_path: Path) -> 
     np.testing.assert_array_equal(corner, full[:64, 64:128])
     np.testing.assert_allclose(full, dkrr.make_kernel("rbf", gamma=0.3)(x, x), atol=1e-13)
     np.testing.assert_array_equal(np.diag(full), np.ones(210))
-
-
-def test_a_swapped_tile_is_found_by_its_entries(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset)
-    gram = TileMatrix.create(tmp_path / "K.zarr", system.grid, dtype="float64")
-    build_gram(system, gram, InProcessExecutor())
-    before = snapshot(tmp_path / "K.zarr")
-    swap(tmp_path / "K.zarr/c/1/0", tmp_path / "K.zarr/c/2/1")
-    assert build_gram(system, gram, InProcessExecutor()).num_computed == 2
-    after = snapshot(tmp_path / "K.zarr")
-    assert {name: value[0] for name, value in after.items()} == {name: value[0] for name, value in before.items()}

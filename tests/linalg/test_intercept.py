@@ -10,18 +10,15 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from dkrr.dataset import Dataset, ingest
-from dkrr.errors import DataError, ResidualError
+from dkrr.errors import DataError
 from dkrr.fit.fitting import FitResult, FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.dense import fit_dense
-from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.targets import centre_dataset, centre_targets, right_hand_sides
-from tests.linalg.given import store_given_matrix
 from tests.linalg.helpers import operator, rows
-from tests.linalg.test_mixed import Stopping
 from tests.linalg.test_solve import workspace
 from tests.reference import dense_bordered
 
@@ -96,39 +93,6 @@ def test_every_solver_agrees_with_the_dense_bordered_system(
     assert not list((tmp_path / "store/solves").iterdir())
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32"])
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("alpha", [[0.1], [0.1, 3.0, 0.1]])
-def test_in_memory(tmp_path: Path, precision: str, weights: bool, alpha: list[float]) -> None:
-    dataset = data(tmp_path, weights=weights)
-    x, y, weight = values(dataset)
-    kernel = operator(dataset).kernel
-    expected, intercept = expected_of(dataset, alpha)
-    tolerance = 1e-10 if precision == "float64" else 2e-4
-    for given in (False, True):
-        matrix = (None, kernel(x, x)) if given else (kernel, x)
-        found = fit_dense(*matrix, y, np.array(alpha), weight, precision, fit_intercept=True)
-        np.testing.assert_allclose(found.dual_coef, expected, rtol=0, atol=tolerance * np.abs(expected).max())
-        np.testing.assert_allclose(found.intercept, intercept, rtol=0, atol=tolerance)
-    assert fit_dense(kernel, x, y, np.array(alpha), weight, precision).intercept is None
-
-
-@pytest.mark.parametrize(("solver", "weights"), [("cholesky", False), ("cg", True)])
-def test_a_given_matrix(tmp_path: Path, solver: str, weights: bool) -> None:
-    dataset = data(tmp_path, weights=weights)
-    x, y, weight = values(dataset)
-    work = workspace(tmp_path)
-    holder, given, digest = store_given_matrix(operator(dataset).kernel(x, x), y, weight, work.store, TILE)
-    chosen = FitSettings(
-        kernel=None, alpha=(0.1,), tile_size=TILE, gram="stored", solver=solver, iterative=TIGHT, fit_intercept=True
-    )
-    with fit_rows(holder, chosen, work, given=given, source_digest=digest) as result:
-        found = result.dual_coef.read(0, N)
-    expected, intercept = expected_of(dataset)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
-    np.testing.assert_allclose(result.intercept, intercept, rtol=0, atol=1e-8)
-
-
 @pytest.mark.parametrize("way", ["cholesky", "mixed", "cg"])
 def test_a_number_added_to_a_target_is_added_to_its_intercept(tmp_path: Path, way: str) -> None:
     dataset = data(tmp_path / "a", weights=True)
@@ -144,33 +108,7 @@ def test_a_number_added_to_a_target_is_added_to_its_intercept(tmp_path: Path, wa
     assert max(second.solution.relative_residual) <= (1e-5 if way == "float32" else 1e-11)
 
 
-@pytest.mark.parametrize("way", ["cholesky", "float32", "mixed", "cg"])
-def test_a_constant_target_is_its_intercept(tmp_path: Path, way: str) -> None:
-    rng, constants = np.random.default_rng(1), np.array([1.0, 0.1, -1e200, 0.0])
-    x, weight = rng.standard_normal((N, 3)), 10.0 ** rng.uniform(-2, 2, N) * (np.arange(N) % 5 > 0)
-    # rows without a weight say nothing
-    y = np.where(weight[:, None] > 0, constants, rng.standard_normal((N, 4)))
-    dataset = ingest(x, tmp_path / "rows.zarr", y=np.column_stack([y, np.sin(x[:, 0])]), sample_weight=weight)
-    loose = IterativeSettings(tol=1e-6, rank=40)
-    found, result = fit(tmp_path, dataset, alpha=(1.0,), **{"iterative": loose} | EXACT[way][0])
-    assert not found[:, :4].any()
-    assert result.intercept is not None
-    np.testing.assert_allclose(result.intercept[:4], constants, rtol=1e-15)
-    assert not any(result.solution.relative_residual[:4] + result.solution.backward_error[:4])
-    assert found[:, 4].any()
-
-
 # --- the residual of the whole ----------------------------------------------------------------------------------------
-
-
-def test_a_wrong_tile_shows_in_the_residual(tmp_path: Path) -> None:
-    dataset = data(tmp_path, weights=True)
-    system, work = operator(dataset, alpha=0.1), workspace(tmp_path)
-    factor = CholeskySolver().prepare(system, work, weight_digest=dataset.digest_weight)
-    rhs = right_hand_sides(dataset, system, [0, 1, 2], str(tmp_path / "solve"), centring=centre_dataset(dataset))
-    factor.factor.array.write((3, 1), factor.factor.array.read((2, 0)).copy())
-    with pytest.raises(ResidualError, match="backward error"):
-        factor.solve(rhs, bordered=True)
 
 
 def test_the_residual_is_that_of_both_rows_of_the_system(tmp_path: Path) -> None:
@@ -228,44 +166,6 @@ def test_targets_that_cannot_be_centred(tmp_path: Path) -> None:
         centre_targets(lambda: [(y, None)], 1)
 
 
-# --- conjugate gradients in the plane ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("parameters", [{"solver": "cg"}, {"precision": "mixed"}], ids=str)
-def test_a_warm_start_needs_no_iteration(tmp_path: Path, parameters: dict[str, Any]) -> None:
-    dataset = data(tmp_path, weights=True)
-    found, cold = fit(tmp_path, dataset, iterative=IterativeSettings(tol=1e-8), **parameters)
-    again, warm = fit(tmp_path, dataset, start=found, iterative=IterativeSettings(tol=1e-8), **parameters)
-    assert cold.solution.num_iterations > 1
-    assert warm.solution.num_iterations == 0
-    np.testing.assert_allclose(warm.intercept, cold.intercept, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(again, found, rtol=0, atol=1e-12)
-    # coefficients of a fit without an intercept are a start like any other
-    plain, _ = fit(tmp_path, dataset, fit_intercept=False)
-    again, _ = fit(tmp_path, dataset, start=plain, iterative=TIGHT, **parameters)
-    np.testing.assert_allclose(again, expected_of(dataset)[0], rtol=0, atol=1e-7)
-
-
-# --- keys and interruptions -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("phase", "parameters"),
-    [("solve", {}), ("residual", {}), ("precondition", {"precision": "mixed"})],
-)
-def test_an_interrupted_fit_goes_on_to_the_same_bits(tmp_path: Path, phase: str, parameters: dict[str, Any]) -> None:
-    dataset = data(tmp_path, weights=True)
-    expected, undisturbed = fit(tmp_path / "whole", dataset, **parameters)
-    chosen, work = settings(dataset, **parameters), workspace(tmp_path)
-    work.executor = Stopping(phase, 1)
-    with pytest.raises(KeyboardInterrupt), fit_rows(dataset, chosen, work):
-        pass
-    found, result = fit(tmp_path, dataset, **parameters)
-    assert np.array_equal(found, expected)
-    assert np.array_equal(result.intercept, undisturbed.intercept)
-    assert not list((tmp_path / "store/solves").iterdir())
-
-
 # --- centres in place of rows -----------------------------------------------------------------------------------------
 
 
@@ -311,24 +211,3 @@ def test_nystrom_is_dense_least_squares_with_a_constant(
         assert np.linalg.norm(found - expected) < 1e-7 * np.linalg.norm(expected - expected.mean())
     assert max(result.solution.relative_residual) <= 2e-10
     assert result.solution.num_iterations < 60
-
-
-def test_nystrom_constant_targets(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    x, weight = rng.standard_normal((400, 3)), 10.0 ** rng.uniform(-3, 3, 400)
-    y = np.column_stack([np.ones(400), np.sin(x[:, 0])])
-    dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
-    result = nystrom(tmp_path, dataset, settings(dataset), 40, 1e-6)
-    assert not result.dual_coef[:, 0].any()
-    assert result.intercept is not None
-    assert result.intercept[0] == pytest.approx(1.0, rel=1e-15)
-    assert result.solution.relative_residual[0] == 0
-
-
-def test_nystrom_does_not_depend_on_the_mean_of_a_target(tmp_path: Path) -> None:
-    dataset = data(tmp_path, weights=True, n=500)
-    x, y, weight = values(dataset)
-    shifted = ingest(x, tmp_path / "b.zarr", y=y + 2.0**26, sample_weight=weight)
-    found = [nystrom(tmp_path, each, settings(each), 40, TIGHT.tol) for each in (dataset, shifted)]
-    assert found[0].solution.num_iterations == found[1].solution.num_iterations
-    np.testing.assert_allclose(found[1].intercept - 2.0**26, found[0].intercept, rtol=0, atol=1e-6)

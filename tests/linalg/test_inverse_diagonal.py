@@ -13,8 +13,9 @@ import pytest
 from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import MemoryBudgetError, NumericalError
-from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
-from dkrr.linalg.inference.inverse_diagonal import (
+from dkrr.linalg.factor.direct import (
+    CholeskyFactor,
+    CholeskySolver,
     inverse_diagonal,
     panel_bytes,
     panel_width,

@@ -260,7 +260,7 @@ def test_an_interrupted_fit_goes_on(
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, dataset, Settings(RBF), 60, progress=interrupt)
     passes = 100
-    with caplog.at_level(logging.INFO, "dkrr.linalg.cg.checkpoint"):
+    with caplog.at_level(logging.INFO, "dkrr.linalg.cg"):
         resumed = fit(tmp_path, dataset, Settings(RBF), 60, progress=interrupt)
     assert "going on from the checkpoint" in caplog.text
     assert passes - 100 < undisturbed.solution.num_iterations - 5

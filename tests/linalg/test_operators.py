@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkrr.dataset import append, drop_generations
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import StoreError
 from dkrr.linalg.gram import build_gram
-from dkrr.linalg.operators import open_rows
 from dkrr.tiles import TileMatrix
 from tests.linalg.helpers import dense, operator, rows
 
@@ -57,41 +55,3 @@ def test_rows_that_changed_are_not_the_rows_that_were_meant(tmp_path: Path) -> N
     other = replace(system, rows=replace(system.rows, digest="0" * 64))
     with pytest.raises(StoreError, match="other rows"):
         other.gram_tile(0, 0)
-
-
-def test_the_diagonal_is_exact(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset, alpha=0.0)
-    for i in range(system.grid.num_tiles):
-        assert (np.diag(system.gram_tile(i, i)) == 1.0).all()
-
-
-def test_rows_that_were_appended_since_are_not_seen(tmp_path: Path) -> None:
-    dataset = rows(tmp_path, n=1500, weights=True)
-    reference = operator(dataset).rows
-    assert reference is not None
-    more = np.random.default_rng(4)
-    grown = append(
-        more.standard_normal((90, dataset.num_features)),
-        dataset.path,
-        y=more.standard_normal((90, dataset.num_targets)),
-        sample_weight=more.random(90),
-    )
-    open_rows.cache_clear()
-    found = reference.open()
-    assert (grown.num_rows, found.num_rows, found.digest) == (1590, 1500, dataset.digest)
-    assert (found.records, found.generations) == (dataset.records, dataset.generations)
-    for name in ("x_mean", "x_std", "y_mean", "y_std"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(dataset, name))
-    np.testing.assert_array_equal(reference.root_weight(1400, 1500), np.sqrt(dataset.weight.read(1400, 1500)[:, 0]))  # type: ignore[union-attr]
-    found.verify()
-    with pytest.raises(IndexError):
-        found.X.read(1450, 1550)
-    # nor that some of them went, in a version of their own
-    drop_generations(dataset.path, [1])
-    open_rows.cache_clear()
-    assert (reference.open().num_rows, reference.open().digest) == (1500, dataset.digest)
-    # the same X with other targets is another data set
-    others = replace(reference, facts=(*reference.facts, ("y", "f" * 64, 256)))
-    with pytest.raises(StoreError, match="other rows"):
-        others.open()

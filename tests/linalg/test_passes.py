@@ -12,11 +12,13 @@ import pytest
 from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
+from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.nystrom.solver import fit_nystrom, nystrom_leave_one_out
 from dkrr.linalg.primal.solver import fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from tests.faults import Spoiling, Twice, chunk_files, failing_at, flip
+from tests.linalg.helpers import operator
 from tests.linalg.test_primal import data
 
 LINEAR, RBF = make_kernel("linear"), make_kernel("rbf", gamma=0.3).resolve(4)
@@ -36,6 +38,12 @@ def nystrom(dataset: Dataset, workspace: Workspace) -> Any:
     return fit_nystrom(dataset, RBF, [1e-2], *settings, workspace).dual_coef
 
 
+def product(dataset: Dataset, workspace: Workspace) -> Any:
+    scratch = f"{workspace.store}/solves"
+    v = np.random.default_rng(1).standard_normal((dataset.num_rows, 3))
+    return OperatorProduct(operator(dataset), workspace, scratch, num_blocks=4)(v)
+
+
 def leverages(dataset: Dataset, workspace: Workspace) -> Any:
     rng = np.random.default_rng(3)
     points, coefficients = dataset.X.read(0, 60), rng.standard_normal((60, dataset.num_targets))
@@ -50,6 +58,7 @@ PHASES: list[tuple[Solve, str, int]] = [
     (primal, "primal residual", 1),
     (leave_one_out, "primal hat", 1),
     (nystrom, "nystrom", 3),
+    (product, "multiply", 3),
     (leverages, "leverage", 1),
     (nystrom, "precondition", 2),
 ]
@@ -86,7 +95,7 @@ def test_whatever_travels_is_made_again_when_it_is_damaged(
     assert executor.done
 
 
-@pytest.mark.parametrize("solve", [primal, leave_one_out, nystrom])
+@pytest.mark.parametrize("solve", [primal, leave_one_out, nystrom, product])
 @pytest.mark.parametrize("fault", ["*.after_compute:@2:eio", "chunk.after_write:@3:estale"])
 def test_what_a_device_refuses_once_is_tried_again(
     solve: Solve, fault: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,7 +106,7 @@ def test_what_a_device_refuses_once_is_tried_again(
         assert np.array_equal(solved(solve, dataset, tmp_path), undisturbed)
 
 
-@pytest.mark.parametrize("solve", [primal, leave_one_out, nystrom])
+@pytest.mark.parametrize("solve", [primal, leave_one_out, nystrom, product])
 def test_every_task_may_run_twice(solve: Solve, dataset: Dataset, tmp_path: Path) -> None:
     executor = Twice()
     assert np.array_equal(solved(solve, dataset, tmp_path, executor), solved(solve, dataset, tmp_path))

@@ -110,18 +110,6 @@ def test_sums_of_some_rows_bound_the_norm_from_below(tmp_path: Path, form: str, 
     assert norm / 2 <= found.max() <= norm * (1 + 1e-12)
 
 
-def test_more_columns_than_a_block_and_a_float32_solution(tmp_path: Path) -> None:
-    system, a = system_of(tmp_path, "rbf", weights=False, n=100)
-    rng = np.random.default_rng(0)
-    rhs, u = rng.standard_normal((100, 300)), rng.standard_normal((100, 300)).astype(np.float32)
-    norms = residual_norms(
-        system, on_disk(tmp_path, "rhs", system, rhs), on_disk(tmp_path, "u", system, u, "float32"), work(), ""
-    )
-    relative, backward = expected_norms(a, rhs, u.astype(np.float64))
-    np.testing.assert_allclose(norms.relative_residual, relative, rtol=1e-10)
-    np.testing.assert_allclose(norms.backward_error, backward, rtol=1e-10)
-
-
 def test_a_residual_near_rounding_and_zero_targets(tmp_path: Path) -> None:
     system, a = system_of(tmp_path, "rbf", weights=True)
     rhs = np.random.default_rng(0).standard_normal((250, 2))
@@ -134,14 +122,3 @@ def test_a_residual_near_rounding_and_zero_targets(tmp_path: Path) -> None:
     u[3, 1] = 1.0
     norms = residual_norms(system, on_disk(tmp_path, "rhs", system, rhs), on_disk(tmp_path, "v", system, u), work(), "")
     assert norms.relative_residual[1] == np.inf
-
-
-def test_stored_tiles_are_not_read(tmp_path: Path) -> None:
-    system, _ = system_of(tmp_path, "rbf", weights=False)
-    stored = replace(system, gram=TileMatrix.create(str(tmp_path / "K.zarr"), system.grid, dtype="float64"))
-    ones = np.ones((250, 1))
-    blocks = on_disk(tmp_path, "rhs", system, ones), on_disk(tmp_path, "u", system, ones)
-    assert (
-        residual_norms(stored, *blocks, work(), "").backward_error
-        == residual_norms(system, *blocks, work(), "").backward_error
-    )

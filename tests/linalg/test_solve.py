@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import ResidualError
-from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.factor.dense import fit_dense
@@ -38,59 +36,6 @@ def test_solution_matches_a_dense_solve(tmp_path: Path, n: int, num_targets: int
     np.testing.assert_allclose(u.whole(), expected, rtol=1e-9, atol=1e-9)
     assert max(solution.relative_residual) < 1e-12
     assert len(solution.backward_error) == num_targets
-
-
-def test_the_residual_is_the_true_one(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset, alpha=0.1)
-    work = workspace(tmp_path)
-    factor = CholeskySolver().prepare(system, work)
-    # another factor's tile passes its checksum, and the answer it gives does not pass the residual
-    source = factor.factor.array.read((2, 0)).copy()
-    factor.factor.array.write((3, 1), np.where(np.isnan(source), np.nan, source))
-    values = np.random.default_rng(0).standard_normal((250, 1))
-    with pytest.raises(ResidualError, match="backward error"):
-        factor.solve(right_hand_sides(tmp_path, system.grid, values))
-
-
-def test_a_tile_deleted_between_phases_is_computed_again(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    system = operator(dataset, alpha=0.1)
-    factor = CholeskySolver().prepare(system, workspace(tmp_path))
-    factor.factor.delete(2, 1)
-    values = np.random.default_rng(0).standard_normal((250, 2))
-    u = factor.solve(right_hand_sides(tmp_path, system.grid, values))[0]
-    np.testing.assert_allclose(u.whole(), np.linalg.solve(dense(system, dataset), values), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("alpha", [(0.1,), (0.1, 3.0, 0.1)])
-@pytest.mark.parametrize("gram", ["stored", "on_the_fly"])
-@pytest.mark.parametrize("weights", [False, True])
-def test_fit_rows_one_alpha_per_target(tmp_path: Path, alpha: tuple[float, ...], gram: str, weights: bool) -> None:
-    dataset = rows(tmp_path, weights=weights)
-    system = operator(dataset)
-    settings = FitSettings(kernel=system.kernel, alpha=alpha, tile_size=64, gram=gram)
-    work = workspace(tmp_path)
-    with fit_rows(dataset, settings, work) as result:
-        found = result.dual_coef.read(0, 250)
-    y = dataset.y.read(0, 250)
-    root = np.ones(250) if dataset.weight is None else np.sqrt(dataset.weight.read(0, 250)[:, 0])
-    for target in range(3):
-        value = alpha[target % len(alpha)]
-        expected = root * np.linalg.solve(dense(system.with_alpha(value), dataset), root * y[:, target])
-        np.testing.assert_allclose(found[:, target], expected, rtol=1e-9, atol=1e-10)
-    assert len(result.factors) == len(set(alpha))
-    assert not list((tmp_path / "store/solves").iterdir())
-    if weights:
-        assert not found[::7].any()
-
-
-def test_float32_answers_are_held_to_the_bar_of_float32(tmp_path: Path) -> None:
-    dataset = rows(tmp_path)
-    settings = FitSettings(kernel=operator(dataset).kernel, alpha=(1.0,), tile_size=64, precision="float32")
-    with fit_rows(dataset, settings, workspace(tmp_path)) as result:
-        assert 1e-9 < max(result.solution.relative_residual) < 1e-4
-        assert result.solution.precision == "float32"
 
 
 def test_a_zero_target_has_zero_coefficients_and_residual() -> None:

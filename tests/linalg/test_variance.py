@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from dkrr.engine.tasks import InProcessExecutor
-from dkrr.errors import DamagedChunkError
 from dkrr.kernels import make_kernel
 from dkrr.linalg.factor.dense import DenseFactor
 from dkrr.linalg.factor.direct import CholeskySolver
 from dkrr.linalg.inference.variance import VarianceSystem, maximum_likelihood_scale
 from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.workspace import Workspace
-from tests.faults import flip
 from tests.linalg.helpers import dense, operator, rows
 
 
@@ -76,22 +74,6 @@ def test_blocks_of_rows_do_not_matter(tmp_path: Path, monkeypatch: pytest.Monkey
     whole = found.variance(z)
     monkeypatch.setattr("dkrr.linalg.inference.variance.block_rows", lambda n: 9)
     np.testing.assert_allclose(found.variance(z), whole, rtol=1e-12)
-
-
-def test_at_a_training_row_without_noise_nothing_is_left_but_rounding(tmp_path: Path) -> None:
-    found, _, _ = system(tmp_path, 64, alpha=1e-10, gamma=2.0)
-    x = found.x.read(0, 250)
-    values = found.variance(x)
-    assert (values >= 0).all()
-    assert values.max() < 1e-6
-
-
-def test_a_damaged_tile_is_named(tmp_path: Path) -> None:
-    found, _, _ = system(tmp_path, 64)
-    flip(next((tmp_path / "store" / "factors").glob("*.zarr")) / "c" / "2" / "1")
-    with pytest.raises(DamagedChunkError) as error:
-        found.variance(np.zeros((1, 4)))
-    assert error.value.index == (2, 1)
 
 
 @pytest.mark.parametrize(("weights", "intercept"), [(False, False), (True, False), (False, True), (True, True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -58,32 +59,21 @@ def test_right_tiles_agree_with_room_to_spare(tmp_path: Path, kernel: str, dtype
         assert factor_sample_agrees(system, factor, i, j)
 
 
-@pytest.mark.parametrize("gamma", [None, 4.0])
-def test_every_exchange_of_two_gram_tiles_is_found(tmp_path: Path, gamma: float | None) -> None:
-    """Also of a short-ranged kernel, most of whose entries are nearly zero."""
-    system = operator(rows(tmp_path, n=256), gamma=gamma)
-    gram = gram_of(system, tmp_path / "K")
-    tiles = list(system.grid.lower())
-    for number, first in enumerate(tiles):
-        for second in tiles[:number]:
-            paths = [tmp_path / "K/c" / str(i) / str(j) for i, j in (first, second)]
-            swap(*paths)
-            assert not gram_samples_agree(system, gram, *first), (first, second)
-            assert not gram_samples_agree(system, gram, *second), (first, second)
-            swap(*paths)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_every_exchange_of_two_factor_tiles_is_found_at_the_first_of_them(tmp_path: Path, dtype: str) -> None:
-    system = operator(rows(tmp_path, n=256), alpha=1e-2)
-    factor = factor_of(system, tmp_path / "L", dtype)
-    tiles = list(system.grid.lower())  # in the order in which a continued factorisation meets them
-    for number, second in enumerate(tiles):
-        for first in tiles[:number]:
-            paths = [tmp_path / "L/c" / str(i) / str(j) for i, j in (first, second)]
-            swap(*paths)
-            assert not factor_sample_agrees(system, factor, *first), (first, second)
-            swap(*paths)
+@pytest.mark.parametrize(
+    ("kind", "option"), [("gram", None), ("gram", 4.0), ("factor", "float64"), ("factor", "float32")]
+)
+def test_every_exchange_of_two_tiles_is_found(tmp_path: Path, kind: str, option: Any) -> None:
+    """Also of a short-ranged kernel, most of whose entries are nearly zero; of a factor at the first of them."""
+    system = operator(rows(tmp_path, n=256), gamma=option if kind == "gram" else None)
+    path, is_gram = tmp_path / "M", kind == "gram"
+    matrix = gram_of(system, path) if is_gram else factor_of(system, path, option)
+    agrees = gram_samples_agree if is_gram else factor_sample_agrees
+    for first, second in combinations(system.grid.lower(), 2):  # as a continued factorisation meets them
+        paths = [path / "c" / str(i) / str(j) for i, j in (first, second)]
+        swap(*paths)
+        assert not agrees(system, matrix, *first), (first, second)
+        assert not (is_gram and agrees(system, matrix, *second)), (first, second)
+        swap(*paths)
 
 
 # --- everything at a place --------------------------------------------------------------------------------------------
@@ -106,8 +96,7 @@ def test_of_a_row_of_wrong_tiles_the_first_is_named(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("kind", ["grams", "factors"])
+@pytest.mark.parametrize(("kind", "weights"), [("grams", False), ("factors", True)])
 def test_info_finds_the_rows_of_a_store_and_compares(tmp_path: Path, kind: str, weights: bool) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/unrelated.zarr").mkdir()

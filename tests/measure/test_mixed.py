@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,12 +18,25 @@ from dkrr.engine.tasks import DaskExecutor
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
 from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
-from dkrr.linalg.sizes import choose_tile_size
 from dkrr.linalg.solution import IterativeSettings, Solution
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Workspace, choose_tile_size
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.measure.figures import Judge, scaled
-from tests.test_parity import REAL, whitened
+
+REAL = ("pol", "elevators", "bike")
+
+
+def whitened(folder: Path, num_train: int | None = None, num_test: int | None = None) -> tuple[np.ndarray, ...]:
+    """Training and test rows of split 0, whitened with the training rows' statistics."""
+    with gzip.open(folder / "data.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",")
+    with gzip.open(folder / "test_mask.csv.gz", "rt") as file:
+        held_out = np.loadtxt(file, delimiter=",", usecols=0) == 1
+    train, test = table[~held_out][:num_train], table[held_out][:num_test]
+    std = train.std(axis=0)
+    train, test = ((part - train.mean(axis=0)) / np.where(std > 0, std, 1) for part in (train, test))
+    return train[:, :-1], train[:, -1:], test[:, :-1], test[:, -1:]
+
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600)]
 
@@ -140,7 +154,7 @@ def test_measure_mixed_application(num_columns: int, judge: Judge, folder: Path,
     r, alpha = np.random.default_rng(1).standard_normal((n, num_columns)), np.ones(num_columns)
     work = Workspace(store=str(folder), executor=executor)
     seconds = []
-    precondition = FactorPreconditioner(factor, work, str(folder / "scratch"))
+    precondition = FactorPreconditioner(factor, work)
     for _ in range(6):
         began = time.perf_counter()
         precondition.apply(r, alpha)

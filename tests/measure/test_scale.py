@@ -19,7 +19,7 @@ from dkrr.linalg.factor.cholesky import factorise
 from dkrr.linalg.factor.schedule import usual_split
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.sizes import choose_tile_size
+from dkrr.linalg.workspace import choose_tile_size
 from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.measure.figures import SCALE, Judge, scaled

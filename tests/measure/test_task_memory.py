@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dkrr.engine.machine import ONE_THREAD
-from dkrr.linalg.sizes import task_bytes, tile_bytes
+from dkrr.linalg.workspace import task_bytes, tile_bytes
 from tests.benchmarks.processes import clean_environment, run_sampled
 from tests.measure.figures import SCALE, Judge
 from tests.measure.task_memory import KINDS
@@ -68,7 +68,7 @@ class Bench:
         (self.folder / "arguments.json").write_text(json.dumps(arguments))
         done = run_sampled(
             [
-                *(sys.executable, "-m", "tests.benchmarks.runner", f"{MODULE}:{name}"),
+                *(sys.executable, "-m", "tests.benchmarks.harness", f"{MODULE}:{name}"),
                 *(str(self.folder / "arguments.json"), str(self.folder / "result")),
             ],
             folder=self.folder,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 from sklearn.linear_model import RidgeCV
 from sklearn.metrics import get_scorer
-from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, ShuffleSplit, TimeSeriesSplit, check_cv
-from sklearn.utils.estimator_checks import estimator_checks_generator
+from sklearn.model_selection import GroupKFold, KFold, LeaveOneGroupOut, ShuffleSplit, TimeSeriesSplit, check_cv
 
 import dkrr.selection.cv
-from dkrr import KernelRidge, KernelRidgeCV, load_model
+from dkrr import KernelRidge, KernelRidgeCV, ingest, load_model
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
-from tests.sampling import one_of
 
 RNG = np.random.default_rng(3)
 N = 120
@@ -29,39 +26,6 @@ ALPHAS = np.logspace(-2, 3, 8)
 
 intercept = pytest.mark.parametrize("fit_intercept", [False, True], ids=["plain", "intercept"])
 weighted = pytest.mark.parametrize("weight", [None, WEIGHT], ids=["equal", "weighted"])
-
-
-# --- scikit-learn's own checks -------------------------------------------------------------------------------------
-
-CHECKED = {
-    "default": KernelRidgeCV(),
-    "folds": KernelRidgeCV(kernel="rbf", fit_intercept=True, cv=3, scoring="neg_mean_squared_error"),
-    "precomputed": KernelRidgeCV(kernel="precomputed"),
-}
-WHOLE = {"default"}  # of the others the fast tier runs one check in five
-INDEFINITE = ("check_positive_only_tag_during_fit", "check_estimators_dtypes")
-
-
-def checks() -> Iterator[Any]:
-    for name, estimator in CHECKED.items():
-        for instance, check in estimator_checks_generator(estimator):
-            function = getattr(check, "func", check).__name__
-            if function == "check_array_api_input":
-                continue
-            marks: list[pytest.MarkDecorator] = []
-            if name == "precomputed" and function in INDEFINITE:
-                marks = [pytest.mark.xfail(reason="the check hands over an indefinite matrix", strict=True)]
-            case = f"{name}-{function}"
-            if name not in WHOLE and not one_of(5, case):
-                marks.append(pytest.mark.thorough)
-            yield pytest.param(instance, check, id=case, marks=marks)
-
-
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning", "ignore:X does not have valid feature")
-@pytest.mark.whole
-@pytest.mark.parametrize(("estimator", "check"), list(checks()))
-def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None]) -> None:
-    check(estimator)
 
 
 # --- leave-one-out -------------------------------------------------------------------------------------------------
@@ -129,7 +93,7 @@ SPLITTERS: dict[str, Any] = {
     "pairs": list(KFold(3).split(X)),
     "time": TimeSeriesSplit(4),
     "subsets": ShuffleSplit(3, train_size=0.4, test_size=0.3, random_state=1),
-    "groups": list(GroupKFold(3).split(X, Y, GROUPS)),
+    "labels": GROUPS,
 }
 
 
@@ -142,7 +106,7 @@ def test_folds_are_refits(name: str, fit_intercept: bool, scoring: Any) -> None:
     weight[::7] = 0.0
     base = {"kernel": "rbf", "gamma": 0.05, "fit_intercept": fit_intercept}
     fitted = KernelRidgeCV(alphas, **base, cv=cv, scoring=scoring).fit(X, Y, sample_weight=weight)
-    splits = list(check_cv(cv).split(X, Y))
+    splits = list(LeaveOneGroupOut().split(X, Y, GROUPS) if name == "labels" else check_cv(cv).split(X, Y))
     scorer = get_scorer("r2" if scoring is None else scoring)
     for number, alpha in enumerate(alphas):
         scores = []
@@ -156,29 +120,6 @@ def test_folds_are_refits(name: str, fit_intercept: bool, scoring: Any) -> None:
     np.testing.assert_allclose(fitted.predict(Z), plain.predict(Z), rtol=1e-8, atol=1e-8)
 
 
-@intercept
-def test_rows_of_weight_zero_are_predicted_without_their_fold(fit_intercept: bool) -> None:
-    weight = WEIGHT.copy()
-    weight[::4] = 0.0
-    base = {"kernel": "rbf", "gamma": 0.05, "fit_intercept": fit_intercept}
-    fitted = KernelRidgeCV([0.3], **base, cv=GROUPS, scoring="r2", store_cv_results=True)
-    fitted.fit(X, Y, sample_weight=weight)
-    for group in np.unique(GROUPS):
-        test = group == GROUPS
-        one = KernelRidge(0.3, **base).fit(X[~test], Y[~test], sample_weight=weight[~test])
-        np.testing.assert_allclose(fitted.cv_results_[test, :, 0], one.predict(X[test]), rtol=1e-8, atol=1e-9)
-
-
-@pytest.mark.parametrize("scoring", [None, "neg_mean_absolute_error"])
-def test_folds_equal_grid_search(scoring: Any) -> None:
-    base = {"kernel": "rbf", "gamma": 0.05}
-    ours = KernelRidgeCV(ALPHAS, **base, cv=4, scoring=scoring).fit(X, Y)
-    theirs = GridSearchCV(KernelRidge(**base), {"alpha": ALPHAS}, cv=4, scoring=scoring).fit(X, Y)
-    assert ours.alpha_ == theirs.best_params_["alpha"]
-    assert ours.best_score_ == pytest.approx(theirs.best_score_, rel=1e-9)
-    np.testing.assert_allclose(ours.scores_, theirs.cv_results_["mean_test_score"], rtol=1e-8, atol=1e-10)
-
-
 @pytest.mark.parametrize(
     ("cv", "error", "words"),
     [
@@ -187,10 +128,10 @@ def test_folds_equal_grid_search(scoring: Any) -> None:
         ("five", ParameterError, "cv is 'five'"),
         (True, ParameterError, "cv is True"),
         (GroupKFold(3), ParameterError, "groups"),
-        (np.zeros(N), DataError, "one label"),
-        (np.zeros(5), DataError, "5 labels for 120 rows"),
+        (np.zeros(N), DataError, "cv has labels .* fewer than 2"),
+        (np.zeros(5), DataError, "cv has labels .*120, 5"),
         ([(np.arange(5), np.array([N]))], DataError, "from 120 to 120"),
-        ([(np.arange(5), np.array([], dtype=int))], DataError, "no test rows"),
+        ([(np.arange(5), np.array([], dtype=int))], DataError, "no training or no test rows"),
         ([], DataError, "no folds"),
     ],
 )
@@ -217,22 +158,10 @@ def test_is_a_fitted_kernel_ridge(tmp_path: Any) -> None:
     fitted.fit(X, Y, sample_weight=WEIGHT)
     plain = KernelRidge(fitted.alpha_, kernel="rbf", fit_intercept=True).fit(X, Y, sample_weight=WEIGHT)
     np.testing.assert_allclose(fitted.dual_coef_, plain.dual_coef_, rtol=1e-7, atol=1e-10)
-    assert fitted.solution_.solver == "eigen"
     assert max(fitted.solution_.backward_error) < 1e-14
-    assert fitted.score(X, Y) == pytest.approx(plain.score(X, Y))
     fitted.save(tmp_path / "model.zarr")
     np.testing.assert_array_equal(load_model(tmp_path / "model.zarr").predict(Z), fitted.predict(Z))
     assert "alpha" not in fitted.get_params()
-    assert clone(fitted).get_params()["alpha_per_target"] is True
-
-
-def test_a_precomputed_matrix() -> None:
-    K = np.exp(-0.1 * ((X[:, None] - X[None]) ** 2).sum(axis=2))
-    given = KernelRidgeCV(ALPHAS, kernel="precomputed", cv=3).fit(K, Y, sample_weight=WEIGHT)
-    rows = KernelRidgeCV(ALPHAS, kernel="rbf", gamma=0.1, cv=3).fit(X, Y, sample_weight=WEIGHT)
-    assert given.alpha_ == rows.alpha_
-    np.testing.assert_allclose(given.scores_, rows.scores_, rtol=1e-8)
-    np.testing.assert_allclose(given.predict(K), rows.predict(X), rtol=1e-8)
 
 
 def test_an_alpha_that_is_too_small_is_named() -> None:
@@ -242,10 +171,9 @@ def test_an_alpha_that_is_too_small_is_named() -> None:
             KernelRidgeCV(alphas, kernel="rbf").fit(doubled, np.vstack([Y, Y]))
 
 
-@pytest.mark.parametrize("scoring", [lambda estimator, X, y: float("nan")])
-def test_a_score_must_be_a_number(scoring: Any) -> None:
+def test_a_score_must_be_a_number() -> None:
     with pytest.raises(DataError, match="leave-one-out predictions is nan"):
-        KernelRidgeCV(scoring=scoring).fit(X, Y)
+        KernelRidgeCV(scoring=lambda *_: float("nan")).fit(X, Y)
 
 
 @pytest.mark.parametrize(
@@ -255,3 +183,85 @@ def test_a_score_must_be_a_number(scoring: Any) -> None:
 def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
     with pytest.raises(ParameterError):
         KernelRidgeCV(**parameters).fit(X, Y)
+
+
+# --- through tiles, and in feature space ---------------------------------------------------------------------------
+
+GRID = [1.0, 0.01, 300.0, 0.1]
+KERNEL: dict[str, Any] = {"kernel": "rbf", "gamma": 0.05}
+OTHER = np.where(np.arange(N) % 10, WEIGHT, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "fit_intercept", "per_target"),
+    [(None, False, False), (OTHER, True, True)],
+    ids=["plain", "weighted-intercept-per_target"],
+)
+def test_tiles_choose_what_memory_chooses(tmp_path: Path, weight: Any, fit_intercept: bool, per_target: bool) -> None:
+    options: dict[str, Any] = {**KERNEL, "fit_intercept": fit_intercept, "alpha_per_target": per_target}
+    memory, tiles = (
+        KernelRidgeCV(GRID, store_cv_results=True, **options, **more).fit(X, Y, sample_weight=weight)
+        for more in ({}, {"tile_size": 64, "store": tmp_path, "solver": "cholesky"})
+    )
+    np.testing.assert_array_equal(tiles.alpha_, memory.alpha_)
+    np.testing.assert_allclose(tiles.scores_, memory.scores_, rtol=1e-8)
+    np.testing.assert_allclose(tiles.cv_results_, memory.cv_results_, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(tiles.predict(Z), memory.predict(Z), rtol=1e-7, atol=1e-9)
+    assert tiles.solution_.solver == "cholesky"
+    factors = [path for path in tmp_path.glob("factors/*.zarr") if path.is_dir()]
+    assert len(factors) == len(set(np.ravel(tiles.alpha_)))
+
+
+def test_a_factor_that_was_there_stays(tmp_path: Path) -> None:
+    KernelRidge(300.0, **KERNEL, tile_size=64, store=tmp_path).fit(X, Y)
+    before = set(tmp_path.glob("factors/*.zarr"))
+    fitted = KernelRidgeCV(GRID, **KERNEL, tile_size=64, store=tmp_path).fit(X, Y)
+    assert fitted.alpha_ != 300.0
+    assert before <= set(tmp_path.glob("factors/*.zarr"))
+
+
+def test_a_precomputed_matrix_and_a_data_set(tmp_path: Path) -> None:
+    memory = KernelRidgeCV(GRID, **KERNEL).fit(X, Y)
+    K = np.exp(-0.05 * ((X[:, None] - X[None]) ** 2).sum(axis=2))
+    given = KernelRidgeCV(GRID, kernel="precomputed", tile_size=64).fit(K, Y)
+    np.testing.assert_allclose(given.scores_, memory.scores_, rtol=1e-8)
+    dataset = ingest(X, tmp_path / "data.zarr", y=Y)
+    stored = KernelRidgeCV(GRID, **KERNEL, tile_size=64).fit(dataset)
+    np.testing.assert_allclose(stored.scores_, memory.scores_, rtol=1e-8)
+    np.testing.assert_allclose(stored.predict(Z), memory.predict(Z), rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"cv": 3, "tile_size": 64}, "no formula for folds"),
+        ({"cv": 3, "solver": "primal"}, "cv with solver 'primal'"),
+        ({"solver": "nystrom"}, "nystrom"),
+        ({"solver": "cg"}, "cholesky"),
+    ],
+)
+def test_what_tiles_cannot_do_is_refused(parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        KernelRidgeCV(GRID, **parameters).fit(X, Y)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "poly"])
+@pytest.mark.parametrize("in_memory", [True, False], ids=["memory", "stored"])
+@pytest.mark.parametrize("scoring", [None, "neg_mean_absolute_error"])
+def test_primal_chooses_what_the_dual_chooses(tmp_path: Path, kernel: str, in_memory: bool, scoring: Any) -> None:
+    shared: dict[str, Any] = {"kernel": kernel, "degree": 2, "fit_intercept": True, "scoring": scoring}
+    dual = KernelRidgeCV(GRID, **shared, alpha_per_target=True).fit(X, Y, sample_weight=OTHER)
+    primal = KernelRidgeCV(
+        GRID, **shared, alpha_per_target=True, solver="primal", store=None if in_memory else tmp_path
+    ).fit(X, Y, sample_weight=OTHER)
+    assert primal.solution_.solver == "primal"
+    np.testing.assert_array_equal(primal.alpha_, dual.alpha_)
+    np.testing.assert_allclose(primal.scores_, dual.scores_, rtol=1e-8)
+    np.testing.assert_allclose(primal.predict(Z), dual.predict(Z), rtol=1e-7, atol=1e-9)
+
+
+def test_primal_keeps_results() -> None:
+    dual, primal = (
+        KernelRidgeCV(GRID, store_cv_results=True, solver=name).fit(X, Y[:, 0]) for name in ("auto", "primal")
+    )
+    np.testing.assert_allclose(primal.cv_results_, dual.cv_results_, rtol=1e-7)

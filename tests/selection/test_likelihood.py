@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -9,8 +11,9 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import multivariate_normal
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.selection.likelihood import FAMILIES, Explained, family_kernel, kernel_keys
-from dkrr.selection.search import alpha_path, minimise, refine_alpha
+from dkrr.selection.choice import FAMILIES, kernel_keys
+from dkrr.selection.likelihood import Explained, family_kernel
+from dkrr.selection.search import Trial, minimise
 
 N, D, T = 90, 4, 2
 Array = NDArray[np.float64]
@@ -23,11 +26,6 @@ def rows(*, weighted: bool = False, intercept: bool = False, n: int = N) -> Expl
     x[1] = x[0]  # a row that is there twice
     weight = rng.uniform(0.2, 3.0, n) if weighted else None
     return Explained(x=x, y=y, weight=weight, intercept=intercept)
-
-
-def system(data: Explained, family: str, widths: Array, alpha: float) -> Array:
-    gram = family_kernel(family, widths)(data.x, data.x)
-    return data.root[:, None] * gram * data.root + alpha * np.eye(len(gram))
 
 
 def brute_leave_one_out(data: Explained, family: str, widths: Array, alpha: float) -> Array:
@@ -100,32 +98,13 @@ def test_the_gradient_is_that_of_differences(family: str, shared: bool, weighted
 @CASES
 def test_leave_one_out_is_refitting(weighted: bool, intercept: bool) -> None:
     data = rows(weighted=weighted, intercept=intercept)
-    widths, alphas = np.array([1.5, 3.0, 1.0, 2.0]), np.array([0.02, 0.5])
+    widths, alphas = np.array([1.5, 3.0, 1.0, 2.0]), [0.02, 0.5]
     expected = [brute_rmse(data, brute_leave_one_out(data, "matern52", widths, alpha)) for alpha in alphas]
-    found = [data.evaluate("matern52", widths, float(alpha)).loo_rmse for alpha in alphas]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    np.testing.assert_allclose(alpha_path(data, "matern52", widths, alphas), expected, rtol=1e-8)
-
-
-@CASES
-def test_the_slope_of_leave_one_out(weighted: bool, intercept: bool) -> None:
-    data = rows(weighted=weighted, intercept=intercept)
-    widths, alpha, h = np.array([2.0]), 0.07, 1e-4
-    high, low = (data.evaluate("rbf", widths, alpha * np.exp(s * h)).loo_rmse for s in (1, -1))
-    found = data.evaluate("rbf", widths, alpha, slope=True)
-    assert found.loo_slope == pytest.approx((high - low) / (2 * h), rel=1e-5)
-
-
-@CASES
-def test_degrees_of_freedom(weighted: bool, intercept: bool) -> None:
-    data = rows(weighted=weighted, intercept=intercept)
-    widths, alpha = np.array([2.0]), 0.3
-    inverse = np.linalg.inv(system(data, "rbf", widths, alpha))
-    trace = np.trace(inverse)
-    if intercept:
-        v = inverse @ data.root
-        trace -= v @ v / (data.root @ v)
-    assert data.evaluate("rbf", widths, alpha).degrees_of_freedom == pytest.approx(N - alpha * trace)
+    np.testing.assert_allclose([data.evaluate("matern52", widths, a).loo_rmse for a in alphas], expected, rtol=1e-9)
+    squares = data.path("matern52", widths, np.array(alphas))
+    np.testing.assert_allclose(np.sqrt(squares.mean(axis=0)), expected, rtol=1e-8)
+    for alpha, of_rows in data.refine("matern52", widths, 0.02, 5).items():
+        assert np.sqrt(of_rows.mean()) == pytest.approx(data.evaluate("matern52", widths, alpha).loo_rmse, rel=1e-8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -153,39 +132,15 @@ def test_rows_that_coincide_without_noise_are_named() -> None:
 
 def test_a_search_ends_where_the_gradient_is_small() -> None:
     data = rows(n=200)
-    found = minimise(data, "rbf", np.array([3.0]), 0.5, data.x.std(axis=0), 60)
-    at = data.evaluate("rbf", found.widths, found.alpha, gradient=True)
-    assert at.gradient is not None
+
+    def search(widths: Array, alpha: float) -> dict[str, Any]:
+        fields = {"family": "rbf", "widths": tuple(widths), "alphas": (alpha,), "num_rows": 200, "num_evaluations": 60}
+        return minimise(data, Trial(stage="", kind="search", **fields))
+
+    found = search(np.array([3.0]), 0.5)
+    at = data.evaluate("rbf", np.array(found["widths"]), found["alpha"], gradient=True)
     assert np.abs(at.gradient).max() < 5e-3
-    assert found.loss == min(loss for _, loss, _ in found.evaluations) == at.loss
-    assert len(found.evaluations) < 60
+    assert (found["loss"], found["loo_rmse"]) == (at.loss, at.loo_rmse)
+    assert found["num_evaluations"] < 60
     # one width for each feature explains more: two of the four features do not matter for each target
-    wider = minimise(data, "rbf", np.full(D, found.widths[0]), found.alpha, data.x.std(axis=0), 60)
-    assert wider.loss < found.loss - 0.05
-
-
-def test_alpha_is_refined_towards_the_smallest_error() -> None:
-    data = rows(n=150)
-    widths = np.array([2.0])
-    grid = np.geomspace(1e-4, 10, 200)
-    errors = alpha_path(data, "rbf", widths, grid)
-    best = float(grid[np.argmin(errors)])
-    for start in (best * 4, best / 4):
-        found = refine_alpha(data, "rbf", widths, start, 5)
-        tried = {value: error for value, _, error in found.evaluations}
-        assert min(tried.values()) <= errors.min() * 1.004
-        assert abs(np.log(found.alpha / best)) < 1.0
-        # the largest alpha whose error is not above the smallest by more than the standard error of the difference
-        squares = {value: data.evaluate("rbf", widths, value).loo_squares for value in tried}
-        least = min(tried, key=lambda value: tried[value])
-        differences = {value: squares[value] - squares[least] for value in tried}
-        good = [v for v, d in differences.items() if d.mean() <= d.std(ddof=1) / np.sqrt(len(d))]
-        assert found.alpha == max(good)
-
-
-def test_of_alphas_that_are_as_good_the_largest_is_taken() -> None:
-    x = np.linspace(0, 6, 60)[:, None]
-    data = Explained(x=x, y=np.abs(np.sin(x)))  # no noise, and a kernel to which every small alpha is the same
-    errors = {value: data.evaluate("matern12", np.ones(1), value).loo_rmse for value in (1e-6, 8e-6, 6.4e-5)}
-    assert errors[6.4e-5] < 1.002 * errors[1e-6]
-    assert refine_alpha(data, "matern12", np.ones(1), 1e-6, 3).alpha == 6.4e-5
+    assert search(np.full(D, found["widths"][0]), found["alpha"])["loss"] < found["loss"] - 0.05

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import DataError, Dataset, ParameterError, ingest
+from dkrr import DataError, Dataset, KernelRidge, ParameterError, ingest
+from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import InterruptedRunError
 from dkrr.selection import search as trials_module
 from dkrr.selection.choice import TuneResult, TuneSettings
-from dkrr.selection.likelihood import Explained
-from dkrr.selection.search import alpha_path, draw_subset
+from dkrr.selection.search import draw_subset
 from dkrr.selection.tuning import tune
 
 N, D = 400, 4
@@ -69,31 +68,11 @@ def test_widths_follow_what_matters(result: TuneResult) -> None:
 
 
 def test_the_choice_predicts_new_rows(result: TuneResult, arrays: tuple[np.ndarray, np.ndarray]) -> None:
-    from dkrr import KernelRidge
-
     rng = np.random.default_rng(2)
     z = rng.standard_normal((500, D))
     truth = np.sin(3 * z[:, 0]) + 0.5 * z[:, 1] + 0.1 * z[:, 2]
     predicted = KernelRidge(**result.parameters()).fit(*arrays).predict(z)
     assert np.sqrt(np.mean((predicted - truth) ** 2)) < 0.1
-
-
-def test_the_errors_are_those_of_the_rows_they_name(
-    result: TuneResult, dataset: Dataset, tmp_path: Path, arrays: tuple[np.ndarray, np.ndarray]
-) -> None:
-    x, y = arrays
-    order = np.random.default_rng(SMALL.seed).permutation(N)[: result.best.num_rows]
-    rows = Explained(x=x[order], y=y[order, None])
-    best = result.best
-    assert rows.evaluate(best.family, best.widths, best.alpha).loo_rmse == pytest.approx(best.loo_rmse, rel=1e-9)
-    plane = result.slices[0]
-    rows = Explained(x=x[order[: plane["num_rows"]]], y=y[order[: plane["num_rows"]], None])
-    for factor, errors in zip(plane["factors"], plane["errors"], strict=True):
-        widths, alphas = factor * np.array(plane["widths"]), np.array(plane["alphas"])
-        np.testing.assert_allclose(errors, alpha_path(rows, plane["kernel"], widths, alphas), rtol=1e-9)
-        k = len(alphas) // 3
-        direct = rows.evaluate(plane["kernel"], widths, float(alphas[k])).loo_rmse
-        assert errors[k] == pytest.approx(direct, rel=1e-6)
 
 
 def test_the_same_seed_gives_the_same_bytes(result: TuneResult, dataset: Dataset, tmp_path: Path) -> None:
@@ -118,20 +97,10 @@ def test_an_interrupted_search_continues(
     with pytest.raises(InterruptedRunError):
         search(dataset, tmp_path)
     monkeypatch.undo()
-    finished = set(tmp_path.glob("tune/*.zarr/trials/*.json"))
-    assert len(finished) == 11
-    before = {path: path.stat().st_mtime_ns for path in finished}
-    evaluated: list[int] = []
-    evaluate = Explained.evaluate
-    monkeypatch.setattr(Explained, "evaluate", lambda *a, **k: evaluated.append(1) or evaluate(*a, **k))
-    again = search(dataset, tmp_path)
-    assert without_times(again.to_dict()) == without_times(result.to_dict())
-    assert {path: path.stat().st_mtime_ns for path in finished} == before
-    # nothing is computed twice, and the third time nothing at all
-    assert len(evaluated) < sum(record["num_evaluated"] for record in result.records)
-    evaluated.clear()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("tune/*.zarr/trials/*.json")}
+    assert len(before) == 11
     assert without_times(search(dataset, tmp_path).to_dict()) == without_times(result.to_dict())
-    assert not evaluated
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 @pytest.mark.parametrize(("widths", "kinds"), [("shared", {"shared"}), ("per_feature", {"per_feature"})])
@@ -141,29 +110,20 @@ def test_only_the_widths_that_are_asked_for(dataset: Dataset, tmp_path: Path, wi
     assert {candidate.kind for candidate in found.candidates} == kinds
 
 
-def test_weights_several_targets_and_an_intercept(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_weights_several_targets_an_intercept_and_a_constant_feature(
+    arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     x, y = arrays
     weight = np.where(np.arange(N) % 4 == 0, 0.0, 1.0 + np.arange(N) % 3)
     targets = np.column_stack([y, 100 * np.cos(x[:, 1]) + 1000])
     targets[weight == 0] = 1e6  # rows that do not count
-    data = ingest(x, str(tmp_path / "rows.zarr"), y=targets, sample_weight=weight)
-    settings = replace(SMALL, kernels=("rbf",))
-    found = search(data, tmp_path, settings, fit_intercept=True)
+    data = ingest(np.column_stack([x, np.full(N, 7.0)]), str(tmp_path / "rows.zarr"), y=targets, sample_weight=weight)
+    found = search(data, tmp_path, replace(SMALL, kernels=("rbf",)), fit_intercept=True)
+    assert np.isfinite(found.best.widths).all()
     assert found.best.loo_rmse < 0.4
     subset = draw_subset(data, N, 3, str(tmp_path / "all.zarr"))
     assert subset.num_rows == np.count_nonzero(weight)
-    rows = subset.read(subset.num_rows, intercept=True)
-    assert rows.weight is not None
-    assert rows.y.max() < 1e5
-    assert sorted(rows.weight) == sorted(weight[weight > 0])
-
-
-def test_a_constant_feature_does_no_harm(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    x, y = arrays
-    data = ingest(np.column_stack([x, np.full(N, 7.0)]), str(tmp_path / "rows.zarr"), y=y)
-    found = search(data, tmp_path, replace(SMALL, kernels=("rbf",)))
-    assert np.isfinite(found.best.widths).all()
-    assert found.best.loo_rmse < 0.3
+    assert sorted(subset.weight.read(0, subset.num_rows)[:, 0]) == sorted(weight[weight > 0])
 
 
 def test_a_budget_leaves_out_and_says_so(dataset: Dataset, tmp_path: Path) -> None:
@@ -186,12 +146,9 @@ def test_rows_without_targets_are_refused(arrays: tuple[np.ndarray, np.ndarray],
     ("change", "expected"),
     [
         ({"kernels": ("rbf", "cubic")}, "kernels = .*'cubic'"),
-        ({"kernels": ()}, "kernels = "),
         ({"kernels": ("rbf", "rbf")}, "each once"),
         ({"widths": "some"}, "widths = 'some'"),
         ({"search_rows": (2000, 1000)}, "ascending"),
-        ({"search_rows": ()}, "ascending"),
-        ({"rows": 100_000}, "rows = 100000"),
         ({"search_rows": (5,)}, "from 20"),
         ({"budget_seconds": 0.0}, "budget_seconds = 0.0"),
     ],
@@ -201,17 +158,9 @@ def test_settings_that_are_not_allowed(change: dict[str, Any], expected: str) ->
         TuneSettings(**change)
 
 
-def test_workers_find_the_same(result: TuneResult, dataset: Dataset, tmp_path: Path, cluster_client: Any) -> None:
-    from dkrr.engine.cluster import checked_executor
-
-    phases: list[str] = []
-    report: Callable[..., None] = lambda phase, *_: phases.append(phase)  # noqa: E731
+def test_workers_find_the_same(dataset: Dataset, tmp_path: Path, cluster_client: Any) -> None:
     settings = replace(SMALL, kernels=("rbf",))
-    found = tune(
-        dataset, settings=settings, store=str(tmp_path), executor=checked_executor(cluster_client), progress=report
-    )
+    found = tune(dataset, settings=settings, store=str(tmp_path), executor=checked_executor(cluster_client))
     alone = search(dataset, tmp_path / "alone", settings)
-    assert found.best.family == "rbf"
     np.testing.assert_allclose(found.best.widths, alone.best.widths, rtol=1e-3)
     assert found.best.loo_rmse == pytest.approx(alone.best.loo_rmse, rel=1e-4)
-    assert all(phase.startswith("tune ") for phase in phases)

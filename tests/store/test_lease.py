@@ -19,7 +19,7 @@ from dkrr.errors import LockedError, ParameterError
 from dkrr.store import lease
 from dkrr.store.files import children, join, read_json, write_json
 from dkrr.store.interruption import fenced
-from dkrr.store.lease import hold_lock, stale_seconds
+from dkrr.store.lease import hold_lock, process_record, stale_seconds
 from tests.faults import failing_at, stopped, wait_until
 from tests.s3 import bucket, s3_server
 
@@ -70,7 +70,6 @@ def a_process(code: str = "") -> Iterator[subprocess.Popen[str]]:
     code += "\nprint('ready', flush=True)\nimport time\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
     finally:
@@ -176,3 +175,56 @@ def test_how_long_a_silent_owner_is_believed_to_live(text: str, monkeypatch: pyt
     monkeypatch.setenv("DKRR_STALE_SECONDS", text)
     with pytest.raises(ParameterError, match="DKRR_STALE_SECONDS is"):
         stale_seconds()
+
+
+class Elsewhere(set[str]):
+    """Of locks that this process holds: none, so that its threads are to each other as processes are."""
+
+    def __contains__(self, token: object) -> bool:
+        return False
+
+
+def test_one_of_many_takes_a_stale_lock_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have seen the same stale lock, however long each of them then waits."""
+    with a_process() as process:
+        owner = process_record(process.pid)
+    place.leave(owner)
+    judged, entered = threading.Barrier(8), threading.Barrier(8)
+    is_gone, seen, ends = lease.is_gone, threading.local(), list[str]()
+
+    def slowly(found: dict[str, Any]) -> bool:
+        gone = is_gone(found)
+        if not getattr(seen, "once", False):
+            seen.once = True
+            judged.wait(10)
+            time.sleep(0.1 * (threading.get_ident() % 3))
+        return gone
+
+    monkeypatch.setattr(lease, "is_gone", slowly)
+    monkeypatch.setattr(lease, "_HELD", Elsewhere())
+
+    def contend() -> None:
+        try:
+            with hold_lock(place.location):
+                ends.append("owner")
+                entered.wait(10)
+        except LockedError:
+            ends.append("locked")
+            entered.wait(10)
+
+    threads = [threading.Thread(target=contend) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ends) == ["locked"] * 7 + ["owner"]
+    assert place.is_free()
+
+
+def test_a_full_disk_does_not_end_the_heartbeat(local: Place) -> None:
+    with hold_lock(local.location):
+        with failing_at("chunk.mid_write:1:enospc") as points:
+            wait_until(lambda: points.rules[0].visits > 2)
+            counter = local.read()["counter"]
+        wait_until(lambda: local.read()["counter"] > counter)
+    assert local.is_free()

@@ -154,3 +154,12 @@ def test_settings_of_a_profile(tmp_path: Path, bucket: Bucket, monkeypatch: pyte
     objects._client.cache_clear()
     with pytest.raises(StoreError, match="'lab' needs boto3: install dkrr"):
         read_key(asked, "x")
+
+
+@pytest.mark.thorough
+def test_a_server_that_does_not_answer(bucket: Bucket, impatient: None) -> None:
+    bucket.server.fail({"path": "/x", "times": 1, "sleep": 6})
+    write_key(bucket.url(), "x", b"1")  # the second attempt
+    bucket.server.fail({"path": "/x", "times": 1000, "sleep": 6})
+    with pytest.raises(StoreError, match="cannot be read"):
+        read_key(bucket.url(), "x")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +39,6 @@ def servers(port: int) -> list[dict[str, Any]]:
     """Processes of a scheduler or of workers at the port."""
     every = (process.info for process in psutil.process_iter(["cmdline", "pid"]))
     return [info for info in every if "dask" in (line := " ".join(info["cmdline"] or [])) and str(port) in line]
-
-
-def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        done = run("-p", port, "echo", "it ran", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"port {port} is in use")
-
-
-def test_a_wrong_option_shows_the_usage(tmp_path: Path) -> None:
-    done = run("-z", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "cluster/local.sh [-n WORKERS] [-m MEMORY] [-p PORT] [COMMAND ...]" in done.stderr
 
 
 @pytest.mark.system
@@ -104,25 +88,4 @@ def test_workers_get_what_doctor_prints_and_do_not_spill(tmp_path: Path) -> None
     assert answers == [[["yes", "1"], [False, False, False]]] * 3
     assert limits == [700 * 2**20] * 3
     assert threads == [1, 1, 1]
-    assert servers(port) == []
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(("command", "expected"), [((), 143), (("sleep", "60"), 143)], ids=["alone", "with a command"])
-def test_sigterm_ends_all_of_it(tmp_path: Path, command: tuple[str, ...], expected: int) -> None:
-    port = free_port()
-    process = subprocess.Popen(
-        [str(SCRIPT), "-p", str(port), *command],
-        cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("scheduler at")
-        assert len(servers(port)) >= 2
-        time.sleep(1.0)  # into the start of the workers
-        process.terminate()
-        _, err = process.communicate(timeout=30)
-    finally:
-        process.send_signal(signal.SIGTERM)
-    assert (process.returncode, err) == (expected, "")
     assert servers(port) == []

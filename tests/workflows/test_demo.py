@@ -1,39 +1,19 @@
-"""The demonstration refuses a small disk before it starts, ends with its table, and leaves nothing behind."""
+"""The demonstration leaves nothing behind."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import psutil
 import pytest
 
-from dkrr.errors import NotPositiveDefiniteError
-
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "workflows" / "demo.py"
-Usage = namedtuple("Usage", "total used free")
-
-
-@pytest.fixture
-def demo() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("demo", DEMO)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -53,90 +33,6 @@ def write_job(path: Path, num_rows: int = 600, tile_size: int = 200) -> Path:
         '[cluster]\nworkers = 1\nmemory_limit = "1GiB"\n'
     )
     return path
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    return write_job(tmp_path / "small.toml")
-
-
-def replace_fit(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
-    monkeypatch.setattr("dkrr.jobs.run.fit_job", function)
-
-
-def never(*_: Any, **__: Any) -> None:
-    pytest.fail("a fit was started")
-
-
-@pytest.mark.thorough
-def test_the_table_comes_last_and_the_folder_is_removed(
-    demo: ModuleType, job: Path, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert demo.main(["--folder", str(folder), str(job)]) == 0
-    out, err = capfd.readouterr()
-    assert [*folder.iterdir()] == []
-    lines = out.rstrip("\n").splitlines()
-    assert lines[0].strip() == "exact kernel ridge regression, out of core"
-    assert "small.toml" in lines[2]
-    labels = [line.split("  ")[1].strip() for line in lines[4:]]
-    assert labels == [
-        "training rows", "kernel", "ridge alpha", "Gram matrix", "tiles on disk", "workers", "peak worker memory",
-        "start of workers", "factorisation", "whole fit", "relative residual", "held-out rows", "held-out score",
-        "without a model",
-    ]  # fmt: skip
-    assert re.search(r"r2 0\.9\d*$", lines[-2].rstrip())
-    assert lines[-1].endswith("r2 0, by the mean")
-    assert "1 x 1 GiB" in out
-    assert err.index("disk: ") < err.index("[1/1] dkrr fit small.toml")
-
-
-def test_a_full_disk_is_refused_before_anything_starts(
-    demo: ModuleType, job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    replace_fit(monkeypatch, never)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 10**9))
-    assert demo.main(["--folder", str(folder), str(ROOT / "workflows" / "large.toml"), str(job)]) == 3
-    err = capfd.readouterr().err
-    assert re.search(r"disk: 3\.\d\d GB needed for a while in .*work, 1\.00 GB free", err)
-    assert "error: the job writes" in err
-    assert [*folder.iterdir()] == []
-
-
-def test_a_failed_fit_ends_with_its_exit_code_and_leaves_nothing(
-    demo: ModuleType, job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fit(*_: Any, **__: Any) -> None:
-        raise NotPositiveDefiniteError("tile (1, 1) is not positive definite", hint="raise alpha")
-
-    replace_fit(monkeypatch, fit)
-    assert demo.main(["--folder", str(folder), str(job)]) == 5
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.endswith("error: tile (1, 1) is not positive definite\nhint: raise alpha\n")
-    assert [*folder.iterdir()] == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_demonstration_leaves_nothing(
-    demo: ModuleType, job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    def fit(*_: Any, **__: Any) -> None:
-        assert len([*folder.iterdir()]) == 1
-        try:
-            signal.raise_signal(number)
-        except KeyboardInterrupt:
-            signal.raise_signal(number)  # an impatient second one, while the first is dealt with
-            dealt_with.append(number)
-            raise
-        pytest.fail("it was not interrupted")
-
-    dealt_with: list[signal.Signals] = []
-    replace_fit(monkeypatch, fit)
-    before = signal.getsignal(number)
-    assert demo.main(["--folder", str(folder), str(job)]) == 130
-    assert dealt_with == [number]
-    assert [*folder.iterdir()] == []
-    assert signal.getsignal(number) is before
 
 
 @pytest.mark.system

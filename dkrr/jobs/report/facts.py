@@ -9,36 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from dkrr.errors import DkrrError
+from dkrr.jobs.report.charts import Chart, Table
 from dkrr.jobs.runs.directory import RunDirectory, read_events
-from dkrr.jobs.runs.lease import described
 from dkrr.jobs.runs.status import Status, look_once
-from dkrr.markup import clock_text, cut, facts_html, listed, number, seconds, size
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-__all__ = [
-    "Block",
-    "Chart",
-    "Code",
-    "Findings",
-    "Run",
-    "Table",
-    "Text",
-    "known",
-    "live_facts",
-    "phase_words",
-    "progress_words",
-    "result_facts",
-    "run_facts",
-    "scrub",
-    "sentence",
-]
+from dkrr.markup import Facts, clock_text, cut, facts_html, known, listed, number, seconds, size
+from dkrr.store.lease import described
 
 MOST_JOB_LETTERS = 60_000
 REMOVED = "[removed]"
@@ -59,13 +39,6 @@ _PATTERNS = (
 # phases that count iterations; what follows a comma in a phase's name is a fact of the moment, e.g. a residual
 ITERATIVE = ("cg", "refine", "nystrom")
 
-Rows = list[tuple[str, str]]
-
-
-def known(*rows: tuple[str, Any]) -> Rows:
-    """Those of the names and values of which there is something to say."""
-    return [(name, str(value)) for name, value in rows if value]
-
 
 class Run(RunDirectory):
     """A run that notebooks show."""
@@ -77,7 +50,7 @@ class Run(RunDirectory):
         return facts_html(f"run {self.name}", [("where", self.location), *facts])
 
 
-def run_facts(directory: RunDirectory, status: Status) -> Rows:
+def run_facts(directory: RunDirectory, status: Status) -> Facts:
     """Everything that is known about a run; reads two small documents."""
     result = _document(directory, "result.json") if status.state == "finished" else {}
     plan = result.get("plan") or _document(directory, "plan.json")
@@ -91,7 +64,7 @@ def run_facts(directory: RunDirectory, status: Status) -> Rows:
     ]
 
 
-def live_facts(status: Status) -> Rows:
+def live_facts(status: Status) -> Facts:
     """What the status of a run says: state, progress, who works on it where, and what went wrong."""
     age, goes_on, factor = status.age_seconds, not status.is_ended, status.reused.get("factor")
     insecure = " (insecure = true)" if status.insecure else ""
@@ -114,7 +87,7 @@ def live_facts(status: Status) -> Rows:
     )
 
 
-def result_facts(plan: Mapping[str, Any], result: Mapping[str, Any]) -> Rows:
+def result_facts(plan: Mapping[str, Any], result: Mapping[str, Any]) -> Facts:
     """What was fitted, how exact the answer is and how good, as far as a plan and a ``result.json`` say it."""
     took = result if result.get("solver") else plan
     metric = str(result.get("metric") or "")
@@ -178,43 +151,18 @@ def _unit(name: str) -> str:
 # --- everything about a run, for its page -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A sentence; ``missing`` when it says why something is not there."""
 
     text: str
     missing: bool = False
-    kind: str = "text"
 
 
-@dataclass(frozen=True)
-class Table:
-    """Columns with a head, or names and values without one; ``folded`` ones are opened by whoever wants to see them."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    folded: bool = False
-    kind: str = "table"
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A picture, what it shows, and the same numbers for whoever does not see it."""
-
-    svg: Markup
-    caption: str
-    table: Table | None = None
-    kind: str = "chart"
-
-
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """Text as it was written, folded."""
 
     summary: str
-    text: str
-    kind: str = "code"
+    code: str
 
 
 Block = Text | Table | Chart | Code

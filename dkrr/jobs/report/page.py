@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING
 
 from dkrr._version import __version__
 from dkrr.errors import StoreError
-from dkrr.jobs.report import answer, sections
-from dkrr.jobs.report.facts import Block, Findings, Text, known, progress_words, result_facts
+from dkrr.jobs.report import sections
+from dkrr.jobs.report.facts import Block, Findings, Text, progress_words, result_facts
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.jobs.runs.status import Status, look_once
-from dkrr.markup import cut, number, rate, seconds
+from dkrr.markup import cut, known, number, rate, seconds
 from dkrr.store.files import write_file
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["render_report", "write_report"]
 
 logger = logging.getLogger("dkrr.jobs.report")
 
@@ -42,9 +41,9 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Findings], Iterator[Block]]], ...] = 
     ("time", "Time per phase", sections.time_section),
     ("memory", "Memory per worker over time", sections.memory_section),
     ("rate", "Rate", sections.rate_section),
-    ("convergence", "Convergence of {solver}", answer.convergence_section),
-    ("residuals", "{exactness}", answer.residual_section),
-    ("held-out", "Predicted against true on held-out rows", answer.held_out_section),
+    ("convergence", "Convergence of {solver}", sections.convergence_section),
+    ("residuals", "{exactness}", sections.residual_section),
+    ("held-out", "Predicted against true on held-out rows", sections.held_out_section),
     ("plan", "Plan against reality", sections.plan_section),
     ("reuse", "What was resumed or reused", sections.reuse_section),
     ("versions", "Versions and BLAS", sections.versions_section),

@@ -1,21 +1,32 @@
-"""The sections of the page of a run, but its answer: what was asked, the data, the work, what came of the plan.
+"""The sections of the page of a run: what was asked, the data, the work, the answer, what came of the plan.
 
 Each is a function of what was found to the blocks that the template lays out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dkrr.jobs.report.charts import Series, bar_chart, histogram, line_chart
-from dkrr.jobs.report.facts import Block, Chart, Code, Findings, Table, Text, known
-from dkrr.jobs.tables import reused_rows
+from dkrr.jobs.report.charts import Bar, Chart, Table
+from dkrr.jobs.report.facts import Block, Code, Findings, Text
+from dkrr.jobs.tables import (
+    candidate_rows,
+    exactness_facts,
+    leave_one_out_facts,
+    path_rows,
+    reuse_facts,
+    score_facts,
+    size_rows,
+    time_rows,
+)
 from dkrr.markup import (
     DASH,
     bytes_unit,
     cut,
     kernel_words,
+    known,
     listed,
     loss_words,
     number,
@@ -25,28 +36,14 @@ from dkrr.markup import (
     size,
 )
 
-__all__ = [
-    "asked_section",
-    "clock",
-    "data_section",
-    "events_section",
-    "histogram_chart",
-    "memory_section",
-    "picked",
-    "plan_section",
-    "rate_section",
-    "reuse_section",
-    "time_section",
-    "versions_section",
-]
-
-MOST_CANDIDATES = 12
+MOST_CONFUSION = 10
 MOST_FEATURES = 30
-MOST_TABLE_ROWS = 24
-MOST_PHASES = 20
-MOST_WORKERS = 32
-MOST_SHOWN_EVENTS = 120
 MOST_MACHINES = 8
+MOST_PHASES = 20
+MOST_SHOWN_EVENTS = 120
+MOST_TARGETS = 40
+MOST_WORKERS = 32
+NUM_BINS = 30
 # the record of a run has no order of its own, and a solver's phases have other names than those of the status
 USUAL = (
     "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
@@ -60,22 +57,8 @@ def clock(text: Any) -> str:
     return str(text)[:19].replace("T", " ") + " UTC" if text else "unknown"
 
 
-def picked(count: int) -> list[int]:
-    """Evenly spaced numbers below ``count``, at most 25, the last one among them."""
-    return sorted({*range(0, count, max(1, -(-count // MOST_TABLE_ROWS))), count - 1})
-
-
 def _left(count: int, words: str) -> str:
     return f" ({count:,} more {words})" if count > 0 else ""
-
-
-def histogram_chart(
-    key: str, title: str, sentence: str, edges: Sequence[float], counts: Sequence[int], name: str, more: str = ""
-) -> Chart:
-    """A histogram with its table; ``more`` is for who does not see it."""
-    svg = histogram(key, title, f"{sentence}{more}", edges, counts, x_label=name)
-    bins = [(f"{edges[i]:.4g} to {edges[i + 1]:.4g}", f"{count:,}") for i, count in enumerate(counts)]
-    return Chart(svg, sentence, Table((f"{name} between", "rows"), bins, title, folded=True))
 
 
 # --- what was asked, and of which data --------------------------------------------------------------------------------
@@ -96,29 +79,11 @@ def asked_section(found: Findings) -> Iterator[Block]:
         yield Text(f"The plan refused the job: {cut(plan['refusal'])}. {cut(plan.get('hint', ''))}")
     for item in found.result.get("given_up") or found.status.given_up:
         yield Text(f"Went on: {cut(item['sentence'])}.")
-    ways = plan.get("candidates") or []
-    if len(ways) > 1:
-        cheapest = sorted(ways, key=lambda item: (bool(item.get("infeasible")), item.get("total_seconds") or 0.0))
-        left = f"; {len(ways) - MOST_CANDIDATES} more" if len(ways) > MOST_CANDIDATES else ""
-        yield Table(
-            ("way", "time", "iterations", "memory of a worker", "on disk", ""),
-            [_way(item) for item in cheapest[:MOST_CANDIDATES]],
-            f"What was possible ({len(ways)} ways, the cheapest first{left})",
-        )
+    if ways := candidate_rows(plan):
+        head = ("way", "time", "iterations", "memory of a worker", "on disk", "")
+        yield Table(head, ways, f"What was possible ({len(plan['candidates'])} ways, the cheapest first)")
     if found.job_text:
         yield Code("The job file", found.job_text)
-
-
-def _way(item: dict[str, Any]) -> Sequence[str]:
-    iterations = item.get("iterations")
-    return (
-        cut(item.get("name", "")),
-        seconds(item.get("total_seconds")),
-        f"{round(iterations['low']):,} to {round(iterations['high']):,}" if iterations else DASH,
-        size(item.get("memory_bytes")),
-        size(sum((item.get("disk_bytes") or {}).values())),
-        cut(item.get("infeasible") or "possible"),
-    )
 
 
 def _choices(found: Findings) -> list[tuple[str, str, str]]:
@@ -134,13 +99,13 @@ def _choices(found: Findings) -> list[tuple[str, str, str]]:
     kernel = model.get("kernel", "linear")
     if not isinstance(kernel, dict):
         kernel = {"kernel": kernel, "gamma": model.get("gamma"), **(model.get("kernel_params") or {})}
-    given = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
+    loss_keys = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
     allowed, limit = (found.job.get("cluster") or {}).get("memory_limit"), plan.get("memory_limit_bytes")
     loss, nystrom = plan.get("loss"), plan.get("nystrom") or {}
     rows = [
         ("data", asked("data", "path", DASH), DASH),
         ("kernel", kernel_words(kernel), kernel_words(plan["kernel"]) if plan.get("kernel") else DASH),
-        ("loss", loss_words(given), loss_words(loss)),
+        ("loss", loss_words(loss_keys), loss_words(loss)),
         ("alpha", asked("model", "alpha", DASH if model.get("C") else "1"), became("alpha")),
         ("solver", asked("solver", "name"), became("solver")),
         ("precision", asked("solver", "precision"), became("precision")),
@@ -181,12 +146,15 @@ def data_section(found: Findings) -> Iterator[Block]:
     yield Table((), rows, "The rows of this run")
     counts, targets = data.get("class_counts"), data.get("targets") or []
     if counts:
-        classes = [(cut(name, 40), f"{count:,}") for name, count in zip(data["classes"], counts, strict=False)]
-        words = "Training rows of each class: " + ", ".join(f"{name} {count}" for name, count in classes)
-        names = [name for name, _ in classes]
-        svg = bar_chart("classes", "Training rows of each class", words, names, [counts], x_label="rows")
-        yield Chart(svg, "Training rows of each class.", Table(("class", "rows"), classes, "Classes", folded=True))
-    yield from (_target(k, target) for k, target in enumerate(targets))
+        classes = [(cut(n, 40), Bar(f"{k:,}", k / max(counts))) for n, k in zip(data["classes"], counts, strict=False)]
+        yield Table(("class", "rows"), classes, "Training rows of each class", folded=len(classes) > 20)
+    for target in targets:
+        name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
+        low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
+        sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
+        peak = counts.index(max(counts))
+        most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
+        yield _histogram(f"Histogram of target {name}", sentence, edges, counts, name, most)
     if targets and data["num_targets"] > len(targets):
         yield Text(f"{data['num_targets'] - len(targets):,} more targets are not drawn.")
     if features:
@@ -198,13 +166,14 @@ def data_section(found: Findings) -> Iterator[Block]:
         )
 
 
-def _target(k: int, target: dict[str, Any]) -> Chart:
-    name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
-    low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
-    sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
-    peak = max(range(len(counts)), key=counts.__getitem__)
-    most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
-    return histogram_chart(f"target-{k}", f"Histogram of target {name}", sentence, edges, counts, name, most)
+def _histogram(
+    title: str, sentence: str, edges: Sequence[float], counts: Sequence[int], name: str, more: str = ""
+) -> Chart:
+    columns = {"rows": counts}
+    return Chart(
+        mark="histogram", title=title, sentence=sentence, more=more, x=edges, columns=columns, x_label=name,
+        y_label="rows",
+    )  # fmt: skip
 
 
 # --- what the run did while it ran ------------------------------------------------------------------------------------
@@ -230,13 +199,11 @@ def time_section(found: Findings) -> Iterator[Block]:
         return
     total, longest = sum(spent.values()), max(spent, key=lambda name: spent[name])
     most = f"{cut(longest, 40)} took most of it, {seconds(spent[longest])} ({spent[longest] / (total or 1):.0%})"
-    sentence = f"{seconds(total)} in {len(spent)} phases; {most}."
-    names = list(spent)[:MOST_PHASES]
-    values = [round(spent[name], 3) for name in names]
-    yield Chart(bar_chart("phases", "Time per phase", sentence, names, [values], x_label="seconds"), sentence)
+    yield Text(f"{seconds(total)} in {len(spent)} phases; {most}.")
+    bars = {name: Bar(seconds(value), value / (spent[longest] or 1)) for name, value in spent.items()}
     yield Table(
         ("phase", "time", "tasks", "computed", "rate", "busy"),
-        [(cut(name, 60), seconds(spent[name]), *_phase_cells(found, name)) for name in names],
+        [(cut(name, 60), bars[name], *_phase_cells(found, name)) for name in [*spent][:MOST_PHASES]],
         "Phases of the last attempt",
     )
     yield Text("Busy is the share of the workers' time in tasks that computed something; a dash: no tasks.")
@@ -291,24 +258,20 @@ def _memory_chart(found: Findings, workers: list[str], limit: Any) -> Chart:
     largest = max((value for name in names for value in columns[name] if value is not None), default=0)
     unit, unit_name = bytes_unit(largest)
     is_envelope = {"largest", "median", "smallest"}.issuperset(names)
-    shown = [cut(f"{name} worker" if is_envelope else name, 40) for name in names]
-    series = [
-        Series(label, times, [None if value is None else value / unit for value in columns[name]])
-        for label, name in zip(shown, names, strict=True)
-    ]
+    curves = {
+        cut(f"{name} worker" if is_envelope else name, 40): [None if v is None else v / unit for v in columns[name]]
+        for name in names
+    }
     marks = (("projected", found.plan.get("task_bytes") if workers else None), ("limit", limit))
-    lines = [(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest]
+    levels = [(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest]
     count = found.attempt.get("num_workers") or len(names)
     who = f"{count:,} worker{'s' * (count != 1)}" if workers else "the driver"
     sentence = f"Resident memory of {who}: {size(largest)} at most in {len(times)} samples over {seconds(times[-1])}"
     sentence += f", {largest / limit:.0%} of the limit of {size(limit)} each." if limit else "."
-    svg = line_chart(
-        "memory", "Memory per worker over time", sentence, series,
-        x_label="seconds since the attempt began", y_label=unit_name, lines=lines,
+    return Chart(
+        mark="line", title="Memory per worker over time", sentence=sentence, x=times, columns=curves,
+        x_label="seconds since the attempt began", y_label=unit_name, levels=levels,
     )  # fmt: skip
-    cells = [[DASH if value is None else size(value) for value in columns[name]] for name in names[:6]]
-    rows = [(f"{times[k]:.0f}", *(column[k] for column in cells)) for k in picked(len(times))]
-    return Chart(svg, sentence, Table(("seconds", *shown[:6]), rows, "Memory over time", folded=True))
 
 
 def rate_section(found: Findings) -> Iterator[Block]:
@@ -327,12 +290,11 @@ def rate_section(found: Findings) -> Iterator[Block]:
         sentence = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
         if found.status.epoch > 1:
             sentence += " Tiles that were found valid count as well, so a continued run begins with a peak."
-        svg = line_chart(
-            "rate", "GF/s over time", sentence, [Series("GF/s", times, [value / 1e9 for value in rates])],
+        yield Chart(
+            mark="line", title="GF/s over time", sentence=sentence, x=times,
+            columns={"GF/s": [value / 1e9 for value in rates]},
             x_label="seconds since the attempt began", y_label="GF/s",
         )  # fmt: skip
-        rows = [(f"{times[k]:.0f}", f"{rates[k] / 1e9:.4g}") for k in picked(len(times))]
-        yield Chart(svg, sentence, Table(("seconds", "GF/s"), rows, "GF/s over time", folded=True))
     elif phases:
         yield Text(TOO_FEW, missing=True)
     else:
@@ -340,94 +302,178 @@ def rate_section(found: Findings) -> Iterator[Block]:
         yield Text(words, missing=True)
 
 
+# --- the answer, and how good it is -----------------------------------------------------------------------------------
+
+
+def _name(names: Sequence[str] | None, k: int) -> str:
+    return cut(names[k] if names and k < len(names) else f"target {k}", 60)
+
+
+def convergence_section(found: Findings) -> Iterator[Block]:
+    """Residuals of conjugate gradients, or the gap of another loss than the square, against the iteration."""
+    traces = [trace for trace in found.part("convergence") or [] if trace.get("iterations")]
+    solver = found.result.get("solver") or found.plan.get("solver")
+    direct = solver == "cholesky" and found.plan.get("precision") != "mixed"
+    what = "duality gap" if found.plan.get("loss") else "residual"
+    for trace in traces:
+        iterations, rows, tol = trace["iterations"], trace["relative_residual"], trace["tol"]
+        last, targets, names = max(rows[-1]), trace.get("num_targets", len(rows[0])), trace["curves"]
+        alpha = f", alpha {listed(trace['alpha'], '.4g', 4)}" if trace.get("alpha") else ""
+        parts = [
+            f"{cut(trace['name'], 160)}{alpha}: the largest {what} was {last:.2g} ",
+            f"after {iterations[-1]:,} iterations, {tol:.2g} was asked for",
+            "" if last <= tol else ", which was not reached",
+            "" if trace.get("is_over") else f"; {found.before('the iteration ended')}",
+            f". Of {targets:,} targets the largest, median and smallest {what} are drawn."
+            if targets > len(names)
+            else ".",
+        ]
+        label = what if what == "duality gap" else "relative residual"
+        yield Chart(
+            mark="line", title=f"{label.capitalize()} against the iteration", sentence="".join(parts), x=iterations,
+            columns={cut(name, 40): [row[k] or None for row in rows] for k, name in enumerate(names)},
+            x_label="iteration", y_label=label, log=True, levels=[(tol, f"tol {tol:.2g}")],
+        )  # fmt: skip
+    if not traces and (direct or solver == "primal"):
+        way = "a Cholesky factor" if direct else "explicit features"
+        yield Text(f"There were no iterations: the system was solved by {way}, directly.", missing=True)
+    elif not traces:
+        yield found.missing(f"There is no history of {what}s", "the iteration began")
+
+
+def residual_section(found: Findings) -> Iterator[Block]:
+    """How exact the answer is for every target: residual and backward error, or gap and violation of another loss."""
+    result, plan = found.result, found.plan
+    certificates, relative = result.get("certificates") or [], result.get("relative_residual") or []
+    if not (certificates or relative):
+        what = "gap" if plan.get("loss") else "residual"
+        yield found.missing(f"There is no answer whose {what} could be known", "it was solved")
+        return
+    verdict = "converged" if result.get("converged") else "did NOT converge, which was allowed"
+    yield Text(f"{cut(result.get('message', ''))}. The solve {verdict}.")
+    yield Table((), exactness_facts(plan, result), "Of all targets")
+    if path := path_rows(result):
+        columns = ("C", "alpha", "score", "support vectors", "gap", "")
+        yield Table(columns, path, "Path over C: what each is worth on the held-out rows")
+    names = result.get("target_names") or found.part("data", "target_names")
+    head: tuple[str, ...] = ("target", "relative residual", "backward error")
+    if certificates:
+        head = ("target", "primal objective", "dual objective", "gap", "KKT violation", "support vectors")
+        cells = [
+            (*(f"{item[name]:.6g}" for name in ("primal", "dual", "gap", "kkt")), number(item["num_support"]))
+            for item in certificates
+        ]
+    else:
+        both = zip(relative, result.get("backward_error") or [], strict=False)
+        cells = [(f"{value:.3e}", f"{error:.3e}") for value, error in both]
+    rows = [(_name(names, k), *values) for k, values in enumerate(cells[:MOST_TARGETS])]
+    caption = f"Evaluated in float64 from the kernel and the rows{_left(len(cells) - MOST_TARGETS, 'targets')}"
+    yield Table(head, rows, caption, folded=len(rows) > 12)
+    if left_out := leave_one_out_facts(result):
+        yield Table((), left_out, "Leave-one-out")
+
+
+def held_out_section(found: Findings) -> Iterator[Block]:
+    """Scores on rows that the fit has not seen; predictions beside the truth, or classes taken for others."""
+    score, evaluate, held_out = found.result.get("score"), found.job.get("evaluate"), found.part("held_out") or {}
+    if not score:
+        if found.job and not any((evaluate or {}).get(name) is not None for name in ("path", "mask", "fraction")):
+            words = "No rows were held out: the job has no [evaluate] with a path, a mask or a fraction."
+            yield Text(words, missing=True)
+        else:
+            yield found.missing("No held-out row was predicted", "it came to that")
+        return
+    yield Table((), score_facts(found.result), "Scores on held-out rows")
+    names = found.result.get("target_names") or found.part("data", "target_names")
+    pairs = held_out.get("pairs") or []
+    if held_out.get("confusion"):
+        yield _confusion(held_out["confusion"], found.part("data", "classes") or [])
+        return
+    if not pairs:
+        yield Text("No pairs of truth and prediction were kept.", missing=True)
+    for k, points in enumerate(pairs):
+        pair = [point for point in points if None not in point]
+        if pair:
+            rmse = dict(enumerate(score.get("rmse") or [])).get(k)
+            yield from _target_charts(_name(names, k), pair, {**score, "rmse": rmse})
+    if len(pairs) < len(score.get("rmse") or []):
+        yield Text(f"{len(score['rmse']) - len(pairs):,} more targets are not drawn.")
+
+
+def _target_charts(name: str, points: Sequence[Sequence[float]], score: dict[str, Any]) -> Iterator[Chart]:
+    """Predictions against the truth, and a histogram of their differences."""
+    import numpy as np
+
+    total, rmse, title = score.get("num_rows") or len(points), score.get("rmse"), f"Predicted against true {name}"
+    some = f"{len(points):,} of {total:,} held-out rows, evenly spaced"
+    shown = f"all {total:,} held-out rows" if len(points) == total else some
+    fit = f"root mean squared error {number(rmse)}"
+    truth, predicted = np.array(sorted(map(tuple, points)), dtype=float).T
+    yield Chart(
+        mark="point", title=title, sentence=f"{title} for {shown}; {fit}. On the line both are equal.",
+        x=truth.tolist(), columns={"predicted": predicted.tolist()}, x_label=f"true {name}", y_label="predicted",
+    )  # fmt: skip
+    errors = predicted - truth
+    low, high, mean = errors.min(), errors.max(), errors.mean()
+    if high > low and math.isfinite(high - low):
+        counts, edges = np.histogram(errors, NUM_BINS)
+        about = f"Errors (predicted less true) of {name}: from {low:.4g} to {high:.4g}, mean {mean:.3g}."
+        yield _histogram(f"Errors of {name}", about, edges.tolist(), counts.tolist(), f"error of {name}")
+
+
+def _confusion(counts: list[list[int]], classes: list[str]) -> Table:
+    """The whole table for a few classes; for many, the pairs that are mistaken most often."""
+    names = [cut(classes[k] if k < len(classes) else f"class {k}", 24) for k in range(len(counts))]
+    if len(counts) <= MOST_CONFUSION:
+        rows = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, counts, strict=True)]
+        return Table(("true \\ predicted", *names), rows, "Held-out rows of each class, and what they were taken for")
+    wrong = [(count, i, j) for i, row in enumerate(counts) for j, count in enumerate(row) if i != j and count]
+    pairs = [(names[i], names[j], f"{count:,}") for count, i, j in sorted(wrong, reverse=True)[:20]]
+    return Table(("true class", "taken for", "rows"), pairs, "What was mistaken most often")
+
+
 # --- what came of it --------------------------------------------------------------------------------------------------
 
 
 def plan_section(found: Findings) -> Iterator[Block]:
     """What the plan expected beside what was."""
-    plan, result, peaks = found.plan, found.result, found.result.get("peak_rss_bytes") or {}
+    plan, result = found.plan, found.result
     if not plan:
         yield found.missing("There is nothing to compare with", "the job was planned")
         return
     if not found.is_finished:
         words = f"The run did not come to its end ({found.state}): what it spent is that of its last attempt."
         yield Text(words, missing=True)
-    expected, spent = plan.get("estimated_seconds") or {}, phase_seconds(found)
-    names = list(dict.fromkeys([*spent, *expected]))[:MOST_PHASES]
-    both = [name for name in names if name in spent and name in expected]
-    if both:
-        sentence = "Expected and actual seconds of every phase that the plan knew: " + ", ".join(
-            f"{name} {seconds(expected[name])} expected, {seconds(spent[name])} taken" for name in both
-        )
-        svg = bar_chart(
-            "expected", "Expected and actual time", sentence, both,
-            [[round(values[name], 3) for name in both] for values in (expected, spent)],
-            labels=("expected", "actual"), x_label="seconds",
-        )  # fmt: skip
-        yield Chart(svg, "Expected and actual time of every phase that the plan knew.")
-    whole = plan.get("total_seconds") or sum(expected.values())
-    low, total = plan.get("estimated_low_seconds") or whole, (result.get("seconds") or {}).get("total")
-    span = seconds(whole) if abs(low - whole) < 0.05 * whole else f"{seconds(low)} to {seconds(whole)}"
-    rows = [(cut(name, 60), *_compared(expected.get(name), spent.get(name))) for name in names]
-    rows.append(("total", span, *_compared(whole, total)[1:]))
-    yield Table(("time", "expected", "actual", "actual / expected"), rows, "Time")
-    ends, work = [round(value) for value in plan.get("iterations") or []], found.part("phases", "factorise") or {}
-    kept, workers, client = result.get("kept") or {}, found.status.num_workers, result.get("client_peak_rss_bytes")
-    busy = plan.get("expected_efficiency") if work.get("seconds") and work.get("num_computed") else None
-    others = [
-        ("peak memory of a worker", size(plan.get("task_bytes")), size(max(peaks.values())) if peaks else DASH),
-        ("peak memory of the driver", size(plan.get("client_bytes")), size(client) if client else DASH),
-        (
-            "on disk",
-            size(sum((plan.get("disk_bytes") or {}).values())),
-            f"{size(sum(kept.values()))} of matrices kept" if result else DASH,
-        ),
-        (
-            "iterations",
-            " to ".join(f"{end:,}" for end in dict.fromkeys(ends)),
-            number(result["num_iterations"]) if "num_iterations" in result else DASH,
-        ),
-        (
-            "workers busy in the factorisation",
-            f"{busy:.0%}" if busy else "",
-            f"{_busy(found, work):.0%}" if busy else "",
-        ),
-        ("workers", number(plan.get("workers")), number(workers) if workers else DASH),
-    ]
-    yield Table(("", "expected", "actual"), [row for row in others if row[1]], "Everything else")
-
-
-def _compared(expected: float | None, actual: float | None) -> tuple[str, str, str]:
-    """Two times, and how much more the second is: ``1.3 times``; a dash where one of them is missing."""
-    first, second = (DASH if value is None else seconds(value) for value in (expected, actual))
-    if not expected or not actual:
-        return first, second, DASH
-    return first, second, "< 0.01 times" if actual < 0.01 * expected else f"{actual / expected:.2g} times"
+    spent = phase_seconds(found) | {"total": (result.get("seconds") or {}).get("total")}
+    times = time_rows(plan, spent)[-MOST_PHASES:]
+    yield Table(("time", "expected", "actual", "actual / expected"), times, "Time")
+    work, workers = found.part("phases", "factorise") or {}, found.status.num_workers
+    others = [*size_rows(plan, result), ("workers", number(plan.get("workers")), number(workers) if workers else DASH)]
+    busy = plan.get("expected_efficiency")
+    if busy and work.get("seconds") and work.get("num_computed"):
+        others.append(("workers busy in the factorisation", f"{busy:.0%}", f"{_busy(found, work):.0%}"))
+    yield Table(("", "expected", "actual"), others, "Everything else")
 
 
 def reuse_section(found: Findings) -> Iterator[Block]:
     """What an attempt found that an earlier one, or another run, had computed."""
     result, status, present = found.result, found.status, found.part("present_bytes")
-    total, computed = result.get("tiles_total") or 0, result.get("tiles_computed") or 0
-    saved, kept = reused_rows(result.get("reused") or status.reused), list((result.get("kept") or {}).items())[:8]
+    reused = result.get("reused") or status.reused
     tasks = {
         name: (work["num_tasks"], work["num_tasks"] - work["num_computed"])
         for name, work in (found.part("phases") or {}).items()
-        if work.get("num_tasks", 0) > work.get("num_computed", 0) and not (name == "factorise" and total)
+        if work.get("num_tasks", 0) > work.get("num_computed", 0) and not (name == "factorise" and result)
     }
-    rows = known(
-        ("tiles of the factor", total and f"{total:,}, {computed:,} computed, {total - computed:,} found valid"),
+    rows = reuse_facts(result, reused) + known(
         *((f"tasks of {cut(k, 40)}", f"{n:,}, {valid:,} had nothing to compute") for k, (n, valid) in tasks.items()),
         ("valid tiles before this attempt", present and size(present)),
-        *((name, cut(text)) for name, text in saved[:20]),
-        *(("kept for later", f"{size(num_bytes)} in {cut(place, 200)}") for place, num_bytes in kept),
     )
     if rows:
         yield Table((), rows, "Found and kept")
-    nothing = total == computed and not tasks and not any(name == "reused" for name, _ in saved)
+    is_new = result.get("tiles_total") == result.get("tiles_computed") and not tasks
     if status.epoch > 1:
         yield Text(f"This is attempt {status.epoch}: it went on with what earlier ones had finished.")
-    elif nothing:
+    elif is_new and not any(name == "reused" for name, _ in rows):
         words = "Nothing was resumed: this is the first attempt of the run, and what it needed was computed."
         yield Text(words, missing=True)
     else:

@@ -18,8 +18,6 @@ from dkrr.errors import InterruptedRunError, StoreError
 from dkrr.jobs.toml import FILE_SUFFIXES
 from dkrr.store.files import file_state, is_url, join, list_entries, name_of, overlaps, parent_of
 
-__all__ = ["Delivery", "content_hash", "deliveries"]
-
 
 @dataclass(frozen=True)
 class Delivery:

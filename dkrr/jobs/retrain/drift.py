@@ -30,8 +30,6 @@ from dkrr.dataset import Dataset, Floats, row_hash_fraction
 from dkrr.dataset.rows import decode_floats
 from dkrr.jobs.retrain.spec import DriftSpec
 
-__all__ = ["Finding", "Reference", "compare_means", "compare_rows"]
-
 SAMPLE_ROWS = 20_000
 NUM_QUANTILES = 101
 # with fewer rows the spread of a column and its correlations say nothing

@@ -7,21 +7,12 @@ them must pass.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.jobs.retrain.drift import Finding
 from dkrr.jobs.retrain.spec import GateSpec
-from dkrr.models.model import load_model
-from dkrr.models.prediction import LOWER_IS_BETTER, MAX_IN_PROCESS_ENTRIES, Score, score_dataset
-from dkrr.threads import single_blas_thread
-
-__all__ = ["Check", "enough_rows", "judge", "score_model", "score_of"]
+from dkrr.models.prediction import LOWER_IS_BETTER, Score
 
 
 class Check(NamedTuple):
@@ -30,30 +21,6 @@ class Check(NamedTuple):
     name: str
     passed: bool
     sentence: str
-
-
-def score_model(
-    path: str,
-    test: Any,
-    store: str,
-    start: Callable[[], AbstractContextManager[Executor]],
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """The score of a saved model on held-out rows.
-
-    Parameters
-    ----------
-    store
-        Where the workers write predictions for a while.
-    start
-        Makes an executor, where there is too much to predict for this process.
-    """
-    model = load_model(path)
-    with contextlib.ExitStack() as stack:
-        if test.num_rows * model.num_rows > MAX_IN_PROCESS_ENTRIES:
-            return asdict(score_dataset(model, test, stack.enter_context(start()), progress, store=store)[0])
-        stack.enter_context(single_blas_thread())
-        return asdict(score_dataset(model, test, InProcessExecutor(), progress, store=store)[0])
 
 
 def judge(

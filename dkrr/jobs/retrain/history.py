@@ -42,8 +42,6 @@ from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, json_bytes, place, remove_array
 
-__all__ = ["INITIAL", "LAST", "History", "digests", "hash_of", "held_out_bytes", "open_rows"]
-
 logger = logging.getLogger("dkrr.retrain")
 
 INITIAL = "initial"

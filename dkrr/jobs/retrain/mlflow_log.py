@@ -20,8 +20,6 @@ from dkrr.jobs.retrain.spec import MlflowSpec
 from dkrr.models.model import Model, load_model
 from dkrr.store.files import is_url
 
-__all__ = ["Predictor", "load_mlflow", "log_tick"]
-
 logger = logging.getLogger("dkrr.retrain")
 
 

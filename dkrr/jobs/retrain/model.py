@@ -14,6 +14,7 @@ import io
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.errors import DkrrError, InterruptedRunError, JobFileError, LockedError, StoreError
+from dkrr.jobs.predict import executor_of_size
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.drift import compare_means
-from dkrr.jobs.retrain.gate import enough_rows, judge, score_model, score_of
+from dkrr.jobs.retrain.gate import enough_rows, judge, score_of
 from dkrr.jobs.retrain.history import LAST, History, digests, hash_of, held_out_bytes
 from dkrr.jobs.retrain.report import RetrainSummary
 from dkrr.jobs.retrain.spec import RetrainSpec
@@ -35,12 +37,12 @@ from dkrr.jobs.runs.directory import RunDirectory, utc_now
 from dkrr.jobs.runs.monitor import Monitor
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
+from dkrr.models.model import load_model
+from dkrr.models.prediction import score_dataset
 from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, name_of, note_user
 from dkrr.store.interruption import fence_holder
-
-__all__ = ["forget_runs", "improve"]
 
 PROMOTIONS = 3  # how often a model is judged anew because another one came into production meanwhile
 
@@ -114,7 +116,7 @@ def improve(
         if summary.searched:
             monitor.phase("search")
             search = _job(spec, given, mask_path, "search", spec.job.tune)
-            model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor.progress))["model"]
+            model = step(directory, "search", {"tick": tick}, lambda: _search(search, monitor))["model"]
         inputs = {
             "rows": digests(dataset),
             "held_out": [mask_digest, held_out_bytes(spec)],
@@ -131,7 +133,7 @@ def improve(
             directory,
             "fit",
             inputs,
-            lambda: _fit(spec, job, dataset, named, key, facts, lease_epoch, monitor.progress),
+            lambda: _fit(spec, job, dataset, named, key, facts, lease_epoch, monitor),
             is_there=lambda found: named.version(str(found["version"])) is not None,
         )
         summary.version, summary.num_rows, summary.fit = str(fit["version"]), fit["num_rows"], fit
@@ -274,8 +276,9 @@ def _judge(
             raise StoreError("the fit has no held-out rows", hint="say which in [holdout]")
 
         def score(other: str) -> dict[str, Any]:
-            path = named.resolve(other).model_path
-            return score_model(path, test, spec.store, lambda: job_executor(job, spec.store), monitor.progress)
+            model = load_model(named.resolve(other).model_path)
+            with executor_of_size(model, test.num_rows, lambda: job_executor(job, spec.store)) as executor:
+                return asdict(score_dataset(model, test, executor, monitor, store=spec.store)[0])
 
         # a file of held-out rows may have been replaced since the fit: both models see what it holds now
         candidate = score(version) if spec.holdout.path else fit["score"]

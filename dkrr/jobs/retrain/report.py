@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DRY_RUN", "RetrainSummary"]
+from dkrr.jobs.tables import reused_rows
 
 DRY_RUN = "dry run"
 
@@ -68,12 +68,7 @@ class RetrainSummary:
         if self.version is not None:
             rows = "" if self.num_rows is None else f", {self.num_rows:,} training rows"
             found.append(("version", f"{self.version}{rows}{', hyperparameters searched' if self.searched else ''}"))
-        for what, value in (self.fit.get("reused") or {}).items():
-            if isinstance(value, dict) and "of_rows" in value:
-                found.append(("reused", f"{value['rows']:,} of {value['of_rows']:,} rows of the {what}"))
-            elif what in ("scaling", "center") and value[what] != "frozen":
-                name, those = ("scaling", "of") if what == "scaling" else ("centre", "that of")
-                found.append((name, f"{those} all rows, anew: the new ones drifted from those of before"))
+        found.extend(reused_rows(self.fit.get("reused") or {}))
         for check in self.checks:
             found.append((check["name"], f"{'passed' if check['passed'] else 'REFUSED'}: {check['sentence']}"))
         found.extend(("reason", reason) for reason in self.reasons)

@@ -29,7 +29,6 @@ from dkrr.store.files import json_bytes, remove_array
 if TYPE_CHECKING:
     from dkrr.engine.tasks import Progress
 
-__all__ = ["retrain"]
 
 logger = logging.getLogger("dkrr.retrain")
 

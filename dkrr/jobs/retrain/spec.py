@@ -30,8 +30,6 @@ from dkrr.jobs.toml import Column, Location, Source, Table, is_data_file, locate
 from dkrr.store.files import is_url, join, name_of, with_settings
 from dkrr.store.objects import StorageSettings
 
-__all__ = ["DriftSpec", "GateSpec", "HoldoutSpec", "MlflowSpec", "RetrainSpec", "RetrainTable", "WindowSpec"]
-
 JOB_TABLES = ("data", "evaluate", "model", "solver", "cluster", "storage", "tune", "output")
 
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]

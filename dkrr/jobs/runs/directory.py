@@ -4,7 +4,7 @@
     job.json      the same job, checked, its paths absolute
     plan.json     what the first attempt resolved: tile size, precision, solver; every later attempt uses it
     status.json   how far the run is (:mod:`dkrr.jobs.runs.status`), replaced every few seconds
-    driver.json   who drives it (:mod:`dkrr.jobs.runs.lease`); drivers/ has one document for each epoch
+    driver.json   who drives it, and the number of this attempt (:mod:`dkrr.store.lease`)
     cancel.json   a request to stop
     placement.json  the process that ``submit`` started as the driver
     events/       what happened: JSON lines in numbered segments, 000000.jsonl and so on
@@ -57,20 +57,6 @@ from dkrr.store.files import (
     write_key,
 )
 from dkrr.store.objects import parse_address
-
-__all__ = [
-    "RUNS_VARIABLE",
-    "EventLog",
-    "RunDirectory",
-    "find_run",
-    "follow",
-    "list_runs",
-    "may_hold",
-    "read_events",
-    "run_kind",
-    "runs_folder",
-    "utc_now",
-]
 
 RUNS_VARIABLE = "DKRR_RUNS"
 MAX_EVENTS = 1000
@@ -340,7 +326,7 @@ def read_events(directory: RunDirectory, start: int = 0) -> Iterator[tuple[int, 
         number += 1
 
 
-def follow(directory: RunDirectory) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
+def follow_events(directory: RunDirectory) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
     """Again and again: events that were not there the last time, and whole lines that the driver printed since."""
     segment = offset = 0
     while True:

@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from dkrr.errors import DkrrError, LockedError, StoreError, told
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
-from dkrr.jobs.runs.lease import current_driver, described
 from dkrr.jobs.runs.monitor import CANCEL, error_facts, report_at_end
-from dkrr.jobs.runs.status import Status, look_once, read_status, write_status
+from dkrr.jobs.runs.status import Status, current_driver, look_once, read_status, write_status
 from dkrr.store.interruption import resumable
-from dkrr.store.lease import process_record
+from dkrr.store.lease import described, process_record
 
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
-
-__all__ = ["Submitted", "cancel_run", "drive", "resume_run", "start_driver", "submit_job"]
 
 
 @dataclass(frozen=True)

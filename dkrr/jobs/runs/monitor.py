@@ -3,32 +3,30 @@
 ``dkrr fit`` in the foreground and detached drivers do the same, in the same directory, so either finds what the other
 has done, and never both of them drive one run.
 
-One thread beats every two seconds (ten on an object store): it raises the counter of the lease, looks for
-``cancel.json``, and replaces ``status.json``. The thread that works only leaves its figures in a :class:`Monitor`.
+One thread looks every two seconds for ``cancel.json`` and replaces ``status.json`` (every ten seconds on an object
+store). The thread that works only leaves its figures in a :class:`Monitor`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-import os
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreError, told
 from dkrr.jobs.runs.directory import EventLog, RunDirectory, utc_now
-from dkrr.jobs.runs.lease import DriverLease
-from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, write_status
+from dkrr.jobs.runs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, driver_lease, write_status
 from dkrr.store.files import full_disk
 from dkrr.store.interruption import fenced, interrupt_main_thread
-from dkrr.store.lease import ABANDONED
-
-__all__ = ["CANCEL", "Monitor", "Progress", "Samples", "driving", "error_facts", "report_at_end"]
+from dkrr.store.lease import Lease, process_record
 
 CANCEL = "cancel.json"
 POLL_SECONDS_REMOTE = 2.0
@@ -40,68 +38,72 @@ WRITE_SECONDS = 20.0
 logger = logging.getLogger("dkrr.runs")
 
 Progress = Callable[[str, int, int, float, float], None]
-# seconds since the attempt began, flops per second since the last sample, resident bytes by process
-Sample = tuple[float, float, dict[str, int]]
+
+
+class Sample(NamedTuple):
+    """What was at one moment: seconds since the attempt began, flops until then, resident bytes by process."""
+
+    seconds: float
+    flops: float
+    memory_bytes: dict[str, int]
+
+    def with_peaks_of(self, before: Sample) -> Sample:
+        """This moment, with the larger of the sizes now and before."""
+        sizes = {
+            name: max(item.memory_bytes.get(name, 0) for item in (before, self))
+            for name in {**before.memory_bytes, **self.memory_bytes}
+        }
+        return self._replace(memory_bytes=sizes)
 
 
 class Samples:
     """Memory of the workers, and the rate, over the time of one attempt: bounded however long it takes.
 
-    When 240 samples are there, neighbours become one (the larger of two sizes, the mean of two rates) and every later
-    one stands for twice the time. Up to 12 workers have a curve each; of more, the largest, the median and the smallest
-    are kept. ``samples.json`` has those of the last attempt, some 30 kB at most.
+    When 240 samples are there, neighbours become one (the larger of two sizes) and every later one stands for twice the
+    time. Up to 12 workers have a curve each; of more, the largest, the median and the smallest are kept.
+    ``samples.json`` has those of the last attempt, some 30 kB at most.
     """
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
-        self._waiting: list[Sample] = []
-        self._every = 1
+        self._count, self._every = 0, 1
 
-    def add(self, seconds: float, flops_per_second: float, memory_bytes: dict[str, int]) -> None:
-        """Take a sample."""
-        self._waiting.append((seconds, flops_per_second, {**memory_bytes, "driver": resident_bytes()}))
-        if len(self._waiting) == self._every:
-            self.samples.append(_combined(self._waiting))
-            self._waiting = []
-        if len(self.samples) == MOST_SAMPLES:
-            self.samples = [_combined(self.samples[k : k + 2]) for k in range(0, MOST_SAMPLES, 2)]
+    def add(self, seconds: float, flops: float, memory_bytes: dict[str, int]) -> None:
+        """Take a sample; ``flops`` are all until now."""
+        sample = Sample(seconds, flops, {**memory_bytes, "driver": psutil.Process().memory_info().rss})
+        if self._count % self._every:
+            self.samples[-1] = sample.with_peaks_of(self.samples[-1])
+        else:
+            self.samples.append(sample)
+        self._count += 1
+        if len(self.samples) > MOST_SAMPLES:
+            pairs = zip(self.samples[:MOST_SAMPLES:2], self.samples[1:MOST_SAMPLES:2], strict=True)
+            self.samples = [late.with_peaks_of(early) for early, late in pairs] + self.samples[MOST_SAMPLES:]
             self._every *= 2
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: columns, with None where a process was not there."""
-        rows = self.samples + ([_combined(self._waiting)] if self._waiting else [])
-        names = dict.fromkeys(name for _, _, sizes in rows for name in sizes)
-        memory = [sizes for _, _, sizes in rows]
+        memory = [sample.memory_bytes for sample in self.samples]
+        names = dict.fromkeys(name for sizes in memory for name in sizes)
+        num_workers = max((len(sizes) - 1 for sizes in memory), default=0)
         if len(names) - 1 > MOST_WORKERS:
             memory = [_envelope(sizes) for sizes in memory]
             names = dict.fromkeys(["largest", "median", "smallest", "driver"])
+        pairs = itertools.pairwise([Sample(0.0, 0.0, {}), *self.samples])
         return {
-            "num_workers": max((len(sizes) - 1 for _, _, sizes in rows), default=0),
-            "seconds": [round(seconds, 2) for seconds, _, _ in rows],
-            "flops_per_second": [round(rate) for _, rate, _ in rows],
+            "num_workers": num_workers,
+            "seconds": [round(sample.seconds, 2) for sample in self.samples],
+            "flops_per_second": [
+                round((late.flops - early.flops) / max(late.seconds - early.seconds, 1e-9)) for early, late in pairs
+            ],
             "memory_bytes": {name: [sizes.get(name) for sizes in memory] for name in names},
         }
-
-
-def _combined(samples: list[Sample]) -> Sample:
-    sizes: dict[str, int] = {}
-    for _, _, found in samples:
-        sizes |= {name: max(value, sizes.get(name, 0)) for name, value in found.items()}
-    return samples[-1][0], statistics.fmean(rate for _, rate, _ in samples), sizes
 
 
 def _envelope(sizes: dict[str, int]) -> dict[str, int]:
     found = [value for name, value in sizes.items() if name != "driver"] or [0]
     of_all = {"largest": max(found), "median": int(statistics.median(found)), "smallest": min(found)}
     return {**of_all, "driver": sizes["driver"]}
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process now; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 class Monitor:
@@ -118,13 +120,14 @@ class Monitor:
     Called as a function it is the callback of the engine.
     """
 
-    def __init__(self, directory: RunDirectory, lease: DriverLease, progress: Progress | None = None) -> None:
+    def __init__(self, directory: RunDirectory, lease: Lease, progress: Progress | None = None) -> None:
         self.directory, self.lease = directory, lease
         self.events = EventLog(directory, lease.epoch)
         self.lost: LockedError | None = None
         self.cancel_requested = False
         self._others = progress
-        self._status = Status(state="starting", epoch=lease.epoch, driver=dict(lease.record), started_at=utc_now())
+        self._status = Status(state="starting", epoch=lease.epoch, started_at=utc_now())
+        self._status.driver = {**process_record(), "kind": lease.kind, "epoch": lease.epoch, "token": lease.token}
         self._meter = Meter(self._status)
         self._began = self._samples_written = time.monotonic()
         self._lock = threading.RLock()
@@ -133,7 +136,7 @@ class Monitor:
         self._handler = _Warnings(self.events)
         self._executor_facts: Callable[[], dict[str, Any]] | None = None
         self._memory: Callable[[], dict[str, int]] | None = None
-        self._samples, self._sampled = Samples(), (self._began, 0.0)
+        self._samples = Samples()
         self._told_at: float | None = None
 
     # --- called by the thread that works ------------------------------------------------------------------------------
@@ -141,8 +144,8 @@ class Monitor:
     def start(self) -> None:
         """Write the first status and begin to beat."""
         logging.getLogger("dkrr").addHandler(self._handler)
-        record = self.lease.record
-        self.events.add("state", f"driver {self.lease.epoch} started", host=record["host"], driver=record.get("kind"))
+        host = process_record()["host"]
+        self.events.add("state", f"driver {self.lease.epoch} started", host=host, driver=self.lease.kind)
         self._write()
         if self._others is not None and hasattr(self._others, "attach"):
             self._others.attach(self.snapshot)
@@ -162,19 +165,15 @@ class Monitor:
             self._meter.begin(name)
         self.events.add("phase", f"{name} began", tasks_done=0)
 
-    def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
-        self.progress(phase, done, total, flops_done, flops_total)
-
     def snapshot(self) -> Status:
         """The status as it is at this moment."""
         with self._lock:
             now = time.monotonic()
             self._status.elapsed_seconds = round(now - self._began, 3)
             self._status.phase_seconds = round(now - self._meter.began, 3)
-            self._status.driver = dict(self.lease.record)
             return replace(self._status, seconds=dict(self._status.seconds), phases=dict(self._status.phases))
 
-    def progress(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
+    def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
         """The callback of the engine; raises when the run is cancelled or lost."""
         self.check()
         with self._lock:
@@ -263,11 +262,9 @@ class Monitor:
             self.cancel_requested = True
             self.note(state="cancelling")
             self.events.add("request", "cancel requested")
-            self.lease.beat()
             self._write()
 
     def _beat(self) -> None:
-        self.lease.beat()
         self._take_facts()
         self._sample()
         self.events.flush()
@@ -293,11 +290,8 @@ class Monitor:
 
     def _sample(self) -> None:
         memory = {} if self._memory is None else self._memory()
-        now = time.monotonic()
         with self._lock:
-            (before, work), self._sampled = self._sampled, (now, self._meter.work)
-            rate = (self._meter.work - work) / (now - before) if now > before else 0.0
-            self._samples.add(now - self._began, rate, memory)
+            self._samples.add(time.monotonic() - self._began, self._meter.work, memory)
             self._status.memory_bytes = max(memory.values(), default=self._status.memory_bytes)
 
     def _write_samples(self) -> None:
@@ -345,44 +339,35 @@ def driving(
     folder = directory.folder
     new = [] if folder is None or detached else [path for path in folder.parents if not path.exists()]
     stays = detached or keep or directory.exists()
-    with full_disk(directory.location):
-        lease = DriverLease.acquire(directory, kind)
-    try:
-        with fenced(lease.check, holder=lease.holder):
-            monitor = Monitor(directory, lease, progress)
-            try:
-                with full_disk(directory.location):
-                    if not detached:
-                        directory.remove(CANCEL)
-                    try:
-                        monitor.start()
-                        yield monitor
-                    finally:
-                        monitor.stop()
-                    monitor.finish("finished", 0)
-            except BaseException as error:
-                _raise_if_lost(monitor, error)
-                if not stays and not directory.has("plan.json"):
-                    directory.remove_all()
-                    for path in new:
-                        with contextlib.suppress(OSError):
-                            path.rmdir()
-                    raise
-                state, code = "failed", told(error).exit_code
-                if code == InterruptedRunError.exit_code:
-                    state = "cancelled" if monitor.cancel_requested else "interrupted"
-                with contextlib.suppress(OSError, StoreError):  # the error itself matters more than its record
-                    monitor.finish(state, code, error)
-                if state == "cancelled" and not isinstance(error, CancelledError):
-                    raise _cancelled(directory) from None
+    lease = driver_lease(directory, kind)
+    with lease.held():
+        monitor = Monitor(directory, lease, progress)
+        try:
+            with full_disk(directory.location):
+                if not detached:
+                    directory.remove(CANCEL)
+                try:
+                    monitor.start()
+                    yield monitor
+                finally:
+                    monitor.stop()
+                monitor.finish("finished", 0)
+        except BaseException as error:
+            _raise_if_lost(monitor, error)
+            if not stays and not directory.has("plan.json"):
+                directory.remove_all()
+                for path in new:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
                 raise
-    finally:
-        token = lease.record["token"]
-        ABANDONED.add(token)  # first: wherever this is interrupted, the lease is nobody's
-        with contextlib.suppress(OSError, StoreError, LockedError):
-            if directory.exists():
-                lease.release()
-            ABANDONED.discard(token)
+            state, code = "failed", told(error).exit_code
+            if code == InterruptedRunError.exit_code:
+                state = "cancelled" if monitor.cancel_requested else "interrupted"
+            with contextlib.suppress(OSError, StoreError):  # the error itself matters more than its record
+                monitor.finish(state, code, error)
+            if state == "cancelled" and not isinstance(error, CancelledError):
+                raise _cancelled(directory) from None
+            raise
 
 
 def _raise_if_lost(monitor: Monitor, error: BaseException) -> None:

@@ -1,5 +1,8 @@
 """Status: how far a run is, as its driver last said, and whether that driver is still there.
 
+One process at a time drives a run: the one that ``driver.json`` names, a lease (:mod:`dkrr.store.lease`) whose epoch is
+the number of the attempt. Whoever was replaced finds out before it writes.
+
     starting -> running -> finished | failed | interrupted
                 running -> cancelling -> cancelled
 
@@ -17,14 +20,11 @@ from typing import Any
 
 from dkrr.errors import InterruptedRunError
 from dkrr.jobs.runs.directory import RunDirectory, utc_now
-from dkrr.jobs.runs.lease import current_driver, described
-from dkrr.store.lease import is_gone, is_here, is_stopped, stale_seconds, watch
-
-__all__ = ["Meter", "Status", "Watch", "look_once", "read_status", "write_status"]
+from dkrr.store.lease import Lease, described, is_gone, is_here, is_stopped, owner_of, stale_seconds, watch
 
 ENDED = ("finished", "failed", "cancelled", "interrupted")
 LOST = "lost"
-NAME = "status.json"
+NAME, DRIVER = "status.json", "driver.json"
 BEAT_SECONDS, BEAT_SECONDS_REMOTE = 2.0, 10.0
 START_SECONDS = 120.0  # imports from a slow network disk; a driver on this machine is known by its process
 
@@ -101,13 +101,22 @@ class Status:
         return self.phase.partition(", ")[0]
 
 
+def current_driver(directory: RunDirectory) -> dict[str, Any] | None:
+    """The process of the latest attempt, with its ``epoch``, ``counter`` and ``released``; None before the first."""
+    found = directory.read(DRIVER)
+    return None if found is None else {**owner_of(found), **found}
+
+
+def driver_lease(directory: RunDirectory, kind: str) -> Lease:
+    """The right to drive a run; ``kind`` is "fit", in the foreground, "here", a detached process, or "retrain"."""
+    return Lease(directory.location, DRIVER, directory.location, kind=kind)
+
+
 def read_status(directory: RunDirectory) -> Status:
-    """The status of a run. Without the document: finished when there is a result, else "interrupted"."""
-    document = directory.read(NAME)
-    if document is None:
-        is_finished = directory.has("result.json")
-        document = {"state": "finished", "exit_code": 0} if is_finished else {"state": "interrupted", "exit_code": 75}
-    return Status.from_dict(document)
+    """The status of a run; "interrupted" before there is one."""
+    return Status.from_dict(
+        directory.read(NAME) or {"state": "interrupted", "exit_code": InterruptedRunError.exit_code}
+    )
 
 
 def write_status(directory: RunDirectory, status: Status) -> None:

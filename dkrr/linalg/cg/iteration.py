@@ -1,8 +1,4 @@
-"""The state of conjugate gradients between two iterations: what a checkpoint holds.
-
-What conjugate gradients say when they cannot go on: which column, at which iteration, with which number, and why.
-
-Preconditioned conjugate gradients for many right-hand sides and many alphas that share every product.
+"""Preconditioned conjugate gradients for many right-hand sides and many alphas that share every product.
 
     (K_s + alpha_k I) x_k = b_k,    K_s = S K S,    k = 1 .. t
 
@@ -12,10 +8,13 @@ multiplied; then its *true* residual b - A x is evaluated, and only that one dec
 its true residual. With an approximate product (float32) the same restarts are iterative refinement.
 
 Everything here is deterministic and in the memory of the calling process; products and preconditioners are handed in.
+What an interrupted call goes on from is one file, which is replaced at once: a checksum tells damage, and what passes
+it and is wrong shows in the true residual, which decides what of a state is used.
 
 Cost
 ----
-One product an iteration, one every 50 iterations and one at the end for the true residuals; about 8 n t doubles.
+One product an iteration, one every 50 iterations and one at the end for the true residuals; about 8 n t doubles. A
+checkpoint writes n (t + 2 c) doubles, for c unfinished columns.
 
 References
 ----------
@@ -25,194 +24,26 @@ strategies for Krylov subspace iterative methods.
 
 from __future__ import annotations
 
+import io
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.engine.tasks import run_task
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, NumericalError, PreconditionerError
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, add_scaled, dots, largest, norms, ratio, row_blocks, take
-from dkrr.linalg.cg.precondition import Preconditioner
+from dkrr.linalg.passes import retried
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.store.failpoints import failpoint
+from dkrr.store.files import delete_key, read_key, write_key
 
-
-@dataclass
-class CGState:
-    """All that the next iteration depends on. Arrays over ``live`` have one column for each unfinished one.
-
-    Parameters
-    ----------
-    x : (n, t)
-    r, p : (n, c)
-        Residuals and directions of the c live columns.
-    live : (c,) int
-        Their numbers.
-    rz, aim, reference, failed : (c,)
-        r^T z; the recursive residual to freeze at; the last true residual; the least true residual that contradicted
-        a recursive one.
-    stalls : (c,) int
-        Contradictions in a row that did not halve it.
-    frozen : (c,) bool
-    relative, largest, iterations, converged : (t,)
-        ``largest`` is the largest entry of the last true residual.
-    """
-
-    x: FloatMatrix
-    r: FloatMatrix
-    p: FloatMatrix
-    live: NDArray[np.int64]
-    rz: FloatVector
-    aim: FloatVector
-    reference: FloatVector
-    failed: FloatVector
-    stalls: NDArray[np.int64]
-    frozen: NDArray[np.bool_]
-    relative: FloatVector
-    largest: FloatVector
-    iterations: NDArray[np.int64]
-    converged: NDArray[np.bool_]
-    iteration: int = 0
-    history: list[FloatVector] = field(default_factory=list)
-
-    def remaining_bytes(self) -> int:
-        """For the message of a full disk."""
-        return self.x.nbytes + self.r.nbytes + self.p.nbytes
-
-    def keep(self, mask: NDArray[np.bool_]) -> None:
-        """Only the masked live columns stay live."""
-        if mask.all():
-            return
-        kept = np.flatnonzero(mask)
-        self.r, self.p = take(self.r, kept), take(self.p, kept)
-        for name in ("live", "rz", "aim", "reference", "failed", "stalls", "frozen"):
-            setattr(self, name, getattr(self, name)[kept])
-
-
-class Checkpoint(Protocol):
-    """Where states are kept between processes."""
-
-    def load(self) -> CGState | None:
-        """The last state of the same system, if there is one."""
-        ...
-
-    def is_due(self, iteration: int) -> bool:
-        """Whether to save now; asked after each iteration."""
-        ...
-
-    def save(self, state: CGState) -> None:
-        """Keep a state; a reader finds the old one or the new one."""
-        ...
-
-
-FLOAT64 = ', or set precision = "float64"'
-
-
-def indefinite_matrix(
-    state: CGState, target: int, *, curvature: float, square: float, floor: float, alpha: float, in_float32: bool
-) -> NotPositiveDefiniteError:
-    """p^T A p <= ``floor`` p^T p, or not a number. The quotient is a bound on how much alpha lacks at least.
-
-    ``precision`` is that of the products: of those in float32 the matrix may be another one.
-    """
-    precision = "float32" if in_float32 else "float64"
-    number = state.iteration + 1
-    where = f"at iteration {number:,} of target {target}"
-    if not np.isfinite(curvature):
-        return NotPositiveDefiniteError(
-            f"CG: p^T A p = {curvature:.3g} {where}: the matrix or the direction has entries that are not finite",
-            hint="scale the features and the targets",
-            iteration=number,
-            target=target,
-            curvature=curvature,
-            alpha=alpha,
-            precision=precision,
-        )
-    least = alpha + max(-curvature / square, 10 * floor)
-    rounding = "0" if curvature <= 0 else f"{floor * square:.3g}, its rounding,"
-    hint = f"raise alpha to more than {least:.1e}, or use a positive semi-definite kernel"
-    return NotPositiveDefiniteError(
-        f"CG: p^T A p = {curvature:.3g} <= {rounding} {where}: the matrix is not positive definite "
-        f"{'in float32 products ' if in_float32 else ''}(alpha {alpha:.3g})",
-        hint=hint + FLOAT64 * in_float32,
-        iteration=number,
-        target=target,
-        curvature=curvature,
-        alpha=alpha,
-        suggested_alpha=least,
-        precision=precision,
-    )
-
-
-def indefinite_preconditioner(
-    state: CGState, rz: NDArray[np.float64], targets: NDArray[np.int64], description: str
-) -> PreconditionerError:
-    """r^T z <= 0, or not a number, for one of the targets."""
-    worst = int(np.argmin(np.where(np.isnan(rz), -np.inf, rz)))
-    return PreconditionerError(
-        f"CG: r^T z = {rz[worst]:.3g} at iteration {state.iteration:,} of target {targets[worst]}: "
-        f"the preconditioner ({description}) is not positive definite",
-        hint="raise alpha, lower its rank, or use another preconditioner",
-        iteration=state.iteration,
-        target=int(targets[worst]),
-    )
-
-
-def not_converged(state: CGState, tol: float, description: str, *, approximate: bool) -> ConvergenceError:
-    """The error for the worst column, with the history."""
-    missing = np.flatnonzero(~state.converged)
-    worst = int(missing[np.argmax(state.relative[missing])])
-    residual = float(state.relative[worst])
-    stagnated = len(state.live) == 0
-    count = f"{len(missing)} of {len(state.converged)} targets"
-    if stagnated:
-        message = (
-            f"CG: the true relative residual of target {worst} stays at {residual:.2g} after "
-            f"{state.iteration:,} iterations and restarts; tol = {tol:.2g} is out of reach ({count})"
-        )
-        hint = f"set tol to at least {2 * residual:.1e}, or raise alpha" + FLOAT64 * approximate
-    else:
-        message = (
-            f"CG did not converge in {state.iteration:,} iterations: the relative residual of target {worst} is "
-            f"{residual:.2g}, tol = {tol:.2g} ({count}; preconditioner: {description})"
-        )
-        hint = (
-            "raise max_iter (the fit goes on), the rank of the preconditioner, tol or alpha, or set allow_unconverged"
-        )
-    return ConvergenceError(
-        message,
-        hint=hint,
-        history=list(state.history),
-        relative_residual=state.relative.copy(),
-        converged=state.converged.copy(),
-        num_iterations=state.iteration,
-        stagnated=stagnated,
-    )
-
-
-def too_slow(relative: NDArray[np.float64], iteration: int, foreseen: float, seconds_left: float) -> ConvergenceError:
-    """After more iterations than were foreseen, when another way would be done sooner.
-
-    ``falls``: whether there is an end in sight.
-    """
-    left = f"about {seconds_left:,.0f} s more" if np.isfinite(seconds_left) else "no end in sight"
-    return ConvergenceError(
-        f"CG: relative residual {relative.max():.2g} after {iteration:,} iterations, at most {foreseen:,.0f} were "
-        f"foreseen, {left}",
-        relative_residual=relative,
-        num_iterations=iteration,
-        stagnated=False,
-        slow=True,
-        falls=bool(np.isfinite(seconds_left)),
-    )
-
-
-logger = logging.getLogger("dkrr.linalg.cg.iteration")
-
-Multiply = Callable[[FloatMatrix], FloatMatrix]
+logger = logging.getLogger("dkrr.linalg.cg")
 
 CHECK_EVERY = 50
 
@@ -229,23 +60,60 @@ MAX_STALLS = 3
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
 
 
-@dataclass(frozen=True)
-class CGResult:
-    """What the conjugate gradients found.
+Multiply = Callable[[FloatMatrix], FloatMatrix]
+
+
+class Preconditioner(Protocol):
+    """P_alpha^-1 for any alpha, applied to many columns at once.
+
+    ``inexact`` says that rounding in an application is far above that of float64, so that it is not quite symmetric:
+    directions are then made conjugate to the last one by its product instead of by r^T z.
+    """
+
+    inexact: bool
+
+    @property
+    def description(self) -> str:
+        """A few words for messages and records, e.g. "randomly pivoted Cholesky of rank 1,000"."""
+        ...
+
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed."""
+        ...
+
+
+class Identity:
+    """No preconditioner."""
+
+    description, inexact = "none", False
+
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        return r.copy()
+
+
+@dataclass
+class CGState:
+    """What was found so far, and all that the next iteration depends on.
 
     Parameters
     ----------
     x : (n, t)
-    relative_residual : (t,)
-        |b_k - A_k x_k| / |b_k|, true; 0 for a zero right-hand side.
-    largest_residual : (t,)
-        max |b_k - A_k x_k|, true.
+    relative_residual, largest_residual : (t,)
+        |b_k - A_k x_k| / |b_k|, 0 for a zero right-hand side, and max |b_k - A_k x_k|: true ones at the end.
     converged : (t,) bool
         Whether the relative residual is at most ``tol``, or was told to be the limit of floating point.
-    num_iterations
-        Iterations of the block.
-    iterations : (t,)
-        Iterations that a column took part in.
+    iterations : (t,) int
+        Iterations that a column took part in; ``num_iterations`` are those of the block.
+    r, p : (n, c)
+        Residuals and directions of the c unfinished columns, as all that follows.
+    live : (c,) int
+        Their numbers.
+    rz, aim, reference, failed : (c,)
+        r^T z; the recursive residual to freeze at; the last true residual; the least true residual that contradicted
+        a recursive one.
+    stalls : (c,) int
+        Contradictions in a row that did not halve it.
+    frozen : (c,) bool
     history
         Relative residuals (t,) before the first iteration and after each one; recursive, where no true one is known.
     """
@@ -254,9 +122,166 @@ class CGResult:
     relative_residual: FloatVector
     largest_residual: FloatVector
     converged: NDArray[np.bool_]
-    num_iterations: int
     iterations: NDArray[np.int64]
-    history: list[FloatVector]
+    r: FloatMatrix
+    p: FloatMatrix
+    live: NDArray[np.int64]
+    rz: FloatVector
+    aim: FloatVector
+    reference: FloatVector
+    failed: FloatVector
+    stalls: NDArray[np.int64]
+    frozen: NDArray[np.bool_]
+    num_iterations: int = 0
+    history: list[FloatVector] = field(default_factory=list)
+
+    def remaining_bytes(self) -> int:
+        """For the message of a full disk."""
+        return self.x.nbytes + self.r.nbytes + self.p.nbytes
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Only the masked live columns stay live."""
+        if mask.all():
+            return
+        kept = np.flatnonzero(mask)
+        self.r, self.p = take(self.r, kept), take(self.p, kept)
+        for name in ("live", "rz", "aim", "reference", "failed", "stalls", "frozen"):
+            setattr(self, name, getattr(self, name)[kept])
+
+
+class Checkpoint:
+    """The last state of one system in a store, in one file.
+
+    Parameters
+    ----------
+    location
+        Folder or URL for it alone.
+    fingerprint
+        Key of all that decides the iterates; a state of another system is removed.
+    every_seconds
+        When a state is due.
+    durable
+        fsync before a state counts.
+    """
+
+    def __init__(
+        self,
+        location: Any,
+        fingerprint: str,
+        *,
+        every_seconds: float = 60.0,
+        durable: bool = False,
+    ) -> None:
+        self.location, self.fingerprint, self.durable = location, fingerprint, durable
+        self.every_seconds = every_seconds
+        self._last = time.monotonic()
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether a state shall be saved after this iteration."""
+        return time.monotonic() - self._last >= self.every_seconds
+
+    def save(self, state: CGState) -> None:
+        """Write over the one before.
+
+        Raises
+        ------
+        StorageFullError, StoreError
+            Three attempts failed; the one before is whole.
+        """
+        file = io.BytesIO()
+        np.savez(file, fingerprint=np.array(self.fingerprint), **vars(state))
+
+        def write(_: CGState) -> bool:
+            failpoint("cg.checkpoint.before_write")
+            write_key(self.location, "state.npz", file.getbuffer(), durable=self.durable)
+            return True
+
+        run_task(write, state, ())
+        self._last = time.monotonic()
+
+    def load(self) -> CGState | None:
+        """The state with this fingerprint, whole; anything else is removed, with a line in the log."""
+        data = retried(lambda: read_key(self.location, "state.npz"))
+        if data is None:
+            return None
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                values: dict[str, Any] = {name: file[name] for name in file.files}
+            if str(values.pop("fingerprint")) != self.fingerprint:
+                raise ValueError("it belongs to another system")
+            values |= {"num_iterations": int(values["num_iterations"]), "history": list(values["history"])}
+            state = CGState(**values)
+        except (BadZipFile, EOFError, LookupError, NotImplementedError, TypeError, ValueError) as exc:
+            logger.warning("the checkpoint %s is removed: %s", self.location, exc)
+            delete_key(self.location, "state.npz")
+            return None
+        logger.info("going on from the checkpoint %s of iteration %d", self.location, state.num_iterations)
+        return state
+
+
+# --- what is said when it cannot go on ------------------------------------------------------------------------------
+
+FLOAT64 = ', or set precision = "float64"'
+
+
+def indefinite_matrix(
+    number: int, target: int, *, curvature: float, square: float, floor: float, alpha: float, in_float32: bool
+) -> NotPositiveDefiniteError:
+    """p^T A p <= ``floor`` p^T p, or not a number. The quotient is a bound on how much alpha lacks at least.
+
+    ``precision`` is that of the products: of those in float32 the matrix may be another one.
+    """
+    where = f"at iteration {number:,} of target {target}"
+    facts: dict[str, Any] = {"iteration": number, "target": target, "curvature": curvature, "alpha": alpha}
+    facts["precision"] = "float32" if in_float32 else "float64"
+    if not np.isfinite(curvature):
+        return NotPositiveDefiniteError(
+            f"CG: p^T A p = {curvature:.3g} {where}: the matrix or the direction has entries that are not finite",
+            hint="scale the features and the targets",
+            **facts,
+        )
+    least = alpha + max(-curvature / square, 10 * floor)
+    rounding = "0" if curvature <= 0 else f"{floor * square:.3g}, its rounding,"
+    hint = f"raise alpha to more than {least:.1e}, or use a positive semi-definite kernel"
+    return NotPositiveDefiniteError(
+        f"CG: p^T A p = {curvature:.3g} <= {rounding} {where}: the matrix is not positive definite "
+        f"{'in float32 products ' if in_float32 else ''}(alpha {alpha:.3g})",
+        hint=hint + FLOAT64 * in_float32,
+        suggested_alpha=least,
+        **facts,
+    )
+
+
+def not_converged(state: CGState, tol: float, description: str, *, approximate: bool) -> ConvergenceError:
+    """The error for the worst column, with the history."""
+    missing = np.flatnonzero(~state.converged)
+    worst = int(missing[np.argmax(state.relative_residual[missing])])
+    residual = float(state.relative_residual[worst])
+    stagnated = len(state.live) == 0
+    count = f"{len(missing)} of {len(state.converged)} targets"
+    message = (
+        f"CG did not converge in {state.num_iterations:,} iterations: the relative residual of target {worst} is "
+        f"{residual:.2g}, tol = {tol:.2g} ({count}; preconditioner: {description})"
+    )
+    hint = "raise max_iter (the fit goes on), the rank of the preconditioner, tol or alpha, or set allow_unconverged"
+    if stagnated:
+        message = (
+            f"CG: the true relative residual of target {worst} stays at {residual:.2g} after "
+            f"{state.num_iterations:,} iterations and restarts; tol = {tol:.2g} is out of reach ({count})"
+        )
+        hint = f"set tol to at least {2 * residual:.1e}, or raise alpha" + FLOAT64 * approximate
+    return ConvergenceError(
+        message,
+        hint=hint,
+        history=list(state.history),
+        relative_residual=state.relative_residual.copy(),
+        converged=state.converged.copy(),
+        num_iterations=state.num_iterations,
+        stagnated=stagnated,
+    )
+
+
+# --- the iteration --------------------------------------------------------------------------------------------------
 
 
 def conjugate_gradients(
@@ -272,7 +297,7 @@ def conjugate_gradients(
     checkpoint: Checkpoint | None = None,
     on_iteration: Callable[[int, FloatVector], None] | None = None,
     is_limit: Callable[[CGState], NDArray[np.bool_]] | None = None,
-) -> CGResult:
+) -> CGState:
     """Solve (K_s + alpha_k I) x_k = b_k for all columns at once.
 
     Parameters
@@ -314,110 +339,70 @@ def conjugate_gradients(
         A column did not reach ``tol``, unless ``settings.allow_unconverged``.
     """
     alpha = np.broadcast_to(np.asarray(alpha, np.float64), (rhs.shape[1],))
-    system = _System(multiply, rhs, alpha, precondition, settings, norm, true_multiply, checkpoint)
-    state = system.begin(start)
+    system = _System(multiply, rhs, alpha, precondition, settings, norm, true_multiply)
+    state = None if checkpoint is None else checkpoint.load()
+    state = system.begin(start) if state is None else system.confirmed(state)
     try:
-        _run(system, state, on_iteration, is_limit)
+        while len(state.live) and state.num_iterations < settings.iterations:
+            system.iterate(state)
+            last = state.num_iterations >= settings.iterations
+            if last or system.check_is_due(state):
+                system.check(state)
+            state.history.append(state.relative_residual.copy())
+            if on_iteration is not None:
+                on_iteration(state.num_iterations, state.relative_residual.copy())
+            system.renew_directions(state)
+            if checkpoint is not None and (last or not len(state.live) or checkpoint.is_due(state.num_iterations)):
+                checkpoint.save(state)
+        if is_limit is not None and not len(state.live):
+            state.converged |= is_limit(state)
+        if not state.converged.all() and not settings.allow_unconverged:
+            raise not_converged(state, settings.tol, precondition.description, approximate=true_multiply is not None)
     except NumericalError as exc:
-        if state.relative.max(initial=0.0) < 1:  # better than nothing to begin another iteration with
+        if state.relative_residual.max(initial=0.0) < 1:  # better than nothing to begin another iteration with
             exc.iterate = state.x  # type: ignore[attr-defined]
         raise
-    return CGResult(
-        x=state.x,
-        relative_residual=state.relative,
-        largest_residual=state.largest,
-        converged=state.converged,
-        num_iterations=state.iteration,
-        iterations=state.iterations,
-        history=list(state.history),
-    )
+    return state
 
 
-def _run(
-    system: _System,
-    state: CGState,
-    on_iteration: Callable[[int, FloatVector], None] | None,
-    is_limit: Callable[[CGState], NDArray[np.bool_]] | None,
-) -> None:
-    """Iterate to the end."""
-    settings, checkpoint = system.settings, system.checkpoint
-    while len(state.live) and state.iteration < settings.iterations:
-        system.iterate(state)
-        last = state.iteration >= settings.iterations
-        if last or system.check_is_due(state):
-            system.check(state)
-        state.history.append(state.relative.copy())
-        if on_iteration is not None:
-            on_iteration(state.iteration, state.relative.copy())
-        system.renew_directions(state)
-        if checkpoint is not None and (last or not len(state.live) or checkpoint.is_due(state.iteration)):
-            checkpoint.save(state)
-    if is_limit is not None and not len(state.live):
-        state.converged |= is_limit(state)
-    if not state.converged.all() and not settings.allow_unconverged:
-        description = system.precondition.description
-        raise not_converged(state, settings.tol, description, approximate=system.true_multiply is not None)
-
-
-@dataclass(frozen=True)
-class _Last:
-    """A P (n, c) and p^T A p (c,) of the last iteration, for the ``targets`` (c,) that took part in it."""
-
-    targets: NDArray[np.int64]
-    product: FloatMatrix
-    curvature: FloatVector
-
-    def conjugate(self, z: FloatMatrix, targets: NDArray[np.int64], beta: FloatVector) -> FloatVector:
-        """max(0, -z^T A p / p^T A p) for columns that took part and go on, which makes z + beta p conjugate to p."""
-        where = np.searchsorted(self.targets, targets)
-        where = np.minimum(where, len(self.targets) - 1)
-        known = (self.targets[where] == targets) & (beta != 0)
-        found = beta.copy()
-        if known.any():
-            columns = np.flatnonzero(known)
-            conjugate = -dots(take(z, columns), take(self.product, where[columns])) / self.curvature[where[columns]]
-            found[columns] = np.maximum(conjugate, 0.0)
-        return found
-
-
-@dataclass
 class _System:
     """The matrix, the right-hand sides and the rules; every method moves a state on."""
 
-    multiply: Multiply
-    rhs: FloatMatrix
-    alpha: FloatVector
-    precondition: Preconditioner
-    settings: IterativeSettings
-    norm: Callable[[], float] | None
-    true_multiply: Multiply | None
-    checkpoint: Checkpoint | None
-    last: _Last | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        multiply: Multiply,
+        rhs: FloatMatrix,
+        alpha: FloatVector,
+        precondition: Preconditioner,
+        settings: IterativeSettings,
+        norm: Callable[[], float] | None,
+        true_multiply: Multiply | None,
+    ) -> None:
+        self.multiply, self.rhs, self.alpha, self.precondition = multiply, rhs, alpha, precondition
+        self.settings, self.norm, self.true_multiply = settings, norm, true_multiply
         with np.errstate(over="ignore"):
-            self.norms = norms(self.rhs)
-        lost = ~np.isfinite(self.norms) | ((self.norms == 0) & self.rhs.any(axis=0))
+            self.norms = norms(rhs)
+        lost = ~np.isfinite(self.norms) | ((self.norms == 0) & rhs.any(axis=0))
         if lost.any():
             target = int(np.argmax(lost))
             raise DataError(
                 f"CG: the norm of target {target} is {self.norms[target]:.3g}, which cannot be computed with",
                 hint="scale the targets",
             )
-        self.in_float32 = self.true_multiply is not None and self.norm is None
-        self.initial_aim = self.settings.tol * (1.0 if self.true_multiply is None else 0.5)
-
-    # --- where to begin ------------------------------------------------------------------------------------------
+        self.in_float32 = true_multiply is not None and norm is None
+        self.initial_aim = settings.tol * (1.0 if true_multiply is None else 0.5)
+        # A P (n, c) and p^T A p (c,) of the last iteration, for the targets (c,) that took part in it
+        self.last: tuple[NDArray[np.int64], FloatMatrix, FloatVector] | None = None
 
     def begin(self, start: FloatMatrix | None) -> CGState:
-        """The state before the first iteration, or the one that was kept, with directions."""
-        found = None if self.checkpoint is None else self.checkpoint.load()
-        if found is not None:
-            self._confirm(found)
-            return found
+        """The state before the first iteration, with directions."""
         t = len(self.norms)
         state = CGState(
             x=np.zeros(self.rhs.shape) if start is None else np.array(start, dtype=np.float64, order="C"),
+            relative_residual=(self.norms > 0).astype(np.float64),
+            largest_residual=np.zeros(t),
+            converged=self.norms == 0,
+            iterations=np.zeros(t, np.int64),
             r=np.array(self.rhs, dtype=np.float64, order="C"),
             p=np.zeros(self.rhs.shape),
             live=np.arange(t),
@@ -427,15 +412,11 @@ class _System:
             failed=np.full(t, np.inf),
             stalls=np.zeros(t, np.int64),
             frozen=np.zeros(t, np.bool_),
-            relative=(self.norms > 0).astype(np.float64),
-            largest=np.zeros(t),
-            iterations=np.zeros(t, np.int64),
-            converged=self.norms == 0,
         )
         if start is not None:
             state.x[:, self.norms == 0] = 0.0
             self._scale_start(state)
-        state.history.append(state.relative.copy())
+        state.history.append(state.relative_residual.copy())
         state.keep(~state.converged)
         self.renew_directions(state)
         return state
@@ -452,35 +433,25 @@ class _System:
             state.x[rows] *= factor
             # from b, and not from b - A x: where x belongs to larger targets that keeps no digit of b
             state.r[rows] = self.rhs[rows] - factor * product[rows]
-        state.relative, state.largest = (
-            ratio(norms(state.r), self.norms),
-            largest(state.r),
-        )
-        state.reference = state.relative.copy()
+        state.relative_residual, state.largest_residual = ratio(norms(state.r), self.norms), largest(state.r)
+        state.reference = state.relative_residual.copy()
         state.converged |= done
 
-    def _confirm(self, state: CGState) -> None:
-        """What the true residual says about a state that was read back; nothing changes where it agrees."""
+    def confirmed(self, state: CGState) -> CGState:
+        """A state that was read back; where its true residual denies it, one that begins with its x."""
         state.x[:, self.norms == 0] = 0.0
         residual = self.rhs - self._product(state.x, self.alpha, exact=True)
-        size = norms(residual)
-        relative = ratio(size, self.norms)
+        size, deviation = norms(residual), np.zeros_like(self.norms)
         finished = np.ones(len(size), np.bool_)
         finished[state.live] = False
-        good = relative <= self.settings.tol
-        deviation = np.zeros_like(size)
+        good = ratio(size, self.norms) <= self.settings.tol
         deviation[state.live] = norms(residual[:, state.live] - state.r)
         if np.where(finished, good >= state.converged, good | (deviation <= MAX_DEVIATION * size)).all():
-            return
-        logger.warning("the state of iteration %d does not hold: going on from its true residual", state.iteration)
-        state.r, state.p = residual, np.zeros_like(residual)
-        state.live, state.relative, state.reference = np.arange(len(size)), relative, relative.copy()
-        state.largest = largest(residual)
-        state.rz, state.failed = np.full(len(size), np.inf), np.full(len(size), np.inf)
-        state.aim, state.stalls = np.full(len(size), self.initial_aim), np.zeros(len(size), np.int64)
-        state.frozen, state.converged = np.zeros(len(size), np.bool_), good
-        state.keep(~good)
-        self.renew_directions(state)
+            return state
+        logger.warning("the state of iteration %d does not hold: going on from its x", state.num_iterations)
+        fresh = self.begin(state.x)
+        fresh.num_iterations, fresh.iterations, fresh.history = state.num_iterations, state.iterations, state.history
+        return fresh
 
     # --- one iteration -------------------------------------------------------------------------------------------
 
@@ -496,7 +467,7 @@ class _System:
         if not (curvature > floor * square).all():
             worst = int(np.argmin(np.where(np.isnan(curvature), -np.inf, curvature - floor * square)))
             raise indefinite_matrix(
-                state,
+                state.num_iterations + 1,
                 int(targets[worst]),
                 curvature=float(curvature[worst]),
                 square=float(square[worst]),
@@ -506,47 +477,63 @@ class _System:
             )
         slope = state.rz[active]
         if self.precondition.inexact:
-            slope, self.last = dots(p, take(state.r, active)), _Last(targets, product, curvature)
+            slope, self.last = dots(p, take(state.r, active)), (targets, product, curvature)
         step = slope / curvature
         add_scaled(state.x, step, p, targets)
         add_scaled(state.r, -step, product, active)
-        state.iteration += 1
+        state.num_iterations += 1
         state.iterations[targets] += 1
-        state.relative[state.live] = ratio(norms(state.r), self.norms[state.live])
-        state.frozen = state.relative[state.live] <= state.aim
+        state.relative_residual[state.live] = ratio(norms(state.r), self.norms[state.live])
+        state.frozen = state.relative_residual[state.live] <= state.aim
 
     def renew_directions(self, state: CGState) -> None:
         """p <- M^-1 r + (r^T z / previous r^T z) p, for active columns; a restart has an infinite previous one."""
         active = np.flatnonzero(~state.frozen)
         if not len(active):
             return
-        whole = len(active) == len(state.live)
-        r = take(state.r, active)
-        z = self.precondition.apply(r, self.alpha[state.live[active]])
+        targets, r = state.live[active], take(state.r, active)
+        z = self.precondition.apply(r, self.alpha[targets])
         rz = dots(r, z)
         failpoint("cg.preconditioned", rz)
         if not (rz > 0).all():
-            raise indefinite_preconditioner(state, rz, state.live[active], self.precondition.description)
+            worst = int(np.argmin(np.where(np.isnan(rz), -np.inf, rz)))
+            raise PreconditionerError(
+                f"CG: r^T z = {rz[worst]:.3g} at iteration {state.num_iterations:,} of target {targets[worst]}: "
+                f"the preconditioner ({self.precondition.description}) is not positive definite",
+                hint="raise alpha, lower its rank, or use another preconditioner",
+                iteration=state.num_iterations,
+                target=int(targets[worst]),
+            )
         beta = rz / state.rz[active]
         if self.last is not None:
-            beta = self.last.conjugate(z, state.live[active], beta)
+            self._conjugate(z, targets, beta)
         for rows in row_blocks(len(z)):
-            if whole:
+            if len(active) == len(state.live):
                 state.p[rows] *= beta
                 state.p[rows] += z[rows]
             else:
                 state.p[rows, active] = beta * state.p[rows, active] + z[rows]
         state.rz[active] = rz
 
+    def _conjugate(self, z: FloatMatrix, targets: NDArray[np.int64], beta: FloatVector) -> None:
+        """beta = max(0, -z^T A p / p^T A p) for columns that took part and go on: conjugate to p by its product."""
+        assert self.last is not None  # noqa: S101  (narrows the type)
+        before, product, curvature = self.last
+        columns = np.flatnonzero(np.isin(targets, before) & (beta != 0))
+        if len(columns):
+            where = np.searchsorted(before, targets[columns])
+            found = -dots(take(z, columns), take(product, where)) / curvature[where]
+            beta[columns] = np.maximum(found, 0.0)
+
     # --- the true residual ---------------------------------------------------------------------------------------
 
     def check_is_due(self, state: CGState) -> bool:
         """Whether every column waits for it, it is time, or an approximate product may have drifted."""
-        if state.frozen.all() or state.iteration % CHECK_EVERY == 0:
+        if state.frozen.all() or state.num_iterations % CHECK_EVERY == 0:
             return True
         if self.true_multiply is None:
             return False
-        fallen = state.relative[state.live] < RELIABLE_DROP * state.reference
+        fallen = state.relative_residual[state.live] < RELIABLE_DROP * state.reference
         return bool((fallen & ~state.frozen).any())
 
     def check(self, state: CGState) -> None:
@@ -560,8 +547,8 @@ class _System:
         deviation, size = norms(state.r), norms(residual)
         state.r = residual
         relative = ratio(size, self.norms[targets])
-        state.relative[targets] = relative
-        state.largest[targets] = largest(residual)
+        state.relative_residual[targets] = relative
+        state.largest_residual[targets] = largest(residual)
         good = relative <= self.settings.tol
         deviates = deviation > MAX_DEVIATION * size
         claimed = state.frozen & ~good

@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import get_lapack_funcs
 
-from dkrr.errors import DataError, ResidualError
+from dkrr.errors import DataError
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import Floats, FloatVector
 from dkrr.linalg.inference.leave_one_out import bordered_diagonal
 from dkrr.linalg.matmul import system_norms
 from dkrr.linalg.predict import ArrayRows, check_training_rows
-from dkrr.linalg.solution import Solution, backward_error_bar, no_factor
+from dkrr.linalg.solution import Solution, no_factor
 from dkrr.linalg.targets import best_intercept, offset_of, solve_bordered, without_means
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import is_finite, leading_minor_pivot, potrf, rounded_pivot
@@ -131,26 +131,13 @@ def fit_dense(
     fit_intercept
         Solve the bordered system of :mod:`dkrr.linalg.targets`, with one more right-hand side.
     """
-    started, n = time.perf_counter(), len(y)
+    started, alphas = time.perf_counter(), np.broadcast_to(alpha, (y.shape[1],))
     root = None if weight is None else np.sqrt(weight)
-    y, centring = without_means(y, weight, fit_intercept)
-    normal = np.ones(n) if root is None else root
-    rhs = normal[:, None] * y
-    alphas = np.broadcast_to(alpha, (y.shape[1],))
-    u = np.zeros(y.shape)
-    for value in dict.fromkeys(alphas.tolist()):
-        targets = np.flatnonzero(alphas == value)
-        factor = DenseFactor.of(kernel, x, root, value, precision)
-
-        def multiply(v: Floats, value: float = value) -> Floats:
-            return _product(kernel, x, root, v)[0] + value * v
-
-        right = rhs[:, targets]
-        u[:, targets] = solve_bordered(factor.solve, multiply, right, normal) if fit_intercept else factor.solve(right)
-        del factor
+    ridge = FactorRidge(kernel, x, y, root, fit_intercept=fit_intercept, precision=precision)
+    message = f"Cholesky factor of {len(y):,} rows in memory"
     return judge_dense(
-        kernel, x, root, alphas, rhs, u, None if centring is None else centring.offset, solver="cholesky",
-        precision=precision, started=started, message=f"Cholesky factor of {n:,} rows in memory",
+        kernel, x, root, alphas, ridge.rhs, ridge.solve_each(alphas), ridge.offset if fit_intercept else None,
+        solver="cholesky", precision=precision, started=started, message=message,
     )  # fmt: skip
 
 
@@ -191,13 +178,10 @@ def judge_dense(
     size = (row_sums[:, None] + np.abs(diagonal[:, None] + alphas) - np.abs(diagonal[:, None])).max(axis=0)
     normal = None if offset is None else np.ones(n) if root is None else root
     norms = system_norms(residual, size, rhs, u, normal)
-    relative, backward = norms.relative_residual, norms.backward_error
-    bar = backward_error_bar(n, precision)
-    if not max(backward) <= bar:
-        raise ResidualError(
-            f"backward error {max(backward):.2g} exceeds {bar:.2g} (30 n eps, {precision})",
-            hint="raise alpha, or scale the targets",
-        )
+    solution = Solution.direct(
+        n, norms.relative_residual, norms.backward_error, solver=solver, precision=precision, message=message,
+        seconds={"total": time.perf_counter() - started}, hint="raise alpha, or scale the targets",
+    )  # fmt: skip
     dual_coef = u if root is None else root[:, None] * u
     if kernel is not None:
         weight = None if root is None else ArrayRows(np.square(root)[:, None])
@@ -206,16 +190,6 @@ def judge_dense(
             kernel, ArrayRows(x), ArrayRows(dual_coef), None, y=ArrayRows(y), weight=weight, alpha=alphas,
             intercept=None if offset is None else norms.intercept, residual_norm=np.linalg.norm(residual, axis=0),
         )  # fmt: skip
-    solution = Solution(
-        solver=solver,
-        precision=precision,
-        converged=True,
-        num_iterations=0,
-        relative_residual=relative,
-        backward_error=backward,
-        seconds={"total": time.perf_counter() - started},
-        message=f"{message}, largest relative residual {max(relative):.1e}",
-    )
     return DenseFit(dual_coef, solution, None if offset is None else offset + norms.intercept)
 
 
@@ -264,62 +238,71 @@ def _product(kernel: Kernel | None, x: Any, root: Any, u: Any) -> tuple[Floats, 
 
 
 class FactorRidge:
-    """Kernel ridge regression for some alphas, from S K S.
+    """Kernel ridge regression for some alphas, each by a factor of S K S + alpha I.
 
     Parameters
     ----------
-    matrix
-        S K S (m, m).
+    kernel, x
+        As for :func:`fit_dense`.
     y : (m, t)
     root : (m,), optional
-        s, the square roots of the weights, all positive; None means 1.
+        s, the square roots of the weights; None means 1.
     fit_intercept
         Solve the bordered system of :mod:`dkrr.linalg.targets`.
+    precision
+        Of the factors.
     """
 
-    def __init__(self, matrix: Floats, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False):
-        self.matrix = matrix
+    def __init__(
+        self,
+        kernel: Kernel | None,
+        x: Floats,
+        y: Floats,
+        root: Floats | None = None,
+        *,
+        fit_intercept: bool = False,
+        precision: str = "float64",
+    ) -> None:
+        self.kernel, self.x, self.scale, self.precision = kernel, x, root, precision
         self.root = np.ones(len(y)) if root is None else root
-        y, self.centring = without_means(y, np.square(self.root), fit_intercept)
+        y, self.centring = without_means(y, None if root is None else np.square(root), fit_intercept)
         self.offset = np.zeros(y.shape[1]) + offset_of(self.centring)
         self.rhs = self.root[:, None] * y
-        self._solutions: dict[float, Floats] = {}
+        self._known: dict[float, Floats] = {}
 
-    def _solve(self, alpha: float, factor: DenseFactor | None = None) -> Floats:
-        """u (m, t), kept."""
-        if alpha not in self._solutions:
-            factor = factor or DenseFactor.of(None, self.matrix, None, alpha)
-            self._solutions[alpha] = (
-                factor.solve(self.rhs)
-                if self.centring is None
-                else solve_bordered(factor.solve, lambda u: self.matrix @ u + alpha * u, self.rhs, self.root)
-            )
-        return self._solutions[alpha]
+    def _factor(self, alpha: float) -> DenseFactor:
+        return DenseFactor.of(self.kernel, self.x, self.scale, alpha, self.precision)
+
+    def _multiply(self, u: Floats, alpha: float) -> Floats:
+        """A u (m, c)."""
+        return _product(self.kernel, self.x, self.scale, u)[0] + alpha * u
+
+    def _solve(self, alpha: float, factor: DenseFactor, targets: Any = slice(None)) -> Floats:
+        """u (m, c) of some targets."""
+        if self.centring is None:
+            return factor.solve(self.rhs[:, targets])
+        return solve_bordered(factor.solve, lambda u: self._multiply(u, alpha), self.rhs[:, targets], self.root)
 
     def leave_one_out(self, alphas: Floats) -> Floats:
         """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i)."""
         residuals = np.empty((*self.rhs.shape, len(alphas)))
         for number, alpha in enumerate(alphas.tolist()):
-            factor = DenseFactor.of(None, self.matrix, None, alpha)
-            u, ones = self._solve(alpha, factor), factor.solve(self.root[:, None]) if self.centring else None
+            factor = self._factor(alpha)
+            u = self._known[alpha] = self._solve(alpha, factor)
+            ones = factor.solve(self.root[:, None]) if self.centring else None
             diagonal = factor.inverse_diagonal()[:, None]
             if ones is not None:
                 diagonal = bordered_diagonal(diagonal, ones, self.root)
             np.divide(u, self.root[:, None] * diagonal, out=residuals[:, :, number])
         return residuals
 
-    def solve_each(self, alphas: Floats) -> tuple[Floats, Floats]:
-        """u (m, t) and the intercepts (t,) with one alpha for each target, ``alphas`` (t,)."""
+    def solve_each(self, alphas: Floats) -> Floats:
+        """u (m, t) with one alpha for each target, ``alphas`` (t,)."""
         u = np.empty(self.rhs.shape)
-        for target, alpha in enumerate(alphas.tolist()):
-            u[:, target] = self._solve(alpha)[:, target]
-        return u, self._intercept(u, alphas)
-
-    def _intercept(self, u: Floats, alphas: Floats) -> Floats:
-        """b = s^T (S Y - A u) / s^T s (t,), and what was subtracted from the targets."""
-        if self.centring is None:
-            return self.offset
-        return best_intercept(self.rhs - self.matrix @ u - alphas * u, self.root) + self.offset
+        for alpha in dict.fromkeys(alphas.tolist()):
+            targets, known = np.flatnonzero(alphas == alpha), self._known.get(alpha)
+            u[:, targets] = self._solve(alpha, self._factor(alpha), targets) if known is None else known[:, targets]
+        return u
 
     def project(self, block: Floats) -> Floats:
         """k(z, X) S (z, m) for a block k(z, X) (z, m) of the kernel."""
@@ -330,6 +313,10 @@ class FactorRidge:
         """Predictions (z, t, k) for points z given by :meth:`project`."""
         predictions = np.empty((len(projected), self.rhs.shape[1], len(alphas)))
         for number, alpha in enumerate(alphas.tolist()):
-            u = self._solve(alpha)
-            predictions[:, :, number] = projected @ u + self._intercept(u, np.full(u.shape[1], alpha))
+            if alpha not in self._known:
+                self._known[alpha] = self._solve(alpha, self._factor(alpha))
+            u = self._known[alpha]
+            predictions[:, :, number] = projected @ u + self.offset
+            if self.centring is not None:
+                predictions[:, :, number] += best_intercept(self.rhs - self._multiply(u, alpha), self.root)
         return predictions

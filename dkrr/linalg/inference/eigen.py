@@ -22,7 +22,6 @@ regression, Pattern Recognition 40, 2007 (the errors of a fold).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,12 +41,73 @@ def eigen_bytes(m: int) -> int:
     return 24 * m * m
 
 
-@dataclass(frozen=True, eq=False)
-class Spectrum:
-    """Eigenvalues ``values`` (m,), ascending, and eigenvectors ``vectors`` (m, m) of S K S, a column each."""
+def decompose(a: Floats, *, positive_semidefinite: bool = False) -> tuple[Floats, Floats]:
+    """Eigenvalues (m,), ascending, and eigenvectors (m, m), a column each, of a symmetric matrix, which is overwritten.
 
-    values: Floats
-    vectors: Floats
+    Parameters
+    ----------
+    positive_semidefinite
+        The matrix is known to have no negative eigenvalue; those of rounding become 0.
+
+    Raises
+    ------
+    DataError
+        An entry is not finite.
+    """
+    if not is_finite(a):
+        raise DataError("the Gram matrix is not finite", hint="scale the features")
+    try:
+        # symmetric: the transpose of a C-order matrix is the Fortran order in which the driver works in place
+        values, vectors = eigh(a if a.flags.f_contiguous else a.T, driver="evd", overwrite_a=True, check_finite=False)
+    except LinAlgError as error:
+        raise NumericalError(
+            f"the eigendecomposition of {len(a):,} rows did not converge: {error}", hint="use solver='cholesky'"
+        ) from error
+    return np.maximum(values, 0.0) if positive_semidefinite else values, vectors
+
+
+class EigenRidge:
+    """Kernel ridge regression for every alpha, from the spectrum of S K S.
+
+    Parameters
+    ----------
+    matrix
+        S K S (m, m), which is overwritten.
+    y : (m, t)
+    root : (m,), optional
+        s, the square roots of the weights, all positive; None means 1.
+    fit_intercept
+        Solve the bordered system [[A, s], [s^T, 0]] [u; b] = [S y; 0].
+    positive_semidefinite
+        See :func:`decompose`.
+
+    Notes
+    -----
+    In the basis Q the system is diagonal: with q_y = Q^T S y, q_s = Q^T s and g = (lam + alpha)^-1,
+    b = sum(q_s q_y g) / sigma, where sigma = s^T A^-1 s = sum(q_s^2 g), and u = Q (g (q_y - b q_s)).
+    Arrays that depend on alpha have it as their last axis, of length k.
+    """
+
+    def __init__(
+        self,
+        matrix: Floats,
+        y: Floats,
+        root: Floats | None = None,
+        *,
+        fit_intercept: bool = False,
+        positive_semidefinite: bool = False,
+    ) -> None:
+        self.values, self.vectors = decompose(matrix, positive_semidefinite=positive_semidefinite)
+        self.root = np.ones(len(y)) if root is None else root
+        y, self.centring = without_means(y, np.square(self.root), fit_intercept)
+        self.offset = np.zeros(y.shape[1]) + offset_of(self.centring)
+        self.ones = self.vectors.T @ self.root if fit_intercept else None  # q_s (m,)
+        self.rhs = (self.vectors.T @ (self.root[:, None] * y))[:, :, None]  # q_y (m, t, 1)
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return len(self.root)
 
     def inverse(self, alphas: Floats) -> Floats:
         """(lam + alpha)^-1 (m, k).
@@ -74,84 +134,17 @@ class Spectrum:
             )
         return 1.0 / (self.values[:, None] + alphas)
 
-    def diagonals(self, weights: Floats) -> Floats:
-        """diag(Q diag(g) Q^T) (m, k) for every column g of ``weights`` (m, k): (Q * Q) @ weights in strips."""
-        m = len(self.values)
-        result = np.empty((m, weights.shape[1]))
-        for start in range(0, m, STRIP_ROWS):
-            rows = slice(start, min(start + STRIP_ROWS, m))
-            np.matmul(np.square(self.vectors[rows]), weights, out=result[rows])
-        return result
-
-
-def decompose(a: Floats, *, positive_semidefinite: bool = False) -> Spectrum:
-    """The eigendecomposition of a symmetric matrix ``a`` (m, m), which is overwritten.
-
-    Parameters
-    ----------
-    positive_semidefinite
-        The matrix is known to have no negative eigenvalue; those of rounding become 0.
-
-    Raises
-    ------
-    DataError
-        An entry is not finite.
-    """
-    if not is_finite(a):
-        raise DataError("the Gram matrix is not finite", hint="scale the features")
-    try:
-        # symmetric: the transpose of a C-order matrix is the Fortran order in which the driver works in place
-        values, vectors = eigh(a if a.flags.f_contiguous else a.T, driver="evd", overwrite_a=True, check_finite=False)
-    except LinAlgError as error:
-        raise NumericalError(
-            f"the eigendecomposition of {len(a):,} rows did not converge: {error}", hint="use solver='cholesky'"
-        ) from error
-    return Spectrum(np.maximum(values, 0.0) if positive_semidefinite else values, vectors)
-
-
-class EigenRidge:
-    """Kernel ridge regression for every alpha, from the spectrum of S K S.
-
-    Parameters
-    ----------
-    spectrum
-        Of S K S (m, m).
-    y : (m, t)
-    root : (m,), optional
-        s, the square roots of the weights, all positive; None means 1.
-    fit_intercept
-        Solve the bordered system [[A, s], [s^T, 0]] [u; b] = [S y; 0].
-
-    Notes
-    -----
-    In the basis Q the system is diagonal: with q_y = Q^T S y, q_s = Q^T s and g = (lam + alpha)^-1,
-    b = sum(q_s q_y g) / sigma, where sigma = s^T A^-1 s = sum(q_s^2 g), and u = Q (g (q_y - b q_s)).
-    Arrays that depend on alpha have it as their last axis, of length k.
-    """
-
-    def __init__(self, spectrum: Spectrum, y: Floats, root: Floats | None = None, *, fit_intercept: bool = False):
-        self.spectrum = spectrum
-        self.root = np.ones(len(y)) if root is None else root
-        y, self.centring = without_means(y, np.square(self.root), fit_intercept)
-        self.offset = np.zeros(y.shape[1]) + offset_of(self.centring)
-        self.ones = spectrum.vectors.T @ self.root if fit_intercept else None  # q_s (m,)
-        self.rhs = (spectrum.vectors.T @ (self.root[:, None] * y))[:, :, None]  # q_y (m, t, 1)
-
-    @property
-    def num_rows(self) -> int:
-        """m."""
-        return len(self.root)
-
     def solve(self, alphas: Floats) -> tuple[Floats, Floats]:
         """u (m, t, k) and the intercepts (t, k), which are 0 without one. 2 m^2 t k flops."""
-        inner, intercept = self._inner(self.spectrum.inverse(alphas), self.rhs)
-        u = self.spectrum.vectors @ inner.reshape(self.num_rows, -1)
+        inner, intercept = self._inner(self.inverse(alphas), self.rhs)
+        u = self.vectors @ inner.reshape(self.num_rows, -1)
         return u.reshape(inner.shape), intercept + self.offset[:, None]
 
-    def solve_each(self, alphas: Floats) -> tuple[Floats, Floats]:
-        """u (m, t) and the intercepts (t,) with one alpha for each target, ``alphas`` (t,). 2 m^2 t flops."""
-        inner, intercept = self._solved(self.spectrum.inverse(alphas), self.rhs[:, :, 0])
-        return self.spectrum.vectors @ inner, intercept + self.offset
+    def solve_each(self, alphas: Floats) -> Floats:
+        """u (m, t) with one alpha for each target, ``alphas`` (t,). 2 m^2 t flops."""
+        inner, _ = self._solved(self.inverse(alphas), self.rhs[:, :, 0])
+        found: Floats = self.vectors @ inner
+        return found
 
     def _inner(self, inverse: Floats, rhs: Floats) -> tuple[Floats, Floats]:
         """Q^T u (m, t, k) and b (t, k) for right-hand sides (m, t, 1 or k) in the basis Q."""
@@ -172,13 +165,17 @@ class EigenRidge:
         if self.ones is None:
             return np.zeros_like(inverse), np.ones(inverse.shape[1])
         weighted = self.ones[:, None] * inverse
-        return self.spectrum.vectors @ weighted, self.ones @ weighted
+        return self.vectors @ weighted, self.ones @ weighted
 
     def inverse_diagonals(self, alphas: Floats) -> Floats:
         """diag(A^-1) (m, k), that of the bordered inverse, D_i - v_i^2 / sigma, with an intercept. 2 m^2 k flops."""
-        inverse = self.spectrum.inverse(alphas)
+        inverse = self.inverse(alphas)
         v, sigma = self._border(inverse)
-        return self.spectrum.diagonals(inverse) - v * (v / sigma)
+        result = -v * (v / sigma)
+        for start in range(0, self.num_rows, STRIP_ROWS):
+            rows = slice(start, start + STRIP_ROWS)
+            result[rows] += np.square(self.vectors[rows]) @ inverse
+        return result
 
     def leave_one_out(self, alphas: Floats) -> Floats:
         """Residuals y_i - f^(-i)(x_i) (m, t, k) = u_i / (s_i D_i). 2 m^2 (t + 1) k flops."""
@@ -188,11 +185,11 @@ class EigenRidge:
 
     def project(self, block: Floats) -> Floats:
         """k(z, X) S Q (z, m) for a block k(z, X) (z, m) of the kernel. 2 z m^2 flops."""
-        return (block * self.root) @ self.spectrum.vectors
+        return (block * self.root) @ self.vectors
 
     def predict(self, projected: Floats, alphas: Floats) -> Floats:
         """Predictions (z, t, k) for points z given by :meth:`project`. 2 z m t k flops."""
-        return self._predict(projected, self.spectrum.inverse(alphas), self.rhs)
+        return self._predict(projected, self.inverse(alphas), self.rhs)
 
     def _predict(self, projected: Floats, inverse: Floats, rhs: Floats) -> Floats:
         inner, intercept = self._inner(inverse, rhs)
@@ -212,10 +209,10 @@ class EigenRidge:
         ----
         m f^2 + f^3 / 3 flops for each alpha; 16 f m + 8 f^2 bytes.
         """
-        inverse = self.spectrum.inverse(alphas)
+        inverse = self.inverse(alphas)
         u, _ = self.solve(alphas)
         v, sigma = self._border(inverse)
-        vectors = np.ascontiguousarray(self.spectrum.vectors[rows])
+        vectors = np.ascontiguousarray(self.vectors[rows])
         scaled = np.empty_like(vectors)
         removed = np.empty((len(rows), *u.shape[1:]))
         for number, alpha in enumerate(alphas.tolist()):

@@ -144,20 +144,8 @@ class VarianceSystem:
         return x if self.center is None else x - self.center
 
     def _block(self, z: NDArray[np.float64]) -> FloatVector:
-        if self.center is not None:
-            z = z - self.center
-        own = self.kernel.diag(z)
-        half = self._half(z)
-        rows = half[: len(z)]
-        values: FloatVector = own - np.einsum("ij,ij->i", rows, rows)
-        if self.intercept:
-            border = half[-1]
-            values += np.square(1.0 - rows @ border) / (border @ border)
-        return self._clipped(values, own)
-
-    def _half(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The transpose of L^-1 S [k(X, z), 1] (m or m + 1, n), by row blocks, in place."""
-        grid = self.factor.grid
+        """Of rows that fit into memory together, from V^T = (L^-1 S [k(X, z), 1])^T (m or m + 1, n)."""
+        z, grid = z if self.center is None else z - self.center, self.factor.grid
         half = np.empty((len(z) + self.intercept, grid.n))
 
         def fill(i: int, block: FloatArray) -> None:
@@ -168,7 +156,11 @@ class VarianceSystem:
                 block *= self.root[grid.span(i)]
 
         solve_rows(self.factor, half, fill)
-        return half
+        own, rows, border = self.kernel.diag(z), half[: len(z)], half[-1]
+        values: FloatVector = own - np.einsum("ij,ij->i", rows, rows)
+        if self.intercept:
+            values += np.square(1.0 - rows @ border) / (border @ border)
+        return self._clipped(values, own)
 
     def _clipped(self, values: FloatVector, own: FloatVector) -> FloatVector:
         if not np.isfinite(values).all():
@@ -176,7 +168,11 @@ class VarianceSystem:
         negative = values < 0
         if not negative.any():
             return values
-        limit = self._rounding(float(np.max(np.abs(own))))
+        # 30 n eps cond(L) k(z, z), cond(L) <= ((n k s^2 + alpha) / alpha)^1/2
+        n, eps, largest = self.factor.grid.n, float(np.finfo(np.float64).eps), float(np.max(np.abs(own)))
+        norm = n * largest * (1.0 if self.root is None else float(np.max(self.root)) ** 2)
+        condition = np.sqrt((norm + self.alpha) / max(self.alpha, eps * norm))
+        limit = float(ROUNDING_FACTOR * n * eps * condition * largest)
         worst = int(np.argmin(values))
         if values[worst] < -limit:
             raise NumericalError(
@@ -186,14 +182,6 @@ class VarianceSystem:
             )
         logger.info("%d variances of at least %.1g set to 0 (rounding: %.1g)", negative.sum(), values[worst], limit)
         return np.maximum(values, 0.0)
-
-    def _rounding(self, own: float) -> float:
-        """30 n eps cond(L) k(z, z), cond(L) <= ((n k s^2 + alpha) / alpha)^1/2."""
-        n = self.factor.grid.n
-        largest = n * own * (1.0 if self.root is None else float(np.max(self.root)) ** 2)
-        eps = float(np.finfo(np.float64).eps)
-        condition = np.sqrt((largest + self.alpha) / max(self.alpha, eps * largest))
-        return float(ROUNDING_FACTOR * n * eps * condition * own)
 
 
 def maximum_likelihood_scale(

@@ -34,8 +34,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.blocks import dots, norms, ratio
-from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
-from dkrr.linalg.cg.precondition import Identity
+from dkrr.linalg.cg.iteration import CGState, Identity, conjugate_gradients
 from dkrr.linalg.losses.loss import PiecewiseQuadratic, make_loss
 from dkrr.linalg.losses.problem import GramColumns, LossProblem, Matrix, Minimiser, Vector, certify, root_of
 from dkrr.linalg.lowrank.preconditioner import ShiftedGram
@@ -265,7 +264,7 @@ class _Systems:
 
         panel = self._panel()
         precondition = _LowRank(root[:, None] * panel[inside]) if panel.shape[1] else Identity()
-        found: CGResult | None = None
+        found: CGState | None = None
         aim = np.full(right.shape[1], ACCURACY)
         while found is None or (found.converged.all() and (found.relative_residual > aim).any()):
             settings = IterativeSettings(tol=float(aim[aim > 0].min(initial=ACCURACY)), allow_unconverged=True)

@@ -1,178 +1,71 @@
-"""Panels: a low-rank factor F (n, r) on disk, in panels of columns and chunks of rows.
+"""A low-rank factor F (n, r) of S K S on disk, in panels of columns and chunks of rows: what it is, and how it is made.
 
     F[:, p] = (S K S[:, S_p] - sum_{q<p} F[:, q] F[S_p, q]^T) L_p^-T,   L_p L_p^T = (S K S - F F^T)[S_p, S_p]
 
 Below one location, all of them raw checksummed chunks:
 
-    pivots-0007     panel 7's pivots S_p: row number, root of the weight, features, rows of F up to and with L_p
-    panel-0007      F[:, p] in row chunks
-    diagonal-0007   diag(S K S - F F^T) before panel 7, in row chunks (0000 is the diagonal of S K S)
-    gram            F^T F
+    panel-0007-<digest of S_p>/f     F[:, p] in row chunks
+    gram                             F^T F
 
-A task makes one row chunk of one panel, and from it the next diagonal. Row chunks are cut by n and r alone.
+A panel is a :class:`~dkrr.linalg.passes.Pass` whose parts stay: a task makes one row chunk of it from the kernel and
+the pivots (or from the tiles of a given matrix) and from the same rows of the panels before. It never reads rows of
+another chunk, and what it writes depends on nothing but its indices. Row chunks are cut by n and r alone.
 
-The tasks that write a low-rank factor: the diagonal of S K S, a row chunk of a panel, F^T F over a group of chunks.
+The driver draws the pivots. It holds the residual diagonal d (n,), from which it takes what each chunk explains, the
+features of all pivots and their r x r rows of F; the residual of a block of proposals needs nothing else, as
+F[S', :] = (S K S)[S', S] L^-T. Proposals are a function of the seed and of d: a build that is interrupted, or opened
+again, draws the same pivots, and a valid chunk is never computed again. One that is found damaged is.
 
-A task makes its chunk from the kernel and the pivots (or from the tiles of a given matrix) and from the same rows of
-the panels before. It never reads rows of another chunk, and what it writes depends on nothing but its indices.
+Cost
+----
+n r kernel entries, 2 n r^2 flops (half of them for F^T F), 8 n r bytes on disk; one round of tasks a panel. The driver
+holds a few n-vectors and up to four r x r matrices; it reads F once. Of a task see
+:func:`low_rank_task_bytes`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from dkrr.errors import DamagedChunkError, DataError
+from dkrr.errors import DamagedChunkError, DataError, NumericalError
 from dkrr.kernels.base import mirror
 from dkrr.linalg.blocks import Floats, Indices
-from dkrr.linalg.lowrank.rpcholesky import block_size
+from dkrr.linalg.catalogue import gram_fields, key_of
+from dkrr.linalg.lowrank.rpcholesky import FLOOR, block_size, next_pivots
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import Operands, made
+from dkrr.linalg.passes import Operands, Owners, Pass, repaired
+from dkrr.linalg.solution import IterativeSettings
+from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
+from dkrr.store.files import place, remove_array
+from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
-from dkrr.tiles.blas import buffer, gemm_nt, is_finite, syrk_tn, trsm_right
+from dkrr.tiles.blas import gemm_nt, syrk_tn, trsm_right
 
+logger = logging.getLogger("dkrr.linalg")
+
+PHASE = "precondition"
 CHUNK_BYTES = 128 << 20
-
 MIN_CHUNK_ROWS, MAX_CHUNK_ROWS = 256, 16_384
-
 NUM_CHUNKS = 8
-
+# tasks of F^T F
 MAX_GROUPS = 16
+STRIP_ROWS = 1024
 
 
 def row_chunks(n: int, rank: int) -> TileGrid:
     """Row chunks of F: n / 8 rows in 256 .. 16,384, and at most 128 MiB of all its columns."""
     rows = max(MIN_CHUNK_ROWS, min(MAX_CHUNK_ROWS, -(-n // NUM_CHUNKS), CHUNK_BYTES // (8 * rank)))
     return TileGrid(n, min(-(-rows // MIN_CHUNK_ROWS) * MIN_CHUNK_ROWS, MAX_CHUNK_ROWS))
-
-
-@dataclass(frozen=True)
-class Pivots:
-    """The pivots of a panel, and all that a task needs of them.
-
-    Parameters
-    ----------
-    index : (k,)
-        Row numbers.
-    root : (k,)
-        Square roots of their weights.
-    x : (k, d)
-        Their features, centred; (k, 0) for a given matrix.
-    lower : (k, first + k)
-        Their rows of F; the last k columns are L_p.
-    """
-
-    index: Indices
-    root: Floats
-    x: Floats
-    lower: Floats
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def to_block(self) -> Floats:
-        """One (k, 2 + d + first + k) block."""
-        return np.hstack([self.index[:, None].astype(np.float64), self.root[:, None], self.x, self.lower])
-
-    @classmethod
-    def from_block(cls, block: Any, num_features: int) -> Pivots:
-        """Inverse of :meth:`to_block`."""
-        block, end = np.array(block), 2 + num_features
-        x, lower = np.ascontiguousarray(block[:, 2:end]), np.ascontiguousarray(block[:, end:])
-        return cls(block[:, 0].astype(np.int64), block[:, 1].copy(), x, lower)
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Where the arrays are; ``widths`` are those of the panels that exist or are being made."""
-
-    location: str
-    grid: TileGrid
-    widths: tuple[int, ...] = ()
-
-    @property
-    def num_panels(self) -> int:
-        return len(self.widths)
-
-    @property
-    def rank(self) -> int:
-        """Columns of all panels."""
-        return sum(self.widths)
-
-    def first(self, p: int) -> int:
-        """First column of panel p."""
-        return sum(self.widths[:p])
-
-    def with_panel(self, width: int) -> Panels:
-        """One panel more."""
-        return replace(self, widths=(*self.widths, width))
-
-    def panel(self, p: int) -> ChunkArray:
-        return self._array(f"panel-{p:04d}", self.widths[p])
-
-    def diagonal(self, p: int) -> ChunkArray:
-        """The residual diagonal (n, 1) before panel p."""
-        return self._array(f"diagonal-{p:04d}", 1)
-
-    def _array(self, path: str, width: int) -> ChunkArray:
-        return ChunkArray(self.location, path, (self.grid.n, width), (self.grid.tile_size, width), "float64")
-
-    def read(self, p: int, c: int, *, verify: bool = True) -> Any:
-        """Row chunk c of panel p (rows, k), read-only and mapped: drop it soon."""
-        return self.panel(p).read((c, 0), verify=verify)[: self.grid.rows(c)]
-
-    def is_valid(self, p: int, c: int) -> bool:
-        """Whether row chunk c of panel p and its diagonal are there."""
-        return self.panel(p).is_valid((c, 0)) and self.diagonal(p + 1).is_valid((c, 0))
-
-    def write(self, array: ChunkArray, c: int, block: Any) -> None:
-        """Write a row chunk; what is beyond the last row is NaN."""
-        if len(block) < array.chunks[0]:
-            padded = np.full(array.chunks, np.nan)
-            padded[: len(block)] = block
-            block = padded
-        array.write((c, 0), block)
-
-    def gram(self) -> ChunkArray:
-        """F^T F (r, r), one chunk."""
-        return ChunkArray(self.location, "gram", (self.rank,) * 2, (self.rank,) * 2, "float64")
-
-    @property
-    def num_groups(self) -> int:
-        """Tasks of F^T F: one a row chunk, at most 16."""
-        return min(MAX_GROUPS, self.grid.num_tiles)
-
-    def group(self, g: int) -> range:
-        """Row chunks of group g."""
-        chunks = self.grid.num_tiles
-        return range(g * chunks // self.num_groups, (g + 1) * chunks // self.num_groups)
-
-
-STRIP_ROWS = 1024
-
-
-@dataclass(frozen=True)
-class PanelTask:
-    """The matrix, the factor, and the features of a pivot."""
-
-    operator: RidgeOperator
-    panels: Panels
-    num_features: int
-
-    @property
-    def grid(self) -> TileGrid:
-        return self.panels.grid
-
-    def pivots(self, p: int) -> Pivots:
-        """The pivots of panel p, as the driver wrote them."""
-        width = 2 + self.num_features + self.panels.first(p + 1)
-        shape = (self.panels.widths[p], width)
-        array = ChunkArray(self.panels.location, f"pivots-{p:04d}", shape, shape, "float64")
-        return Pivots.from_block(array.read((0, 0)), self.num_features)
 
 
 def panel_bytes(n: int, rank: int) -> int:
@@ -193,87 +86,95 @@ def low_rank_task_bytes(n: int, rank: int, num_features: int) -> int:
     return 8 * max(panel, m * rank + rank**2 + STRIP_ROWS * rank)
 
 
-def start_diagonal(task: PanelTask, c: int) -> bool:
-    """Write row chunk c of diag(S K S) unless it is valid."""
-    array, span = task.panels.diagonal(0), task.grid.span(c)
-    if array.is_valid((c, 0)):
-        return False
-    values = task.operator.diagonal_of(span.start, span.stop)
-    task.panels.write(array, c, np.ascontiguousarray(values)[:, None])
-    return True
+def low_rank_fields(
+    operator: RidgeOperator,
+    settings: IterativeSettings,
+    rank: int,
+    blas: str,
+    *,
+    weight_digest: str | None = None,
+    source_digest: str = "",
+) -> dict[str, Any]:
+    """What decides the bytes of F: no alpha, and no tile size (except that of a given matrix)."""
+    fields = gram_fields(operator, "float64", source_digest)
+    if operator.kernel is not None:
+        del fields["tile_size"]
+    rank = min(rank, operator.grid.n)
+    fields["weight_digest"] = weight_digest if operator.weighted else None
+    fields |= {"method": settings.preconditioner, "seed": settings.seed, "rank": rank, "blas": blas}
+    fields["rows_per_chunk"] = row_chunks(operator.grid.n, rank).tile_size
+    return fields
 
 
-def panel_chunk(task: PanelTask, p: int, c: int) -> bool:
-    """Compute and write row chunk c of panel p and of the diagonal after it, unless they are valid.
+def low_rank_location(store: Any, fields: dict[str, Any]) -> str:
+    """``<store>/preconditioners/<key>.zarr``."""
+    return place(store, "preconditioners", key_of(fields) + ".zarr")
 
-    Cost: m k kernel entries and m k (2 first + k) flops for a chunk of m rows.
-    """
-    panels = task.panels
-    if panels.is_valid(p, c):
-        return False
-    panel, rows = panels.panel(p), panels.grid.rows(c)
 
-    def compute() -> Any:
-        pivots = task.pivots(p)
-        block = buffer("panel", (rows, len(pivots)), np.float64)
-        scaled_columns(task, panels.grid.span(c), pivots, block)
-        for q in range(p):
-            first = panels.first(q)
-            left = panels.read(q, c)
-            gemm_nt(block, left, pivots.lower[:, first : first + panels.widths[q]])
+@dataclass(frozen=True)
+class Panels:
+    """The matrix, and the panels of F that are there; ``num_features`` is that of a pivot, 0 for a given matrix."""
+
+    operator: RidgeOperator
+    location: str
+    grid: TileGrid
+    num_features: int
+    arrays: tuple[ChunkArray, ...] = ()
+
+    @property
+    def num_panels(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def rank(self) -> int:
+        """Columns of all panels."""
+        return self.first(self.num_panels)
+
+    def first(self, p: int) -> int:
+        """First column of panel p."""
+        return sum(array.shape[1] for array in self.arrays[:p])
+
+    def read(self, p: int, c: int, *, verify: bool = True) -> Any:
+        """Row chunk c of panel p (rows, k), read-only and mapped: drop it soon."""
+        return self.arrays[p].read((c, 0), verify=verify)[: self.grid.rows(c)]
+
+    def next_panel(self, operands: Operands, c: int, out: Floats) -> None:
+        """Row chunk c of the panel after these; m k kernel entries and m k (2 first + k) flops for m rows.
+
+        The operand are its k pivots, one row of 2 + d + first + k numbers each: row number, root of the weight,
+        features (centred; none for a given matrix), and rows of F, the last k columns of which are L_p.
+        """
+        pivots, end, span = np.array(operands["pivots"].read()), 2 + self.num_features, self.grid.span(c)
+        block, lower = out[: self.grid.rows(c)], np.ascontiguousarray(pivots[:, end:])
+        operator, index = self.operator, pivots[:, 0].astype(np.int64)
+        if operator.kernel is None and operator.gram is not None:
+            given_block(operator.gram, np.arange(span.start, span.stop), index, block)
+        else:
+            (kernel, rows), x = operator.known(), np.ascontiguousarray(pivots[:, 2:end])
+            kernel.block(rows.read(span.start, span.stop), x, block)
+            inside = np.flatnonzero((index >= span.start) & (index < span.stop))
+            if len(inside):  # of a pivot with itself exactly
+                block[index[inside] - span.start, inside] = kernel.diag(x[inside])
+        root = operator.root_of(span.start, span.stop)
+        if root is not None:
+            block *= root[:, None]
+            block *= pivots[:, 1]
+        for q in range(self.num_panels):
+            left = self.read(q, c)
+            gemm_nt(block, left, lower[:, self.first(q) : self.first(q + 1)])
             del left
-        trsm_right(block, pivots.lower[:, panels.first(p) :])
-        return block
+        trsm_right(block, lower[:, self.rank :])
 
-    def finish(block: Any) -> None:
-        before = panels.diagonal(p).read((c, 0))[:rows, 0]
-        after = np.maximum(before - np.einsum("ij,ij->i", block, block), 0.0)
-        failpoint("precondition.diagonal.before_write")
-        panels.write(panels.diagonal(p + 1), c, after[:, None])
-
-    def write(block: Any) -> None:
-        panels.write(panel, c, block)
-        finish(block)
-
-    if panel.is_valid((c, 0)):
-        finish(panels.read(p, c))
-        return True
-    return made("precondition.panel", compute, write, lambda _: _blame(task, p, c))
-
-
-def _blame(task: PanelTask, p: int, c: int) -> DataError:
-    """The error for a chunk that is not finite, unless one before it is to blame."""
-    for q in range(p):
-        if not is_finite(task.panels.read(q, c)):
-            array = task.panels.panel(q)
-            raise DamagedChunkError(
-                f"chunk ({c}, 0) of {array.location} is damaged (holds a value that is not finite)",
-                hint="delete it and start the job again",
-                path=array.location,
-                index=(c, 0),
-                reason="holds a value that is not finite",
-            )
-    return DataError(
-        f"panel {p} of the preconditioner is not finite in rows {task.grid.span(c)}, kernel {task.operator.kernel}",
-        hint="scale the features",
-    )
-
-
-def scaled_columns(task: PanelTask, span: slice, pivots: Pivots, out: Any) -> None:
-    """(S K S)[span, pivots] (rows, k) into ``out``; that of a pivot with itself is exactly the kernel's diagonal."""
-    operator = task.operator
-    if operator.kernel is None and operator.gram is not None:
-        given_block(operator.gram, np.arange(span.start, span.stop), pivots.index, out)
-    else:
-        kernel, rows = operator.known()
-        kernel.block(rows.read(span.start, span.stop), pivots.x, out)
-        inside = np.flatnonzero((pivots.index >= span.start) & (pivots.index < span.stop))
-        if len(inside):
-            out[pivots.index[inside] - span.start, inside] = kernel.diag(pivots.x[inside])
-    root = operator.root_of(span.start, span.stop)
-    if root is not None:
-        out *= root[:, None]
-        out *= pivots.root
+    def gram_group(self, num_groups: int, _: Operands, g: int, total: Floats) -> None:
+        """F^T F over the row chunks of group g. r^2 flops a row."""
+        chunks = self.grid.num_tiles
+        for c in range(g * chunks // num_groups, (g + 1) * chunks // num_groups):
+            mapped = [self.read(p, c) for p in range(self.num_panels)]
+            for start in range(0, self.grid.rows(c), STRIP_ROWS):
+                syrk_tn(total, np.hstack([panel[start : start + STRIP_ROWS] for panel in mapped]))
+            del mapped
+        np.negative(total, out=total)
+        mirror(total)
 
 
 def given_block(gram: TileMatrix, rows: Indices, columns: Indices, out: Any) -> None:
@@ -290,13 +191,162 @@ def given_block(gram: TileMatrix, rows: Indices, columns: Indices, out: Any) -> 
             out[np.ix_(p, q)] = part
 
 
-def gram_group(task: PanelTask, _: Operands, g: int, total: Floats) -> None:
-    """F^T F over the row chunks of group g. r^2 flops a row."""
-    panels = task.panels
-    for c in panels.group(g):
-        mapped = [panels.read(p, c) for p in range(panels.num_panels)]
-        for start in range(0, panels.grid.rows(c), STRIP_ROWS):
-            syrk_tn(total, np.hstack([panel[start : start + STRIP_ROWS] for panel in mapped]))
-        del mapped
-    np.negative(total, out=total)
-    mirror(total)
+class PanelBuild:
+    """One build: what is fixed, and what the driver knows so far.
+
+    Parameters
+    ----------
+    settings
+        ``preconditioner`` ("rpcholesky" or "nystrom") and ``seed``.
+    rank
+        Columns wanted. Fewer are made when the residual becomes zero before.
+
+    Attributes
+    ----------
+    index : (r,)
+        The pivots, in order.
+    trace
+        ``(rank, trace(S K S - F F^T) / trace(S K S))`` before the first and after each panel.
+    """
+
+    def __init__(
+        self, operator: RidgeOperator, workspace: Workspace, location: str, settings: IterativeSettings, rank: int
+    ) -> None:
+        rows = operator.rows
+        d = 0 if operator.kernel is None or rows is None else rows.open().num_features
+        self.panels = Panels(operator, location, row_chunks(operator.grid.n, rank), d)
+        self.workspace, self.settings, self.rank = workspace, settings, rank
+        self.pivots: list[Floats] = []
+        self.index = np.empty(0, np.int64)
+        self.trace: list[tuple[int, float]] = []
+        self._lower, self._x, self._root = np.zeros((rank, rank)), np.empty((rank, d)), np.ones(rank)
+        self._roots = operator.normal()
+
+    def build(self) -> None:
+        """Make panels until the rank is reached or nothing is left."""
+        grid = self.panels.grid
+        diagonal: Floats = self.panels.operator.diagonal_from(0).astype(np.float64, copy=False)
+        floors: Floats = FLOOR * diagonal
+        total = float(diagonal.sum())
+        self.trace.append((0, 1.0 if total else 0.0))
+
+        def explain(c: int, part: Floats) -> None:
+            block, span = part[: grid.rows(c)], grid.span(c)
+            diagonal[span] = np.maximum(diagonal[span] - np.einsum("ij,ij->i", block, block), 0.0)
+
+        while self.panels.rank < self.rank:
+            p, first = self.panels.num_panels, self.panels.rank
+            pivots = self._drawn(p, diagonal, floors)
+            if pivots is None:
+                logger.info("nothing is left of the matrix at rank %d (%d wanted)", first, self.rank)
+                break
+            last, end = first + len(pivots), 2 + self.panels.num_features
+            self._root[first:last], self._x[first:last] = pivots[:, 1], pivots[:, 2:end]
+            self._lower[first:last, :last] = pivots[:, end:]
+            self.pivots.append(pivots)
+            self.index = np.concatenate([self.index, pivots[:, 0].astype(np.int64)])
+            panel = self._panel(p, self.workspace)
+            if not all(panel.array.is_valid((c, 0)) for c in range(grid.num_tiles)):
+                failpoint("precondition.pivots.before_write")
+            panel.consume(explain)
+            self.panels = replace(self.panels, arrays=(*self.panels.arrays, panel.array))
+            left = diagonal.copy()
+            left[self.index] = 0.0
+            self.trace.append((last, float(left.sum()) / total if total else 0.0))
+        self._lower, self._x = np.empty((0, 0)), np.empty((0, 0))  # only drawing needs them
+
+    def _panel(self, p: int, workspace: Workspace | None) -> Pass:
+        """The tasks of panel p, here without a workspace."""
+        before, pivots = replace(self.panels, arrays=self.panels.arrays[:p]), self.pivots[p]
+        grid, k, d = before.grid, len(pivots), before.num_features
+        flops = [float(grid.rows(c) * k * (2 * before.rank + k + 2 * d)) for c in range(grid.num_tiles)]
+
+        def explain(c: int) -> DataError:
+            where = f"rows {grid.span(c)}, kernel {before.operator.kernel}"
+            return DataError(f"panel {p} of the preconditioner is not finite in {where}", hint="scale the features")
+
+        return Pass(
+            PHASE,
+            before.next_panel,
+            explain,
+            flops,
+            (grid.tile_size, k),
+            operands={"pivots": [pivots]},
+            workspace=workspace,
+            store=before.location,
+            folder=f"panel-{p:04d}-{hashlib.sha256(pivots[:, 0].tobytes()).hexdigest()[:8]}",
+            parts="f",
+            site="precondition.panel",
+            owners=self.owners,
+        )
+
+    def gram(self) -> Floats:
+        """F^T F (r, r), read or computed by tasks over groups of row chunks and summed in their order."""
+        panels, r = self.panels, self.panels.rank
+        if not r:  # a matrix of zeros
+            return np.zeros((0, 0))
+        array = ChunkArray(panels.location, "gram", (r, r), (r, r), "float64")
+        with contextlib.suppress(DamagedChunkError):
+            return np.array(array.read((0, 0)))
+        num_groups = min(MAX_GROUPS, panels.grid.num_tiles)
+        total: Floats = Pass(
+            PHASE,
+            partial(panels.gram_group, num_groups),
+            lambda g: NumericalError(f"F^T F of the preconditioner is not finite in group {g}", hint="raise alpha"),
+            [float(panels.grid.n) * r**2 / num_groups] * num_groups,
+            (r, r),
+            operands={},
+            workspace=self.workspace,
+            store=panels.location,
+            folder="gram-parts",
+            owners=self.owners,
+        ).sum()
+        array.write((0, 0), total)
+        remove_array(place(panels.location, "gram-parts"))
+        return total
+
+    @property
+    def owners(self) -> Owners:
+        """How a damaged chunk of the factor is made again, in this process."""
+        return {array.location: partial(self._again, p) for p, array in enumerate(self.panels.arrays)}
+
+    def _again(self, p: int, index: tuple[int, ...]) -> None:
+        panel = self._panel(p, None)
+        with single_blas_thread():
+            panel.array.write(index, repaired(partial(panel.part, index[0]), self.owners))
+
+    def _drawn(self, p: int, diagonal: Floats, floors: Floats) -> Floats | None:
+        """The pivots of panel p; None when nothing is left to draw from."""
+        residual = np.where(diagonal > floors, diagonal, 0.0)
+        residual[self.index] = 0.0
+        limit, is_uniform = self.rank - self.panels.rank, self.settings.preconditioner == "nystrom"
+        generators = (np.random.default_rng([self.settings.seed, p, attempt]) for attempt in count())
+        with single_blas_thread():
+            found = next_pivots(
+                residual, floors, generators, block_size(self.rank), limit, self._residual_block, is_uniform=is_uniform
+            )
+        return None if found is None else np.hstack(found[1:])
+
+    def _residual_block(self, proposals: Indices) -> tuple[Floats, Floats]:
+        """(S K S - F F^T)[S', S'] of the proposals S'; their numbers, roots of weights, features and F[S', :]."""
+        first, operator, b = self.panels.rank, self.panels.operator, len(proposals)
+        root = self._roots[proposals]
+        x, h, known = np.empty((b, 0)), np.empty((b, b)), np.empty((b, first))
+        if operator.kernel is None and operator.gram is not None:
+            block = np.empty((b, b + first))
+            given_block(operator.gram, proposals, np.concatenate([proposals, self.index]), block)
+            h[...], known[...] = block[:, :b], block[:, b:]
+        else:
+            kernel, rows = operator.known()
+            x = rows.take(proposals, operator.grid.n)
+            kernel.block(x, x, h, same=True)
+            if first:
+                kernel.block(x, self._x[:first], known)
+        h *= root[:, None]
+        h *= root
+        if first:
+            known *= root[:, None]
+            known *= self._root[:first]
+            trsm_right(known, self._lower[:first, :first])
+            gemm_nt(h, known, known)
+        return h, np.hstack([proposals[:, None].astype(np.float64), root[:, None], x, known])

@@ -1,27 +1,23 @@
-"""Applying (F F^T + alpha I)^-1 by Woodbury's formula: the small system, and the passes over the row chunks of F.
+"""A low-rank preconditioner: P_alpha = F F^T + alpha I with F (n, r) on disk, for S K S + alpha I and every alpha.
 
-    Z = (R - F Y) / alpha,   (F^T F + alpha I) Y = F^T R
+    Z = P_alpha^-1 R = (R - F Y) / alpha,   (F^T F + alpha I) Y = F^T R
+
+F comes from randomly pivoted Cholesky, or from columns drawn uniformly (Nystrom: F F^T = K[:,S] K[S,S]^-1 K[S,:]);
+:mod:`dkrr.linalg.lowrank.panels` makes it. F^T F is computed once and serves every alpha. Use it when conjugate
+gradients without one need hundreds of iterations.
 
 Each chunk gives F_c^T R_c; these small matrices are added in the order of the chunks, here or through tasks, so
 that where an application runs does not change its result.
 
 F^T F is formed, so that the error of Y is that of a matrix of condition |F|^2 / alpha. What it does to Z is weighed by
-(F^T F + alpha I)^-1 on both sides: P^-1 stays positive definite as long as alpha is above r eps |F|^2.
-
-A low-rank preconditioner: P_alpha = F F^T + alpha I with F (n, r) on disk, for S K S + alpha I and every alpha.
-
-    P_alpha^-1 R = (R - F (F^T F + alpha I)^-1 F^T R) / alpha
-
-F comes from randomly pivoted Cholesky, or from columns drawn uniformly (Nystrom: F F^T = K[:,S] K[S,S]^-1 K[S,:]).
-F^T F is computed once and serves every alpha. Use it when conjugate gradients without one need hundreds of iterations.
+(F^T F + alpha I)^-1 on both sides: P^-1 stays positive definite as long as alpha is above r eps |F|^2. Where alpha is
+below, the Cholesky factor of F^T F + alpha I does not exist in float64: P then has that larger shift in place of alpha,
+which is logged. The shift is in P alone; the system that is solved has its own alpha.
 
 F is stored in float64. In float32 it would be half as large and P just as positive definite (F^T F is that of the
 rounded F); on 3,000 rows of protein the iterations were the same. But an application took as long (the cast costs what
 the shorter read saves), and matern 3/2 on 3,000 normal rows, rank 300, needed 16 % (alpha = 1e-6 |K|) to 30 % more
 iterations (1e-8 |K|).
-
-Where alpha is below r eps |F^T F|, the Cholesky factor of F^T F + alpha I does not exist in float64: P then has that
-larger shift in place of alpha, which is logged. The shift is in P alone; the system that is solved has its own alpha.
 
 A chunk of F that is found damaged is computed again. One that passed its checksum and is wrong makes the iterations
 more, never the answer wrong: the true residual decides.
@@ -44,17 +40,14 @@ import logging
 import threading
 import uuid
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dkrr.engine.cluster import memory_limit_of
-from dkrr.errors import NumericalError, ParameterError
+from dkrr.errors import NumericalError
 from dkrr.linalg.blocks import Floats
-from dkrr.linalg.lowrank.build import PanelBuild
-from dkrr.linalg.lowrank.keys import claim, low_rank_fields, low_rank_location
-from dkrr.linalg.lowrank.panels import Panels, row_chunks
+from dkrr.linalg.lowrank.panels import PanelBuild, Panels
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.passes import Operand, Operands, Pass, is_here
 from dkrr.linalg.solution import IterativeSettings
@@ -63,7 +56,6 @@ from dkrr.store.chunks import on_release
 from dkrr.store.files import local_root, place, remove_array
 from dkrr.store.lease import hold_lock
 from dkrr.threads import single_blas_thread
-from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import potrf, trsm_left
 
 logger = logging.getLogger("dkrr.linalg")
@@ -101,12 +93,12 @@ class ShiftedGram:
         """
         b = np.ascontiguousarray(b)  # the order in memory decides which BLAS routine, and so the last bits
         distinct = sorted(set(shifts.tolist()))
-        if self._spectral is not None or len(set(self._factors) | set(distinct)) > MAX_FACTORS:
-            if self._spectral is None:
-                values, vectors = np.linalg.eigh(self.gram)
-                # F^T F is positive semi-definite: what is negative is rounding
-                self._spectral = np.maximum(values, 0.0), vectors
-                self._factors.clear()
+        if self._spectral is None and len(set(self._factors) | set(distinct)) > MAX_FACTORS:
+            values, vectors = np.linalg.eigh(self.gram)
+            # F^T F is positive semi-definite: what is negative is rounding
+            self._spectral = np.maximum(values, 0.0), vectors
+            self._factors.clear()
+        if self._spectral is not None:
             values, vectors = self._spectral
             return np.ascontiguousarray(vectors @ ((vectors.T @ b) / (values[:, None] + shifts)))
         y = np.empty_like(b)
@@ -144,42 +136,36 @@ def keep_bytes(num_bytes: int, memory_limit: int | None) -> int:
     return 0 if memory_limit is None else min(num_bytes, int(KEEP_FRACTION * memory_limit))
 
 
-def kept(panels: Panels, p: int, c: int, limit_bytes: int) -> Any:
-    """Row chunk c of panel p, in this process's memory: fetched once, first come, first kept, up to a limit.
-
-    For stores that are not folders, where every reading is a transfer. F does not change under its location, which is
-    the key of everything that decides its bytes. Another factor takes its place.
-    """
-    key = (panels.location, p, c)
-    block = _kept.get(key)
-    if block is None:
-        block = panels.read(p, c)
-        with _lock:  # worker threads share what is kept
-            for other in [other for other in _kept if other[0] != panels.location]:
-                del _kept[other]
-            if key not in _kept and sum(item.nbytes for item in _kept.values()) + block.nbytes <= limit_bytes:
-                _kept[key] = block = np.array(block)
-    return block
-
-
 @dataclass(frozen=True)
 class Application:
     """Both passes of one application over the row chunks of F, for the shift of each column.
 
     Chunks of a local folder are mapped for both: with pages in the cache and one checksum an application, that is as
-    fast as a copy in the memory of each worker (1.3 GB on two workers: 0.4 s), which took 6 s to be filled.
+    fast as a copy in the memory of each worker (1.3 GB on two workers: 0.4 s), which took 6 s to be filled. Others are
+    kept in memory up to ``keep_bytes``: fetched once, first come, first kept, in ``cache``, or where tasks run in what
+    their process has for that. F does not change under its location, which is the key of everything that decides its
+    bytes. Another factor takes its place.
     """
 
     panels: Panels
     shifts: tuple[float, ...]
     keep_bytes: int = 0
-    held: dict[tuple[int, int], Any] | None = None
+    cache: dict[tuple[str, int, int], Any] | None = None
 
     def read(self, p: int, c: int, *, again: bool = False) -> Any:
         """Row chunk c of panel p; what is read again in the same application has had its checksum compared."""
-        if self.held is not None:
-            return self.held[p, c]
-        return kept(self.panels, p, c, self.keep_bytes) if self.keep_bytes else self.panels.read(p, c, verify=not again)
+        if not self.keep_bytes:
+            return self.panels.read(p, c, verify=not again)
+        kept, key = _kept if self.cache is None else self.cache, (self.panels.location, p, c)
+        block = kept.get(key)
+        if block is None:
+            block = self.panels.read(p, c)
+            with _lock:  # worker threads share what is kept
+                for other in [other for other in kept if other[0] != self.panels.location]:
+                    del kept[other]
+                if key not in kept and sum(item.nbytes for item in kept.values()) + block.nbytes <= self.keep_bytes:
+                    kept[key] = block = np.array(block)
+        return block
 
     def vector(self, operands: Operands, c: int) -> Floats:
         """Row chunk c of R."""
@@ -205,17 +191,8 @@ class Application:
         return NumericalError("a preconditioned residual is not finite", hint="scale the targets, or raise alpha")
 
 
-def build_low_rank(
-    operator: RidgeOperator,
-    workspace: Workspace,
-    location: str | None,
-    settings: IterativeSettings,
-    *,
-    rank: int,
-    weight_digest: str | None = None,
-    source_digest: str = "",
-) -> LowRank:
-    """Build F, or go on with, or just open, the one that an earlier run left.
+class LowRank:
+    """P_alpha = F F^T + alpha I, a preconditioner of conjugate gradients: builds F, or goes on with what is there.
 
     Parameters
     ----------
@@ -223,120 +200,42 @@ def build_low_rank(
         S K S; its alpha does not matter. Columns of a kernel are evaluated, also where Gram tiles are stored; those of
         a given matrix are read.
     location
-        Where F is; None for its place below the workspace's store.
+        Where F is, and nothing else ever; see :func:`~dkrr.linalg.lowrank.panels.low_rank_location`.
     settings
         ``preconditioner`` ("rpcholesky" or "nystrom") and ``seed``.
     rank
-        Columns wanted; at most n. Fewer are made when the residual becomes zero before: see ``LowRank.rank``.
-    weight_digest, source_digest
-        As in :func:`~dkrr.linalg.catalogue.factor_fields`.
+        Columns wanted; at most n. Fewer are made when the residual becomes zero before.
 
     Raises
     ------
-    StoreMismatchError
-        Another factor is at ``location``.
     DataError
         The kernel is not finite.
     LockedError
         Another process builds it.
-
-    Cost
-    ----
-    n r kernel entries, 2 n r^2 flops, 8 n r bytes on disk; some 20 rounds of tasks. The driver holds a few n-vectors
-    and up to four r x r matrices; of a task see :func:`low_rank_task_bytes`.
-    """
-    if settings.preconditioner in ("none", "factor") or rank < 1:
-        raise ParameterError(
-            f"preconditioner {settings.preconditioner!r} of rank {rank}",
-            hint='"rpcholesky" or "nystrom" and a positive rank are expected',
-        )
-    rank = min(rank, operator.grid.n)
-    fields = low_rank_fields(
-        operator, settings, rank, workspace.blas, weight_digest=weight_digest, source_digest=source_digest
-    )
-    location = low_rank_location(workspace.store, fields) if location is None else str(location)
-    build = PanelBuild(
-        operator=operator,
-        workspace=workspace,
-        panels=Panels(location, row_chunks(operator.grid.n, rank)),
-        method=settings.preconditioner,  # type: ignore[arg-type]
-        rank=rank,
-        seed=settings.seed,
-    )
-    with hold_lock(location):
-        claim(location, fields)
-        build.build()
-        # no fsync: what a power failure takes is found by its checksum and computed again
-        gram = build.gram()
-    return LowRank(build, gram)
-
-
-class LowRank:
-    """P_alpha = F F^T + alpha I, a preconditioner of conjugate gradients; made by :func:`build_low_rank`.
-
-    Attributes
-    ----------
-    rank
-        Columns of F; less than was asked for when the residual became zero.
-    trace
-        ``(rank, trace(S K S - F F^T) / trace(S K S))`` before the first and after each panel.
-    pivots : (r,)
-        Row numbers, in the order in which they were chosen.
     """
 
     inexact = False
 
-    def __init__(self, build: PanelBuild, gram: Floats) -> None:
-        self._build, self._small = build, ShiftedGram(gram)
-        self.trace, self.pivots, self._method = build.trace, build.index, build.method
-        self._held: dict[tuple[int, int], Any] | None = None
-        is_held = self.num_bytes <= HELD_BYTES
-        mapped = is_held or local_root(build.panels.location) is not None
-        self._keep_bytes = 0 if mapped else keep_bytes(self.num_bytes, memory_limit_of(build.workspace.executor))
-        self._workspace = None if is_held else build.workspace
-        self._said: set[float] = set()
-
-    @property
-    def panels(self) -> Panels:
-        """The arrays that hold F."""
-        return self._build.panels
-
-    @property
-    def grid(self) -> TileGrid:
-        """Row chunks."""
-        return self.panels.grid
-
-    @property
-    def rank(self) -> int:
-        return self.panels.rank
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of F."""
-        return 8 * self.grid.n * self.rank
-
-    @property
-    def description(self) -> str:
-        name = "randomly pivoted Cholesky" if self._method == "rpcholesky" else "Nystrom, uniform columns,"
-        return f"{name} of rank {self.rank:,} ({self.trace[-1][1]:.1e} of the trace left)"
-
-    def shift(self, alpha: float) -> float:
-        """The shift that P has for a ridge: alpha, or r eps |F^T F| where that is larger."""
-        if alpha >= self._small.floor and alpha > 0:
-            return alpha
-        if alpha not in self._said:
-            self._said.add(alpha)
-            logger.info(
-                "alpha %.3g is below rounding in F^T F; the preconditioner (and only it) has %.3g",
-                alpha,
-                self._small.floor,
-            )
-        return self._small.floor or 1.0
-
-    def rows(self, c: int) -> Floats:
-        """Row chunk c of F (rows, r), a copy; what is found damaged is computed again."""
-        empty, panels = np.empty((self.grid.rows(c), 0)), range(self.panels.num_panels)
-        return np.hstack([empty, *(self._build.mended(partial(self._copied, p, c)) for p in panels)])
+    def __init__(
+        self, operator: RidgeOperator, workspace: Workspace, location: str, settings: IterativeSettings, rank: int
+    ) -> None:
+        self.build = build = PanelBuild(operator, workspace, location, settings, min(rank, operator.grid.n))
+        with hold_lock(location):
+            build.build()
+            # no fsync: what a power failure takes is found by its checksum and computed again
+            self._small = ShiftedGram(build.gram())
+        self.panels = panels = build.panels
+        name = "randomly pivoted Cholesky" if settings.preconditioner == "rpcholesky" else "Nystrom, uniform columns,"
+        self.description = f"{name} of rank {panels.rank:,} ({build.trace[-1][1]:.1e} of the trace left)"
+        num_bytes = 8 * panels.grid.n * panels.rank
+        # a small factor is held, and applied, here
+        self._workspace = None if num_bytes <= HELD_BYTES else workspace
+        self._cache: dict[tuple[str, int, int], Any] | None = {} if self._workspace is None else None
+        self._keep_bytes = num_bytes
+        if self._workspace is not None:
+            mapped, limit = local_root(location) is not None, memory_limit_of(workspace.executor)
+            self._keep_bytes = 0 if mapped else keep_bytes(num_bytes, limit)
+        self._is_said = False
 
     def apply(self, r: Floats, alpha: Floats) -> Floats:
         """Z (n, c) with column k = P_{alpha[k]}^-1 r[:, k], for R (n, c) and alpha (c,); R is not changed.
@@ -347,21 +246,23 @@ class LowRank:
             A chunk of F is damaged again and again.
         """
         r = np.ascontiguousarray(r, dtype=np.float64)
-        shifts = np.array([self.shift(float(value)) for value in alpha])
-        if not self.rank or not r.shape[1]:
+        floor = self._small.floor or 1.0
+        shifts = np.where((alpha >= self._small.floor) & (alpha > 0), alpha, floor)
+        if not self._is_said and (shifts != alpha).any():
+            self._is_said = True
+            text = "alpha %.3g is below rounding in F^T F; the preconditioner (and only it) has %.3g"
+            logger.info(text, float(alpha.min()), floor)
+        panels, grid, work, t = self.panels, self.panels.grid, self._workspace, r.shape[1]
+        if not panels.rank or not t:
             return np.asarray(r / shifts)
-        panels, grid, work, t = self.panels, self.grid, self._workspace, r.shape[1]
-        chunks = range(grid.num_tiles)
-        if work is None and self._held is None:
-            everything = [(p, c) for p in range(panels.num_panels) for c in chunks]
-            self._held = {key: self._build.mended(partial(self._copied, *key)) for key in everything}
-        task = Application(panels, tuple(shifts.tolist()), self._keep_bytes, self._held)
+        task = Application(panels, tuple(shifts.tolist()), self._keep_bytes, self._cache)
         # a new name for each application: a task that was thought lost never touches the vectors of another one
-        scratch = place(self._build.workspace.store, "scratch", f"{uuid.uuid4().hex}.zarr")
+        scratch = place(self.build.workspace.store, "scratch", f"{uuid.uuid4().hex}.zarr")
+        chunks = range(grid.num_tiles)
         vectors = Operand.of(None if is_here(work) else scratch, "r", [r[grid.span(c)] for c in chunks])
-        flops = [2.0 * grid.rows(c) * self.rank * t for c in chunks]
+        flops = [2.0 * grid.rows(c) * panels.rank * t for c in chunks]
         common: Any = {"workspace": work, "store": scratch, "shared": {"r": vectors}, "quiet": True}
-        common["owners"] = {} if work is None else self._build.owners
+        common["owners"] = self.build.owners
         z = np.empty_like(r)
 
         def add(c: int, part: Floats) -> None:
@@ -370,7 +271,7 @@ class LowRank:
         try:
             with single_blas_thread():
                 vectors.write()
-                shape = (t, self.rank)
+                shape = (t, panels.rank)
                 total = Pass("apply", task.project, task.not_finite, flops, shape, operands={}, **common).sum()
                 y = {"y": [self._small.solve(total.T, shifts)]}
                 shape = (grid.tile_size, t)
@@ -379,6 +280,3 @@ class LowRank:
             if not is_here(work):
                 remove_array(scratch)
         return z
-
-    def _copied(self, p: int, c: int) -> Any:
-        return np.array(self.panels.read(p, c))

@@ -33,7 +33,8 @@ than ln(2 / tol) / 2.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,52 @@ def accept(
     return taken, np.tril(lower[taken, : len(taken)])
 
 
+def next_pivots(
+    residual: Floats,
+    floors: Floats,
+    generators: Iterator[np.random.Generator],
+    size: int,
+    limit: int,
+    block: Callable[[Indices], tuple[Floats, Floats]],
+    *,
+    is_uniform: bool = False,
+) -> tuple[Indices, Floats, Floats] | None:
+    """The pivots of one panel: proposals of one generator after the other, until one block has an accepted one.
+
+    Parameters
+    ----------
+    residual : (n,)
+        Residual diagonal, zero where nothing shall be drawn.
+    floors : (n,)
+        What is rounding in it.
+    size, limit
+        Proposals in a block, and pivots at most.
+    block
+        Gives for proposals (b,) their residual matrix (b, b), and what shall be known of each (b, m).
+    is_uniform
+        Draw uniformly, without rejection, instead of by the residual.
+
+    Returns
+    -------
+    pivots : (k,), known : (k, m), lower : (k, k)
+        Row numbers, what is known of them, and L of their residual matrix; None where nothing is left.
+    """
+    residual = residual.copy()
+    while residual.any():
+        generator, draws = next(generators), None
+        if is_uniform:
+            proposals = draw_uniform(residual, min(size, limit), generator)
+        else:
+            proposals = draw_weighted(residual, size, generator)
+            draws = generator.random(len(proposals))
+        h, known = block(proposals)
+        taken, lower = accept(h, proposals, floors[proposals], draws, limit)
+        if len(taken):
+            return proposals[taken], known[taken], lower
+        residual[proposals] = 0.0  # evaluated anew, all of them are rounding
+    return None
+
+
 def pivot_rows(kernel: Kernel, rows: Floats, m: int, seed: int, *, max_bytes: int = 1 << 30) -> Indices:
     """Row numbers (k,), k <= m, that randomly pivoted Cholesky of k(rows, rows) picks, in order: Nystrom centres.
 
@@ -159,31 +206,29 @@ def pivot_rows(kernel: Kernel, rows: Floats, m: int, seed: int, *, max_bytes: in
     x = np.ascontiguousarray(rows[sample], dtype=np.float64)
     diagonal = kernel.diag(x)
     floors = FLOOR * diagonal
-    residual = diagonal.copy()
+    residual, pivots = diagonal.copy(), np.empty(0, np.int64)
     factor = np.empty((len(x), m))
-    pivots: list[int] = []
-    panel = 0
-    while len(pivots) < m and residual.any():
-        first = len(pivots)
-        generator = np.random.default_rng([seed, panel])
-        proposals = draw_weighted(residual, block_size(m), generator)
-        candidates = np.ascontiguousarray(x[proposals])
+    generators = (np.random.default_rng([seed, panel]) for panel in count())
+
+    def block(proposals: Indices) -> tuple[Floats, Floats]:
+        candidates, known = np.ascontiguousarray(x[proposals]), factor[proposals, : len(pivots)]
         h = kernel.block(candidates, candidates, same=True)
-        known = factor[proposals, :first]
         gemm_nt(h, known, known)
-        taken, lower = accept(h, proposals, floors[proposals], generator.random(len(proposals)), m - first)
-        panel += 1
-        if not len(taken):
-            residual[proposals] = 0.0  # evaluated anew, all of them are rounding
-            continue
-        chosen = proposals[taken]
+        return h, known
+
+    while len(pivots) < m:
+        first = len(pivots)
+        found = next_pivots(residual, floors, generators, block_size(m), m - first, block)
+        if found is None:
+            break
+        chosen, known, lower = found
         columns = kernel.block(x, np.ascontiguousarray(x[chosen]))
         columns[chosen, np.arange(len(chosen))] = diagonal[chosen]
         if first:
-            gemm_nt(columns, factor[:, :first], np.ascontiguousarray(known[taken]))
+            gemm_nt(columns, factor[:, :first], np.ascontiguousarray(known))
         trsm_right(columns, lower)
         factor[:, first : first + len(chosen)] = columns
-        pivots.extend(chosen.tolist())
+        pivots = np.concatenate([pivots, chosen])
         residual -= np.einsum("ij,ij->i", columns, columns)
         residual[residual <= floors] = 0.0
         residual[pivots] = 0.0
@@ -191,75 +236,27 @@ def pivot_rows(kernel: Kernel, rows: Floats, m: int, seed: int, *, max_bytes: in
 
 
 MAX_RANK = 5000
-
-ASSUMED_TAIL = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankRates:
-    """Rates of one core, in seconds: of a kernel entry in a product, of a flop in gemm, of an entry of F read once.
-
-    ``barrier_seconds`` is what a round of tasks costs beyond its work.
-    """
-
-    entry_seconds: float = 1e-9
-    flop_seconds: float = 2e-11
-    read_seconds: float = 2e-9
-    barrier_seconds: float = 0.02
-
-
-def estimate_iterations(n: int, alpha: float, rank: int, tol: float, *, tail: float = ASSUMED_TAIL) -> float:
-    """The formula above, for a kernel with k(x, x) about 1; at most n and at least 1."""
-    if alpha <= 0:
-        return float(n)
-    ratio = tail * n / (max(1, rank) * alpha)
-    return max(1.0, min(float(n), 0.5 * math.sqrt(1.0 + ratio) * math.log(2.0 / tol)))
-
-
-def rank_seconds(
-    n: int, alpha: float, rank: int, tol: float, num_columns: int, num_workers: int, rates: RankRates
-) -> float:
-    """Seconds of building a preconditioner of this rank and of the iterations it leaves.
-
-    n r entries + 2 n r^2 flops + iterations(r) (n^2 / 2 entries + 2 n r reads + 4 n r c flops)
-    """
-    build = n * rank * rates.entry_seconds + 2.0 * n * rank**2 * rates.flop_seconds
-    product = 0.5 * n**2 * rates.entry_seconds
-    apply = 2.0 * n * rank * (rates.read_seconds + 2.0 * num_columns * rates.flop_seconds)
-    iterations = estimate_iterations(n, alpha, rank, tol)
-    return (build + iterations * (product + apply)) / num_workers + 3.0 * iterations * rates.barrier_seconds
+# tau(r), assumed before F is built
+TAIL = 0.25
+# Of one core: seconds of a kernel entry in a product, of a flop in gemm, of an entry of F read once; and what a round
+# of tasks costs beyond its work.
+ENTRY_SECONDS, FLOP_SECONDS, READ_SECONDS, BARRIER_SECONDS = 1e-9, 2e-11, 2e-9, 0.02
 
 
 def choose_rank(
-    n: int,
-    num_features: int,
-    alpha: float,
-    memory_bytes: int | None = None,
-    *,
-    disk_bytes: int | None = None,
-    seconds: float | None = None,
-    tol: float = 1e-8,
-    num_columns: int = 1,
-    num_workers: int = 2,
-    rates: RankRates | None = None,
+    n: int, num_features: int, alpha: float, *, tol: float = 1e-8, num_columns: int = 1, num_workers: int = 2
 ) -> int:
-    """The rank with the least estimated time of build and iterations, among those that fit.
+    """The rank with the least estimated time of build and iterations.
 
-        rank = argmin over r of [n r entries + 2 n r^2 flops + iterations(r) (n^2 / 2 entries + 2 n r reads)],
-        r <= n / 10,  r <= 5,000,  8 n r <= memory_bytes / 2,  8 n r <= disk_bytes / 2,  build(r) <= seconds
+        rank = argmin over r <= n / 10, 5,000 of [n r entries + 2 n r^2 flops + iterations(r) (n^2 / 2 entries
+               + 2 n r reads + 4 n r c flops)]
 
     Parameters
     ----------
     n, num_features
-        Rows and features; a kernel entry is taken to cost 1 + d / 32 times ``rates.entry_seconds``.
+        Rows and features; a kernel entry is taken to cost 1 + d / 32 times as much as one that costs nothing to make.
     alpha
         The smallest ridge that is solved for.
-    memory_bytes
-        Of all workers together; half of it may hold F in the page cache. None: no limit.
-    disk_bytes
-        Free where the store is. None: no limit.
-    seconds
-        What building may take at most. None: no limit.
     tol, num_columns
         Of the conjugate gradients.
     num_workers
@@ -272,23 +269,19 @@ def choose_rank(
     """
     if n < 1 or num_features < 1:
         raise ParameterError(f"{n} rows of {num_features} features", hint="both are at least 1")
-    rates = rates or RankRates()
-    rates = RankRates(
-        entry_seconds=rates.entry_seconds * (1.0 + num_features / 32.0),
-        flop_seconds=rates.flop_seconds,
-        read_seconds=rates.read_seconds,
-        barrier_seconds=rates.barrier_seconds,
-    )
     most = min(MAX_RANK, n // 10)
-    for limit in (memory_bytes, disk_bytes):
-        if limit is not None:
-            most = min(most, int(limit // (2 * 8 * n)))
     if most <= 50:
         return max(1, most)
+    entry = ENTRY_SECONDS * (1.0 + num_features / 32.0)
 
-    def fits(rank: int) -> bool:
-        build = n * rank * rates.entry_seconds + 2.0 * n * rank**2 * rates.flop_seconds
-        return seconds is None or build / num_workers <= seconds
+    def seconds(rank: int) -> float:
+        iterations = float(n)
+        if alpha > 0:
+            bound = 0.5 * math.sqrt(1.0 + TAIL * n / (rank * alpha)) * math.log(2.0 / tol)
+            iterations = max(1.0, min(iterations, bound))
+        build = n * rank * entry + 2.0 * n * rank**2 * FLOP_SECONDS
+        apply = 2.0 * n * rank * (READ_SECONDS + 2.0 * num_columns * FLOP_SECONDS)
+        work = build + iterations * (0.5 * n**2 * entry + apply)
+        return work / num_workers + 3.0 * iterations * BARRIER_SECONDS
 
-    candidates = [rank for rank in range(50, most + 1, 50) if fits(rank)] or [50]
-    return min(candidates, key=lambda rank: rank_seconds(n, alpha, rank, tol, num_columns, num_workers, rates))
+    return min(range(50, most + 1, 50), key=seconds)

@@ -7,8 +7,8 @@ Use it where n^2 entries are too many: a pass costs n m of them, and nothing lar
 centre it is kernel ridge regression. alpha is raw as everywhere (Falkon's penalty times n).
 
 The m x m system is never formed: that would square the condition of B. Conjugate gradients multiply by B and B^T, in
-the coordinates of a preconditioner that makes some 20 iterations enough, and
-stop on the relative residual in these coordinates,
+the coordinates of a preconditioner that makes some 20 iterations enough, and stop on the relative residual in these
+coordinates,
 
     |R^-1 L^-1 (B^T S^2 (Y - B c) - alpha K c)|  <=  tol |R^-1 L^-1 B^T S^2 Y|,
 
@@ -45,10 +45,9 @@ part of the rows, which covers the kernel's range with fewer centres when it is 
 
 Cost
 ----
-About (iterations + 4) n m kernel entries,
-:mod:`dkrr.linalg.nystrom.centres`. The m x m part is in the driver:
-24 m^2 bytes and about 5 m^2 t flops an iteration; at most 10,000 centres. Memory:
-:func:`nystrom_bytes`.
+About (iterations + 4) n m kernel entries, :mod:`dkrr.linalg.nystrom.centres`. The m x m part is in the driver: m^3 / 3
+flops for L and for each R, 24 m^2 bytes and about 5 m^2 t flops an iteration; at most 10,000 centres. G takes (q + 1) m
+rows times 2 m^2 flops, on the workers. Memory: :func:`nystrom_bytes`.
 
 References
 ----------
@@ -76,9 +75,7 @@ from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, P
 from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, Indices, ratio
 from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
-from dkrr.linalg.cg.checkpoint import StoredCheckpoint
-from dkrr.linalg.cg.iteration import CGResult, conjugate_gradients
-from dkrr.linalg.cg.precondition import Identity
+from dkrr.linalg.cg.iteration import CGState, Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.gram import rows_of
 from dkrr.linalg.inference.leave_one_out import LeaveOneOut
 from dkrr.linalg.lowrank.rpcholesky import pivot_rows
@@ -95,10 +92,9 @@ from dkrr.linalg.passes import check_task_memory, resumable_folder
 from dkrr.linalg.primal.passes import CentredRows, CentreFeatures, FeatureRows, MemoryRows
 from dkrr.linalg.primal.solver import Equations, left_out
 from dkrr.linalg.products import is_nonnegative
-from dkrr.linalg.sizes import BARE_BYTES, BASELINE_BYTES
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.targets import Centring, centre_dataset, offset_of, target_alphas, total_weight
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
 from dkrr.store.files import place, remove_array
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import potrf
@@ -425,13 +421,12 @@ class _Fit:
         sample = MemoryRows(rows, np.empty((len(rows), 0)), weight)
         features = CentreFeatures(self.kernel, points, self.triangle.square)
         source = FeatureRows(features, sample, self.workspace, self.location, phase="precondition")
+        rows_below, below = CentredRows(self.rows), place(self.location, "rows")
+        self.products = CentreProducts(self.kernel, rows_below, points, columns, self.workspace, below)
+        self.workspace.record("prepare", RunSummary(seconds=time.perf_counter() - started))
         self.estimate, cross, squares = source.sums()
         for i in range(len(cross) if self.centring is not None and squares[0] else 0):
             self.estimate[i] -= cross[i] * (cross[:, 0] / squares[0])
-        below = place(self.location, "rows")
-        rows_below = CentredRows(self.rows)
-        self.products = CentreProducts(self.kernel, rows_below, points, columns, self.workspace, below)
-        self.workspace.record("prepare", RunSummary(seconds=time.perf_counter() - started))
         return centers[kept]
 
     def _first_pass(self) -> FloatVector:
@@ -455,9 +450,9 @@ class _Fit:
             self.border = sums[:, t].copy(), total_weight(self.dataset)
         return row_sums
 
-    def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGResult:
+    def _solve(self, system: _System, targets: NDArray[np.int64], number: int) -> CGState:
         """Conjugate gradients for the targets that share an alpha; an unconverged result is judged by the caller."""
-        checkpoint = StoredCheckpoint(
+        checkpoint = Checkpoint(
             place(self.location, f"state-{number}"),
             f"{self.key}-{number}",
             every_seconds=CHECKPOINT_SECONDS,

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import isqrt, lcm
+from math import lcm
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -349,12 +349,6 @@ def task_memory(features: Features, num_inputs: int, num_targets: int, num_colum
     return 16 * edge * (edge + num_targets) + strip + 2 * CHUNK_BYTES + targets + coefficients
 
 
-def _tile(number: int) -> tuple[int, int]:
-    """The tile (p, q), p >= q, of G with a number p (p + 1) / 2 + q."""
-    p = (isqrt(8 * number + 1) - 1) // 2
-    return p, number - p * (p + 1) // 2
-
-
 def _subtract_product(c: FloatMatrix, a: FloatMatrix, b: FloatMatrix | None) -> None:
     """C -= A^T B, or the lower triangle of C -= A^T A; A and B in either order of memory."""
     by_row = a.strides[1] == a.itemsize
@@ -411,11 +405,11 @@ class FeatureRows:
     def sums(self) -> tuple[FloatMatrix, FloatMatrix, FloatVector]:
         """F^T W F (D, D), F^T W [Y, 1] (D, t + 1), and the diagonal of [Y, 1]^T W [Y, 1] (t + 1)."""
         size, t, grid = self.features.num_features, self.rows.shape[1], panels(self.features)
-        edge = grid.tile_size
+        edge, tiles = grid.tile_size, list(grid.lower())
         gram, cross, squares = np.zeros((size, size)), np.zeros((size, t + 1)), np.zeros(t + 1)
 
         def add(number: int, part: FloatMatrix) -> None:
-            p, q = _tile(number % grid.num_lower)
+            p, q = tiles[number % len(tiles)]
             gram[grid.span(p), grid.span(q)] += part[: grid.rows(p), : grid.rows(q)]
             if p == q:
                 cross[grid.span(p)] += part[edge:, : grid.rows(p)].T
@@ -424,7 +418,7 @@ class FeatureRows:
         about = {name: matrices[0].tobytes().hex() for name, matrices in self._about().items()}
         folder = "" if self.workspace is None else f"sums-{key_of(about)[:12]}"
         shape = (edge + t + 1, edge + 1)
-        self._pass("sums", shape, 2.0 * edge**2, {}, folder=folder, num_tiles=grid.num_lower).consume(add)
+        self._pass("sums", shape, 2.0 * edge**2, {}, folder=folder, num_tiles=len(tiles)).consume(add)
         mirror(gram)
         return gram, cross, squares
 
@@ -480,7 +474,7 @@ class FeatureRows:
         """
         grid, t = panels(self.features), self.rows.shape[1]
         i, tile = divmod(number, grid.num_lower)
-        p, q = _tile(tile)
+        p, q = list(grid.lower())[tile]
         part, below = out[: grid.rows(p), : grid.rows(q)], out[grid.tile_size :]
         # one of the tasks of a range looks whether its chunks are in their places
         for _, x, y, weight in self._used(operands, i, placed=tile == 0):

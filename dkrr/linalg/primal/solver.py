@@ -7,17 +7,16 @@ The minimiser is that of kernel ridge regression with the same kernel and alpha:
 Use it for the linear kernel, and for polynomials while C(d + p, p) is small. n is not felt: one pass over the rows
 forms the sums, one evaluates the residual, and all that is kept is D x D, in the driver.
 
-With an intercept all sums are about means: F and y are shifted before they are summed, the weighted means follow from
-the sums, and where the shift was a bad guess, so that the difference of two sums loses digits, the pass is repeated
-around the means that are known then.
+With an intercept all sums are about means: y less its weighted mean, F less the features of the mean row. The weighted
+means of F follow from the sums, and where the shift was a bad guess, so that the difference of two sums loses digits,
+the pass is repeated around the means that are known then.
 
 F^T W F has the square of the condition of F. The residual of the normal equations is therefore never taken from the
 sums: it is F^T W (y - F c - b) - alpha c, row by row, which is also what is reported. As long as the correction that it
 implies is more than rounding, it is made and the residual evaluated again, at most twice (corrected seminormal
 equations: errors like those of an orthogonal factorisation, unless F is singular to half of the digits).
 
-There is one Cholesky factor of the D x D equations for each distinct alpha, or one eigendecomposition for all of them
-(:mod:`dkrr.linalg.primal.solver`).
+There is one Cholesky factor of the D x D equations for each distinct alpha, or one eigendecomposition for all of them.
 
 Cost
 ----
@@ -63,7 +62,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from dkrr.dataset import Dataset
-from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError, ResidualError
+from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, ratio
@@ -80,10 +79,9 @@ from dkrr.linalg.primal.passes import (
     row_ranges,
     task_memory,
 )
-from dkrr.linalg.sizes import BARE_BYTES
-from dkrr.linalg.solution import Solution, backward_error_bar
+from dkrr.linalg.solution import Solution
 from dkrr.linalg.targets import offset_of, target_alphas
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import BARE_BYTES, Workspace
 from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left
 
@@ -437,24 +435,13 @@ def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) 
         corrections += 1
     coef, intercept, relative, backward = best
     n, size = source.rows.shape[0], source.features.num_features
-    bar = backward_error_bar(n, "float64")
-    if not backward.max() <= bar:
-        raise ResidualError(
-            f"backward error {backward.max():.2g} exceeds {bar:.2g} (30 n eps) of {size:,} features",
-            hint="raise alpha, scale the features, or lower the degree",
-        )
     phases = {} if source.workspace is None else {name: run.seconds for name, run in source.workspace.phases.items()}
-    solution = Solution(
-        solver="primal",
-        precision="float64",
-        converged=True,
-        num_iterations=0,
-        relative_residual=relative.tolist(),
-        backward_error=backward.tolist(),
+    solution = Solution.direct(
+        n, relative.tolist(), backward.tolist(), solver="primal", precision="float64",
         seconds=phases or {"total": time.perf_counter() - started},
-        message=f"{size:,} features of {n:,} rows, {corrections} corrections, largest relative residual "
-        f"{relative.max():.1e}",
-    )
+        message=f"{size:,} features of {n:,} rows, {corrections} corrections",
+        hint="raise alpha, scale the features, or lower the degree",
+    )  # fmt: skip
     constant, shift = intercept + offset_of(equations.source.centring), equations.source.shift
     if shift is not None:
         constant -= shift @ coef

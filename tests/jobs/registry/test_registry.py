@@ -14,7 +14,6 @@ import pytest
 
 from dkrr import load_model
 from dkrr.errors import LockedError, ParameterError, StoreError
-from dkrr.jobs.inspection import describe, verify
 from dkrr.jobs.registry import ModelRegistry, NamedModel
 from tests.faults import contents, failing_at
 from tests.jobs.registry.helpers import ROWS, make_model
@@ -71,25 +70,6 @@ def test_promote_and_roll_back(model: NamedModel, saved: list[str]) -> None:
         model.promote(c, expected=a)
 
 
-def test_what_is_not_there(model: NamedModel, saved: list[str], tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="has no versions"):
-        model.resolve()
-    with pytest.raises(StoreError, match="no previous version"):
-        model.rollback()
-    version = model.add(saved[0])
-    with pytest.raises(StoreError, match=r"no alias 'production' .*candidate, 0001-"):
-        model.resolve()
-    with pytest.raises(StoreError, match="neither alias nor version '0007'"):
-        model.resolve("0007")
-    with pytest.raises(StoreError, match="not a model"):
-        model.add(str(tmp_path / "nothing"))
-    shutil.rmtree(version.location)
-    with pytest.raises(StoreError, match="which is not in"):
-        model.resolve("candidate")
-    with pytest.raises(ParameterError, match="not the name of a model"):
-        ModelRegistry(str(tmp_path)).open("../other")
-
-
 def test_a_damaged_version_is_neither_published_nor_promoted(
     model: NamedModel, saved: list[str], tmp_path: Path
 ) -> None:
@@ -111,15 +91,6 @@ def test_a_damaged_version_is_neither_published_nor_promoted(
     assert "production" not in model.aliases().targets
 
 
-@pytest.mark.parametrize("site", ["version.before_write", "version.mid_copy", "version.before_pointer"])
-def test_an_interrupted_publication_leaves_no_version(site: str, model: NamedModel, saved: list[str]) -> None:
-    with failing_at(f"registry.{site}:@1:enospc"), pytest.raises(OSError, match="No space"):
-        model.add(saved[0])
-    assert model.versions() == []
-    assert model.aliases().epoch == 0
-    assert model.add(saved[0]).number == 1
-
-
 def test_of_many_changes_at_once_none_is_lost(tmp_path: Path) -> None:
     model = ModelRegistry(str(tmp_path)).open("m")
     names = [f"{number:04d}-{'0' * 12}" for number in range(6)]
@@ -138,16 +109,6 @@ def test_of_many_changes_at_once_none_is_lost(tmp_path: Path) -> None:
     assert done.epoch == 60
     assert [entry["epoch"] for entry in done.history] == list(range(1, 61))
     assert sorted(done.released) == names
-
-
-def test_an_earlier_holder_of_the_lease_changes_nothing(model: NamedModel, saved: list[str]) -> None:
-    a, b = (model.add(path).id for path in saved[:2])
-    model.promote(a, lease_epoch=3)
-    model.fence(5)
-    with pytest.raises(LockedError, match="belong to epoch 5 of its lease; ours was 3"):
-        model.promote(b, lease_epoch=3)
-    assert model.promote(b, lease_epoch=5).targets["production"] == b
-    model.rollback()  # a person needs no lease
 
 
 def test_a_promotion_that_was_overtaken_is_judged_by_what_is_there(model: NamedModel, saved: list[str], monkeypatch):
@@ -194,17 +155,6 @@ def test_prune_keeps_what_may_be_needed(model: NamedModel, saved: list[str], mon
         model.prune(keep=-1)
 
 
-def test_a_version_that_is_being_removed_takes_no_alias_and_goes_at_last(model: NamedModel, saved: list[str]) -> None:
-    a, b = (model.add(path, candidate=False).id for path in saved[:2])
-    model.promote(b)
-    with failing_at("registry.prune.before_delete:@1:eio"), pytest.raises(OSError, match="error"):
-        model.prune(keep=0, grace_seconds=0)
-    with pytest.raises(StoreError, match="is being removed"):
-        model.promote(a)
-    model.prune(keep=5, grace_seconds=1e9)
-    assert [version.id for version in model.versions()] == [b]
-
-
 def test_a_promotion_between_listing_and_deleting_saves_the_version(
     model: NamedModel, saved: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,33 +191,3 @@ def test_the_same_on_an_object_store(bucket: Bucket, saved: list[str]) -> None:
     assert [version.id for version in model.prune(keep=0, grace_seconds=0)] == [c]
     assert ModelRegistry(bucket.url("models")).names() == ["demo"]
     assert not bucket.listing("models", "demo", "versions", c)
-
-
-def test_a_foreign_or_newer_document_is_refused(model: NamedModel, saved: list[str]) -> None:
-    model.add(saved[0])
-    path = Path(model.location) / "aliases.json"
-    document = json.loads(path.read_text())
-    for change, message in (
-        ({"format": "other"}, "not written by dkrr"),
-        ({"format_version": 2}, "format version 2; 1 expected"),
-        ({"epoch": "many"}, "is unreadable"),
-    ):
-        path.write_text(json.dumps(document | change))
-        with pytest.raises(StoreError, match=message):
-            model.aliases()
-
-
-def test_what_is_there_and_whether_it_is_whole(model: NamedModel, saved: list[str]) -> None:
-    a, b = (model.add(path).id for path in saved[:2])
-    model.promote(a)
-    found = describe(model.location)
-    assert (found.kind, found.facts["aliases"]) == ("registered model", f"candidate {b}, production {a}")
-    assert verify(model.location) == []
-    chunk = next(Path(model.resolve(a).model_path).glob("dual_coef/c/*/*"))
-    chunk.write_bytes(chunk.read_bytes()[:-1] + b"\0")
-    shutil.rmtree(model.resolve(b).location)
-    (Path(model.location) / "versions/0009-x.partial").mkdir()
-    (Path(model.location) / "versions/0009-x.partial/version.json").touch()
-    problems = verify(model.location)
-    assert len(problems) == 3
-    assert f"candidate is version {b}, which is missing or not complete" in problems

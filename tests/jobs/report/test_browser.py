@@ -12,7 +12,6 @@ from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import Status
 from tests.browser import Browser, Visit, chromium, keep
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
-from tests.pages import SECTIONS, parse_page
 
 pytestmark = pytest.mark.system
 
@@ -53,22 +52,6 @@ def check(visit: Visit, width: int) -> None:
     assert visit.wide == []  # nor does anything scroll inside, or stick out
 
 
-@pytest.mark.short
-def test_a_report_on_a_phone_and_on_a_desk(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
-    for width in WIDTHS:
-        visit = browser.visit(pages["direct"], width=width)
-        check(visit, width)
-        page = parse_page(pages["direct"].read_text())
-        assert tuple(page.sections) == SECTIONS
-        for _, title in page.headings[1:]:
-            assert title in visit.facts["text"]
-        result = RunDirectory(pages["direct"].parent).read("result.json") or {}
-        assert f"{max(result['relative_residual']):.3e}" in visit.facts["text"]
-        assert f"{result['score']['rmse'][0]:.5g}" in visit.facts["text"]
-        assert result["message"] in visit.facts["text"]
-        keep(visit, f"direct-{width}", tmp_path)
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("name", ["direct", "iterated", "failed"])
@@ -80,25 +63,3 @@ def test_every_report(
     background = sum(map(int, visit.facts["background"].strip("rgb()").split(",")))
     assert (background < 200) == dark
     keep(visit, f"{name}-{'dark' if dark else 'light'}-{width}", tmp_path)
-
-
-def test_on_paper(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
-    visit = browser.visit(pages["direct"], width=794, dark=True, media="print")
-    check(visit, 794)
-    assert visit.facts["background"] == "rgb(255, 255, 255)"
-    assert visit.facts["color"] == "rgb(0, 0, 0)"
-    keep(visit, "print", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [
-        "<p style='width:2000px'>wide</p>", "<img src='https://example.org/a.png'>", "<script>console.log(1)</script>",
-        "<p style='white-space:pre;overflow-x:auto'>" + "wide " * 400 + "</p>",
-    ],
-)  # fmt: skip
-def test_what_is_planted_is_seen(browser: Browser, pages: dict[str, Path], tmp_path: Path, planted: str) -> None:
-    page = tmp_path / "planted.html"
-    page.write_text(pages["direct"].read_text().replace("</main>", f"{planted}</main>"))
-    with pytest.raises(AssertionError):
-        check(browser.visit(page, width=390), 390)

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr.errors import ConvergenceError, InterruptedRunError, NotPositiveDefiniteError
-from dkrr.jobs.report import page as page_module
+from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError
 from dkrr.jobs.report.page import MOST_BYTES, render_report, write_report
 from dkrr.jobs.runs.directory import RunDirectory
 from dkrr.jobs.runs.status import Status, read_status
-from dkrr.models.model import load_model
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
 from tests.pages import SECTIONS, Page, outside_references, parse_page
 
@@ -59,18 +57,6 @@ def test_one_file_that_asks_nobody_for_anything(page: Page) -> None:
     assert len(page.text.encode()) < MOST_BYTES / 10
     (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
     assert policy.startswith("default-src 'none'")
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [
-        '<script>1</script>', '<img src="https://example.org/x.png">', '<p onclick="x()">', '<link href="style.css">',
-        '<svg><use xlink:href="https://example.org/#a"/></svg>', "<style>@import url(x.css);</style>",
-    ],
-)  # fmt: skip
-def test_a_planted_reference_is_found(direct: RunDirectory, planted: str) -> None:
-    text = page_of(direct).text.replace("</main>", f"{planted}</main>")
-    assert outside_references(parse_page(text)) != []
 
 
 def test_it_is_well_formed_and_can_be_read_aloud(page: Page) -> None:
@@ -139,17 +125,6 @@ def test_what_stands_in_the_data_is_text(direct: RunDirectory) -> None:
     assert page.count("script") == page.count("b") == 0
 
 
-def test_pairs_are_predictions_of_held_out_rows(direct: RunDirectory) -> None:
-    figures = direct.read("figures.json") or {}
-    pairs = np.array(figures["held_out"]["pairs"])
-    assert pairs.shape == (1, (direct.read("result.json") or {})["score"]["num_rows"], 2)
-    rows = np.loadtxt(Path(direct.location).parents[1] / "rows.csv", delimiter=",", skiprows=1)
-    predicted = load_model(Path(direct.location) / "model.zarr").predict(rows[:, :-1])
-    for truth, value in pairs[0]:
-        same = np.abs(rows[:, -1] - truth) < 1e-4  # six digits are kept
-        assert np.abs(predicted[same, 0] - value).min() < 1e-3
-
-
 def test_the_numbers_of_an_iteration(iterated: RunDirectory) -> None:
     page, result = page_of(iterated), iterated.read("result.json") or {}
     trace = (iterated.read("figures.json") or {})["convergence"][0]
@@ -203,14 +178,6 @@ def test_a_failed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
     assert "prepare" in page.sections["time"]
 
 
-def test_an_iteration_that_does_not_converge_leaves_its_residuals(tmp_path: Path) -> None:
-    with pytest.raises(ConvergenceError):
-        fit_here(tmp_path, solver={"name": "cg", "preconditioner": "none", "max_iter": 4, "tol": 1e-13})
-    page = page_of(RunDirectory(tmp_path / "runs/run"))
-    assert "after 4 iterations, 1e-13 was asked for, which was not reached" in page.sections["convergence"]
-    assert refused(page) == []
-
-
 class Stop(InterruptedRunError):
     """Somebody pressed a key."""
 
@@ -238,17 +205,6 @@ def test_an_interrupted_run_and_what_its_second_attempt_found(tmp_path: Path) ->
     assert "This is attempt 2" in words
     assert "interrupted" in words
     assert "finished" in words
-
-
-def test_what_earlier_fits_saved(direct: RunDirectory, tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "runs/copy")
-    for name in ("job.json", "plan.json", "figures.json", "status.json"):
-        run.write(name, direct.read(name) or {})
-    factor = {"rows": 200, "of_rows": 300, "share": 0.296, "seconds": 1.5, "sources": ["a"]}
-    run.write("result.json", (direct.read("result.json") or {}) | {"reused": {"factor": factor}})
-    words = parse_page(render_report(run)).sections["reuse"]
-    assert "200 of 300 rows of the factor, 29.6% of its work, about 1.5 s" in words
-    assert "Nothing was resumed" not in words
 
 
 def test_a_run_that_runs_and_one_that_was_lost(direct: RunDirectory) -> None:
@@ -290,44 +246,6 @@ def test_documents_that_are_damaged_cost_a_section_and_not_the_page(
     page = parse_page(Path(write_report(empty)).read_text())
     assert (tuple(page.sections), refused(page)) == (SECTIONS, [])
     assert "The run failed: no job." in page.text
-
-
-def test_a_report_that_cannot_be_made_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: Any, **__: Any) -> str:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(page_module, "render_report", broken)
-    with caplog.at_level(logging.WARNING, "dkrr"):
-        run = fit_here(tmp_path)
-    assert read_status(run).state == "finished"
-    assert run.read("result.json") is not None
-    assert load_model(Path(run.location) / "model.zarr").num_targets == 1
-    assert not run.has("report.html")
-    (message,) = [r.getMessage() for r in caplog.records if "report" in r.getMessage()]
-    assert "No space left on device" in message
-    assert f"`dkrr report {run.shown}` makes it again" in message
-    monkeypatch.undo()
-    assert "finished" in Path(write_report(run)).read_text()
-
-
-def test_figures_that_cannot_be_written_end_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write = RunDirectory.write
-
-    def full(self: RunDirectory, name: str, document: dict[str, Any]) -> None:
-        if name in ("figures.json", "samples.json"):
-            raise OSError(28, "No space left on device")
-        write(self, name, document)
-
-    monkeypatch.setattr(RunDirectory, "write", full)
-    with caplog.at_level(logging.WARNING, "dkrr"):
-        run = fit_here(tmp_path)
-    assert read_status(run).state == "finished"
-    assert "No figures of the data are kept" in page_of(run).sections["data"]
-    assert any("figures for the report" in record.getMessage() for record in caplog.records)
 
 
 def test_secrets_do_not_appear(direct: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

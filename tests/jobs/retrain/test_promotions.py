@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,10 @@ def test_who_lost_the_lease_promotes_nothing(project: Project, monkeypatch: pyte
     def asleep(model: NamedModel, *arguments: Any, **options: Any) -> Any:
         epoch = int(directory.read("driver.json")["epoch"]) + 1
         # as another process would, that found this one's heartbeat still
-        record = {"host": "elsewhere", "pid": 1, "started": 0.0, "epoch": epoch, "token": "other", "counter": 0}
-        assert directory.create(f"drivers/{epoch:06d}.json", json.dumps(record).encode())
+        owner = {"host": "elsewhere", "pid": 1, "started": 0.0}
+        with ThreadPoolExecutor(1) as thread:  # not behind the fence of the one that is replaced
+            document = {"token": "other", "epoch": epoch, "counter": 0, "owner": owner}
+            thread.submit(directory.write, "driver.json", document).result()
         return promote(model, *arguments, **options)
 
     monkeypatch.setattr(NamedModel, "promote", asleep)

@@ -55,18 +55,3 @@ def test_every_third_fit(tmp_path: Path, searches: list[int]) -> None:
     project.document["model"] = {"kernel": "rbf", "gamma": 0.25, "alpha": 0.05}
     project.run()
     assert gamma(project) == 0.25
-
-
-def test_the_real_search_sees_no_held_out_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = in_process(monkeypatch)
-    project = Project(
-        tmp_path / "p",
-        retrain={"search_every": 1},
-        tune={"kernels": ["rbf"], "widths": "shared", "search_rows": [40], "rows": 60, "budget_seconds": 2.0},
-    )
-    for night in (1, 2):
-        project.deliver(f"n{night}", seed=night, num_rows=80)
-        summary = project.run()
-    assert summary.searched
-    assert gamma(project) != 0.2
-    assert any(directory.endswith("runs/search") for directory in started)

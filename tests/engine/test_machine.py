@@ -1,0 +1,167 @@
+"""A machine: its report, its memory under control groups, and a BLAS that is recommended only when proved right."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from dkrr.engine import machine
+from dkrr.engine.machine import free_memory_bytes, machine_report, total_memory_bytes
+from dkrr.errors import StoreError
+
+MiB = 2**20
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "REPORT_DISK_BYTES", 16 * MiB)
+    monkeypatch.setattr(machine, "GEMM_EDGE", 256)
+
+
+@pytest.mark.usefixtures("small")
+def test_report_is_plain_and_complete(tmp_path: Path) -> None:
+    report = machine_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert json.loads(json.dumps(report)) == report
+    assert report["num_cpus"] >= 1
+    assert report["self_test_failures"] == []
+    assert 0 < report["free_memory_bytes"] <= report["total_memory_bytes"] <= psutil.virtual_memory().total
+    assert report["worker_environment"]["OPENBLAS_NUM_THREADS"] == "1"
+    assert {"dkrr", "python", "numpy", "scipy", "zarr", "dask", "distributed"} <= set(report["versions"])
+    assert all(rate > 0 and np.isfinite(rate) for rate in report["speed"].values())
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="missing"):
+        machine_report(tmp_path / "missing")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def group(folder: Path, limit: str, used: int, cache: int, version: int = 2) -> None:
+    names = ("memory.max", "memory.current", "inactive_file")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{names[2]} {cache}\n")
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_MEMBERSHIP", tmp_path / "membership")
+    return tmp_path
+
+
+def test_the_tightest_control_group_counts(cgroups: Path) -> None:
+    (cgroups / "membership").write_text("0::/job/step\n")
+    group(cgroups / "cgroup/job/step", "max", 10, 0)
+    group(cgroups / "cgroup/job", str(100 * MiB), 70 * MiB, 20 * MiB)
+    group(cgroups / "cgroup", str(200 * MiB), 190 * MiB, 0)
+    assert total_memory_bytes() == 100 * MiB
+    assert free_memory_bytes() == 10 * MiB  # the root has 10 left, the job 100 - (70 - 20)
+
+
+def test_control_groups_of_version_one(cgroups: Path) -> None:
+    (cgroups / "membership").write_text("5:cpu,cpuacct:/a\n4:memory:/a\n")
+    group(cgroups / "cgroup/memory/a", str(100 * MiB), 30 * MiB, 10 * MiB, version=1)
+    group(cgroups / "cgroup/memory", str(2**63 - 4096), 2**40, 0, version=1)
+    assert total_memory_bytes() == 100 * MiB
+    assert free_memory_bytes() == 80 * MiB
+
+
+AVX512 = frozenset({"fpu", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"})
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def library(architecture: str | None, internal_api: str = "openblas") -> dict[str, Any]:
+    return {"user_api": "blas", "internal_api": internal_api, "architecture": architecture, "num_threads": 1}
+
+
+HASWELL, ZEN, SKYLAKEX, MKL = library("Haswell"), library("Zen"), library("SkylakeX"), library(None, "mkl")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    machine._coretype_here.cache_clear()
+    yield
+    machine._coretype_here.cache_clear()
+
+
+def fake_machine(
+    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], libraries: list[dict[str, Any]], problem: str
+) -> None:
+    monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(machine, "blas_libraries", lambda: libraries)
+    monkeypatch.setattr(machine, "_problem_with", lambda coretype: problem)
+
+
+@pytest.mark.parametrize(
+    ("flags", "libraries", "problem", "expected"),
+    [
+        (AVX512, [HASWELL, HASWELL], "", "SkylakeX"),
+        (AVX512, [ZEN, ZEN], "", "SkylakeX"),
+        (AVX512, [SKYLAKEX, HASWELL], "", "SkylakeX"),  # NumPy's OpenBLAS is newer than SciPy's
+        (AVX512, [SKYLAKEX, SKYLAKEX], "", None),
+        (AVX512, [library("Cooperlake")], "", None),
+        (AVX512, [MKL], "", None),
+        (AVX512, [library("haswell", "blis")], "", None),
+        (AVX512, [], "", None),
+        (AVX512 - {"avx512vl"}, [HASWELL], "", None),
+        (frozenset(), [HASWELL], "", None),
+        (AVX512, [HASWELL], "wrong numbers", None),
+    ],
+)
+def test_recommended_coretype(
+    monkeypatch: pytest.MonkeyPatch,
+    flags: frozenset[str],
+    libraries: list[dict[str, Any]],
+    problem: str,
+    expected: str | None,
+) -> None:
+    fake_machine(monkeypatch, flags, libraries, problem)
+    assert machine.recommended_coretype(flags, libraries) == expected
+    variables = dict(ONE_THREAD) if expected is None else {**ONE_THREAD, "OPENBLAS_CORETYPE": expected}
+    assert machine.worker_environment() == variables
+
+
+def test_lines_are_what_a_shell_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_machine(monkeypatch, AVX512, [ZEN], "")
+    lines = machine.environment_lines()
+    assert [shlex.split(line)[0] for line in lines] == ["export"] * 4
+    script = "\n".join([*lines, "env"])
+    done = subprocess.run(["sh", "-c", script], env={}, capture_output=True, text=True, check=True)
+    exported = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert {**ONE_THREAD, "OPENBLAS_CORETYPE": "SkylakeX"}.items() <= exported.items()
+
+
+# --- the test in a process of its own ---------------------------------------------------------------------------------
+
+x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="needs an x86-64 CPU")
+
+
+@x86
+def test_a_core_type_that_openblas_does_not_take_is_named() -> None:
+    assert "instead" in machine._problem_with("Pentium9")
+
+
+# --- known answers ----------------------------------------------------------------------------------------------------
+
+
+def test_blas_here_is_right() -> None:
+    assert machine.self_test() == []
+    assert {item["user_api"] for item in machine.blas_libraries()} == {"blas"}
