@@ -160,7 +160,7 @@ def column_number(table: Table, column: Any, role: str) -> int:
     if not is_place:
         raise ParameterError(
             f"{role} {number} is not a column of {table.label}; it has columns 0 to {len(names) - 1}",
-            hint="negative numbers count from the last column, -1",
+            hint=f"columns count from 0 to {len(names) - 1}; -1 is the last",
         )
     return number % len(names)
 

@@ -37,6 +37,7 @@ from dkrr.engine.machine import free_memory_bytes
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import ClusterError, DataError, StorageFullError, StoreError
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
+from dkrr.store import files
 from dkrr.store.documents import plain
 from dkrr.store.files import (
     arrays_below,
@@ -57,13 +58,11 @@ __all__ = [
     "TemporaryStore",
     "check_disk",
     "check_given",
-    "existing_folder",
     "find_dataset",
     "find_executor",
     "free_bytes",
     "given_rows",
     "given_tiles",
-    "measured_place",
     "nothing_new",
     "present_bytes",
     "resolve_tile_size",
@@ -105,22 +104,9 @@ def resolve_tile_size(
     return given
 
 
-def existing_folder(root: Any) -> Path:
-    """The folder of a store, or the nearest one above it that is there; the current one for an address."""
-    path = Path.cwd() if is_url(str(root)) else Path(root).absolute()
-    while not path.exists():
-        path = path.parent
-    return path
-
-
-def measured_place(root: Any) -> Path | str:
-    """Where the speed of a store is measured: the store, or the folder that it will be in."""
-    return str(root) if is_url(root) else existing_folder(root)
-
-
 def free_bytes(root: Any) -> int | None:
     """Bytes that are free where a store is; None for an address."""
-    return None if is_url(str(root)) else shutil.disk_usage(existing_folder(root)).free
+    return None if is_url(str(root)) else files.free_bytes(root)
 
 
 def check_disk(root: Any, needed_bytes: int, grid: TileGrid, fields: dict[str, list[Any]]) -> None:

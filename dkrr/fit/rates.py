@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -28,9 +28,11 @@ from crc32c import crc32c
 
 from dkrr.engine.machine import (
     CORETYPE,
+    best_seconds,
     cpu_count,
     disk_rates,
     free_memory_bytes,
+    gemm_rate,
     subprocess_environment,
     worker_environment,
 )
@@ -144,8 +146,6 @@ PRODUCT_EDGE = 1792  # smaller ones may take another way
 
 NUM_COLUMNS = 9
 
-LEAST_RUNS, MOST_RUNS, MEASURE_SECONDS = 2, 20, 0.05
-
 CHECKSUM_BYTES = 16 * 2**20
 
 NETWORK_BYTES = 8 * 2**20
@@ -182,7 +182,7 @@ def measure_machine(
     kernel
         Resolved; None for a given matrix, whose entries cost next to nothing.
     folder
-        Where the store is, a folder or an address.
+        Where the store is or will be, a folder or an address.
     threads
         Tasks that will run at once. Those beyond the CPUs of this machine are taken to be as fast as its own.
     where
@@ -200,7 +200,8 @@ def measure_machine(
         write, read = (threads * rate for rate in _network(str(folder)))
         mapped = min(mapped, read)
     else:
-        write, read = _disk(str(folder))
+        path = Path(folder).absolute()
+        write, read = _disk(str(next(known for known in (path, *path.parents) if known.exists())))
     in_process = where == "in process"
     return Machine(
         threads=threads,
@@ -261,10 +262,10 @@ def _rates(kernel: str | None, num_features: int, threads: int) -> dict[str, flo
 
 def _measure(kernel: Kernel | None, num_features: int, threads: int) -> dict[str, float]:
     with single_blas_thread(), _load(threads - 1):
-        rates = {"gemm_float64": _gemm_rate(np.float64), "gemm_float32": _gemm_rate(np.float32)}
+        rates = {"gemm_float64": gemm_rate(np.float64), "gemm_float32": gemm_rate(np.float32)}
         rates |= _kernel_rates(kernel, num_features)
         data = np.random.default_rng(0).bytes(CHECKSUM_BYTES)
-        rates["checksum"] = CHECKSUM_BYTES / _seconds(lambda: crc32c(data))
+        rates["checksum"] = CHECKSUM_BYTES / best_seconds(lambda: crc32c(data))
     return rates
 
 
@@ -288,27 +289,6 @@ def _load(num_threads: int) -> Iterator[None]:
             stopped.set()
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    """Processor seconds of the best of many short runs of this thread.
-
-    What other programs do on the machine at this moment says nothing about the time of the fit: time that they take the
-    processor away is not counted, and the run that they disturbed least is.
-    """
-    work()
-    best, started, runs = float("inf"), time.perf_counter(), 0
-    while runs < LEAST_RUNS or (runs < MOST_RUNS and time.perf_counter() - started < MEASURE_SECONDS):
-        start = time.thread_time()
-        work()
-        best, runs = min(best, time.thread_time() - start), runs + 1
-    return max(best, 1e-9)
-
-
-def _gemm_rate(dtype: type[np.floating[Any]]) -> float:
-    a, b = np.random.default_rng(0).standard_normal((2, GEMM_EDGE, GEMM_EDGE)).astype(dtype)
-    c = np.zeros((GEMM_EDGE, GEMM_EDGE), dtype)
-    return 2.0 * GEMM_EDGE**3 / _seconds(lambda: gemm_nt(c, a, b))
-
-
 def _kernel_rates(kernel: Kernel | None, d: int) -> dict[str, float]:
     """Seconds an entry of a Gram block, of a product in both triangles, and of each further column."""
     shown = make_kernel("linear").resolve(d) if kernel is None else kernel
@@ -317,12 +297,12 @@ def _kernel_rates(kernel: Kernel | None, d: int) -> dict[str, float]:
         edge = product_edge = 96  # may take microseconds an entry
     a, b = np.abs(np.random.default_rng(0).standard_normal((2, product_edge, d)))
     out = np.empty((edge, edge))
-    rates = {"block_entry": _seconds(lambda: shown.block(a[:edge], b[:edge], out)) / edge**2}
+    rates = {"block_entry": best_seconds(lambda: shown.block(a[:edge], b[:edge], out)) / edge**2}
 
     def product_seconds(t: int, precision: Any) -> float:
         (v, u), (out, out_t) = np.ones((2, product_edge, t)), np.zeros((2, product_edge, t))
         product = partial(kernel_product, shown, a, b, v, out, u=u, out_t=out_t, precision=precision)
-        return _seconds(product) / product_edge**2
+        return best_seconds(product) / product_edge**2
 
     for precision in ("float64", "float32"):
         one, many = (product_seconds(t, precision) for t in (1, NUM_COLUMNS))

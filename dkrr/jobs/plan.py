@@ -20,7 +20,7 @@ from dkrr.engine.machine import cpu_count, free_memory_bytes, peak_rss_bytes, to
 from dkrr.errors import ParameterError, PlanRefusedError
 from dkrr.fit.choices import Candidate, Iterations, Limits, Problem, SolverChoice
 from dkrr.fit.fitting import center_of_lineage
-from dkrr.fit.inputs import free_bytes, measured_place, present_bytes
+from dkrr.fit.inputs import free_bytes, present_bytes
 from dkrr.fit.plan import Decision, decide, find_continued, other_alpha_note
 from dkrr.fit.prices import (
     CLIENT_BYTES,
@@ -412,7 +412,7 @@ def _machine(
         with contextlib.suppress(TypeError):  # written by a dkrr that knew other rates
             return Machine(**known)
     where: Literal["new cluster", "client"] = "new cluster" if job.cluster.scheduler == "local" else "client"
-    return measure_machine(kernel, num_features, measured_place(store), threads=threads, where=where)
+    return measure_machine(kernel, num_features, store, threads=threads, where=where)
 
 
 def _refusal(plan: Plan, store: Any) -> tuple[str, str]:

@@ -292,12 +292,15 @@ def changed_since(job: JobSpec, result: dict[str, Any]) -> str:
 
     Nothing, too, where it cannot be read.
     """
-    fitted = (result.get("data") or {}).get("sources", {})
+    fitted = result.get("data") or {}
     for key, state in _sources(job).items():
-        path, earlier = _paths(job)[key], fitted.get(key)
-        if state is None or earlier in (None, state):
+        path, earlier = _paths(job)[key], fitted.get("sources", {}).get(key)
+        if key == "data path" and isinstance(state, dict) and fitted:
+            earlier = {name: fitted[name] for name in state}
+        are_data_sets = isinstance(state, dict) and isinstance(earlier, dict)
+        if state is None or earlier in (None, state) or (are_data_sets and state["digests"] == earlier["digests"]):
             continue
-        if key != "data path" or not isinstance(state, dict) or not isinstance(earlier, dict):
+        if key != "data path" or not are_data_sets:
             return f"complete for {path} as it was, which was written since: start `dkrr fit JOB` to use it as it is"
         before, now = earlier["generation"], state["generation"]
         if now <= before:  # rows were dropped

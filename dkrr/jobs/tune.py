@@ -29,7 +29,7 @@ from dkrr.jobs.spec import LOCATED, JobSpec, TuneSpec
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
 from dkrr.store.documents import create_bytes
-from dkrr.store.files import is_url, join, name_of, parent_of, read_json, write_file
+from dkrr.store.files import join, name_of, parent_of, read_json, relative_to, write_file
 from dkrr.store.lease import hold_lock
 
 __all__ = ["TuneSummary", "draw_search", "tune_job"]
@@ -248,7 +248,8 @@ def _document(
     for table, names in LOCATED.items():
         for name in names:
             if isinstance(document.get(table, {}).get(name), str):
-                document[table][name] = _relative(document[table][name], path.parent)
+                location = document[table][name]
+                document[table][name] = relative_to(location, str(path.parent)) or location
     order = ["data", "evaluate", "model", "solver", "cluster", "storage", "output"]
     return {table: document[table] for table in order if document.get(table)}
 
@@ -256,13 +257,6 @@ def _document(
 def _C_of(alpha: float) -> float:
     """1 / (2 alpha), without the rounding of alpha."""
     return float(f"{0.5 / alpha:.12g}")
-
-
-def _relative(location: str, base: Path) -> str:
-    """A path below ``base`` as seen from there; others as they are."""
-    if is_url(location) or not os.path.isabs(location) or not Path(location).is_relative_to(base):
-        return location
-    return os.path.relpath(location, base)
 
 
 def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:

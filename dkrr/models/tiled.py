@@ -31,7 +31,6 @@ from dkrr.fit.inputs import (
     free_bytes,
     given_rows,
     given_tiles,
-    measured_place,
     nothing_new,
     resolve_tile_size,
     rows_on_disk,
@@ -513,8 +512,8 @@ class TiledFit:
     def _machine(self, problem: Problem, executor: Executor, root: Any) -> Machine:
         """Rates of the workers."""
         where: Literal["client", "in process"] = "in process" if isinstance(executor, InProcessExecutor) else "client"
-        place, threads = measured_place(root), executor.num_threads
-        return measure_machine(problem.kernel, problem.num_features, place, threads=threads, where=where)
+        threads = executor.num_threads
+        return measure_machine(problem.kernel, problem.num_features, root, threads=threads, where=where)
 
     def _model(
         self,
