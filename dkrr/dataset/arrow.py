@@ -478,6 +478,8 @@ class CsvTable(ArrowTable):
                 is_whole and (are_odd or (are_years and fractions)),
                 f"{' and '.join(map(str, whole[:2]))} stand above fractions",
             ),
+            # what pandas writes where columns have no names
+            (width > 1 and whole == list(places), "0 and 1 are the numbers of its columns"),
         ]
         if doubt := next((said for is_doubtful, said in doubts if is_doubtful), ""):
             raise DataError(f"{self.label}, line {line}: {doubt}; it may hold names or values", hint=_HEADER_HINT)
