@@ -87,12 +87,13 @@ class LocalWorker(SubprocessWorker):
         """End nanny and worker: politely, which removes their scratch folders, then by force."""
         process, self.process = self.process, None
         if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 process.terminate()
             try:
                 await asyncio.wait_for(process.wait(), GRACE_SECONDS)
             except TimeoutError:
-                process.kill()  # its worker dies with it
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()  # its worker dies with it
                 await process.wait()
         await super().close()
 

@@ -26,7 +26,7 @@ from dkrr.errors import DataError, StoreError
 from dkrr.kernels import Kernel, make_kernel
 from dkrr.linalg.catalogue import TakenOver, gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator, Rows
-from dkrr.linalg.passes import Owners, made, run_tasks
+from dkrr.linalg.passes import Owners, made, run_with_repairs
 from dkrr.linalg.verify import gram_samples_agree
 from dkrr.linalg.workspace import keep_for_others
 from dkrr.store.chunks import FloatArray
@@ -109,7 +109,7 @@ def build_gram(
     flops = 2.0 * b * b * (1 if rows is None else rows.open().num_features)
     nodes = [Node(key, (), flops) for key in gram.grid.lower()]
     owners: Owners = {} if operator.kernel is None else {gram.location: gram.array.delete}
-    return run_tasks(executor, "gram", gram_tile, task, nodes, progress, owners=owners)
+    return run_with_repairs(executor, "gram", gram_tile, task, nodes, progress, owners=owners)
 
 
 def gram_owner(operator: RidgeOperator, executor: Executor) -> Owners:

@@ -1,7 +1,7 @@
 """A pass: a phase of tasks over chunks, what becomes of a chunk that is damaged, and the sum of what the tasks make.
 
     made        one task: compute a chunk unless it is there, prove that it is finite, write it
-    run_tasks   all of them: what a task cannot read its owner makes again, and the rest is run
+    run_with_repairs   all of them: what a task cannot read its owner makes again, and the rest is run
     Pass        tasks whose results are small matrices, added in one order while later ones are still computed
 
 You need it for everything that runs on tiles or over rows: the algebra is a function of indices, and nothing else of it
@@ -79,8 +79,8 @@ def repaired(action: Callable[[], Result], owners: Owners) -> Result:
     DamagedChunkError
         A chunk that has no owner.
     StoreError
-        The same chunk for the fourth time, or the hundredth of all: a device that loses data must not keep a fit busy
-        for ever.
+        The same chunk for the fourth time, or more than a hundred in all: a device that loses data must not keep a fit
+        busy for ever.
     """
     counts: Counter[tuple[Any, ...]] = Counter()
     while True:
@@ -102,7 +102,7 @@ def repaired(action: Callable[[], Result], owners: Owners) -> Result:
             owners[damage.path](damage.index)
 
 
-def run_tasks(
+def run_with_repairs(
     executor: Executor,
     phase: str,
     function: Any,

@@ -54,7 +54,7 @@ from dkrr.linalg.factor.schedule import (
 )
 from dkrr.linalg.gram import gram_owner
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import made, run_tasks
+from dkrr.linalg.passes import made, run_with_repairs
 from dkrr.linalg.solution import no_factor
 from dkrr.linalg.verify import factor_sample_agrees
 from dkrr.store.chunks import ChunkArray, FloatArray
@@ -399,7 +399,7 @@ def factorise(
     if parts is not None:
         owners[parts.location] = parts.delete
     nodes = cholesky_nodes(grid, split, new)
-    summary = run_tasks(executor, "factorise", factor_tile, task, nodes, progress, owners=owners)
+    summary = run_with_repairs(executor, "factorise", factor_tile, task, nodes, progress, owners=owners)
     remove_array(beside)
     # what was done is counted in tiles
     summary.num_computed -= sum(len(key) > 2 for key in summary.values)

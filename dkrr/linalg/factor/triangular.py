@@ -35,7 +35,7 @@ import numpy as np
 from dkrr.engine.tasks import Executor, Key, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns
-from dkrr.linalg.passes import Owners, made, run_tasks
+from dkrr.linalg.passes import Owners, made, run_with_repairs
 from dkrr.store.chunks import FloatArray
 from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
@@ -265,7 +265,7 @@ def substitute(
         itemsize = factor.dtype.itemsize
         num_steps = choose_num_steps(factor.grid, itemsize, blocks[0].num_columns, executor.num_threads)
     task = Sweeps(factor, *blocks, num_steps, verify)
-    summary = run_tasks(executor, phase, sweep_task, task, sweep_nodes(task), progress, owners=owners or {})
+    summary = run_with_repairs(executor, phase, sweep_task, task, sweep_nodes(task), progress, owners=owners or {})
     for sweep in (FORWARD, BACKWARD):
         remove_array(place(task.ends(sweep)[1].array.store, task.sums_path(sweep)))
     return summary

@@ -20,7 +20,8 @@ follows from the maximiser s(r) = clip(soft(r, epsilon) / curvature, low, high):
 (For labels y^2 = 1, so 1 - y u = -y (u - y).) The logistic loss log(1 + exp(-y u)) has the conjugate
 p log p + (1 - p) log(1 - p) with p = -y s in [0, 1].
 
-A loss of this family is one line in ``LOSSES``.
+A loss of this family is one line in ``LOSSES``; another one is a class beside :class:`Logistic`, and has to be smooth:
+those with kinks are minimised over boxes of coefficients (decomposition.py), which the family has.
 
 References
 ----------
