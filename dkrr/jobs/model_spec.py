@@ -21,7 +21,7 @@ from dkrr.linalg.losses.loss import Loss, make_loss
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
 
-__all__ = ["KernelTable", "ModelSpec", "check_job", "check_metric", "with_defaults"]
+__all__ = ["OF_LABELS", "KernelTable", "ModelSpec", "check_job", "check_metric", "with_defaults"]
 
 TOL = 1e-6
 # whose estimators take alpha, and not C
@@ -37,8 +37,16 @@ _PARAMETERS = {
 _OF_SYSTEMS = dict.fromkeys(("tile_size", "gram", "preconditioner", "rank", "num_centers", "centers"), ("auto",))
 _SOLVER = {"name": ("auto",), "precision": ("auto", "float64"), **_OF_SYSTEMS}
 _OTHERS = "is for other losses than the square"
-_OF_LABELS = ("accuracy", "balanced_accuracy")
+OF_LABELS = ("accuracy", "balanced_accuracy")
 _TABLES = (".csv", ".csv.gz", ".parquet", ".npy")  # which have no classes of their own
+
+
+# kernels by the parameters that they have; others of scikit-learn's kernels are in kernel_params
+_TAKEN_BY = {
+    "gamma": ("rbf", "laplacian", "poly", "polynomial", "sigmoid", "chi2"),
+    "degree": ("poly", "polynomial"),
+    "coef0": ("poly", "polynomial", "sigmoid"),
+}
 
 
 Rule = tuple[bool, tuple[str, str], str, str]  # whether it is broken, the key, what is wrong, and a hint
@@ -73,13 +81,17 @@ class KernelParameters(Table):
     def make(self, name: str) -> Kernel:
         """The kernel ``name`` with these parameters."""
         # scikit-learn's defaults, where the file is silent
-        return make_kernel(
+        kernel = make_kernel(
             name,
             gamma=self.gamma,
             degree=3 if self.degree is None else self.degree,
             coef0=1 if self.coef0 is None else self.coef0,
             kernel_params=self.kernel_params,
         )
+        for parameter, kernels in _TAKEN_BY.items():
+            if getattr(self, parameter) is not None and name not in kernels:
+                raise ValueError(f"{parameter} is for {', '.join(kernels)}; kernel = {name!r} has none")
+        return kernel
 
     def given(self) -> list[str]:
         """Names of the parameters that the file sets."""
@@ -319,9 +331,9 @@ def check_metric(path: tuple[str, str], loss: str, metric: str) -> None:
     def has_meaning(name: str) -> bool:
         if name in ("log_loss", "pinball"):
             return loss == ("logistic" if name == "log_loss" else name)
-        return loss == "square" or (name in _OF_LABELS) == make_loss(loss).is_for_labels
+        return loss == "square" or (name in OF_LABELS) == make_loss(loss).is_for_labels
 
     if not has_meaning(metric):
-        known = ("rmse", "r2", *_OF_LABELS, "log_loss", "pinball")
+        known = ("rmse", "r2", *OF_LABELS, "log_loss", "pinball")
         hint = f"one of {', '.join(name for name in known if has_meaning(name))}"
         raise misplaced(path, f"= {metric!r} with loss = {loss!r}", hint)

@@ -38,6 +38,7 @@ from dkrr.dataset.scaling import DRIFT_LIMIT, Drift, mask_digest, measure_drift
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import is_visible, visible_files
 from dkrr.errors import DataError, DkrrError, JobFileError, StoreError
+from dkrr.jobs.model_spec import OF_LABELS
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.jobs.toml import is_data_file
 from dkrr.linalg.catalogue import key_of
@@ -185,6 +186,11 @@ def prepare(job: JobSpec, store: Any, dataset: Dataset | None = None) -> Prepare
         dataset = open_data(_without_mask(job), store, has_numbers=has_numbers)
     if dataset.y is None:
         raise DataError(f"{job.data.path} has no target", hint="name one: [data] target = [-1]")
+    if evaluate is not None and evaluate.metric in OF_LABELS and dataset.classes is None:
+        raise DataError(
+            f'[evaluate] metric = "{evaluate.metric}" is for classes; the targets of {job.data.path} are numbers',
+            hint='set [data] one_hot = true, or metric = "rmse"',
+        )
     facts = {**_facts(dataset), "sources": sources}
     mask, test = None, None
     if evaluate is not None and evaluate.path is not None:

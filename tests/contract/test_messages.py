@@ -144,3 +144,24 @@ def test_a_plan_before_the_first_fit_does_not_call_the_scaling_old(folder: Path)
     shown = [run("plan", "job.toml") for _ in range(2)]
     assert [result.exit_code for result in shown] == [0, 0]
     assert all("frozen" not in result.stdout for result in shown)
+
+
+@pytest.mark.parametrize(
+    ("model", "evaluate", "code", "said"),
+    [
+        ('kernel = "matern"\ngamma = 0.2', "", 2, "gamma is for rbf"),
+        ('kernel = {sum = [{kernel = "rbf", coef0 = 1}, "linear"]}', "", 2, "coef0 is for poly"),
+        ('kernel = "rbf"', 'metric = "accuracy"', 4, 'metric = "accuracy" is for classes; the targets of'),
+    ],
+)
+def test_what_a_job_asks_and_would_not_get_is_refused(
+    model: str, evaluate: str, code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text("a,b,y\n" + "".join(f"{k / 7},{k % 5},{k / 3}\n" for k in range(60)))
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[data]\npath = "rows.csv"\ntarget = "y"\n[evaluate]\nfraction = 0.2\n{evaluate}\n[model]\n{model}\n'
+    )
+    result = CliRunner().invoke(main, ["plan", str(job)])
+    assert result.exit_code == code
+    assert said in result.output
