@@ -230,3 +230,23 @@ def test_workers_are_killed_in_every_phase(tmp_path: Path) -> None:
     with cluster(";".join(f"{site}:sigkill" for site in sites), once) as client:
         fit.run_on(client)
     assert {path.name for path in once.iterdir()} == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("action", ["nan", "bitflip"])
+@pytest.mark.parametrize("number", [3, 43])
+def test_what_memory_does_to_a_product_is_found(action: str, number: int, tmp_path: Path) -> None:
+    """A flipped bit is finite: the true residual finds it, or the direction does."""
+    fit = Fit(tmp_path / "fit")
+    with failing_at(f"multiply.pair.after_compute:@{number}:{action}") as points:
+        outcome = attempt(fit.run, "T")
+    assert points.rules[0].visits >= number
+    assert outcome in "ET"
+    fit.run()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_bits_that_flip_in_one_of_twenty_products(seed: int, tmp_path: Path) -> None:
+    fit = Fit(tmp_path / "fit")
+    with failing_at(f"seed={seed};multiply.pair.after_compute:0.008:bitflip"):
+        assert attempt(fit.run, "T") in "ET"
+    fit.run()
