@@ -26,7 +26,7 @@ from dkrr.errors import told
 from dkrr.markup import size
 
 _VERBOSE = "dkrr.verbose"
-PIPE_WIDTH = 120  # rich assumes 80 columns where there is no terminal, and would cut paths
+MIN_PIPE_WIDTH = 120  # where there is no terminal; paths are neither cut nor wrapped there
 
 Function = Callable[..., Any]
 
@@ -147,7 +147,8 @@ def print_table(table: Any) -> None:
     """Print a rich table, or anything else that rich can show."""
     from rich.console import Console
 
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    width = None if sys.stdout.isatty() else max(MIN_PIPE_WIDTH, Console(width=10_000).measure(table).maximum)
+    Console(file=sys.stdout, width=width).print(table)
 
 
 def print_facts(facts: Iterable[tuple[str, Any]], title: str | None = None) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.columns import column_number
+from dkrr.dataset.columns import column_number, did_you_mean
 from dkrr.dataset.sources import Table, open_table
 from dkrr.dataset.table import is_missing, is_number
 from dkrr.errors import DataError, JobFileError
@@ -72,6 +72,10 @@ def init_job(
     table = _open(path, reading, named)
     if not named and table.target is None:
         named = [table.names[-1] if table.is_named else -1]
+    for name in named:
+        if isinstance(name, str) and name not in table.names and not is_number(name):
+            hint = did_you_mean(name, table.names, f"its columns: {', '.join(table.names[:20])}")
+            raise JobFileError(f"{table.label} has no column {name!r}", hint=hint)
     positions = [column_number(table, name, "target") for name in named] or list(table.target or ())
     features = [i for i in range(len(table.names)) if i not in {*positions, table.weight}]
     rows, is_text = _read_sample(table, features, positions, reading.get("decimal", "."))

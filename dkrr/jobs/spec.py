@@ -535,6 +535,8 @@ class JobSpec(Table):
             del document["model"]["loss"]
         elif self.model.C is not None:
             del document["model"]["alpha"]  # which C makes
+        unset = {"decimal": ".", "missing": "error"}  # jobs of runs from before these keys are the same jobs
+        document["data"] = {key: value for key, value in document["data"].items() if unset.get(key) != value}
         return document
 
     def as_written(self) -> Self:

@@ -60,7 +60,7 @@ def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Any:
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")  # a path is wrapped, and never cut
     for name, text in facts:
         style = "bold" if name.startswith(("held-out", "leave-one-out")) else ""
         table.add_row(Text(name, "red" if name in ("refused", "not converged") else "cyan"), Text(text, style))
