@@ -220,7 +220,7 @@ def known_keys(dask_scheduler: Any) -> list[str]:
 
 def test_a_cancelled_graph_leaves_the_workers_at_once_and_others_go_on(cluster_client: Any, tmp_path: Path) -> None:
     executor = DaskExecutor(cluster_client)
-    executor.cancelled = lambda: (tmp_path / "begun-0").exists()
+    executor.cancelled = lambda: any(tmp_path.glob("begun-*"))  # a worker that was just started may have task 0
     with Client(cluster_client.scheduler.address, set_as_default=False) as other:
         kept = other.submit(pow, 2, 10, key="kept")
         assert kept.result() == 1024
