@@ -61,7 +61,7 @@ from dkrr.store.objects import Entry
 KEPT_SECONDS = 3600.0
 # A driver says every few seconds that it is there; state and phase until it has a plan.
 SILENT_SECONDS = 120.0
-PLANNING = {("starting", ""), ("running", ""), ("running", "prepare"), ("running", "plan")}
+PLANNING = (("starting", ""), ("running", ""), ("running", "prepare"), ("running", "plan"))
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
 _HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"
 # what a store holds, by folder: besides arrays, vectors of a pass that was killed, notes about float32 factors that

@@ -110,3 +110,6 @@ def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, phase: s
     (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
     make_old(store.parent)  # its driver has said nothing for hours
     assert names(store) == everything
+    for text in ('{"state": ["running"]}', "[1]", "no JSON", ""):  # what others call so
+        (run / "status.json").write_text(text)
+        assert names(store) == everything
