@@ -20,7 +20,7 @@ from dkrr.errors import (
     StorageFullError,
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.linalg.cg.iteration import Checkpoint
+from dkrr.linalg.cg import Checkpoint
 from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles import TileGrid

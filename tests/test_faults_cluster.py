@@ -32,7 +32,7 @@ from dkrr.engine.machine import worker_environment
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ClusterError, DkrrError, WorkerLostError
 from dkrr.fit.fitting import FitSettings, fit_rows
-from dkrr.linalg.factor.cholesky import factorise
+from dkrr.linalg.cholesky import factorise
 from dkrr.linalg.verify import verify_factor
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
@@ -221,7 +221,7 @@ def test_a_writer_that_wakes_up_after_all_is_done_writes_the_same_bytes(tmp_path
     system = operator(data)
     code = (
         "import sys\nfrom pathlib import Path\nfrom dkrr.dataset import open_dataset\n"
-        "from dkrr.engine.tasks import InProcessExecutor\nfrom dkrr.linalg.factor.cholesky import factorise\n"
+        "from dkrr.engine.tasks import InProcessExecutor\nfrom dkrr.linalg.cholesky import factorise\n"
         "from dkrr.tiles import TileMatrix\nfrom tests.linalg.helpers import operator\n"
         "system = operator(open_dataset(sys.argv[1]))\n"
         "factor = TileMatrix.create(sys.argv[2], system.grid, dtype='float64')\n"

@@ -15,8 +15,8 @@ import pytest
 
 from dkrr import load_model
 from dkrr.kernels import make_kernel
-from dkrr.linalg.losses.loss import make_loss
-from dkrr.linalg.losses.problem import GramColumns, LossProblem, certify, intercept_of
+from dkrr.linalg.loss import make_loss
+from dkrr.linalg.loss_problem import GramColumns, LossProblem, certify, intercept_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 

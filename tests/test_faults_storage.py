@@ -29,8 +29,8 @@ from dkrr.errors import (
 )
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.factor.cholesky import factorise
-from dkrr.linalg.factor.direct import CholeskyFactor, CholeskySolver
+from dkrr.linalg.cholesky import factorise
+from dkrr.linalg.direct import CholeskyFactor, CholeskySolver
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dkrr
+from dkrr.jobs.facts import Run
 from dkrr.jobs.plan import plan
-from dkrr.jobs.report.facts import Run
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.status import Status
+from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.status import Status
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows

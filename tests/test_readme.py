@@ -29,7 +29,7 @@ from dkrr.cli import main
 from dkrr.jobs.retrain.spec import GateSpec, RetrainSpec
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels.make import NAMED
-from dkrr.linalg.losses.loss import LOSSES
+from dkrr.linalg.loss import LOSSES
 from dkrr.linalg.solution import backward_error_bar
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.tiles import TileGrid

@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 import dkrr
 from dkrr.errors import DataError, NumericalError, ParameterError, StoreError
-from dkrr.linalg.inference.leave_one_out import conformal_rank
+from dkrr.linalg.leave_one_out import conformal_rank
 from dkrr.models import uncertainty
 from tests.reference import reference_kernel
 

@@ -12,8 +12,8 @@ import click
 
 from dkrr.cli.app import CommandGroup, json_option, main, print_facts, show
 from dkrr.errors import StoreError
-from dkrr.jobs.runs.directory import RunDirectory, find_run
-from dkrr.jobs.runs.status import look_once
+from dkrr.jobs.run_directory import RunDirectory, find_run
+from dkrr.jobs.status import look_once
 from dkrr.markup import kernel_words, size
 from dkrr.store.files import children, is_url, join, name_of, read_json
 

@@ -22,11 +22,11 @@ from typing import IO, Any, Self
 import click
 
 from dkrr.cli.app import json_option, main, print_facts, print_json, show
-from dkrr.jobs.report.facts import live_facts, phase_words, progress_words, run_facts, sentence
-from dkrr.jobs.report.page import write_report
-from dkrr.jobs.runs.directory import RunDirectory, find_run, follow_events, list_runs, runs_folder
-from dkrr.jobs.runs.driver import Submitted, cancel_run, resume_run, submit_job
-from dkrr.jobs.runs.status import Meter, Status, Watch, look_once
+from dkrr.jobs.driver import Submitted, cancel_run, resume_run, submit_job
+from dkrr.jobs.facts import live_facts, phase_words, progress_words, run_facts, sentence
+from dkrr.jobs.page import write_report
+from dkrr.jobs.run_directory import RunDirectory, find_run, follow_events, list_runs, runs_folder
+from dkrr.jobs.status import Meter, Status, Watch, look_once
 
 LOOK_SECONDS = 1.0
 SECONDS_BETWEEN_LINES = 10.0
@@ -96,7 +96,7 @@ class ProgressDisplay:
             self._live = None
 
     def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
-        from dkrr.jobs.runs.status import Meter, Status
+        from dkrr.jobs.status import Meter, Status
 
         if self._look is None:
             self._meter = meter = Meter(Status(), self.clock)

@@ -50,9 +50,9 @@ from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Decision
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
-from dkrr.linalg.cg.factor_precondition import float32_location
-from dkrr.linalg.cg.solver import CGSolver
-from dkrr.linalg.factor.direct import CholeskySolver
+from dkrr.linalg.cg_solver import CGSolver
+from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.factor_precondition import float32_location
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.matmul import residual_norms
 from dkrr.linalg.operators import RidgeOperator
@@ -137,9 +137,9 @@ def fit_rows(
     Raises
     ------
     NotPositiveDefiniteError, ResidualError
-        See :class:`dkrr.linalg.factor.direct.CholeskySolver`.
+        See :class:`dkrr.linalg.direct.CholeskySolver`.
     NotPositiveDefiniteError, PreconditionerError, ConvergenceError
-        See :func:`dkrr.linalg.cg.iteration.conjugate_gradients`.
+        See :func:`dkrr.linalg.cg.conjugate_gradients`.
     LockedError
         Another process does the same fit on the same store.
     """

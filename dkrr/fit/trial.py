@@ -42,11 +42,11 @@ from dkrr.dataset import Dataset
 from dkrr.fit.choices import Iterations
 from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS
-from dkrr.linalg.cg.factor_precondition import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
+from dkrr.linalg.factor_precondition import EPS32, FIRST_SHIFT, MAX_SHIFTS, SHIFT_GROWTH
 from dkrr.linalg.gram import rows_of
-from dkrr.linalg.lowrank.rpcholesky import pivot_rows
-from dkrr.linalg.nystrom.solver import read_rows
+from dkrr.linalg.nystrom import read_rows
 from dkrr.linalg.products import kernel_product
+from dkrr.linalg.rpcholesky import pivot_rows
 
 __all__ = ["Trial", "extrapolate", "sample_trial"]
 

@@ -23,7 +23,7 @@ from dkrr.dataset import Floats, RowArray
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources import Table
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.jobs.runs.directory import utc_now
+from dkrr.jobs.run_directory import utc_now
 from dkrr.models.model import BLOCK_ROWS
 from dkrr.store.documents import content_digest
 from dkrr.store.failpoints import failpoint

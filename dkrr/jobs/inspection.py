@@ -14,10 +14,10 @@ from typing import Any
 
 from dkrr.dataset import open_dataset
 from dkrr.errors import DkrrError, StoreError
+from dkrr.jobs.facts import result_facts
 from dkrr.jobs.registry import ALIASES, VERSIONS, NamedModel, check_version
-from dkrr.jobs.report.facts import result_facts
-from dkrr.jobs.runs.directory import RunDirectory, run_kind
-from dkrr.jobs.runs.status import look_once
+from dkrr.jobs.run_directory import RunDirectory, run_kind
+from dkrr.jobs.status import look_once
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.operators import RidgeOperator, Rows
 from dkrr.linalg.verify import verify_factor, verify_gram

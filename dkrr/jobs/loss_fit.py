@@ -33,11 +33,11 @@ from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError
 from dkrr.jobs.plan import Plan
 from dkrr.jobs.prepare import Prepared, check_loss_targets
-from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 from dkrr.kernels import kernel_from_dict
 from dkrr.linalg.catalogue import key_of
-from dkrr.linalg.losses.fit import LossFit, fit_losses
+from dkrr.linalg.fit_losses import LossFit, fit_losses
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import quantile_names
 from dkrr.models.tiled import Solved, label_targets, loss_details, loss_parts

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from dkrr.errors import JobFileError, ParameterError
 from dkrr.jobs.toml import Alpha, Penalties, Positive, Quantile, Table, misplaced
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.losses.loss import Loss, make_loss
+from dkrr.linalg.loss import Loss, make_loss
 
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec

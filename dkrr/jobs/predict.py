@@ -27,8 +27,8 @@ from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.fit.inputs import TemporaryStore, nothing_new
 from dkrr.jobs.export import Predictions, check_output, export_predictions, work_of
 from dkrr.jobs.registry import RECORD, ModelRegistry, NamedModel, Reference, Version
-from dkrr.linalg.inference.leave_one_out import IntervalMethod
-from dkrr.linalg.losses.loss import log_probabilities
+from dkrr.linalg.leave_one_out import IntervalMethod
+from dkrr.linalg.loss import log_probabilities
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import needs_workers, predict_dataset, predict_variance, score_dataset
 from dkrr.models.uncertainty import half_widths, interval, standard_deviation

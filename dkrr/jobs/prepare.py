@@ -42,7 +42,7 @@ from dkrr.jobs.model_spec import OF_LABELS
 from dkrr.jobs.spec import DataSpec, JobSpec
 from dkrr.jobs.toml import is_data_file
 from dkrr.linalg.catalogue import key_of
-from dkrr.linalg.losses.loss import Loss
+from dkrr.linalg.loss import Loss
 from dkrr.store.documents import plain
 from dkrr.store.files import arrays_below, file_state, is_url, list_entries, name_of, parent_of, place, read_json
 from dkrr.store.objects import find_object

@@ -37,7 +37,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dkrr.errors import LockedError, ParameterError, StoreError
-from dkrr.jobs.runs.directory import utc_now
+from dkrr.jobs.run_directory import utc_now
 from dkrr.store.documents import (
     MANIFEST,
     check_manifest,

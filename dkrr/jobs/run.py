@@ -29,13 +29,13 @@ from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.engine.workers import WorkerMemory, describe_executor
 from dkrr.errors import LockedError
 from dkrr.fit.inputs import nothing_new
+from dkrr.jobs.monitor import Monitor, driving
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, prepare
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.monitor import Monitor, driving
+from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.solve import FitSummary, solve_and_save
 from dkrr.jobs.spec import JobSpec
-from dkrr.linalg.factor.schedule import Split
+from dkrr.linalg.factor_schedule import Split
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import load_model
 from dkrr.models.prediction import score_dataset

@@ -34,7 +34,7 @@ from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tables import Shown, fit_facts
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, ancestors, record_rows
-from dkrr.linalg.losses.loss import make_loss
+from dkrr.linalg.loss import make_loss
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.leave_one_out import factor_settings, leave_one_out_rows

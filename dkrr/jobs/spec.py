@@ -23,7 +23,7 @@ from dkrr.errors import StoreError, StoreMismatchError
 from dkrr.fit.choices import SolverChoice
 from dkrr.jobs import toml
 from dkrr.jobs.model_spec import KernelTable, ModelSpec, check_job, with_defaults
-from dkrr.jobs.runs.directory import RunDirectory, may_hold
+from dkrr.jobs.run_directory import RunDirectory, may_hold
 from dkrr.jobs.toml import (
     ByteSize,
     Column,

@@ -17,7 +17,7 @@ from dkrr.errors import NotPositiveDefiniteError, ParameterError, ResidualError
 from dkrr.markup import facts_html, lines_text, named
 
 if TYPE_CHECKING:
-    from dkrr.linalg.losses.problem import Certificate
+    from dkrr.linalg.loss_problem import Certificate
 
 DEFAULT_MAX_ITER = 1000
 # LAPACK's test suite calls a solve good when its ratio, which divides by n eps, is below 30.
@@ -172,7 +172,7 @@ class Solution:
         a "sentence" each.
     certificates
         Of another loss than the square, per target, which has no residual: see
-        :class:`dkrr.linalg.losses.problem.Certificate`.
+        :class:`dkrr.linalg.loss_problem.Certificate`.
     """
 
     solver: str
@@ -261,6 +261,6 @@ class Solution:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Solution:
         """Inverse of :meth:`to_dict`."""
-        from dkrr.linalg.losses.problem import Certificate
+        from dkrr.linalg.loss_problem import Certificate
 
         return cls(**values | {"certificates": [Certificate(**item) for item in values.get("certificates", [])]})

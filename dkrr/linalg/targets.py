@@ -18,7 +18,7 @@ Iterative refinement brings them back: the residuals of both equations on the ri
 until what is subtracted is not larger than u.
 
 Systems in memory are solved by :func:`solve_bordered`; conjugate gradients iterate in the plane s^T u = 0
-(:mod:`dkrr.linalg.cg.solver`).
+(:mod:`dkrr.linalg.cg_solver`).
 
 Cost
 ----

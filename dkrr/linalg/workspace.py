@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dkrr.engine.tasks import Executor, Progress, RunSummary
 from dkrr.errors import LockedError, ParameterError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.linalg.factor.schedule import Split
+from dkrr.linalg.factor_schedule import Split
 from dkrr.linalg.solution import Foreseen
 from dkrr.store.files import delete_key, read_json, remove_array, write_json
 from dkrr.store.lease import hold_lock
@@ -92,7 +92,7 @@ class ResidualTrace:
 # Beside the metadata of a matrix: who made it, and may remove it, while nobody else has used it.
 MAKER = "maker.json"
 
-# Below a factor, and removed with it: the diagonal of the inverse, see dkrr.linalg.factor.direct.
+# Below a factor, and removed with it: the diagonal of the inverse, see dkrr.linalg.direct.
 INVERSE_DIAGONAL = "inverse_diagonal"
 
 
@@ -108,7 +108,7 @@ class Workspace:
     """Where a solve keeps its arrays and who runs its tasks; collects what every phase did.
 
     ``durable`` makes finished arrays survive a power failure (fsync at the end of a phase). ``split`` says which sums
-    of a factor are split; None leaves it to :func:`~dkrr.linalg.factor.schedule.usual_split`. ``reused`` says what was
+    of a factor are split; None leaves it to :func:`~dkrr.linalg.factor_schedule.usual_split`. ``reused`` says what was
     there already, see :meth:`record_reuse`; ``traces`` are the residuals of what iterated. ``maker`` names who removes
     matrices at the end, see :meth:`discard`; "" is nobody. ``foreseen`` is what a plan says of the way that is taken,
     ``other_seconds`` asks what the next one would take, and ``given_up`` says which ones were, see

@@ -23,11 +23,11 @@ from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
 from dkrr.fit.inputs import TemporaryStore, check_given, find_dataset
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.factor.dense import DenseFit, fit_dense
-from dkrr.linalg.inference.leave_one_out import IntervalMethod, LeaveOneOut, check_coverage, check_method
-from dkrr.linalg.inference.leave_one_out import coverage as share_inside
+from dkrr.linalg.dense_cholesky import DenseFit, fit_dense
+from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, check_coverage, check_method
+from dkrr.linalg.leave_one_out import coverage as share_inside
 from dkrr.linalg.predict import ArrayRows
-from dkrr.linalg.primal.solver import fit_primal_arrays, primal_features
+from dkrr.linalg.primal import fit_primal_arrays, primal_features
 from dkrr.models.leave_one_out import ensure_factor, leave_one_out
 from dkrr.models.model import Model
 from dkrr.models.prediction import values_of
@@ -373,7 +373,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             data sets and dask frames the order does not matter, and other columns are left aside.
         return_std
             Return (predictions, standard deviations), those of the Gaussian process f ~ N(0, sigma2 k) with noise
-            sigma2 alpha / w_i: see :mod:`dkrr.linalg.inference.variance`.
+            sigma2 alpha / w_i: see :mod:`dkrr.linalg.variance`.
         noise
             Standard deviations of new observations of weight 1, sigma2 alpha included, and not of f.
         sigma2
@@ -426,7 +426,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             "jackknife": f(z) -+ the ceil((n + 1) coverage)-th smallest absolute leave-one-out residual. "normalised":
             the same of residuals over their standard deviations, times that of the new observation: wider where there
             are few rows. "gaussian": the quantile of the Gaussian process, which no residual has been compared with.
-            What each may promise: :mod:`dkrr.linalg.inference.leave_one_out`.
+            What each may promise: :mod:`dkrr.linalg.leave_one_out`.
 
         Raises
         ------
@@ -471,7 +471,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
         """What the fit would have said of each training row, had it not seen that row; nothing is fitted n times.
 
         Residuals (n, t), their weighted mean square, degrees of freedom and generalised cross validation per target:
-        see :class:`dkrr.linalg.inference.leave_one_out.LeaveOneOut`. With weights, with an intercept, for every solver;
+        see :class:`dkrr.linalg.leave_one_out.LeaveOneOut`. With weights, with an intercept, for every solver;
         the centres of "nystrom" stay centres.
 
         Raises

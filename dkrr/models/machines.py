@@ -3,9 +3,9 @@
     minimise over f in the space of k, and b      sum_i w_i loss(y_i, f(x_i) + b) + |f|^2 / (2 C)
                                                   f = sum_i dual_coef_i k(x_i, .)
 
-C = 1 / (2 alpha); the constant b costs nothing. Which losses there are: :mod:`dkrr.linalg.losses.loss`. What is
+C = 1 / (2 alpha); the constant b costs nothing. Which losses there are: :mod:`dkrr.linalg.loss`. What is
 promised of every answer is a bound on how far its objective is from the least one, (P - D) / P <= tol, evaluated in
-float64 from the kernel and the rows: :mod:`dkrr.linalg.losses.problem`.
+float64 from the kernel and the rows: :mod:`dkrr.linalg.loss_problem`.
 
 Rows are in memory, and so are their answers; a fit runs in this process, with a thread for each processor.
 """
@@ -30,8 +30,8 @@ from dkrr.errors import DataError, ParameterError
 from dkrr.fit.inputs import check_given
 from dkrr.kernels import Kernel
 from dkrr.kernels.checks import check_names
-from dkrr.linalg.losses.fit import fit_losses
-from dkrr.linalg.losses.loss import Loss, log_probabilities, make_loss
+from dkrr.linalg.fit_losses import fit_losses
+from dkrr.linalg.loss import Loss, log_probabilities, make_loss
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.models.estimator import WithModel, keeps_its_fit
 from dkrr.models.model import Model
@@ -94,8 +94,8 @@ class _KernelMachine(WithModel):
 
         Cost
         ----
-        See :mod:`dkrr.linalg.losses.decomposition` for hinge, epsilon_insensitive and pinball, and
-        :mod:`dkrr.linalg.losses.newton` for the others; each target is a problem of its own.
+        See :mod:`dkrr.linalg.decomposition` for hinge, epsilon_insensitive and pinball, and
+        :mod:`dkrr.linalg.newton` for the others; each target is a problem of its own.
         """
         (C, alpha), losses, iteration = self._penalty(), self._losses(), self._iteration()
         check_flag("fit_intercept", self.fit_intercept)

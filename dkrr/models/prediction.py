@@ -31,8 +31,8 @@ from dkrr.engine.cluster import executor_for, memory_limit_of, runs_in_process
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.fit.inputs import TemporaryStore, find_dataset
-from dkrr.linalg.inference import variance
-from dkrr.linalg.losses.loss import log_probabilities, make_loss
+from dkrr.linalg import variance
+from dkrr.linalg.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
 from dkrr.models.uncertainty import half_widths

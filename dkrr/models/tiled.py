@@ -42,11 +42,11 @@ from dkrr.fit.rates import Machine, measure_machine
 from dkrr.fit.schedule import nominal_machine
 from dkrr.fit.trial import sample_trial
 from dkrr.kernels import Kernel
-from dkrr.linalg.losses.fit import LossFit
-from dkrr.linalg.losses.loss import Loss
-from dkrr.linalg.nystrom.solver import fit_nystrom
+from dkrr.linalg.fit_losses import LossFit
+from dkrr.linalg.loss import Loss
+from dkrr.linalg.nystrom import fit_nystrom
 from dkrr.linalg.predict import ArrayRows
-from dkrr.linalg.primal.solver import PrimalResult, fit_primal
+from dkrr.linalg.primal import PrimalResult, fit_primal
 from dkrr.linalg.solution import NystromSettings, Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model

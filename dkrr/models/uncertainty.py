@@ -2,11 +2,11 @@
 
     std(z) = y_std (sigma^2 (var f(z) / sigma^2 + alpha [noise]))^1/2
 
-with the variance of :mod:`dkrr.linalg.inference.variance`, which needs a float64 Cholesky factor for each alpha. One
+with the variance of :mod:`dkrr.linalg.variance`, which needs a float64 Cholesky factor for each alpha. One
 that the fit left in its store is found again, and compared with the kernel before it is used. Where there is none, at
 most 6,000 rows are factorised in memory (8 n^2 bytes, n^3 / 3 flops) when a variance is first asked for.
 
-Intervals need the quantiles of leave-one-out residuals that a model keeps (:mod:`dkrr.linalg.inference.leave_one_out`);
+Intervals need the quantiles of leave-one-out residuals that a model keeps (:mod:`dkrr.linalg.leave_one_out`);
 those of constant width need no factor at all.
 """
 
@@ -25,11 +25,11 @@ from dkrr.dataset import Floats
 from dkrr.dataset.table import to_floats
 from dkrr.errors import NumericalError, ParameterError, StoreError
 from dkrr.linalg.catalogue import open_factor
-from dkrr.linalg.factor.dense import DenseFactor
-from dkrr.linalg.factor.triangular import LowerTiles
-from dkrr.linalg.inference.leave_one_out import IntervalMethod, LeaveOneOut, Quantiles, check_coverage, check_method
-from dkrr.linalg.inference.variance import VarianceSystem, maximum_likelihood_scale
+from dkrr.linalg.dense_cholesky import DenseFactor
+from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, Quantiles, check_coverage, check_method
 from dkrr.linalg.predict import RowSource
+from dkrr.linalg.triangular import LowerTiles
+from dkrr.linalg.variance import VarianceSystem, maximum_likelihood_scale
 from dkrr.store.files import is_url
 from dkrr.tiles import TileMatrix
 
@@ -65,7 +65,7 @@ class VarianceSystems:
 
 
 def target_scale(y: RowSource, dual_coef: RowSource, weight: RowSource | None, *, intercept: bool) -> Floats:
-    """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.inference.variance.maximum_likelihood_scale`."""
+    """sigma^2 (t,) of a fit, see :func:`~dkrr.linalg.variance.maximum_likelihood_scale`."""
     num = y.num_rows if weight is None else int(np.count_nonzero(weight.read(0, weight.num_rows)))
     return maximum_likelihood_scale(y, dual_coef, num, intercept=intercept)
 
@@ -94,7 +94,7 @@ def find_variance_systems(model: Model) -> VarianceSystems:
     Cost
     ----
     For each factor that is found n^2 / 2 kernel entries and two readings, see
-    :meth:`~dkrr.linalg.inference.variance.VarianceSystem.misfit`; n^3 / 3 flops and 8 n^2 bytes where one is made (at
+    :meth:`~dkrr.linalg.variance.VarianceSystem.misfit`; n^3 / 3 flops and 8 n^2 bytes where one is made (at
     most 6,000 rows).
     """
     kernel, x = model.kernel, model.x_fit

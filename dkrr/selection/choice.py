@@ -24,7 +24,7 @@ import numpy as np
 
 from dkrr.dataset import Floats
 from dkrr.errors import ParameterError
-from dkrr.linalg.losses.loss import Loss, make_loss
+from dkrr.linalg.loss import Loss, make_loss
 
 WidthKind = Literal["shared", "per_feature"]
 

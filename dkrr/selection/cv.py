@@ -3,7 +3,7 @@
 A grid of alphas through tiles, for rows beyond an eigendecomposition in memory.
 
     cholesky    one stored Gram matrix; for each alpha a factor, the solution, the exact diagonal of the inverse
-    primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal.solver`
+    primal      two passes over the rows for all alphas: :mod:`dkrr.linalg.primal`
 
 Factors of alphas that are not the best of any target are removed as soon as that is known, so that at most t + 1 lie on
 the disk at once; those that were in the store before, or that another fit has used meanwhile, stay there. The smallest
@@ -31,9 +31,9 @@ from dkrr.errors import ParameterError
 from dkrr.fit.choices import FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.plan import Decision
 from dkrr.kernels import Kernel
-from dkrr.linalg.factor.dense import DenseFit
-from dkrr.linalg.inference.eigen import eigen_bytes
-from dkrr.linalg.primal.solver import array_source, stored_source
+from dkrr.linalg.dense_cholesky import DenseFit
+from dkrr.linalg.eigen import eigen_bytes
+from dkrr.linalg.primal import array_source, stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.estimator import WithRidge, keeps_its_fit
 from dkrr.models.leave_one_out import leave_one_out_rows

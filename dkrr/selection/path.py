@@ -36,10 +36,10 @@ from sklearn.model_selection import LeaveOneGroupOut, check_cv
 from dkrr.dataset import Floats
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.factor.dense import DenseFit, FactorRidge, judge_dense
-from dkrr.linalg.inference.eigen import EigenRidge
-from dkrr.linalg.primal.passes import FeatureRows
-from dkrr.linalg.primal.solver import leave_one_out_errors, primal_leave_one_out
+from dkrr.linalg.dense_cholesky import DenseFit, FactorRidge, judge_dense
+from dkrr.linalg.eigen import EigenRidge
+from dkrr.linalg.primal import leave_one_out_errors, primal_leave_one_out
+from dkrr.linalg.primal_passes import FeatureRows
 
 Rows = NDArray[np.intp]
 logger = logging.getLogger("dkrr.selection")
@@ -382,7 +382,7 @@ class AlphaPath:
         Raises
         ------
         ResidualError
-            See :func:`dkrr.linalg.factor.dense.judge_dense`.
+            See :func:`dkrr.linalg.dense_cholesky.judge_dense`.
         """
         what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
         u = np.zeros(self.y.shape)

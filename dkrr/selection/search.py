@@ -35,9 +35,9 @@ from scipy.spatial.distance import pdist
 from dkrr.dataset import Dataset, Floats, RowArray, ingest
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
 from dkrr.kernels import Kernel
-from dkrr.linalg.losses.fit import fit_losses
-from dkrr.linalg.losses.loss import log_probabilities
-from dkrr.linalg.nystrom.solver import read_rows
+from dkrr.linalg.fit_losses import fit_losses
+from dkrr.linalg.loss import log_probabilities
+from dkrr.linalg.nystrom import read_rows
 from dkrr.linalg.operators import Rows
 from dkrr.models.tiled import label_targets
 from dkrr.selection.choice import FoldLoss

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dkrr.cli.runs import ProgressDisplay, board
-from dkrr.jobs.report.facts import live_facts, phase_words
-from dkrr.jobs.runs.status import Status
+from dkrr.jobs.facts import live_facts, phase_words
+from dkrr.jobs.status import Status
 
 
 def running(**values: Any) -> Status:

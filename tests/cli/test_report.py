@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dkrr.cli import main
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.status import Status, write_status
+from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.status import Status, write_status
 from tests.pages import SECTIONS, parse_page
 
 

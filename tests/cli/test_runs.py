@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 
 from dkrr.cli import main
 from dkrr.dataset import append, drop_generations, ingest
-from dkrr.jobs.runs.directory import EventLog, RunDirectory
-from dkrr.jobs.runs.status import Status, write_status
+from dkrr.jobs.run_directory import EventLog, RunDirectory
 from dkrr.jobs.spec import JobSpec
+from dkrr.jobs.status import Status, write_status
 from dkrr.store.lease import process_record
 
 JOB = """# as a person wrote it
@@ -62,7 +62,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(directory.location)
         return {"kind": "here", **process_record()}
 
-    monkeypatch.setattr("dkrr.jobs.runs.driver.start_driver", start)
+    monkeypatch.setattr("dkrr.jobs.driver.start_driver", start)
     return started
 
 

@@ -32,7 +32,7 @@ def array_bytes() -> int:
 def test_workers_keep_no_arrays_after_a_fit(
     solver: str, cluster_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkrr.linalg.lowrank.preconditioner.HELD_BYTES", 0)  # as where they are large
+    monkeypatch.setattr("dkrr.linalg.preconditioner.HELD_BYTES", 0)  # as where they are large
     rows = rows_of(0, 1000)
     options = {"preconditioner": "rpcholesky", "rank": 100} if solver == "cg" else None
     est = dkrr.KernelRidge(kernel="rbf", gamma=0.2, alpha=0.1, solver=solver, tile_size=512, store=tmp_path / "store")

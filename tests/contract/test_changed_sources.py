@@ -361,7 +361,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(run.location)
         return {"kind": "here", **process_record()}
 
-    monkeypatch.setattr("dkrr.jobs.runs.driver.start_driver", start)
+    monkeypatch.setattr("dkrr.jobs.driver.start_driver", start)
     return found
 
 

@@ -291,7 +291,7 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, saves: int) -> Callable[[], i
     "case", ["hinge", "hinge, three classes", "quantiles", "logistic, three classes", "squared hinge", "huber"]
 )
 def test_an_interrupted_fit_goes_on(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.linalg.losses.decomposition.WORKING_SET", 16)  # so that there are rounds
+    monkeypatch.setattr("dkrr.linalg.decomposition.WORKING_SET", 16)  # so that there are rounds
     model_text, y, _ = CASES[case]
     with monkeypatch.context() as patch:
         num_saves = stopped_after(patch, 0)
@@ -363,8 +363,8 @@ def test_a_damaged_checkpoint_costs_time_alone(spoiled: bytes, tmp_path: Path, m
 
 
 def test_a_request_to_stop_is_heard_between_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.linalg.losses.decomposition.WORKING_SET", 16)
-    monkeypatch.setattr("dkrr.jobs.runs.monitor.Monitor.is_cancelled", lambda self: False)
+    monkeypatch.setattr("dkrr.linalg.decomposition.WORKING_SET", 16)
+    monkeypatch.setattr("dkrr.jobs.monitor.Monitor.is_cancelled", lambda self: False)
     seen: list[str] = []
 
     def cancelling(phase: str, done: int, *rest: Any) -> None:
@@ -372,7 +372,7 @@ def test_a_request_to_stop_is_heard_between_iterations(tmp_path: Path, monkeypat
         if done == 2:
             (tmp_path / "runs/job/cancel.json").write_text("{}")
 
-    from dkrr.jobs.runs.monitor import Monitor
+    from dkrr.jobs.monitor import Monitor
 
     check = Monitor.check
 
@@ -389,7 +389,7 @@ def test_a_request_to_stop_is_heard_between_iterations(tmp_path: Path, monkeypat
 
 
 def test_too_few_iterations_are_an_error_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.linalg.losses.decomposition.WORKING_SET", 16)
+    monkeypatch.setattr("dkrr.linalg.decomposition.WORKING_SET", 16)
     path = write(tmp_path, TWO, 'loss = "hinge"')
     text = path.read_text()
     path.write_text(text.replace("[solver]", "[solver]\nmax_iter = 2"))
@@ -615,7 +615,7 @@ def test_a_list_of_alpha_is_the_same_path(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkrr.linalg.losses.decomposition.WORKING_SET", 16)
+    monkeypatch.setattr("dkrr.linalg.decomposition.WORKING_SET", 16)
     path = write(tmp_path, TWO, f'loss = "hinge"\nC = {SEVERAL}')
     with monkeypatch.context() as patch:
         stopped_after(patch, 12)
@@ -818,7 +818,7 @@ NIGHTLY: dict[str, tuple[str, str, str]] = {
 def test_a_batch_is_fitted_from_the_coefficients_of_the_version_before(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkrr.linalg.losses.decomposition.WORKING_SET", 16)  # so that there are rounds
+    monkeypatch.setattr("dkrr.linalg.decomposition.WORKING_SET", 16)  # so that there are rounds
     gate, case, metric = NIGHTLY[name]
     text, y, estimator = CASES[case]
     nightly = Nightly(tmp_path, text, y=y, more=f"[gate]\nmin_rows = 20\ntolerance = 0.5\n{gate}")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli import main
-from dkrr.jobs.runs.driver import drive
+from dkrr.jobs.driver import drive
 
 JOB = """
 [data]

@@ -576,7 +576,7 @@ def test_what_says_that_a_folder_is_a_run_says_it_to_every_command(place: Path) 
 def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "job.toml").write_text(f'[data]\npath = "{place}/a.npy"\ntarget = -1\n[output]\ndirectory = "web"\n')
     np.save(place / "a.npy", ROWS)
-    monkeypatch.setattr("dkrr.jobs.runs.driver.start_driver", lambda run: {"kind": "here", **process_record()})
+    monkeypatch.setattr("dkrr.jobs.driver.start_driver", lambda run: {"kind": "here", **process_record()})
     write = stores.write_key
     for number in (1, 2):
         written: list[str] = []
@@ -589,7 +589,7 @@ def test_a_submission_that_was_cut_off_is_made_again(place: Path, monkeypatch: p
 
         with monkeypatch.context() as patch:
             patch.setattr(stores, "write_key", cut_off)
-            patch.setattr("dkrr.jobs.runs.directory.write_key", cut_off)
+            patch.setattr("dkrr.jobs.run_directory.write_key", cut_off)
             assert run("submit", "job.toml").exit_code != 0
         assert written
     result = run("submit", "job.toml")
@@ -625,8 +625,8 @@ def test_a_report_replaces_a_report_and_nothing_else(place: Path) -> None:
         '[data]\npath = "rows.csv"\ntarget = [-1]\n[model]\nkernel = "rbf"\ngamma = 1.0\n[solver]\ntile_size = 40\n'
         '[cluster]\nworkers = 0\n[output]\ndirectory = "runs/a"\n'
     )
-    from dkrr.jobs.runs.directory import RunDirectory
-    from dkrr.jobs.runs.status import Status, write_status
+    from dkrr.jobs.run_directory import RunDirectory
+    from dkrr.jobs.status import Status, write_status
 
     write_status(RunDirectory("runs/a"), Status(state="failed"))
     for name in ("notes.html", "rows.csv"):

@@ -17,8 +17,8 @@ from dkrr.cli.app import main
 from dkrr.jobs import registry
 from dkrr.jobs.retrain import RetrainSpec
 from dkrr.jobs.retrain.run import retrain
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.status import driver_lease
+from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.status import driver_lease
 
 ROWS = np.random.default_rng(3).standard_normal((40, 3))
 

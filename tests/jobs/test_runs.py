@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from dkrr.errors import CancelledError, InterruptedRunError, LockedError, NumericalError
-from dkrr.jobs.runs import monitor as monitor_module
-from dkrr.jobs.runs.directory import (
+from dkrr.jobs import monitor as monitor_module
+from dkrr.jobs.monitor import MOST_SAMPLES, Monitor, Samples, driving
+from dkrr.jobs.run_directory import (
     RunDirectory,
     read_events,
 )
-from dkrr.jobs.runs.monitor import MOST_SAMPLES, Monitor, Samples, driving
-from dkrr.jobs.runs.status import Status, Watch, driver_lease, look_once, read_status, write_status
+from dkrr.jobs.status import Status, Watch, driver_lease, look_once, read_status, write_status
 from dkrr.store.files import write_json
 from dkrr.store.interruption import resumable
 from dkrr.store.lease import process_record

@@ -7,10 +7,10 @@ from click.testing import CliRunner
 
 from dkrr.cli import main
 from dkrr.errors import CancelledError, LockedError
-from dkrr.jobs.runs import monitor as monitor_module
-from dkrr.jobs.runs.directory import RunDirectory, read_events
-from dkrr.jobs.runs.monitor import Monitor, driving
-from dkrr.jobs.runs.status import current_driver, driver_lease, look_once, read_status
+from dkrr.jobs import monitor as monitor_module
+from dkrr.jobs.monitor import Monitor, driving
+from dkrr.jobs.run_directory import RunDirectory, read_events
+from dkrr.jobs.status import current_driver, driver_lease, look_once, read_status
 from dkrr.store.files import list_keys, read_key
 from tests.faults import wait_until
 from tests.s3 import CANARY_SECRET, Bucket, bucket, s3_server

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import ParameterError
-from dkrr.linalg.inference.leave_one_out import Quantiles, conformal_rank, coverage
+from dkrr.linalg.leave_one_out import Quantiles, conformal_rank, coverage
 
 
 def quantiles(n: int, t: int = 1) -> Quantiles:

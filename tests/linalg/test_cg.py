@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, PreconditionerError
-from dkrr.linalg.cg.iteration import Identity, conjugate_gradients
+from dkrr.linalg.cg import Identity, conjugate_gradients
 from dkrr.linalg.solution import IterativeSettings
 
 

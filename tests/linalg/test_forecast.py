@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import ConvergenceError
-from dkrr.linalg.cg.solver import Forecast
+from dkrr.linalg.cg_solver import Forecast
 from dkrr.linalg.solution import Foreseen
 
 

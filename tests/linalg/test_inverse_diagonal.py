@@ -13,7 +13,7 @@ import pytest
 from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import MemoryBudgetError, NumericalError
-from dkrr.linalg.factor.direct import (
+from dkrr.linalg.direct import (
     CholeskyFactor,
     CholeskySolver,
     inverse_diagonal,

@@ -15,14 +15,14 @@ from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, DamagedChunkError, NotPositiveDefiniteError, StoreError
 from dkrr.fit.fitting import FitSettings, fit_rows
+from dkrr.linalg import direct
+from dkrr.linalg import factor_precondition as factors
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.cg import factor_precondition as factors
-from dkrr.linalg.cg.factor_precondition import FactorPreconditioner, float32_factor
-from dkrr.linalg.cg.iteration import Checkpoint, Identity, conjugate_gradients
-from dkrr.linalg.cg.solver import CGSolver, PreparedCG
-from dkrr.linalg.factor import direct
-from dkrr.linalg.factor.cholesky import factorise
-from dkrr.linalg.factor.direct import CholeskySolver
+from dkrr.linalg.cg import Checkpoint, Identity, conjugate_gradients
+from dkrr.linalg.cg_solver import CGSolver, PreparedCG
+from dkrr.linalg.cholesky import factorise
+from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.factor_precondition import FactorPreconditioner, float32_factor
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkrr.errors import DataError
-from dkrr.linalg.inference.leave_one_out import loo_from_diagonal, loo_from_leverages
+from dkrr.linalg.leave_one_out import loo_from_diagonal, loo_from_leverages
 from tests.reference import brute_leave_one_out, reference_kernel
 
 N = 60

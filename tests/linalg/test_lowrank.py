@@ -14,13 +14,13 @@ from dkrr.dataset import ingest
 from dkrr.engine.tasks import DaskExecutor, InProcessExecutor
 from dkrr.errors import ParameterError
 from dkrr.kernels import make_kernel
-from dkrr.linalg.cg.iteration import Identity, conjugate_gradients
+from dkrr.linalg import panels
+from dkrr.linalg import preconditioner as lowrank
+from dkrr.linalg.cg import Identity, conjugate_gradients
 from dkrr.linalg.gram import build_gram
-from dkrr.linalg.lowrank import panels
-from dkrr.linalg.lowrank import preconditioner as lowrank
-from dkrr.linalg.lowrank.panels import low_rank_fields, low_rank_location
-from dkrr.linalg.lowrank.preconditioner import LowRank
-from dkrr.linalg.lowrank.rpcholesky import accept, draw_weighted, pivot_rows
+from dkrr.linalg.panels import low_rank_fields, low_rank_location
+from dkrr.linalg.preconditioner import LowRank
+from dkrr.linalg.rpcholesky import accept, draw_weighted, pivot_rows
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.files import local_root

@@ -20,11 +20,10 @@ from dkrr.errors import (
     PlanRefusedError,
 )
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg import passes
-from dkrr.linalg.factor.dense import fit_dense
-from dkrr.linalg.nystrom import centres
-from dkrr.linalg.nystrom import solver as nystrom
-from dkrr.linalg.nystrom.solver import NystromResult, fit_nystrom
+from dkrr.linalg import centres, passes
+from dkrr.linalg import nystrom as nystrom
+from dkrr.linalg.dense_cholesky import fit_dense
+from dkrr.linalg.nystrom import NystromResult, fit_nystrom
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import rows
@@ -53,7 +52,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of 256 rows and parts of few sampled rows, so that small data sets have several."""
     monkeypatch.setattr(passes, "MIN_TASK_ENTRIES", 1)
-    monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.primal_passes.TASK_SECONDS", 1e-9)
 
 
 @pytest.fixture(autouse=True)

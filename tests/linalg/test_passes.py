@@ -13,8 +13,8 @@ from dkrr.dataset import Dataset, ingest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.matmul import OperatorProduct
-from dkrr.linalg.nystrom.solver import fit_nystrom, nystrom_leave_one_out
-from dkrr.linalg.primal.solver import fit_primal, primal_leave_one_out, stored_source
+from dkrr.linalg.nystrom import fit_nystrom, nystrom_leave_one_out
+from dkrr.linalg.primal import fit_primal, primal_leave_one_out, stored_source
 from dkrr.linalg.solution import IterativeSettings, NystromSettings
 from dkrr.linalg.workspace import Workspace
 from tests.faults import Spoiling, Twice, chunk_files, failing_at, flip
@@ -68,10 +68,10 @@ PHASES: list[tuple[Solve, str, int]] = [
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Rows of which every pass has several ranges."""
     monkeypatch.setattr("dkrr.linalg.passes.MIN_TASK_ENTRIES", 1)
-    monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.primal_passes.TASK_SECONDS", 1e-9)
     # operands and parts travel through the store as they do to workers
     monkeypatch.setattr("dkrr.linalg.passes.is_here", lambda workspace: workspace is None)
-    monkeypatch.setattr("dkrr.linalg.nystrom.centres.is_here", lambda workspace: workspace is None)
+    monkeypatch.setattr("dkrr.linalg.centres.is_here", lambda workspace: workspace is None)
     x, y, weight = data(n=2100, weights=True)
     return ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight, rows_per_chunk=1024)
 

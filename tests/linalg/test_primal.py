@@ -17,8 +17,7 @@ from dkrr.engine.tasks import InProcessExecutor, Node
 from dkrr.errors import DamagedChunkError, DataError, NotPositiveDefiniteError, ParameterError, PlanRefusedError
 from dkrr.kernels import make_kernel
 from dkrr.kernels.features import feature_map
-from dkrr.linalg.primal.passes import FeatureRows
-from dkrr.linalg.primal.solver import (
+from dkrr.linalg.primal import (
     PrimalResult,
     array_source,
     fit_primal,
@@ -27,6 +26,7 @@ from dkrr.linalg.primal.solver import (
     primal_leave_one_out,
     stored_source,
 )
+from dkrr.linalg.primal_passes import FeatureRows
 from dkrr.linalg.workspace import Workspace
 
 KERNELS: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ def fitted(
 @pytest.fixture
 def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task for every 1,024 rows."""
-    monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.primal_passes.TASK_SECONDS", 1e-9)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -131,7 +131,7 @@ def test_a_shift_that_was_a_bad_guess_is_made_better(caplog: pytest.LogCaptureFi
     x, y, _ = data(mean=0.0)
     outliers = np.vstack([x + 1e5, np.full((300, 4), -3e7)])  # what has no weight moves the mean that is known
     targets, weight = np.vstack([y, y]), np.repeat([1.0, 0.0], 300)
-    with caplog.at_level(logging.INFO, "dkrr.linalg.primal.solver"):
+    with caplog.at_level(logging.INFO, "dkrr.linalg.primal"):
         found = fit_primal_arrays(outliers, targets, kernel_of("linear", 4), [0.5], weight=weight, fit_intercept=True)
     assert "formed again" in caplog.text
     coef, _ = exact(x, y, 0.5, None, True)
@@ -159,7 +159,7 @@ def test_panels_and_ranges_change_nothing_but_rounding(
     x, y, weight = data(n=3500, d=9, weights=True)
     kernel = kernel_of(name, 9)
     whole = fit_primal_arrays(x, y, kernel, [0.1], weight=weight, fit_intercept=True)
-    monkeypatch.setattr("dkrr.linalg.primal.passes.PANEL", 4)
+    monkeypatch.setattr("dkrr.linalg.primal_passes.PANEL", 4)
     dataset = ingest(x, tmp_path / "rows.zarr", y=y, sample_weight=weight)
     executor = CountingExecutor()
     tiled = fitted(dataset, kernel, 0.1, tmp_path, executor, fit_intercept=True)
@@ -290,8 +290,8 @@ def test_leave_one_out_is_n_fits(name: str, weights: bool, intercept: bool, wher
 def test_errors_of_many_alphas_are_those_of_leave_one_out_for_each(
     name: str, intercept: bool, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkrr.linalg.primal.passes.TASK_SECONDS", 1e-9)
-    monkeypatch.setattr("dkrr.linalg.primal.passes.PANEL", 4)
+    monkeypatch.setattr("dkrr.linalg.primal_passes.TASK_SECONDS", 1e-9)
+    monkeypatch.setattr("dkrr.linalg.primal_passes.PANEL", 4)
     x, y, weight = data(n=2300, weights=True)
     kernel, alphas = kernel_of(name, 4), [0.01, 1.0, 100.0]
     with source(where, x, y, kernel, weight, intercept, tmp_path) as rows:

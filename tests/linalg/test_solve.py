@@ -10,8 +10,8 @@ import pytest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.factor.dense import fit_dense
-from dkrr.linalg.factor.direct import CholeskySolver
+from dkrr.linalg.dense_cholesky import fit_dense
+from dkrr.linalg.direct import CholeskySolver
 from dkrr.linalg.workspace import Workspace
 from tests.linalg.helpers import dense, operator, rows
 

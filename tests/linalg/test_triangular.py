@@ -13,7 +13,7 @@ from dkrr.engine.cluster import start_local
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DamagedChunkError
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.factor.triangular import substitute
+from dkrr.linalg.triangular import substitute
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import Spoiling, chunk_files, delete, flip
 from tests.linalg.helpers import assembled

@@ -12,7 +12,7 @@ import pytest
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.inspection import describe, verify
 from dkrr.linalg.catalogue import factor_fields, gram_fields, key_of
-from dkrr.linalg.factor.cholesky import factorise
+from dkrr.linalg.cholesky import factorise
 from dkrr.linalg.gram import build_gram
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.predict import ArrayRows

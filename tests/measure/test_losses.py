@@ -14,9 +14,9 @@ from sklearn.svm import SVC
 
 from dkrr import KernelQuantileRegressor, KernelSVC
 from dkrr.kernels import make_kernel
-from dkrr.linalg.losses.fit import fit_losses
-from dkrr.linalg.losses.loss import make_loss
-from dkrr.linalg.losses.problem import GramColumns, LossProblem, certify
+from dkrr.linalg.fit_losses import fit_losses
+from dkrr.linalg.loss import make_loss
+from dkrr.linalg.loss_problem import GramColumns, LossProblem, certify
 from dkrr.threads import single_blas_thread
 from tests.measure.figures import Judge, scaled
 

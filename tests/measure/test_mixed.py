@@ -17,7 +17,7 @@ from dkrr.engine.cluster import blas_of, start_local
 from dkrr.engine.tasks import DaskExecutor
 from dkrr.fit.fitting import FitSettings, fit_rows
 from dkrr.kernels import make_kernel
-from dkrr.linalg.cg.factor_precondition import FactorPreconditioner
+from dkrr.linalg.factor_precondition import FactorPreconditioner
 from dkrr.linalg.solution import IterativeSettings, Solution
 from dkrr.linalg.workspace import Workspace, choose_tile_size
 from dkrr.tiles import TileGrid, TileMatrix

@@ -17,7 +17,7 @@ from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.cluster import blas_of, checked_executor, local_cluster
 from dkrr.engine.tasks import DaskExecutor, Node
 from dkrr.kernels import make_kernel
-from dkrr.linalg.primal.solver import PrimalResult, fit_primal
+from dkrr.linalg.primal import PrimalResult, fit_primal
 from dkrr.linalg.workspace import Workspace
 from tests.measure.figures import Judge, scaled
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from dkrr.jobs.inspection import verify
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.status import read_status
+from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.status import read_status
 from dkrr.tiles import TileGrid
 from tests.faults import Command, contents, end_commands, finish, wait_until
 from tests.measure.figures import SCALE, Judge, scaled

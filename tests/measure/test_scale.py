@@ -15,8 +15,8 @@ from dkrr.engine.cluster import start_local
 from dkrr.fit.rates import measure_machine
 from dkrr.fit.schedule import TileSeconds, simulate
 from dkrr.kernels import make_kernel
-from dkrr.linalg.factor.cholesky import factorise
-from dkrr.linalg.factor.schedule import usual_split
+from dkrr.linalg.cholesky import factorise
+from dkrr.linalg.factor_schedule import usual_split
 from dkrr.linalg.gram import build_gram, rows_of
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import choose_tile_size

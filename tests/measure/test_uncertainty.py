@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 import dkrr
 from dkrr.kernels import make_kernel
-from dkrr.linalg.inference.leave_one_out import coverage
+from dkrr.linalg.leave_one_out import coverage
 from tests.benchmarks.processes import run_sampled
 from tests.measure.figures import SCALE, Judge, scaled
 from tests.measure.jobs import read_result, run_fit, write_job

@@ -37,7 +37,7 @@ from dkrr.jobs.prepare import check_columns
 from dkrr.jobs.retrain.deliveries import Delivery, content_hash, deliveries
 from dkrr.jobs.retrain.drift import Reference, compare_rows
 from dkrr.jobs.retrain.spec import RetrainSpec
-from dkrr.jobs.runs.directory import RunDirectory, utc_now
+from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, json_bytes, place, remove_array

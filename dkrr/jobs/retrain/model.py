@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from dkrr.dataset import Dataset
 from dkrr.engine.tasks import Progress
 from dkrr.errors import DkrrError, InterruptedRunError, JobFileError, LockedError, StoreError
+from dkrr.jobs.monitor import Monitor
 from dkrr.jobs.predict import executor_of_size
 from dkrr.jobs.prepare import prepare
 from dkrr.jobs.registry import NamedModel
@@ -33,8 +34,7 @@ from dkrr.jobs.retrain.history import LAST, History, digests, hash_of, held_out_
 from dkrr.jobs.retrain.report import RetrainSummary
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.run import drive_job, job_executor
-from dkrr.jobs.runs.directory import RunDirectory, utc_now
-from dkrr.jobs.runs.monitor import Monitor
+from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import tune_job
 from dkrr.models.model import load_model

@@ -21,7 +21,7 @@ from dkrr.jobs.registry import ModelRegistry, NamedModel
 from dkrr.jobs.retrain.history import INITIAL, LAST, History, digests, hash_of, held_out_bytes, open_rows
 from dkrr.jobs.retrain.report import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.spec import RetrainSpec
-from dkrr.jobs.runs.directory import RunDirectory, may_hold
+from dkrr.jobs.run_directory import RunDirectory, may_hold
 from dkrr.store.documents import plain
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import json_bytes, remove_array
@@ -106,9 +106,9 @@ def _drive(
     spec: RetrainSpec, named: NamedModel, summary: RetrainSummary, began: float, progress: Progress | None
 ) -> RetrainSummary:
     # most ticks find nothing new: what a fit needs is imported here, which takes longer than looking
+    from dkrr.jobs.monitor import driving
     from dkrr.jobs.retrain import mlflow_log
     from dkrr.jobs.retrain.model import forget_runs, improve
-    from dkrr.jobs.runs.monitor import driving
 
     if spec.mlflow is not None:
         mlflow_log.load_mlflow()  # what is missing is found before anything is done

@@ -13,7 +13,7 @@ import pytest
 import dkrr.jobs.run
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.run_directory import RunDirectory
 from dkrr.jobs.spec import JobSpec
 
 __all__ = ["HOSTILE", "fit_here", "write_rows"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dkrr.jobs.report.page import write_report
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.status import Status
+from dkrr.jobs.page import write_report
+from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.status import Status
 from tests.browser import Browser, Visit, chromium, keep
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkrr.jobs.report.charts import Chart, axis
-from dkrr.jobs.report.facts import REMOVED, scrub, secret_values
+from dkrr.jobs.charts import Chart, axis
+from dkrr.jobs.facts import REMOVED, scrub, secret_values
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 

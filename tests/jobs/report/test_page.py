@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dkrr.errors import InterruptedRunError, NotPositiveDefiniteError
-from dkrr.jobs.report.page import MOST_BYTES, render_report, write_report
-from dkrr.jobs.runs.directory import RunDirectory
-from dkrr.jobs.runs.status import Status, read_status
+from dkrr.jobs.page import MOST_BYTES, render_report, write_report
+from dkrr.jobs.run_directory import RunDirectory
+from dkrr.jobs.status import Status, read_status
 from tests.jobs.report.runs import HOSTILE, fit_here, write_rows
 from tests.pages import SECTIONS, Page, outside_references, parse_page
 

@@ -12,7 +12,7 @@ import pytest
 from dkrr import load_model
 from dkrr.errors import LockedError, RefusedError
 from dkrr.jobs.registry import NamedModel
-from dkrr.jobs.runs.directory import RunDirectory
+from dkrr.jobs.run_directory import RunDirectory
 from tests.jobs.retrain.project import Project, rows_of
 
 pytestmark = pytest.mark.timeout(280)

@@ -1,0 +1,256 @@
+"""What is said of a run, in names and values: once, for terminals, notebooks and the page.
+
+You need it to show a run: who shows it only lays it out. Costs the reading of two small documents (of a dozen for the
+page), and nothing of NumPy or Dask.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from dkrr.errors import DkrrError
+from dkrr.jobs.charts import Chart, Table
+from dkrr.jobs.run_directory import RunDirectory, read_events
+from dkrr.jobs.status import Status, look_once
+from dkrr.markup import Facts, clock_text, cut, facts_html, known, listed, number, seconds, size
+from dkrr.store.lease import described
+
+MOST_JOB_LETTERS = 60_000
+REMOVED = "[removed]"
+_NAMES = re.compile(r"secret|passw|token|credential|access_?key|private_?key|api_?key|authori[sz]ation", re.IGNORECASE)
+_PATTERNS = (
+    (re.compile(r"(?<=://)[^/\s@'\"]+:[^/\s@'\"]*(?=@)"), REMOVED),  # user:password@ in an address
+    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), REMOVED),  # numbers of Amazon's keys
+    # a name of a secret, and what is given to it: in a query, an assignment, a header
+    (
+        re.compile(
+            r"(?i)(?<![A-Za-z0-9])((?:[a-z0-9_-]*(?:secret|passw(?:or)?d|token|credential|signature|api[_-]?key)"
+            r"[a-z0-9_-]*|authorization))(\s*[=:]\s*|=)(?:bearer\s+|basic\s+)?[^\s&;,'\"<>]{4,}"
+        ),
+        rf"\1\2{REMOVED}",
+    ),
+)
+
+# phases that count iterations; what follows a comma in a phase's name is a fact of the moment, e.g. a residual
+ITERATIVE = ("cg", "refine", "nystrom")
+
+
+class Run(RunDirectory):
+    """A run that notebooks show."""
+
+    def _repr_html_(self) -> str:
+        """How the run stands, without waiting for anybody."""
+        found = self.exists()
+        facts = run_facts(self, look_once(self, beat_seconds=0.0)) if found else [("state", "there is no such run")]
+        return facts_html(f"run {self.name}", [("where", self.location), *facts])
+
+
+def run_facts(directory: RunDirectory, status: Status) -> Facts:
+    """Everything that is known about a run; reads two small documents."""
+    result = _document(directory, "result.json") if status.state == "finished" else {}
+    plan = result.get("plan") or _document(directory, "plan.json")
+    live = live_facts(status)
+    return [
+        *live[:1],
+        *result_facts(plan, result),
+        *live[1:],
+        *known(("model", status.model or result.get("model_path"))),
+        *known(("report", directory.has("report.html") and directory.path("report.html"))),
+    ]
+
+
+def live_facts(status: Status) -> Facts:
+    """What the status of a run says: state, progress, who works on it where, and what went wrong."""
+    age, goes_on, factor = status.age_seconds, not status.is_ended, status.reused.get("factor")
+    insecure = " (insecure = true)" if status.insecure else ""
+    work = clock_text(status.elapsed_seconds)
+    return known(
+        ("state", status.state + (f" ({status.lost_because})" if status.lost_because else "")),
+        ("phase", goes_on and status.phase and progress_words(status)),
+        ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in status.seconds.items())),
+        ("reused", factor and f"{factor['rows']:,} of {factor['of_rows']:,} rows of the factor"),
+        *(("went on", item.get("sentence")) for item in status.given_up),
+        ("driver", status.driver and f"{described(status.driver)}, attempt {status.epoch}"),
+        ("scheduler", status.scheduler and status.scheduler + insecure),
+        ("dashboard", status.dashboard),
+        ("workers", status.num_workers and f"{status.num_workers:,}, {status.num_threads:,} threads"),
+        ("memory", status.memory_bytes and f"{size(status.memory_bytes)}, largest worker"),
+        *(("refused worker", f"{item.get('address')}: {item.get('reason')}") for item in status.refused_workers),
+        ("started", status.started_at and f"{status.started_at}, {work} of work"),
+        ("heartbeat", goes_on and age is not None and f"{age:.0f} s ago"),
+        ("error", (status.error or {}).get("message")),
+    )
+
+
+def result_facts(plan: Mapping[str, Any], result: Mapping[str, Any]) -> Facts:
+    """What was fitted, how exact the answer is and how good, as far as a plan and a ``result.json`` say it."""
+    took = result if result.get("solver") else plan
+    metric = str(result.get("metric") or "")
+    score = (result.get("score") or {}).get(metric)
+    gaps = [certificate.get("gap") for certificate in result.get("certificates") or []]
+    exact = [value for value in gaps or result.get("relative_residual") or [] if value is not None]
+    total, support = (result.get("seconds") or {}).get("total"), result.get("num_support")
+    percent = score is not None and metric.endswith("accuracy")
+    return known(
+        ("rows", plan.get("num_rows") and f"{number(plan['num_rows'])} of {number(plan.get('num_features'))} features"),
+        ("solver", took.get("solver") and f"{took['solver']}, {took.get('precision')}"),
+        (f"held-out {metric}", score is not None and (f"{score:.2%}" if percent else listed(score, ".5g", 2))),
+        ("duality gap" if gaps else "relative residual", exact and f"{max(exact):.1e}"),  # of the least exact target
+        ("support vectors", support is not None and number(support)),
+        ("time", total and seconds(total)),
+    )
+
+
+def sentence(status: Status) -> str:
+    """``running, factorise: 120 of 210 tasks, 163.2 GF/s, 0:41 left``; ``failed: why``."""
+    if status.is_over:
+        reason = status.lost_because or (status.error or {}).get("message")
+        return f"{status.state}: {reason}" if reason else status.state
+    return f"{status.state}, {progress_words(status)}" if status.phase else status.state
+
+
+def progress_words(status: Status) -> str:
+    """``factorise: 120 of 210 tasks, 163.2 GF/s, 0:41 left``; ``cg: iteration 12 of about 40, 1:30 left``."""
+    name, _, moment = status.phase.partition(", ")
+    parts, done, total = name, f"{status.tasks_done:,}", f"{status.tasks_total:,}"
+    if name in ITERATIVE:
+        parts = f"{name}: iteration {done}" + (f" of about {total}" if status.tasks_total else "")
+    elif status.tasks_total:
+        parts = f"{name}: {done} of {total} {_unit(name)}"
+    has_rate, left = status.flops_per_second > 0 and name not in ITERATIVE, status.phase_seconds_left
+    more = (
+        moment,
+        f"{status.flops_per_second / 1e9:.1f} GF/s" if has_rate else "",
+        "" if left is None else f"{clock_text(left)} left",
+    )
+    return ", ".join(filter(None, [parts, *more]))
+
+
+def phase_words(name: str, phase: Mapping[str, Any]) -> str:
+    """Of a phase that is over: ``factorise: 210 tasks in 12.3 s, 163.2 GF/s``; ``prepare: 0.8 s``."""
+    took, count, flops = (float(phase.get(key, 0)) for key in ("seconds", "tasks", "flops_per_second"))
+    spent = f"{took:.1f} s" if took < 120 else clock_text(took)
+    if not count:
+        return f"{name}: {spent}"
+    has_rate = flops >= 5e7 and name not in ITERATIVE
+    unit = _unit(name) if count != 1 else _unit(name).removesuffix("s")
+    return f"{name}: {count:,.0f} {unit} in {spent}" + (f", {flops / 1e9:.1f} GF/s" if has_rate else "")
+
+
+def _unit(name: str) -> str:
+    if name in ITERATIVE:
+        return "iterations"
+    return "tiles" if name == "gram" else "trials" if name.startswith("tune ") else "tasks"
+
+
+# --- everything about a run, for its page -----------------------------------------------------------------------------
+
+
+class Text(NamedTuple):
+    """A sentence; ``missing`` when it says why something is not there."""
+
+    text: str
+    missing: bool = False
+
+
+class Code(NamedTuple):
+    """Text as it was written, folded."""
+
+    summary: str
+    code: str
+
+
+Block = Text | Table | Chart | Code
+
+
+class Findings:
+    """Everything that a run's directory says about it, read once, of any state.
+
+    Documents may be missing or damaged: what cannot be read is not there, and the section that needed it says so.
+    ``result`` is empty unless the last attempt finished: what an earlier one found is not what the page is about.
+    """
+
+    def __init__(self, directory: RunDirectory, status: Status) -> None:
+        self.name, self.location, self.shown = (
+            scrub(text) for text in (directory.name, directory.location, directory.shown)
+        )
+        self.status = Status.from_dict(scrub(asdict(status)))
+        self.state, self.is_finished, self.goes_on = status.state, status.state == "finished", not status.is_over
+        names = ("result.json", "job.json", "plan.json", "figures.json")
+        result, job, plan, figures = (_document(directory, name) for name in names)
+        self.result: dict[str, Any] = result if self.is_finished else {}
+        self.has_earlier_result = bool(result) and not self.is_finished
+        self.job, self.figures = job, figures
+        self.plan: dict[str, Any] = plan or self.result.get("plan") or {}
+        source = _tolerant(lambda: (directory.read_bytes("job.toml") or b"").decode(errors="replace"), "")
+        self.job_text = cut(source or (json.dumps(job, indent=1, sort_keys=True) if job else ""), MOST_JOB_LETTERS)
+        found = _tolerant(lambda: [event for _, event in read_events(directory) if isinstance(event, dict)], [])
+        self.events, self.num_events = found, len(found)
+        samples = _document(directory, "samples.json")
+        self.attempt = samples if samples.get("epoch") == self.status.epoch else {}
+
+    def before(self, event: str) -> str:
+        """Why something is not there that comes when "it was solved", say."""
+        if self.goes_on:
+            return f"the run is {self.state}"
+        if self.is_finished:
+            return "this run did not record it"
+        return f"the run {'' if self.state == 'failed' else 'was '}{self.state} before {event}"
+
+    def missing(self, sentence: str, event: str) -> Text:
+        """Why a section has nothing to show: it would come with an event."""
+        return Text(f"{sentence}: {self.before(event)}.", missing=True)
+
+    def part(self, *names: str) -> Any:
+        """Something of ``figures.json``, e.g. ``part("data", "num_rows")``; None where it is not."""
+        found: Any = self.figures
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+
+def _tolerant(read: Callable[[], Any], default: Any) -> Any:
+    try:
+        return scrub(read())
+    except (OSError, DkrrError, ValueError):
+        return default
+
+
+def _document(directory: RunDirectory, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = _tolerant(lambda: directory.read(name) or {}, {})
+    return found
+
+
+def secret_values() -> list[str]:
+    """Values of this process' environment whose names say that they are secret; the longest first."""
+    found = (
+        value
+        for name, value in os.environ.items()
+        if _NAMES.search(name) and len(value) >= 8 and not name.endswith(("_FILE", "_PATH", "_DIR"))
+    )
+    return sorted(found, key=len, reverse=True)
+
+
+def scrub(value: Any, secrets: list[str] | None = None) -> Any:
+    """The same nested values, their texts without what may be a credential.
+
+    Runs hold none: job files with one in them are refused, and so are addresses. This is the last line: messages of
+    other programs end up in events, and a report is a file that people send around.
+    """
+    known = secret_values() if secrets is None else secrets
+    if isinstance(value, dict):
+        return {scrub(key, known): scrub(item, known) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [scrub(item, known) for item in value]
+    if not isinstance(value, str):
+        return value
+    for secret in known:
+        value = value.replace(secret, REMOVED)
+    for pattern, put in _PATTERNS:
+        value = pattern.sub(put, value)
+    return value

@@ -1,0 +1,423 @@
+"""Drive a run: take its lease, fence its writes, tell how it stands, hear who wants it to stop, say how it ended.
+
+``dkrr fit`` in the foreground and detached drivers do the same, in the same directory, so either finds what the other
+has done, and never both of them drive one run.
+
+One thread looks every two seconds for ``cancel.json`` and replaces ``status.json`` (every ten seconds on an object
+store). The thread that works only leaves its figures in a :class:`Monitor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import psutil
+
+from dkrr.errors import CancelledError, InterruptedRunError, LockedError, StoreError, told
+from dkrr.jobs.run_directory import EventLog, RunDirectory, utc_now
+from dkrr.jobs.status import BEAT_SECONDS, BEAT_SECONDS_REMOTE, Meter, Status, driver_lease, write_status
+from dkrr.store.files import full_disk
+from dkrr.store.interruption import fenced, interrupt_main_thread
+from dkrr.store.lease import Lease, process_record
+
+CANCEL = "cancel.json"
+POLL_SECONDS_REMOTE = 2.0
+# what a cancelled run may take to leave by itself, between two tasks; then its main thread is interrupted
+GRACE_SECONDS = 8.0
+MOST_SAMPLES = 240
+MOST_WORKERS = 12
+WRITE_SECONDS = 20.0
+logger = logging.getLogger("dkrr.runs")
+
+Progress = Callable[[str, int, int, float, float], None]
+
+
+class Sample(NamedTuple):
+    """What was at one moment: seconds since the attempt began, flops until then, resident bytes by process."""
+
+    seconds: float
+    flops: float
+    memory_bytes: dict[str, int]
+
+    def with_peaks_of(self, before: Sample) -> Sample:
+        """This moment, with the larger of the sizes now and before."""
+        sizes = {
+            name: max(item.memory_bytes.get(name, 0) for item in (before, self))
+            for name in {**before.memory_bytes, **self.memory_bytes}
+        }
+        return self._replace(memory_bytes=sizes)
+
+
+class Samples:
+    """Memory of the workers, and the rate, over the time of one attempt: bounded however long it takes.
+
+    When 240 samples are there, neighbours become one (the larger of two sizes) and every later one stands for twice the
+    time. Up to 12 workers have a curve each; of more, the largest, the median and the smallest are kept.
+    ``samples.json`` has those of the last attempt, some 30 kB at most.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self._count, self._every = 0, 1
+
+    def add(self, seconds: float, flops: float, memory_bytes: dict[str, int]) -> None:
+        """Take a sample; ``flops`` are all until now."""
+        sample = Sample(seconds, flops, {**memory_bytes, "driver": psutil.Process().memory_info().rss})
+        if self._count % self._every:
+            self.samples[-1] = sample.with_peaks_of(self.samples[-1])
+        else:
+            self.samples.append(sample)
+        self._count += 1
+        if len(self.samples) > MOST_SAMPLES:
+            pairs = zip(self.samples[:MOST_SAMPLES:2], self.samples[1:MOST_SAMPLES:2], strict=True)
+            self.samples = [late.with_peaks_of(early) for early, late in pairs] + self.samples[MOST_SAMPLES:]
+            self._every *= 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: columns, with None where a process was not there."""
+        memory = [sample.memory_bytes for sample in self.samples]
+        names = dict.fromkeys(name for sizes in memory for name in sizes)
+        num_workers = max((len(sizes) - 1 for sizes in memory), default=0)
+        if len(names) - 1 > MOST_WORKERS:
+            memory = [_envelope(sizes) for sizes in memory]
+            names = dict.fromkeys(["largest", "median", "smallest", "driver"])
+        pairs = itertools.pairwise([Sample(0.0, 0.0, {}), *self.samples])
+        return {
+            "num_workers": num_workers,
+            "seconds": [round(sample.seconds, 2) for sample in self.samples],
+            "flops_per_second": [
+                round((late.flops - early.flops) / max(late.seconds - early.seconds, 1e-9)) for early, late in pairs
+            ],
+            "memory_bytes": {name: [sizes.get(name) for sizes in memory] for name in names},
+        }
+
+
+def _envelope(sizes: dict[str, int]) -> dict[str, int]:
+    found = [value for name, value in sizes.items() if name != "driver"] or [0]
+    of_all = {"largest": max(found), "median": int(statistics.median(found)), "smallest": min(found)}
+    return {**of_all, "driver": sizes["driver"]}
+
+
+class Monitor:
+    """The figures of a run that is being driven.
+
+    Parameters
+    ----------
+    directory, lease
+        The run, and the right to drive it.
+    progress
+        Who else wants to know of every finished task. Where it has a method ``attach``, it is called with a function
+        that says how the run stands, as a :class:`~dkrr.jobs.status.Status`.
+
+    Called as a function it is the callback of the engine.
+    """
+
+    def __init__(self, directory: RunDirectory, lease: Lease, progress: Progress | None = None) -> None:
+        self.directory, self.lease = directory, lease
+        self.events = EventLog(directory, lease.epoch)
+        self.lost: LockedError | None = None
+        self.cancel_requested = False
+        self._others = progress
+        self._status = Status(state="starting", epoch=lease.epoch, started_at=utc_now())
+        self._status.driver = {**process_record(), "kind": lease.kind, "epoch": lease.epoch, "token": lease.token}
+        self._meter = Meter(self._status)
+        self._began = self._samples_written = time.monotonic()
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="dkrr-heartbeat")
+        self._handler = _Warnings(self.events)
+        self._executor_facts: Callable[[], dict[str, Any]] | None = None
+        self._memory: Callable[[], dict[str, int]] | None = None
+        self._samples = Samples()
+        self._told_at: float | None = None
+
+    # --- called by the thread that works ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Write the first status and begin to beat."""
+        logging.getLogger("dkrr").addHandler(self._handler)
+        host = process_record()["host"]
+        self.events.add("state", f"driver {self.lease.epoch} started", host=host, driver=self.lease.kind)
+        self._write()
+        if self._others is not None and hasattr(self._others, "attach"):
+            self._others.attach(self.snapshot)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the heartbeat."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        logging.getLogger("dkrr").removeHandler(self._handler)
+
+    def phase(self, name: str) -> None:
+        """Something begins that has no tasks to count; stop here when that is asked for."""
+        self.check()
+        with self._lock:
+            self._meter.begin(name)
+        self.events.add("phase", f"{name} began", tasks_done=0)
+
+    def snapshot(self) -> Status:
+        """The status as it is at this moment."""
+        with self._lock:
+            now = time.monotonic()
+            self._status.elapsed_seconds = round(now - self._began, 3)
+            self._status.phase_seconds = round(now - self._meter.began, 3)
+            return replace(self._status, seconds=dict(self._status.seconds), phases=dict(self._status.phases))
+
+    def __call__(self, phase: str, done: int, total: int, flops_done: float, flops_total: float) -> None:
+        """The callback of the engine; raises when the run is cancelled or lost."""
+        self.check()
+        with self._lock:
+            is_new = self._meter.read(phase, done, total, flops_done, flops_total)
+        if is_new:
+            self.events.add("phase", f"{self._status.phase_name} began", tasks_done=done)
+        if self._others is not None:
+            self._others(phase, done, total, flops_done, flops_total)
+
+    def working(self, facts: Callable[[], dict[str, Any]], memory: Callable[[], dict[str, int]] | None = None) -> None:
+        """The run has its workers; ``facts()`` says which, ``memory()`` their resident bytes, and neither waits."""
+        self._executor_facts, self._memory = facts, memory
+        self._sample()
+        with self._lock:
+            self._status.state = "running" if self._status.state == "starting" else self._status.state
+        self._take_facts()
+        status = self._status
+        self.events.add(
+            "cluster", f"{status.num_workers} workers, {status.num_threads} threads", scheduler=status.scheduler
+        )
+
+    def note(self, **values: Any) -> None:
+        """Set fields of the status."""
+        with self._lock:
+            for name, value in values.items():
+                setattr(self._status, name, value)
+
+    def is_cancelled(self) -> bool:
+        """Whether no new task shall start: cancelled, or driven by somebody else by now."""
+        return self.cancel_requested or self.lost is not None
+
+    def check(self) -> None:
+        """Return when the run shall go on.
+
+        Raises
+        ------
+        LockedError
+            Another driver has taken over.
+        CancelledError
+            Somebody asked for it.
+        """
+        if self.lost is not None:
+            raise self.lost
+        if self.cancel_requested:
+            raise _cancelled(self.directory)
+
+    def finish(self, state: str, exit_code: int, error: BaseException | None = None) -> None:
+        """Write the last status and the last events; the heartbeat has been stopped."""
+        facts = None if error is None else error_facts(error)
+        with self._lock:
+            self._meter.end()
+            self.note(state=state, exit_code=exit_code, error=facts)
+        self.events.add("state", state if facts is None else f"{state}: {facts['message']}", code=exit_code)
+        try:
+            self.events.flush()
+            self._sample()
+            with contextlib.suppress(OSError, StoreError):  # a curve that ends early is no reason to fail
+                self._write_samples()
+            report_at_end(self.directory, self.snapshot())  # first: who waits for the status finds the report
+        finally:
+            self._write()
+
+    # --- the heartbeat ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        remote = self.directory.folder is None
+        beat, poll = (BEAT_SECONDS_REMOTE, POLL_SECONDS_REMOTE) if remote else (BEAT_SECONDS, BEAT_SECONDS)
+        last = time.monotonic()
+        with fenced(self.lease.check, holder=self.lease.holder):
+            while not self._stop.wait(poll):
+                try:
+                    self._poll()
+                    if time.monotonic() - last >= beat - 0.01:
+                        last = time.monotonic()
+                        self._beat()
+                except LockedError as exc:
+                    self.lost = exc
+                except (OSError, StoreError) as exc:
+                    # a full disk may have room in a few seconds; another driver may take over if this lasts
+                    logger.warning("the status of %s cannot be written (%s)", self.directory.location, exc)
+                if self.is_cancelled():
+                    self._insist()
+
+    def _poll(self) -> None:
+        if not self.cancel_requested and self.directory.read(CANCEL) is not None:
+            self.cancel_requested = True
+            self.note(state="cancelling")
+            self.events.add("request", "cancel requested")
+            self._write()
+
+    def _beat(self) -> None:
+        self._take_facts()
+        self._sample()
+        self.events.flush()
+        self._write()
+        if time.monotonic() - self._samples_written >= WRITE_SECONDS:
+            self._write_samples()
+
+    def _insist(self) -> None:
+        """Interrupt, once, a main thread that does not come by a place where it would stop."""
+        now = time.monotonic()
+        self._told_at = self._told_at or now
+        if now - self._told_at > GRACE_SECONDS:
+            interrupt_main_thread()
+            self._told_at = float("inf")  # the clean-up that follows must not be interrupted
+
+    def _take_facts(self) -> None:
+        if self._executor_facts is not None:
+            before = {str(worker.get("address")) for worker in self._status.refused_workers}
+            self.note(**self._executor_facts())
+            for worker in self._status.refused_workers:
+                if str(worker.get("address")) not in before:
+                    self.events.add("warning", f"worker {worker.get('address')} gets no task: {worker.get('reason')}")
+
+    def _sample(self) -> None:
+        memory = {} if self._memory is None else self._memory()
+        with self._lock:
+            self._samples.add(time.monotonic() - self._began, self._meter.work, memory)
+            self._status.memory_bytes = max(memory.values(), default=self._status.memory_bytes)
+
+    def _write_samples(self) -> None:
+        self._samples_written, status = time.monotonic(), self._status
+        facts = {"epoch": status.epoch, "started_at": status.started_at}
+        self.directory.write("samples.json", self._samples.to_dict() | facts)
+
+    def _write(self) -> None:
+        with self._lock:
+            self._status.heartbeat += 1
+            write_status(self.directory, self.snapshot())
+
+
+@contextlib.contextmanager
+def driving(
+    directory: RunDirectory,
+    *,
+    kind: str = "fit",
+    progress: Progress | None = None,
+    detached: bool = False,
+    keep: bool = False,
+) -> Iterator[Monitor]:
+    """Be the driver of a run while the block runs.
+
+    Parameters
+    ----------
+    kind
+        What the driver is, for those who look: "fit", in the foreground, or "here", a detached process.
+    progress
+        Called for every finished task.
+    detached
+        Somebody else prepared this attempt: a request to cancel that is there already is meant for it, and the run
+        stays whatever happens. Otherwise older requests are removed, and a run that was new and came to nothing before
+        it had a plan (bad data, say) is removed with its directory.
+    keep
+        The directory stays whatever happens: it holds more than this run.
+
+    Raises
+    ------
+    LockedError
+        Another driver is alive, or has taken over since.
+    CancelledError
+        Somebody asked for it.
+    """
+    folder = directory.folder
+    new = [] if folder is None or detached else [path for path in folder.parents if not path.exists()]
+    stays = detached or keep or directory.exists()
+    lease = driver_lease(directory, kind)
+    with lease.held():
+        monitor = Monitor(directory, lease, progress)
+        try:
+            with full_disk(directory.location):
+                if not detached:
+                    directory.remove(CANCEL)
+                try:
+                    monitor.start()
+                    yield monitor
+                finally:
+                    monitor.stop()
+                monitor.finish("finished", 0)
+        except BaseException as error:
+            _raise_if_lost(monitor, error)
+            if not stays and not directory.has("plan.json"):
+                directory.remove_all()
+                for path in new:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+                raise
+            state, code = "failed", told(error).exit_code
+            if code == InterruptedRunError.exit_code:
+                state = "cancelled" if monitor.cancel_requested else "interrupted"
+            with contextlib.suppress(OSError, StoreError):  # the error itself matters more than its record
+                monitor.finish(state, code, error)
+            if state == "cancelled" and not isinstance(error, CancelledError):
+                raise _cancelled(directory) from None
+            raise
+
+
+def _raise_if_lost(monitor: Monitor, error: BaseException) -> None:
+    """Raise the error of a driver that was replaced, whatever it stumbled over while it found out."""
+    if isinstance(error, LockedError):
+        try:
+            monitor.lease.check()
+        except LockedError:
+            raise error from None
+    elif monitor.lost is not None:
+        raise monitor.lost from error
+
+
+def _cancelled(directory: RunDirectory) -> CancelledError:
+    return CancelledError("cancelled on request", hint=f"`dkrr resume {directory.shown}` continues it")
+
+
+def report_at_end(directory: RunDirectory, status: Status) -> None:
+    """Make the page of a run that ends with ``status``.
+
+    Never raises, not even when it is interrupted: the run is over, its model is written, and a page is no reason to
+    call that a failure. What went wrong is a warning that names the command that makes the page again.
+    """
+    try:
+        from dkrr.jobs.page import write_report
+
+        write_report(directory, status=status)
+    except (Exception, KeyboardInterrupt) as exc:
+        reason = f"{type(exc).__name__}: {exc}".rstrip(": ")
+        logger.warning(
+            "the report of the run could not be made (%s); `dkrr report %s` makes it again", reason, directory.shown
+        )
+
+
+def error_facts(error: BaseException) -> dict[str, str]:
+    """An error as the status holds it: type, message, hint."""
+    return {"type": type(error).__name__, "message": told(error).message, "hint": told(error).hint}
+
+
+class _Warnings(logging.Handler):
+    """Warnings of dkrr become events; they are printed as before."""
+
+    def __init__(self, events: EventLog) -> None:
+        super().__init__(logging.WARNING)
+        self.events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.events.add("warning", record.getMessage(), logger=record.name)
+        # Python prints warnings that no handler takes, and this one must not be what silences them
+        own = logging.getLogger("dkrr").handlers
+        alone = own[0] is self and all(isinstance(handler, _Warnings) for handler in own)
+        if alone and not logging.getLogger().handlers and logging.lastResort is not None:
+            logging.lastResort.handle(record)

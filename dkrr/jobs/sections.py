@@ -1,0 +1,551 @@
+"""The sections of the page of a run: what was asked, the data, the work, the answer, what came of the plan.
+
+Each is a function of what was found to the blocks that the template lays out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dkrr.jobs.charts import Bar, Chart, Table
+from dkrr.jobs.facts import Block, Code, Findings, Text
+from dkrr.jobs.tables import (
+    candidate_rows,
+    exactness_facts,
+    leave_one_out_facts,
+    path_rows,
+    reuse_facts,
+    score_facts,
+    size_rows,
+    time_rows,
+)
+from dkrr.markup import (
+    DASH,
+    bytes_unit,
+    cut,
+    kernel_words,
+    known,
+    listed,
+    loss_words,
+    number,
+    rate,
+    reasons_of,
+    seconds,
+    size,
+)
+
+MOST_CONFUSION = 10
+MOST_FEATURES = 30
+MOST_MACHINES = 8
+MOST_PHASES = 20
+MOST_SHOWN_EVENTS = 120
+MOST_TARGETS = 40
+MOST_WORKERS = 32
+NUM_BINS = 30
+# the record of a run has no order of its own, and a solver's phases have other names than those of the status
+USUAL = (
+    "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
+    "apply", "solve", "solve forward", "solve backward", "residual", "leave-one-out", "evaluate", "end",
+)  # fmt: skip
+TOO_FEW = "There is no curve: fewer than two samples were taken, one every two seconds while a run goes on."
+
+
+def clock(text: Any) -> str:
+    """A time of ours without the letter in its middle."""
+    return str(text)[:19].replace("T", " ") + " UTC" if text else "unknown"
+
+
+def _left(count: int, words: str) -> str:
+    return f" ({count:,} more {words})" if count > 0 else ""
+
+
+# --- what was asked, and of which data --------------------------------------------------------------------------------
+
+
+def asked_section(found: Findings) -> Iterator[Block]:
+    """The job beside the plan: every choice, who made it, and what else was possible."""
+    plan = found.plan
+    if not found.job:
+        yield Text("job.json of this run cannot be read, so what was asked is not known.", missing=True)
+    else:
+        if not plan:
+            yield found.missing("There is no plan", "the job was planned")
+        yield Table(("", "asked", "became"), _choices(found), "Choices of this run")
+    yield from (Text(f"{name.capitalize()}: {cut(text)}.") for name, text in reasons_of(plan))
+    yield from (Text(f"Note: {cut(note)}.") for note in plan.get("notes") or [])
+    if plan.get("refusal"):
+        yield Text(f"The plan refused the job: {cut(plan['refusal'])}. {cut(plan.get('hint', ''))}")
+    for item in found.result.get("given_up") or found.status.given_up:
+        yield Text(f"Went on: {cut(item['sentence'])}.")
+    if ways := candidate_rows(plan):
+        head = ("way", "time", "iterations", "memory of a worker", "on disk", "")
+        yield Table(head, ways, f"What was possible ({len(plan['candidates'])} ways, the cheapest first)")
+    if found.job_text:
+        yield Code("The job file", found.job_text)
+
+
+def _choices(found: Findings) -> list[tuple[str, str, str]]:
+    plan, model = found.plan, found.job.get("model") or {}
+
+    def asked(table: str, name: str, default: str = "auto") -> str:
+        value = (found.job.get(table) or {}).get(name)
+        return default if value is None else listed(value)
+
+    def became(name: str) -> str:
+        return listed(plan[name]) if plan.get(name) not in (None, "") else DASH
+
+    kernel = model.get("kernel", "linear")
+    if not isinstance(kernel, dict):
+        kernel = {"kernel": kernel, "gamma": model.get("gamma"), **(model.get("kernel_params") or {})}
+    loss_keys = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
+    allowed, limit = (found.job.get("cluster") or {}).get("memory_limit"), plan.get("memory_limit_bytes")
+    loss, nystrom = plan.get("loss"), plan.get("nystrom") or {}
+    rows = [
+        ("data", asked("data", "path", DASH), DASH),
+        ("kernel", kernel_words(kernel), kernel_words(plan["kernel"]) if plan.get("kernel") else DASH),
+        ("loss", loss_words(loss_keys), loss_words(loss)),
+        ("alpha", asked("model", "alpha", DASH if model.get("C") else "1"), became("alpha")),
+        ("solver", asked("solver", "name"), became("solver")),
+        ("precision", asked("solver", "precision"), became("precision")),
+        ("Gram matrix", asked("solver", "gram"), "" if loss else became("gram").replace("_", " ")),
+        ("rows of a tile", asked("solver", "tile_size"), "" if loss else became("tile_size")),
+        ("rank of the preconditioner", asked("solver", "rank"), became("rank") if plan.get("solver") == "cg" else ""),
+        ("centres", asked("solver", "num_centers"), listed(nystrom.get("num_centers", ""))),
+        ("tolerance", asked("solver", "tol"), DASH),
+        ("workers", asked("cluster", "workers"), became("workers")),
+        (
+            "memory limit of a worker",
+            size(allowed) if isinstance(allowed, int) else cut(allowed or "auto"),
+            size(limit) if limit else DASH,
+        ),
+        ("scheduler", asked("cluster", "scheduler", "local"), cut(found.status.scheduler) or DASH),
+        ("insecure", "true", "neither encryption nor authentication" if found.status.insecure else ""),
+    ]
+    return [(name, wanted, is_now) for name, wanted, is_now in rows if is_now]
+
+
+def data_section(found: Findings) -> Iterator[Block]:
+    """Rows, features, targets: how many, what they are called, how they are spread."""
+    data = found.part("data")
+    if not data:
+        yield found.missing("No figures of the data are kept", "they were taken")
+        return
+    generations, features = data.get("generations") or [], data.get("features") or []
+    rows = known(
+        ("training rows", number(data["num_rows"])),
+        ("held-out rows", number(data["num_test_rows"]) if data["num_test_rows"] else "none"),
+        ("features", number(data["num_features"])),
+        ("targets", number(data["num_targets"])),
+        ("whitened", "yes, by the statistics of the training rows" if data["standardized"] else "no"),
+        ("weights", cut(data.get("weight") or "none")),
+        ("digest of the rows", cut(data["digest"], 80)),
+        ("rows after each append", listed(generations) if len(generations) > 1 else ""),
+    )
+    yield Table((), rows, "The rows of this run")
+    counts, targets = data.get("class_counts"), data.get("targets") or []
+    if counts:
+        classes = [(cut(n, 40), Bar(f"{k:,}", k / max(counts))) for n, k in zip(data["classes"], counts, strict=False)]
+        yield Table(("class", "rows"), classes, "Training rows of each class", folded=len(classes) > 20)
+    for target in targets:
+        name, edges, counts = cut(target["name"], 60), target["edges"], target["counts"]
+        low, high, mean, std = (number(target[key]) for key in ("min", "max", "mean", "std"))
+        sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
+        peak = counts.index(max(counts))
+        most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
+        yield _histogram(f"Histogram of target {name}", sentence, edges, counts, name, most)
+    if targets and data["num_targets"] > len(targets):
+        yield Text(f"{data['num_targets'] - len(targets):,} more targets are not drawn.")
+    if features:
+        yield Table(
+            ("feature", "mean", "standard deviation"),
+            [(cut(item["name"], 80), number(item["mean"]), number(item["std"])) for item in features[:MOST_FEATURES]],
+            f"Features of the training rows{_left(data['num_features'] - MOST_FEATURES, 'are not listed')}",
+            folded=len(features) > 12,
+        )
+
+
+def _histogram(
+    title: str, sentence: str, edges: Sequence[float], counts: Sequence[int], name: str, more: str = ""
+) -> Chart:
+    columns = {"rows": counts}
+    return Chart(
+        mark="histogram", title=title, sentence=sentence, more=more, x=edges, columns=columns, x_label=name,
+        y_label="rows",
+    )  # fmt: skip
+
+
+# --- what the run did while it ran ------------------------------------------------------------------------------------
+
+
+def phase_seconds(found: Findings) -> dict[str, float]:
+    """Seconds by phase in the order in which they came."""
+    values = dict(found.result.get("seconds") or found.status.seconds)
+    values.pop("total", None)
+
+    def place(name: str) -> tuple[int, int, str]:
+        known = USUAL.index(name if name in USUAL else "residual")
+        return known, found.status.phases.get(name, {}).get("number", 50), name
+
+    return {name: values[name] for name in sorted(values, key=place)}
+
+
+def time_section(found: Findings) -> Iterator[Block]:
+    """Wall time of every phase of the last attempt."""
+    spent = phase_seconds(found)
+    if not spent:
+        yield found.missing("No phase is over", "the first one ended")
+        return
+    total, longest = sum(spent.values()), max(spent, key=lambda name: spent[name])
+    most = f"{cut(longest, 40)} took most of it, {seconds(spent[longest])} ({spent[longest] / (total or 1):.0%})"
+    yield Text(f"{seconds(total)} in {len(spent)} phases; {most}.")
+    bars = {name: Bar(seconds(value), value / (spent[longest] or 1)) for name, value in spent.items()}
+    yield Table(
+        ("phase", "time", "tasks", "computed", "rate", "busy"),
+        [(cut(name, 60), bars[name], *_phase_cells(found, name)) for name in [*spent][:MOST_PHASES]],
+        "Phases of the last attempt",
+    )
+    yield Text("Busy is the share of the workers' time in tasks that computed something; a dash: no tasks.")
+
+
+def _phase_cells(found: Findings, name: str) -> tuple[str, str, str, str]:
+    work = found.part("phases", name)
+    if work is None:
+        tasks = found.status.phases.get(name, {}).get("tasks")
+        return f"{tasks:,}" if tasks else DASH, DASH, DASH, DASH
+    took, computed = work.get("seconds") or 0.0, work.get("num_computed")
+    return (
+        f"{work.get('num_tasks', 0):,}",
+        f"{computed:,}" if work.get("num_tasks") else DASH,
+        rate(work["flops"] / took if took else 0.0),
+        f"{_busy(found, work):.0%}" if took and computed else DASH,
+    )
+
+
+def _busy(found: Findings, work: dict[str, Any]) -> float:
+    share = work["busy_seconds"] / (work["seconds"] * max(1, found.status.num_threads))
+    return min(1.0, float(share))
+
+
+def memory_section(found: Findings) -> Iterator[Block]:
+    """Resident memory of the workers over time, their peaks, and what they were allowed to have."""
+    limit, peaks = found.plan.get("memory_limit_bytes"), found.result.get("peak_rss_bytes") or {}
+    workers = sorted(name for name in found.attempt.get("memory_bytes") or {} if name != "driver")
+    if len(found.attempt.get("seconds") or []) < 2:
+        yield Text(TOO_FEW, missing=True)
+    else:
+        if not workers:
+            late = "the run was over too soon, or the scheduler did not answer"
+            why = late if found.status.num_workers else "the tasks ran in the driver"
+            words = f"No memory of workers was sampled: {why}. The curve is that of the driver."
+            yield Text(words, missing=True)
+        yield _memory_chart(found, workers, limit if workers else None)
+    driver = found.result.get("client_peak_rss_bytes")
+    rows = [
+        (cut(name, 80), size(peak), f"{peak / limit:.0%}" if limit else DASH)
+        for name, peak in sorted(peaks.items())[:MOST_WORKERS]
+    ] + [("driver", size(driver), DASH)] * bool(driver)
+    left = _left(len(peaks) - MOST_WORKERS, "workers are not listed")
+    if rows:
+        yield Table(("process", "peak", "of its limit"), rows, f"Largest resident memory{left}")
+    elif not found.is_finished:
+        yield found.missing("Peaks are not known", "it finished")
+
+
+def _memory_chart(found: Findings, workers: list[str], limit: Any) -> Chart:
+    times, columns, names = found.attempt["seconds"], found.attempt["memory_bytes"], workers or ["driver"]
+    largest = max((value for name in names for value in columns[name] if value is not None), default=0)
+    unit, unit_name = bytes_unit(largest)
+    is_envelope = {"largest", "median", "smallest"}.issuperset(names)
+    curves = {
+        cut(f"{name} worker" if is_envelope else name, 40): [None if v is None else v / unit for v in columns[name]]
+        for name in names
+    }
+    marks = (("projected", found.plan.get("task_bytes") if workers else None), ("limit", limit))
+    levels = [(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest]
+    count = found.attempt.get("num_workers") or len(names)
+    who = f"{count:,} worker{'s' * (count != 1)}" if workers else "the driver"
+    sentence = f"Resident memory of {who}: {size(largest)} at most in {len(times)} samples over {seconds(times[-1])}"
+    sentence += f", {largest / limit:.0%} of the limit of {size(limit)} each." if limit else "."
+    return Chart(
+        mark="line", title="Memory per worker over time", sentence=sentence, x=times, columns=curves,
+        x_label="seconds since the attempt began", y_label=unit_name, levels=levels,
+    )  # fmt: skip
+
+
+def rate_section(found: Findings) -> Iterator[Block]:
+    """Floating-point operations per second over time, and of the phase that did most."""
+    times, rates = found.attempt.get("seconds") or [], found.attempt.get("flops_per_second") or []
+    phases = {k: work for k, work in (found.part("phases") or {}).items() if work.get("flops") and work.get("seconds")}
+    if phases:
+        best = max(phases, key=lambda name: phases[name]["flops"])
+        flops, took, threads = phases[best]["flops"], phases[best]["seconds"], max(1, found.status.num_threads)
+        kind = "gemm_float64" if found.plan.get("precision") == "float64" else "gemm_float32"
+        gemm = (found.plan.get("calibration") or {}).get(kind) if best == "factorise" else None
+        share = f", {flops / took / gemm:.0%} of what matrix products alone reached here" if gemm else ""
+        how = f"{rate(flops / took)} on {threads} thread{'s' * (threads > 1)}"
+        yield Text(f"{cut(best, 40)}: {how}, {flops:.4g} flops in {seconds(took)}{share}.")
+    if len(times) > 1 and max(rates, default=0) > 0:
+        sentence = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
+        if found.status.epoch > 1:
+            sentence += " Tiles that were found valid count as well, so a continued run begins with a peak."
+        yield Chart(
+            mark="line", title="GF/s over time", sentence=sentence, x=times,
+            columns={"GF/s": [value / 1e9 for value in rates]},
+            x_label="seconds since the attempt began", y_label="GF/s",
+        )  # fmt: skip
+    elif phases:
+        yield Text(TOO_FEW, missing=True)
+    else:
+        words = f"No rate is known, for no task computed anything, or {found.before('a phase was over')}."
+        yield Text(words, missing=True)
+
+
+# --- the answer, and how good it is -----------------------------------------------------------------------------------
+
+
+def _name(names: Sequence[str] | None, k: int) -> str:
+    return cut(names[k] if names and k < len(names) else f"target {k}", 60)
+
+
+def convergence_section(found: Findings) -> Iterator[Block]:
+    """Residuals of conjugate gradients, or the gap of another loss than the square, against the iteration."""
+    traces = [trace for trace in found.part("convergence") or [] if trace.get("iterations")]
+    solver = found.result.get("solver") or found.plan.get("solver")
+    direct = solver == "cholesky" and found.plan.get("precision") != "mixed"
+    what = "duality gap" if found.plan.get("loss") else "residual"
+    for trace in traces:
+        iterations, rows, tol = trace["iterations"], trace["relative_residual"], trace["tol"]
+        last, targets, names = max(rows[-1]), trace.get("num_targets", len(rows[0])), trace["curves"]
+        alpha = f", alpha {listed(trace['alpha'], '.4g', 4)}" if trace.get("alpha") else ""
+        parts = [
+            f"{cut(trace['name'], 160)}{alpha}: the largest {what} was {last:.2g} ",
+            f"after {iterations[-1]:,} iterations, {tol:.2g} was asked for",
+            "" if last <= tol else ", which was not reached",
+            "" if trace.get("is_over") else f"; {found.before('the iteration ended')}",
+            f". Of {targets:,} targets the largest, median and smallest {what} are drawn."
+            if targets > len(names)
+            else ".",
+        ]
+        label = what if what == "duality gap" else "relative residual"
+        yield Chart(
+            mark="line", title=f"{label.capitalize()} against the iteration", sentence="".join(parts), x=iterations,
+            columns={cut(name, 40): [row[k] or None for row in rows] for k, name in enumerate(names)},
+            x_label="iteration", y_label=label, log=True, levels=[(tol, f"tol {tol:.2g}")],
+        )  # fmt: skip
+    if not traces and (direct or solver == "primal"):
+        way = "a Cholesky factor" if direct else "explicit features"
+        yield Text(f"There were no iterations: the system was solved by {way}, directly.", missing=True)
+    elif not traces:
+        yield found.missing(f"There is no history of {what}s", "the iteration began")
+
+
+def residual_section(found: Findings) -> Iterator[Block]:
+    """How exact the answer is for every target: residual and backward error, or gap and violation of another loss."""
+    result, plan = found.result, found.plan
+    certificates, relative = result.get("certificates") or [], result.get("relative_residual") or []
+    if not (certificates or relative):
+        what = "gap" if plan.get("loss") else "residual"
+        yield found.missing(f"There is no answer whose {what} could be known", "it was solved")
+        return
+    verdict = "converged" if result.get("converged") else "did NOT converge, which was allowed"
+    yield Text(f"{cut(result.get('message', ''))}. The solve {verdict}.")
+    yield Table((), exactness_facts(plan, result), "Of all targets")
+    if path := path_rows(result):
+        columns = ("C", "alpha", "score", "support vectors", "gap", "")
+        yield Table(columns, path, "Path over C: what each is worth on the held-out rows")
+    names = result.get("target_names") or found.part("data", "target_names")
+    head: tuple[str, ...] = ("target", "relative residual", "backward error")
+    if certificates:
+        head = ("target", "primal objective", "dual objective", "gap", "KKT violation", "support vectors")
+        cells = [
+            (*(f"{item[name]:.6g}" for name in ("primal", "dual", "gap", "kkt")), number(item["num_support"]))
+            for item in certificates
+        ]
+    else:
+        both = zip(relative, result.get("backward_error") or [], strict=False)
+        cells = [(f"{value:.3e}", f"{error:.3e}") for value, error in both]
+    rows = [(_name(names, k), *values) for k, values in enumerate(cells[:MOST_TARGETS])]
+    caption = f"Evaluated in float64 from the kernel and the rows{_left(len(cells) - MOST_TARGETS, 'targets')}"
+    yield Table(head, rows, caption, folded=len(rows) > 12)
+    if left_out := leave_one_out_facts(result):
+        yield Table((), left_out, "Leave-one-out")
+
+
+def held_out_section(found: Findings) -> Iterator[Block]:
+    """Scores on rows that the fit has not seen; predictions beside the truth, or classes taken for others."""
+    score, evaluate, held_out = found.result.get("score"), found.job.get("evaluate"), found.part("held_out") or {}
+    if not score:
+        if found.job and not any((evaluate or {}).get(name) is not None for name in ("path", "mask", "fraction")):
+            words = "No rows were held out: the job has no [evaluate] with a path, a mask or a fraction."
+            yield Text(words, missing=True)
+        else:
+            yield found.missing("No held-out row was predicted", "it came to that")
+        return
+    yield Table((), score_facts(found.result), "Scores on held-out rows")
+    names = found.result.get("target_names") or found.part("data", "target_names")
+    pairs = held_out.get("pairs") or []
+    if held_out.get("confusion"):
+        yield _confusion(held_out["confusion"], found.part("data", "classes") or [])
+        return
+    if not pairs:
+        yield Text("No pairs of truth and prediction were kept.", missing=True)
+    for k, points in enumerate(pairs):
+        pair = [point for point in points if None not in point]
+        if pair:
+            rmse = dict(enumerate(score.get("rmse") or [])).get(k)
+            yield from _target_charts(_name(names, k), pair, {**score, "rmse": rmse})
+    if len(pairs) < len(score.get("rmse") or []):
+        yield Text(f"{len(score['rmse']) - len(pairs):,} more targets are not drawn.")
+
+
+def _target_charts(name: str, points: Sequence[Sequence[float]], score: dict[str, Any]) -> Iterator[Chart]:
+    """Predictions against the truth, and a histogram of their differences."""
+    import numpy as np
+
+    total, rmse, title = score.get("num_rows") or len(points), score.get("rmse"), f"Predicted against true {name}"
+    some = f"{len(points):,} of {total:,} held-out rows, evenly spaced"
+    shown = f"all {total:,} held-out rows" if len(points) == total else some
+    fit = f"root mean squared error {number(rmse)}"
+    truth, predicted = np.array(sorted(map(tuple, points)), dtype=float).T
+    yield Chart(
+        mark="point", title=title, sentence=f"{title} for {shown}; {fit}. On the line both are equal.",
+        x=truth.tolist(), columns={"predicted": predicted.tolist()}, x_label=f"true {name}", y_label="predicted",
+    )  # fmt: skip
+    errors = predicted - truth
+    low, high, mean = errors.min(), errors.max(), errors.mean()
+    if high > low and math.isfinite(high - low):
+        counts, edges = np.histogram(errors, NUM_BINS)
+        about = f"Errors (predicted less true) of {name}: from {low:.4g} to {high:.4g}, mean {mean:.3g}."
+        yield _histogram(f"Errors of {name}", about, edges.tolist(), counts.tolist(), f"error of {name}")
+
+
+def _confusion(counts: list[list[int]], classes: list[str]) -> Table:
+    """The whole table for a few classes; for many, the pairs that are mistaken most often."""
+    names = [cut(classes[k] if k < len(classes) else f"class {k}", 24) for k in range(len(counts))]
+    if len(counts) <= MOST_CONFUSION:
+        rows = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, counts, strict=True)]
+        return Table(("true \\ predicted", *names), rows, "Held-out rows of each class, and what they were taken for")
+    wrong = [(count, i, j) for i, row in enumerate(counts) for j, count in enumerate(row) if i != j and count]
+    pairs = [(names[i], names[j], f"{count:,}") for count, i, j in sorted(wrong, reverse=True)[:20]]
+    return Table(("true class", "taken for", "rows"), pairs, "What was mistaken most often")
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+def plan_section(found: Findings) -> Iterator[Block]:
+    """What the plan expected beside what was."""
+    plan, result = found.plan, found.result
+    if not plan:
+        yield found.missing("There is nothing to compare with", "the job was planned")
+        return
+    if not found.is_finished:
+        words = f"The run did not come to its end ({found.state}): what it spent is that of its last attempt."
+        yield Text(words, missing=True)
+    spent = phase_seconds(found) | {"total": (result.get("seconds") or {}).get("total")}
+    times = time_rows(plan, spent)[-MOST_PHASES:]
+    yield Table(("time", "expected", "actual", "actual / expected"), times, "Time")
+    work, workers = found.part("phases", "factorise") or {}, found.status.num_workers
+    others = [*size_rows(plan, result), ("workers", number(plan.get("workers")), number(workers) if workers else DASH)]
+    busy = plan.get("expected_efficiency")
+    if busy and work.get("seconds") and work.get("num_computed"):
+        others.append(("workers busy in the factorisation", f"{busy:.0%}", f"{_busy(found, work):.0%}"))
+    yield Table(("", "expected", "actual"), others, "Everything else")
+
+
+def reuse_section(found: Findings) -> Iterator[Block]:
+    """What an attempt found that an earlier one, or another run, had computed."""
+    result, status, present = found.result, found.status, found.part("present_bytes")
+    reused = result.get("reused") or status.reused
+    tasks = {
+        name: (work["num_tasks"], work["num_tasks"] - work["num_computed"])
+        for name, work in (found.part("phases") or {}).items()
+        if work.get("num_tasks", 0) > work.get("num_computed", 0) and not (name == "factorise" and result)
+    }
+    rows = reuse_facts(result, reused) + known(
+        *((f"tasks of {cut(k, 40)}", f"{n:,}, {valid:,} had nothing to compute") for k, (n, valid) in tasks.items()),
+        ("valid tiles before this attempt", present and size(present)),
+    )
+    if rows:
+        yield Table((), rows, "Found and kept")
+    is_new = result.get("tiles_total") == result.get("tiles_computed") and not tasks
+    if status.epoch > 1:
+        yield Text(f"This is attempt {status.epoch}: it went on with what earlier ones had finished.")
+    elif is_new and not any(name == "reused" for name, _ in rows):
+        words = "Nothing was resumed: this is the first attempt of the run, and what it needed was computed."
+        yield Text(words, missing=True)
+    else:
+        yield Text("This is the first attempt of the run; what is valid in the store is used by all runs.")
+    attempts = _attempts(found)
+    if attempts:
+        yield Table(("attempt", "began", "ended", "how"), attempts, "Attempts")
+
+
+def _attempts(found: Findings) -> list[list[str]]:
+    """One row for each driver, from the events."""
+    rows: dict[int, list[str]] = {}
+    for event in found.events:
+        epoch, message, when = event.get("epoch"), str(event.get("message", "")), clock(event.get("time"))
+        if event.get("kind") != "state" or not isinstance(epoch, int):
+            continue
+        if message.endswith("started"):
+            where = cut(f"{event.get('driver', '')} on {event.get('host', 'unknown')}", 80)
+            how = found.state if found.goes_on and epoch == found.status.epoch else "no last word: lost"
+            rows[epoch] = [f"{epoch}, {where}", when, DASH, how]
+        elif epoch in rows:
+            rows[epoch][2:] = [when, cut(message, 200)]
+    return [row for _, row in sorted(rows.items())][-20:]
+
+
+def versions_section(found: Findings) -> Iterator[Block]:
+    """Versions, processors and BLAS of the driver and of the workers."""
+    environment = found.part("environment")
+    if not environment:
+        yield found.missing("Nothing is recorded", "the workers were checked")
+        return
+    driver, workers = environment["driver"], environment.get("workers", [])[:MOST_MACHINES]
+    rows = [
+        ("host", cut(driver.get("host", "unknown"))),
+        ("system", cut(driver.get("system", "unknown"))),
+        ("processor", f"{cut(driver.get('cpu', 'unknown'))}, {driver.get('num_cpus')} usable"),
+        ("memory", size(driver.get("memory_bytes"))),
+        ("versions", ", ".join(f"{name} {cut(v, 40)}" for name, v in driver.get("versions", {}).items())),
+        ("BLAS", _libraries(driver.get("blas"))),
+    ]
+    yield Table((), rows, "The driver")
+    names = ("python", "numpy", "scipy", "zarr", "dask", "distributed", "dkrr", "crc32c")
+    for group in workers:
+        count, limit = group.get("num_workers", 1), group.get("memory_limit_bytes")
+        rows = [
+            ("host", cut(group.get("host", "unknown"))),
+            ("addresses", listed(group.get("addresses", []))),
+            ("threads", f"{number(group.get('threads'))} each"),
+            ("memory limit", size(limit) if limit else "none"),
+            ("versions", ", ".join(f"{name} {cut(group.get(name, '?'), 40)}" for name in names)),
+            ("BLAS kernel", cut(group.get("blas_kernel", "unknown"))),
+            ("BLAS", _libraries(group.get("blas"))),
+        ]
+        yield Table((), rows, f"{count:,} worker{'s that are alike' if count != 1 else ''}")
+    if not workers:
+        yield Text("There were no workers: the tasks ran in the driver's process.")
+
+
+def _libraries(libraries: Any) -> str:
+    names = ("internal_api", "version", "architecture")
+    kinds = [(" ".join(str(item.get(name)) for name in names), item.get("num_threads")) for item in libraries or []]
+    return cut("; ".join(f"{kind}, threads {threads}" for kind, threads in kinds) or "unknown")
+
+
+def events_section(found: Findings) -> Iterator[Block]:
+    """What happened, as `dkrr logs` prints it."""
+    events, half = found.events, MOST_SHOWN_EVENTS // 2
+    if not events:
+        yield Text("There are no events.", missing=True)
+        return
+    chosen = events if len(events) <= 2 * half else [*events[:half], *events[-half:]]
+    left = len(events) - len(chosen)
+    rows = [(clock(item.get("time")), cut(item.get("kind", ""), 20), cut(item.get("message", ""))) for item in chosen]
+    caption = f"Events{f' ({left:,} in the middle are left out)' if left else ''}"
+    yield Table(("time", "kind", "message"), rows, caption, folded=len(rows) > 20)

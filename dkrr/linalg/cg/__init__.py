@@ -1,1 +1,0 @@
-"""Conjugate gradients: the iteration, its checkpoints and errors, the solver around it, a factor as preconditioner."""

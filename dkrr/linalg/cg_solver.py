@@ -1,0 +1,499 @@
+"""The iterative solver: conjugate gradients around products that run on the workers.
+
+The same two verbs as the direct solver: ``prepare`` sees only the matrix and says what the preconditioner is, ``solve``
+takes the right-hand sides, with an alpha for each. The preconditioner is made when it is first applied: a start that is
+good already is seen by its residual, before anything is built. With a low-rank preconditioner, or none, nothing in the
+store is as large as n^2, unless the iterations read a stored Gram matrix; with a float32 factor this is the solver of
+mixed precision, see :mod:`dkrr.linalg.factor_precondition`.
+
+With an intercept conjugate gradients are the same iteration in the plane
+s^T u = 0:
+
+    P A P u = P S Y,    P = I - s s^T / s^T s,    b = s^T (S Y - A u) / s^T s
+
+This is the bordered system of :mod:`dkrr.linalg.targets` with b eliminated, and P A P is positive definite in the
+plane, its eigenvalues within those of A. The residual of an iterate is P (S Y - A u) = S Y - A u - b s with the best b
+for this u: the residual of the bordered system itself. So ``tol``, restarts, checkpoints and warm starts mean what they
+mean without an intercept, and no column is solved for besides the targets. (With v = A^-1 s as one more column its
+error would enter that of every target, times b.)
+
+The preconditioner M of A becomes that of the bordered system with M in place of A,
+
+    r -> z - b m,   z = M^-1 r,   m = M^-1 s,   b = s^T z / s^T m,
+
+which is exact where M is.
+
+How many iterations are left is told by the residuals so far, and, before they tell, by what the plan foresaw:
+
+    log |r_k| is about a - s k    =>    (log |r_k| - log tol) / s  iterations more
+
+s is the median of the slopes between all pairs of the last points (Theil and Sen), so that a residual that jumps when
+the true one takes its place does not turn it. Up to the upper end of the plan's range the number stays between its
+lower end and twice its upper end.
+
+Cost
+----
+An iteration is one pass over n^2 / 2 kernel entries for all columns and alphas. The driver holds about 8 n t doubles.
+In the plane 4 n t flops more a product and an application; M^-1 s once for each distinct alpha, which is kept.
+
+References
+----------
+Gould, Hribar and Nocedal, On the solution of equality constrained quadratic programming problems arising in
+optimization, SIAM J. Sci. Comput. 23 (2001). Sen (1968), Estimates of the regression coefficient based on Kendall's
+tau.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from math import ceil, inf, log
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import ConvergenceError, DataError
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, largest, ratio, row_blocks
+from dkrr.linalg.catalogue import factor_fields, key_of, short_name
+from dkrr.linalg.cg import CGState, Checkpoint, Identity, Preconditioner, conjugate_gradients
+from dkrr.linalg.factor_precondition import earlier_factor, float32_factor
+from dkrr.linalg.matmul import OperatorProduct, sampled_row_sums
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.panels import low_rank_fields, low_rank_location
+from dkrr.linalg.preconditioner import LowRank
+from dkrr.linalg.rpcholesky import choose_rank
+from dkrr.linalg.solution import Foreseen, IterativeSettings, Solution, is_limit
+from dkrr.linalg.workspace import ResidualTrace, Workspace
+from dkrr.store.files import name_of, place
+
+# fewer points tell nothing, more are of an earlier stage of the iteration
+LEAST_POINTS, MOST_POINTS = 5, 40
+
+
+class Forecast:
+    """The iterations and seconds that one call of conjugate gradients still needs.
+
+    Parameters
+    ----------
+    tol, limit
+        Relative residual to reach, and iterations allowed.
+    foreseen
+        What a plan says; None where there is none.
+    clock
+        Seconds that never run backwards.
+    """
+
+    def __init__(
+        self, tol: float, limit: int, foreseen: Foreseen | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.tol, self.limit, self.clock = tol, limit, clock
+        self.foreseen = foreseen if foreseen is not None and foreseen.high else None
+        self._points: deque[tuple[int, float, float]] = deque(maxlen=MOST_POINTS)
+
+    def add(self, iteration: int, relative: float) -> None:
+        """The largest relative residual of all columns after an iteration."""
+        self._points.append((iteration, log(max(relative, 1e-300)), self.clock()))
+
+    @property
+    def has_trend(self) -> bool:
+        """Whether the residuals tell anything yet."""
+        return len(self._points) >= LEAST_POINTS
+
+    @property
+    def iterations_left(self) -> float:
+        """By the trend alone; infinite where the residual does not fall."""
+        number, level, _ = self._points[-1]
+        missing = level - log(self.tol)
+        if missing <= 0:
+            return 0.0
+        # the later half: what went before is another stage
+        later = [point for point in self._points if point[0] >= number // 2]
+        points = np.array([point[:2] for point in (later if len(later) >= LEAST_POINTS else self._points)])
+        first, second = np.triu_indices(len(points), 1)
+        slopes = (points[second, 1] - points[first, 1]) / (points[second, 0] - points[first, 0])
+        slope = -float(np.median(slopes))
+        return missing / slope if slope > 0 else inf
+
+    @property
+    def seconds_left(self) -> float:
+        """By the trend, and at the pace of the last iterations."""
+        (first, _, begun), (last, _, now) = self._points[0], self._points[-1]
+        return self.iterations_left * (now - begun) / max(1, last - first)
+
+    @property
+    def phase(self) -> str:
+        """The phase's name, with what the plan foresees until the residuals tell more."""
+        if self.foreseen is None or self.has_trend or round(self.foreseen.low) >= round(self.foreseen.high):
+            return "cg"
+        return f"cg, {self.foreseen.low:,.0f} to {self.foreseen.high:,.0f} foreseen"
+
+    @property
+    def total(self) -> int:
+        """Iterations in all, as far as is known; 0 where nothing is."""
+        number = self._points[-1][0]
+        if self._points[-1][1] <= log(self.tol):
+            return number
+        found = number + self.iterations_left if self.has_trend else inf
+        if self.foreseen is not None and number <= self.foreseen.high:
+            found = self.foreseen.high if found == inf else min(max(found, self.foreseen.low), 2 * self.foreseen.high)
+        return 0 if found == inf else min(self.limit, max(number, ceil(found)))
+
+    def check(self, iteration: int, relative: FloatVector, other_seconds: Callable[[], float | None] | None) -> None:
+        """Give up where another way is done sooner: after twice the iterations foreseen, by the trend so far.
+
+        Raises
+        ------
+        ConvergenceError
+            ``slow``; ``falls``: whether there is an end in sight.
+        """
+        if self.foreseen is None or other_seconds is None or iteration <= 2 * self.foreseen.high or not self.has_trend:
+            return
+        seconds = self.seconds_left
+        price = other_seconds() if seconds else None
+        if price is None or seconds <= price:
+            return
+        left = f"about {seconds:,.0f} s more" if np.isfinite(seconds) else "no end in sight"
+        raise ConvergenceError(
+            f"CG: relative residual {relative.max():.2g} after {iteration:,} iterations, at most "
+            f"{self.foreseen.high:,.0f} were foreseen, {left}",
+            relative_residual=relative,
+            num_iterations=iteration,
+            stagnated=False,
+            slow=True,
+            falls=bool(np.isfinite(seconds)),
+        )
+
+
+class Deferred:
+    """A preconditioner that is made when it is first applied: never, where every column is good to begin with.
+
+    Parameters
+    ----------
+    make
+        Makes it.
+    inexact
+        That of the preconditioner to come.
+    normal : (n,), optional
+        s, where it shall precondition P A P instead of A.
+    """
+
+    def __init__(self, make: Callable[[], Preconditioner], *, inexact: bool, normal: FloatVector | None = None) -> None:
+        self.make, self.inexact, self.normal = make, inexact, normal
+        self.made: Preconditioner | None = None
+        self.columns: dict[float, FloatMatrix] = {}
+
+    @property
+    def description(self) -> str:
+        """That of the preconditioner, once there is one."""
+        return "none was needed" if self.made is None else self.made.description
+
+    def apply(self, r: FloatMatrix, alpha: FloatVector) -> FloatMatrix:
+        """Z = M^-1 R (n, c); with an intercept Z - m b, in the plane."""
+        if self.made is None:
+            self.made = self.make()
+        if self.normal is None:
+            return self.made.apply(r, alpha)
+        # one alpha is the usual case: its column m serves all
+        values = alpha.tolist() if len(set(alpha.tolist())) > 1 else alpha.tolist()[:1]
+        missing = [value for value in dict.fromkeys(values) if value not in self.columns]
+        if missing:
+            found = self.made.apply(np.repeat(self.normal[:, None], len(missing), axis=1), np.array(missing))
+            self.columns |= {value: np.ascontiguousarray(found[:, [k]]) for k, value in enumerate(missing)}
+        z, m = self.made.apply(r, alpha), np.hstack([self.columns[value] for value in values])
+        subtract(z, m, sums(self.normal, z) / sums(self.normal, m))
+        # rounding of M^-1 R leaves the plane by more than rounding of Z does
+        return project(self.normal, z)
+
+
+def sums(normal: FloatVector, u: FloatMatrix) -> FloatVector:
+    """s^T U (t,)."""
+    total = np.zeros(u.shape[1])
+    for rows in row_blocks(len(u)):
+        total += normal[rows] @ u[rows]
+    return total
+
+
+def subtract(u: FloatMatrix, m: FloatMatrix, factors: FloatVector) -> FloatMatrix:
+    """u_k -= factors_k m_k in place, for m (n, t) or one column for all."""
+    for rows in row_blocks(len(u)):
+        u[rows] -= m[rows] * factors
+    return u
+
+
+def project(normal: FloatVector, u: FloatMatrix) -> FloatMatrix:
+    """P U in place; U itself is returned.
+
+    Raises
+    ------
+    DataError
+        s is zero.
+    """
+    square = float(normal @ normal)
+    if not square:
+        raise DataError("all weights are zero", hint="give at least one row a positive weight")
+    return subtract(u, normal[:, None], sums(normal, u) / square)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CGSolver:
+    """Parameters of the iterative solver.
+
+    Parameters
+    ----------
+    settings
+        Tolerance, limit, preconditioner.
+    precision
+        "float64", or "mixed": kernel entries of an iteration in float32, true residuals in float64; the same answer by
+        the residual.
+    float32_factor
+        Precondition with a float32 factor of the same matrix, whatever the settings say: what "cholesky" is in mixed
+        precision.
+    accept_limit
+        Whether an iterate that gets no further above ``tol`` counts as converged where its backward error is that of a
+        factor's answer, see :func:`~dkrr.linalg.solution.is_limit`; else it is a ConvergenceError.
+    """
+
+    settings: IterativeSettings
+    precision: Literal["float64", "mixed"] = "float64"
+    float32_factor: bool = False
+    accept_limit: bool = False
+
+    def prepare(
+        self,
+        operator: RidgeOperator,
+        workspace: Workspace,
+        *,
+        weight_digest: str | None = None,
+        source_digest: str = "",
+        store: Any = None,
+        num_columns: int = 1,
+        ready: Callable[[], object] = lambda: None,
+    ) -> PreparedCG:
+        """Say what the preconditioner is. It is made when it is first needed, continuing one where it was left.
+
+        Parameters
+        ----------
+        operator
+            Its alpha is the smallest that will be solved for; an automatic rank goes by it and by ``num_columns``.
+        store
+            Where a low-rank one is kept; None means the workspace's store, where fits of the same rows share it.
+        ready
+            Called before a stored Gram matrix of the operator is read.
+        """
+        settings, n, workers = self.settings, operator.grid.n, workspace.executor.num_threads
+        rank: int | Literal["auto"] = settings.rank
+        if settings.preconditioner in ("none", "factor"):
+            rank = 1
+        elif rank == "auto":
+            columns = {"num_columns": num_columns, "num_workers": workers}
+            rank = choose_rank(n, operator.num_features, operator.alpha, tol=settings.tol, **columns)
+        digests: dict[str, Any] = {"weight_digest": weight_digest, "source_digest": source_digest}
+        fields, inexact = low_rank_fields(operator, settings, rank, workspace.blas, **digests), False
+        make: Callable[[], Preconditioner] = Identity
+        if self.float32_factor:
+            # of a shift nothing is known before the factor is made; later no other one is found
+            fields = factor_fields(operator, "float32", weight_digest, workspace.blas, source_digest) | {"mixed": None}
+            inexact = True
+
+            def make() -> Preconditioner:
+                ready()
+                return float32_factor(operator, workspace, settings, **digests)
+
+        elif settings.preconditioner == "factor":
+            found, alpha = earlier_factor(operator, workspace)
+            name = name_of(found.factor.location)
+            inexact, make, fields = found.inexact, lambda: found, {**fields, "factor": name}
+            workspace.reused["preconditioner"] = {
+                "rows": found.factor.grid.n,
+                "of_rows": n,
+                "alpha": alpha,
+                "sources": [short_name(found.factor.location)],
+            }
+        elif settings.preconditioner != "none":
+            location = low_rank_location(workspace.store if store is None else store, fields)
+            make = partial(LowRank, operator, workspace, location, settings, rank)
+        return PreparedCG(self, operator, workspace, cache(make), fields, inexact, ready)
+
+
+@dataclass(frozen=True)
+class PreparedCG:
+    """A matrix with its preconditioner: solves for any number of right-hand sides and alphas at once.
+
+    ``make`` gives the preconditioner, ``fields`` is what decides it, and ``inexact`` what it will be. ``ready`` is
+    called before a stored Gram matrix of the operator is read.
+    """
+
+    solver: CGSolver
+    operator: RidgeOperator
+    workspace: Workspace
+    make: Callable[[], Preconditioner]
+    fields: dict[str, Any]
+    inexact: bool
+    ready: Callable[[], object]
+
+    def solve(
+        self,
+        rhs: BlockColumns,
+        alpha: FloatVector | float | None = None,
+        start: FloatMatrix | None = None,
+        *,
+        in_plane: bool = False,
+    ) -> tuple[BlockColumns, Solution]:
+        """Solve (S K S + alpha_k I) u_k = rhs_k for all columns.
+
+        A column whose true residual no restart halves any more has reached the limit of float64. Where that may be
+        accepted, and :func:`~dkrr.linalg.solution.is_limit` says so, the message says so, too.
+
+        Parameters
+        ----------
+        rhs : BlockColumns (n, t)
+            S Y. The state of an interrupted solve, and u, are kept beside it.
+        alpha : (t,), optional
+            One ridge a column, if not that of the operator for all.
+        start : (n, t), optional
+            A guess of u. An interrupted solve goes on from its own state instead.
+        in_plane
+            Solve for an intercept b as well: A u + b s = S Y with s^T u = 0.
+
+        Returns
+        -------
+        u : BlockColumns (n, t)
+        solution : Solution
+
+        Raises
+        ------
+        NotPositiveDefiniteError, PreconditionerError, ConvergenceError
+            See :func:`dkrr.linalg.cg.conjugate_gradients`.
+        """
+        work, store, solver, operator = self.workspace, rhs.array.store, self.solver, self.operator
+        values, normal = rhs.whole(), operator.normal() if in_plane else None
+        alpha = np.broadcast_to(np.asarray(operator.alpha if alpha is None else alpha, np.float64), (rhs.num_columns,))
+        if normal is not None:
+            project(normal, values)
+            start = None if start is None else project(normal, np.array(start, dtype=np.float64))
+        fingerprint = self.fields | {
+            "alpha": alpha.tolist(),
+            "tol": solver.settings.tol,
+            "precision": solver.precision,
+            "gram": "on_the_fly" if operator.gram is None else "stored",
+            "rhs": hashlib.sha256(np.ascontiguousarray(values).data.cast("B")).hexdigest(),
+            "in_plane": in_plane,
+        }
+        checkpoint = Checkpoint(place(store, "state"), key_of(fingerprint), durable=work.durable)
+        trace = work.trace("conjugate gradients", solver.settings.tol, alpha)
+        mixed = solver.precision == "mixed"
+        stored = operator.gram is not None and operator.kernel is not None
+        is_approximate = mixed or stored
+        phase = "residual" if is_approximate else "multiply"
+        exact = OperatorProduct(operator, work, store, phase=phase, quiet=True)
+        precision: Literal["float64", "float32"] = "float32" if mixed else "float64"
+        approximate = OperatorProduct(operator, work, store, precision=precision, use_gram=stored, quiet=True)
+        if is_approximate and operator.kernel is not None:
+            # a column of sums in every true residual would be a tenth of it; four times as much with signed entries
+            exact.row_sums = sampled_row_sums(operator)
+
+        def multiply(product: Callable[[FloatMatrix], FloatMatrix], v: FloatMatrix) -> FloatMatrix:
+            return product(v) if normal is None else project(normal, product(v))
+
+        def when_ready(v: FloatMatrix) -> FloatMatrix:
+            self.ready()  # its tiles are there when it is first called
+            return approximate(v)
+
+        def make() -> Preconditioner:
+            made = self.make()
+            trace.name = f"conjugate gradients, {made.description}"
+            return made
+
+        def backward(state: CGState) -> FloatVector:
+            """|R| / (|A| |u| + |S Y|) in the infinity norm; |A| is that of some rows where products are approximate."""
+            size = (exact.norm() + alpha) * largest(state.x) + largest(values)
+            return ratio(state.largest_residual, size)
+
+        def judged(state: CGState) -> NDArray[np.bool_]:
+            return is_limit(len(values), state.relative_residual, backward(state))
+
+        true = partial(multiply, partial(exact.exact, always=is_approximate and operator.kernel is None))
+        preconditioner = Deferred(make, inexact=self.inexact, normal=normal)
+        try:
+            state = conjugate_gradients(
+                partial(multiply, when_ready) if is_approximate else true,
+                values,
+                alpha,
+                preconditioner,
+                solver.settings,
+                start=start,
+                norm=None if mixed else exact.norm,
+                true_multiply=true if is_approximate else None,
+                checkpoint=checkpoint,
+                on_iteration=self._report(rhs.num_columns, trace),
+                is_limit=judged if solver.accept_limit else None,
+            )
+        except ConvergenceError as exc:
+            if not (solver.float32_factor and exc.stagnated):
+                raise
+            raise ConvergenceError(
+                f"{exc.message}: float32 is no preconditioner at this condition",
+                hint='set precision = "float64", whose factor needs no iterations, or raise alpha',
+                **exc.details,
+            ) from exc
+        trace.replace(state.history)
+        u = BlockColumns.create(store, "u", rhs.grid, rhs.num_columns, "float64").fill(state.x)
+        if start is not None:
+            work.reused.setdefault("start", {})["relative_residual"] = float(state.history[0].max())
+        num_products = exact.num_products + approximate.num_products
+        return u, self._solution(state, backward(state), num_products, preconditioner)
+
+    def _report(self, num_columns: int, trace: ResidualTrace) -> Callable[[int, FloatVector], None]:
+        """Residuals for the trace, progress in iterations, and the end of an iteration that another way outruns."""
+        settings, work = self.solver.settings, self.workspace
+        flops = 2.0 * self.operator.grid.n**2 * num_columns
+        forecast = Forecast(settings.tol, settings.iterations, work.foreseen)
+
+        def report(iteration: int, relative: FloatVector) -> None:
+            trace.add(iteration, relative)
+            forecast.add(iteration, float(relative.max()))
+            forecast.check(iteration, relative, work.other_seconds)
+            if work.progress is not None:
+                total = forecast.total
+                work.progress(forecast.phase, iteration, total, iteration * flops, total * flops)
+
+        return report
+
+    def _solution(self, state: CGState, backward: FloatVector, num_products: int, preconditioner: Deferred) -> Solution:
+        relative, tol, t = state.relative_residual, self.solver.settings.tol, len(backward)
+        converged, begun = bool(state.converged.all()), float(state.history[0].max())
+        message = (
+            f"conjugate gradients, {state.num_iterations:,} iterations and {num_products:,} products, "
+            f"preconditioner: {preconditioner.description}, largest relative residual {relative.max():.1e}"
+        )
+        if 0 < begun < 1:
+            message += f", from earlier coefficients whose residual was {begun:.1e}"
+        if converged and begun and not state.num_iterations and preconditioner.made is None:
+            message = (
+                f"conjugate gradients, {num_products:,} product: the start already has residual {begun:.1e}; "
+                "nothing was built"
+            )
+        above = state.converged & (relative > tol)
+        if above.any():
+            message += (
+                f": above {tol:.1e} in {above.sum()} of {t} targets and the limit of float64, backward error "
+                f"{backward[above].max():.1e}"
+            )
+        if not converged:
+            missing = int((~state.converged).sum())
+            message += f"; NOT CONVERGED to {tol:.1e} in {missing} of {t} targets, which was allowed"
+        return Solution(
+            solver="cholesky" if self.solver.float32_factor else "cg",
+            precision="mixed" if self.solver.float32_factor else self.solver.precision,
+            converged=converged,
+            num_iterations=state.num_iterations,
+            relative_residual=relative.tolist(),
+            backward_error=backward.tolist(),
+            seconds={phase: summary.seconds for phase, summary in self.workspace.phases.items()},
+            message=message,
+        )

@@ -1,0 +1,407 @@
+"""Left-looking tile Cholesky: A = L L^T, one task and one file a tile.
+
+    L[j,j] = potrf(A[j,j] - sum_{k<j} L[j,k] L[j,k]^T)
+    L[i,j] = (A[i,j] - sum_{k<j} L[i,k] L[j,k]^T) L[j,j]^-T        i > j
+
+A task waits for its left neighbour (i, j-1) and for the diagonal tile (j, j); everything else it reads follows by
+transitivity. A[i,j] is needed exactly once, so it is evaluated from the kernel on the spot or read from a stored Gram
+matrix. A valid tile is the checkpoint: a factorisation that was interrupted is run again, and tasks whose tile is
+valid return at once, after a look at two of its entries. The order of every sum is fixed by the tile indices, so a
+resumed factor has the same bytes as an undisturbed one.
+
+A factor that extends an earlier one keeps the finished rows of ragged tiles and computes the others. Rows s <= p < e of
+an off-diagonal tile need the same rows of the tiles to their left and nothing of each other:
+
+    L[s:e, j] = (A[s:e, j] - sum_{k<j} L[s:e, k] L[j, k]^T) L[j, j]^-T
+
+Of a diagonal tile whose first r rows are finished, with the new rows P = A[r:, :] - sum_k L[r:, k] L[i, k]^T:
+
+    L21 = P1 L11^-T,     L22 = potrf(P2 - L21 L21^T)
+
+So rows can be computed in strips, and the first terms of a long sum ahead of the others, as tasks of their own, whose
+results wait in a scratch array for the task that writes the tile; see :mod:`dkrr.linalg.factor_schedule`.
+
+Cost
+----
+n^3 / 3 flops; n^3 / (3 b) elements read, n^2 / 2 written; memory of a task: one accumulator and two mapped tiles.
+
+References
+----------
+Golub and Van Loan, Matrix Computations, 4th ed., section 4.2; Buttari et al., A class of parallel tiled linear algebra
+algorithms for multicore architectures, Parallel Computing 35 (2009).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dkrr.engine.tasks import Executor, Progress, RunSummary
+from dkrr.errors import DamagedChunkError, DataError, StoreMismatchError
+from dkrr.linalg.catalogue import TakenOver
+from dkrr.linalg.factor_schedule import (
+    NewRows,
+    Split,
+    cholesky_nodes,
+    num_first_terms,
+    scratch_location,
+    usual_split,
+)
+from dkrr.linalg.gram import gram_owner
+from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.passes import made, run_with_repairs
+from dkrr.linalg.solution import no_factor
+from dkrr.linalg.verify import factor_sample_agrees
+from dkrr.store.chunks import ChunkArray, FloatArray
+from dkrr.store.files import remove_array
+from dkrr.tiles import TileGrid, TileMatrix
+from dkrr.tiles.blas import buffer, gemm_nt, leading_minor_pivot, potrf, rounded_pivot, syrk, trsm_right
+
+logger = logging.getLogger("dkrr.linalg")
+
+Span = tuple[int, int]
+"""First row within a row block, and one past the last."""
+
+
+@dataclass(frozen=True)
+class CholeskyTask:
+    """Everything a task of the factorisation needs.
+
+    Parameters
+    ----------
+    operator, factor
+        A, and L, which is written.
+    split
+        Which sums have first terms that are tasks of their own.
+    taken
+        Finished rows of ragged tiles, in earlier factors.
+    strips
+        The rows of some row blocks that are computed in strips.
+    parts
+        First terms and strips, if there are any, see :meth:`index`.
+    """
+
+    operator: RidgeOperator
+    factor: TileMatrix
+    split: Split = field(default_factory=Split)
+    taken: TakenOver = field(default_factory=TakenOver)
+    strips: Mapping[int, list[Span]] = field(default_factory=dict)
+    parts: ChunkArray | None = None
+
+    @property
+    def grid(self) -> TileGrid:
+        return self.factor.grid
+
+    def remaining_bytes(self) -> int:
+        """Bytes of the factor that are still to be written."""
+        return len(self.factor.missing()) * (self.factor.array.chunk_bytes + 4)
+
+    def spans(self, i: int) -> list[Span]:
+        """The rows of row block i that are not finished in an earlier factor, strip by strip."""
+        first, rows = self.taken.first(i), self.grid.rows(i)
+        return self.strips.get(i) or ([(first, rows)] if first < rows else [])
+
+    def num_first(self, i: int, j: int) -> int:
+        """So many terms of the sum of tile (i, j) are a task of their own."""
+        if i in self.strips:
+            return num_first_terms(j)
+        return 0 if self.parts is None or self.taken.first(i) else self.split.first_rest(self.grid, j)
+
+    def index(self, i: int, j: int, s: int, *, strip: bool) -> tuple[int, int]:
+        """The chunk of ``parts`` with strip s of tile (i, j), or with the first terms of its sum."""
+        most = max(map(len, self.strips.values()), default=1)
+        return 2 * (i * most + s) + strip, j
+
+    def read_part(self, i: int, j: int, s: int, shape: tuple[int, ...], *, strip: bool) -> FloatArray | None:
+        """A strip, or the first terms of its sum; None where there are none.
+
+        Raises
+        ------
+        DamagedChunkError
+            They are there, and are not what was written.
+        """
+        index = self.index(i, j, s, strip=strip)
+        if self.parts is not None:
+            try:
+                return self.parts.read(index)[: shape[0], : shape[1]]
+            except DamagedChunkError:
+                if self.parts.is_valid(index):
+                    raise  # else there are none, or a twin of this task has just removed them
+        return None
+
+    def forget_parts(self, i: int) -> None:
+        """Remove all that row block i went into: one of its tiles was wrong."""
+        for row, column in self.grid.lower() if self.parts is not None else ():
+            if i in (row, column) and (row in self.strips or self.num_first(row, column)):
+                for number in range(2 * len(self.spans(row))):
+                    self.parts.delete(self.index(row, column, number // 2, strip=bool(number % 2)))  # type: ignore[union-attr]
+
+
+def factor_tile(
+    task: CholeskyTask, i: int, j: int, s: int | None = None, strip: int = 0
+) -> tuple[bool, dict[str, Any]] | bool:
+    """Compute and write L[i, j], or the first terms of its strip s, or that strip, unless it is there.
+
+    A tile that is there was written by an earlier run, or by an attempt whose receipt was lost. Two of its entries are
+    compared with A: it may have changed places with another tile, whose checksum is as good.
+    """
+    if s is not None:
+        computed = _compute_part(task, i, j, s, strip=bool(strip))
+        return computed, {"part": 1} if computed else {}
+    factor = task.factor
+    suspect = factor.is_valid(i, j)
+    if suspect:
+        if factor_sample_agrees(task.operator, factor, i, j):
+            return False
+        logger.warning("tile (%d, %d) of %s does not give back the matrix; computing it again", i, j, factor.location)
+
+    def compute() -> Any:
+        # a tile that was wrong may be so because the rows that it kept are
+        c, info = _tile(task, i, j, alone=suspect)
+        rounded = 0 if info or i != j else rounded_pivot(c, task.operator.diagonal(j), task.operator.alpha, task.grid.n)
+        if info or rounded:
+            _check_operands(task, i, j)
+            _raise_not_positive_definite(task, j, info, rounded, c)
+        return c
+
+    def write(c: Any) -> None:
+        if suspect:
+            try:
+                if np.array_equal(factor.read(i, j), c):  # the sample was wrong, and no valid tile is rewritten
+                    return
+            except DamagedChunkError:
+                pass
+            task.forget_parts(i)  # first: what comes between must not leave parts of a tile that is gone
+        factor.write(i, j, c)
+
+    made("cholesky.tile", compute, write, partial(_not_finite, task, i, j))
+    if task.parts is not None and i not in task.strips and task.num_first(i, j):
+        task.parts.delete(task.index(i, j, 0, strip=False))  # so that only those of a few columns exist at once
+    return True
+
+
+def _tile(task: CholeskyTask, i: int, j: int, *, alone: bool) -> tuple[FloatArray, int]:
+    """Tile (i, j) from its finished rows, its parts, and whatever is left to compute; and potrf's answer, 0 if good.
+
+    A positive answer counts from the first row of the tile. ``alone``: from A and the tiles to its left.
+    """
+    grid, operator = task.grid, task.operator
+    c: FloatArray = buffer("accumulator", grid.shape(i, j), task.factor.dtype)
+
+    def agrees(matrix: TileMatrix, num_rows: int) -> bool:
+        try:  # two tiles may have changed places
+            return factor_sample_agrees(operator, matrix, i, j, num_rows)
+        except DamagedChunkError:
+            return False
+
+    first = 0 if alone else task.taken.first(i)
+    kept = task.taken.read(i, j, agrees) if first else None
+    rows: list[tuple[int | None, Span]] = [(None, (0, grid.rows(i)))] if alone else list(enumerate(task.spans(i)))
+    if kept is not None:
+        c[:first, : kept.shape[1]] = kept
+    elif first:
+        rows.insert(0, (None, (0, first)))
+    for s, (start, stop) in rows:
+        block = c[start:stop, : stop if i == j else None]
+        strip = task.read_part(i, j, s, block.shape, strip=True) if s is not None and i in task.strips else None
+        if strip is not None:
+            block[...] = strip
+            continue
+        _update(task, i, j, (start, stop), block, s)
+        if i != j:
+            trsm_right(block, task.factor.read(j, j))
+    if i == j:
+        c[:first, first:] = 0
+        for start, stop in ((0, first), (first, len(c))):
+            if start == stop or (not start and kept is not None):
+                continue
+            if start:
+                trsm_right(c[start:, :start], c[:start, :start])
+                syrk(c[start:, start:], c[start:, :start])
+            info = potrf(c[start:stop, start:stop])
+            if info:
+                return c, start + info
+    return c, 0
+
+
+def _update(
+    task: CholeskyTask, i: int, j: int, span: Span, c: FloatArray, s: int | None = None, last: int | None = None
+) -> FloatArray:
+    """c <- A[span, j] - sum_{k<last} L[span, k] L[j, k]^T, k ascending; of a diagonal tile its first columns.
+
+    ``last`` is j where it is not given, and what there is of the sum of strip s is then taken from its first terms.
+    """
+    factor, (start, stop) = task.factor, span
+    h = task.num_first(i, j) if last is None and s is not None else 0
+    begun = task.read_part(i, j, s or 0, c.shape, strip=False) if h else None
+    if begun is not None:
+        c[...] = begun
+        del begun
+    else:
+        h = 0
+        task.operator.tile(i, j, c, start=start, stop=stop)
+    for k in range(h, j if last is None else last):
+        # at most two tiles are mapped at once, and both are dropped after their product
+        right = factor.read(j, k)
+        if i != j:
+            gemm_nt(c, _left(task, i, k, span, s), right)
+        elif i not in task.strips and len(c) == task.grid.rows(i):
+            syrk(c, right)
+        else:
+            gemm_nt(c, right[start:stop], right[:stop])
+        del right
+    return c
+
+
+def _left(task: CholeskyTask, i: int, k: int, span: Span, s: int | None) -> FloatArray:
+    """Some rows of tile (i, k): its strip, before the tile is there."""
+    if s is not None and i in task.strips:
+        strip = task.read_part(i, k, s, (span[1] - span[0], task.grid.rows(k)), strip=True)
+        if strip is not None:
+            return strip
+    return task.factor.read(i, k)[slice(*span)]
+
+
+def _compute_part(task: CholeskyTask, i: int, j: int, s: int, *, strip: bool) -> bool:
+    """Compute and write a strip of tile (i, j), or its sum's first terms, unless it, or what it is for, is there."""
+    parts, (start, stop) = task.parts, task.spans(i)[s]
+    assert parts is not None  # noqa: S101  (narrows the type)
+    made_of_it = {task.index(i, j, s, strip=kind) for kind in (strip, strip or i in task.strips)}
+    if task.factor.is_valid(i, j) or any(parts.is_valid(index) for index in made_of_it):
+        return False
+
+    def compute() -> FloatArray:
+        c: FloatArray = buffer("accumulator", (stop - start, stop if i == j else task.grid.rows(j)), task.factor.dtype)
+        _update(task, i, j, (start, stop), c, s, None if strip else task.num_first(i, j))
+        if strip and i != j:
+            trsm_right(c, task.factor.read(j, j))
+        return c
+
+    def write(c: FloatArray) -> None:
+        if c.shape != parts.chunks:
+            padded = buffer("padded", parts.chunks, parts.numpy_dtype)
+            padded.fill(np.nan)
+            padded[: c.shape[0], : c.shape[1]] = c
+            c = padded
+        parts.write(task.index(i, j, s, strip=strip), c)
+
+    return made(
+        "cholesky.strip" if i in task.strips else "cholesky.sum", compute, write, partial(_not_finite, task, i, j)
+    )
+
+
+def _check_operands(task: CholeskyTask, i: int, j: int) -> None:
+    """Blame a stored tile for a result that cannot be used, before the matrix is blamed.
+
+    What is not finite was read directly: a task that reads it writes nothing. A wrong number may have come a longer
+    way, so tiles are compared with A column by column, and the first that disagrees is the one.
+
+    Raises
+    ------
+    DamagedChunkError
+        A tile that the sum for (i, j) rests on passes its checksum and is not finite, or does not give back the matrix.
+    """
+    factor = task.factor
+    read = [(row, k) for k in range(j) for row in dict.fromkeys((j, i))] + ([(j, j)] if i != j else [])
+    factor.check_finite(read)
+    for k in range(j + (i != j)):
+        for row in dict.fromkeys((*range(k, j + 1), i)):
+            if (row, k) != (i, j) and not factor_sample_agrees(task.operator, factor, row, k):
+                raise factor.wrong(row, k, "does not give back the matrix")
+
+
+def _raise_not_positive_definite(task: CholeskyTask, j: int, info: int, rounded: int, c: FloatArray) -> None:
+    """Name the row, the pivot and an alpha that would do; the order is ``info`` where potrf stopped, else ``rounded``.
+
+    Where it stopped, the tile is formed once more: potrf destroyed it.
+    """
+    grid, alpha = task.factor.grid, task.operator.alpha
+    if info:
+        c = _update(task, j, j, (0, grid.rows(j)), buffer("accumulator", grid.shape(j, j), task.factor.dtype))
+        order, pivot = leading_minor_pivot(np.tril(c) + np.tril(c, -1).T, info)
+    else:
+        order, pivot = rounded, float(c[rounded - 1, rounded - 1]) ** 2
+    row, largest = grid.span(j).start + order - 1, float(np.abs(task.operator.diagonal(j)).max())
+    where = f"tile ({j}, {j}) of {task.factor.location}"
+    raise no_factor(where, row, pivot, alpha, task.factor.dtype, grid.n, largest)
+
+
+def _not_finite(task: CholeskyTask, i: int, j: int, c: Any) -> DataError:
+    """The error for a tile, unless a stored one that it rests on is to blame."""
+    _check_operands(task, i, j)
+    row, column = np.argwhere(~np.isfinite(c))[0]
+    return DataError(
+        f"tile ({i}, {j}) of {task.factor.location} is not finite at entry ({row}, {column}), "
+        f"kernel {task.operator.kernel}",
+        hint="scale the features",
+    )
+
+
+def factorise(
+    operator: RidgeOperator,
+    factor: TileMatrix,
+    executor: Executor,
+    progress: Progress | None = None,
+    *,
+    split: Split | None = None,
+    taken: TakenOver | None = None,
+) -> RunSummary:
+    """Compute every tile of L that is not valid.
+
+    A tile that a reader finds damaged is deleted and computed again, then everything that still misses; so is a tile of
+    the stored Gram matrix of a kernel.
+
+    Parameters
+    ----------
+    split
+        Which sums are split. No byte of the factor depends on it; None takes what is usual for the executor's threads.
+    taken
+        What earlier factors have of its ragged tiles.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        A pivot is not positive; names the global row, the pivot, alpha and a suggested alpha.
+    DamagedChunkError
+        A tile of a given (precomputed) matrix or a row chunk is damaged.
+    StoreError
+        A tile is damaged again and again.
+    """
+    grid, taken = factor.grid, taken or TakenOver()
+    side, b = grid.num_tiles, grid.tile_size
+    split = usual_split(side, executor.num_threads) if split is None else split
+    first = {i: taken.first(i) for i in range(taken.num_rows // b, side) if taken.first(i) < grid.rows(i)}
+    new = NewRows.of(grid, taken.num_rows, first, executor.num_threads)
+    parts, beside = None, scratch_location(factor)
+    if new.strips or split.applies(grid, side - 1):
+        most, rows = new.most if new.strips else (1, b)
+        create = partial(
+            ChunkArray.create, beside, "", shape=(2 * side * most * rows, side * b), chunks=(rows, b),
+            dtype=factor.array.dtype, attributes={"split": split.to_dict(), "strips": list(new.strips.items())},
+        )  # fmt: skip
+        try:
+            parts = create()
+        except StoreMismatchError:  # of an attempt with another split, other workers or other finished rows
+            remove_array(beside)
+            parts = create()
+    task = CholeskyTask(operator, factor, split, taken, new.strips, parts)
+
+    def again(index: tuple[int, ...]) -> None:
+        task.forget_parts(index[0])
+        factor.array.delete(index)
+
+    owners = {factor.location: again, **gram_owner(operator, executor)}
+    if parts is not None:
+        owners[parts.location] = parts.delete
+    nodes = cholesky_nodes(grid, split, new)
+    summary = run_with_repairs(executor, "factorise", factor_tile, task, nodes, progress, owners=owners)
+    remove_array(beside)
+    # what was done is counted in tiles
+    summary.num_computed -= sum(len(key) > 2 for key in summary.values)
+    summary.num_tasks = grid.num_lower
+    return summary

@@ -1,1 +1,0 @@
-"""The low-rank preconditioner F F^T + alpha I: pivots, panels on disk, Woodbury's formula."""

@@ -1,1 +1,0 @@
-"""Nystrom regression over m centres: an approximation, in passes over the rows."""

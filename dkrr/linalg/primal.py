@@ -1,0 +1,514 @@
+"""Ridge regression in feature space: D unknowns in the place of n, where the kernel has D < n explicit features.
+
+    minimise  sum_i w_i (y_i - F(x_i).c - b)^2 + alpha |c|^2
+    (F^T W F + alpha I) c = F^T W y                     F (n, D),  F(x).F(z) = k(x, z),  W = diag(w)
+
+The minimiser is that of kernel ridge regression with the same kernel and alpha: c = F^T S u of the dual solution u.
+Use it for the linear kernel, and for polynomials while C(d + p, p) is small. n is not felt: one pass over the rows
+forms the sums, one evaluates the residual, and all that is kept is D x D, in the driver.
+
+With an intercept all sums are about means: y less its weighted mean, F less the features of the mean row. The weighted
+means of F follow from the sums, and where the shift was a bad guess, so that the difference of two sums loses digits,
+the pass is repeated around the means that are known then.
+
+F^T W F has the square of the condition of F. The residual of the normal equations is therefore never taken from the
+sums: it is F^T W (y - F c - b) - alpha c, row by row, which is also what is reported. As long as the correction that it
+implies is more than rounding, it is made and the residual evaluated again, at most twice (corrected seminormal
+equations: errors like those of an orthogonal factorisation, unless F is singular to half of the digits).
+
+There is one Cholesky factor of the D x D equations for each distinct alpha, or one eigendecomposition for all of them.
+
+Cost
+----
+n D^2 + 4 n D t flops and two readings of the rows; D^3 / 3 flops for each distinct alpha, 16 D^2 bytes in the driver.
+At most 10,000 features.
+
+References
+----------
+Saunders, Gammerman and Vovk, Ridge regression learning algorithm in dual variables, ICML 1998, for both sides.
+Bjorck, Stability analysis of the method of seminormal equations for linear least squares problems, Linear Algebra and
+its Applications 88/89 (1987).
+
+Leave-one-out and many alphas in feature space, where a leverage costs D^2 flops and no matrix of n rows.
+
+    h_i = w_i (F_i - m)^T (G + alpha I)^-1 (F_i - m) + w_i / sum(w)      m the weighted mean, with an intercept
+    h_i = w_i F_i^T (G + alpha I)^-1 F_i                                 without
+    y_i - f^(-i)(x_i) = (y_i - f(x_i)) / (1 - h_i)
+
+With G = Q diag(lam) Q^T once, h_i = w_i sum_j (F_i Q)_j^2 / (lam_j + alpha) for every alpha: the product F_i Q is
+shared, so that a grid of alphas costs about as much as one of them.
+
+Cost
+----
+One pass besides those of a fit: 2 n D^2 flops, and 2 n D (t + 1) for each alpha; the path has an eigendecomposition, 9
+D^3 flops. :func:`primal_leave_one_out` returns n numbers a target, :func:`leave_one_out_errors` one an alpha.
+
+References
+----------
+Golub, Heath and Wahba, Generalized cross-validation as a method for choosing a good ridge parameter, Technometrics 21
+(1979).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from scipy.linalg import eigh
+
+from dkrr.dataset import Dataset
+from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
+from dkrr.kernels import Kernel
+from dkrr.kernels.features import FeatureMap, count_features, feature_map
+from dkrr.linalg.blocks import FloatMatrix, FloatVector, ratio
+from dkrr.linalg.catalogue import FORMAT_VERSION, KERNEL_VERSION, key_of
+from dkrr.linalg.gram import rows_of
+from dkrr.linalg.leave_one_out import MIN_SHARE, LeaveOneOut, loo_from_leverages
+from dkrr.linalg.passes import check_task_memory, resumable_folder
+from dkrr.linalg.primal_passes import (
+    MAX_STRIP_ROWS,
+    DatasetRows,
+    FeatureRows,
+    MemoryRows,
+    panels,
+    row_ranges,
+    task_memory,
+)
+from dkrr.linalg.solution import Solution
+from dkrr.linalg.targets import offset_of, target_alphas
+from dkrr.linalg.workspace import BARE_BYTES, Workspace
+from dkrr.threads import single_blas_thread
+from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left
+
+logger = logging.getLogger("dkrr.linalg.primal")
+
+
+MAX_FEATURES = 10_000
+
+MAX_CORRECTIONS = 2
+
+# a correction of less than this share of the coefficients is not worth another pass
+NEGLIGIBLE = 1e-11
+
+EPS = float(np.finfo(np.float64).eps)
+
+# a variance that is the difference of sums this many times as large has lost too much
+LOST = 1e4
+
+BLOCK_ROWS = 256
+
+
+@dataclass(eq=False, kw_only=True)
+class Equations:
+    """(G + alpha I) c = g, and the rows that they are sums over.
+
+    Parameters
+    ----------
+    source
+        The rows, features and targets about the shifts of their passes.
+    gram : (D, D)
+        G, both triangles.
+    cross : (D, t)
+        g.
+    offset : (D,)
+        Weighted means of the features about the shifts; zero without an intercept.
+    y_norm : (t,)
+        Weighted norm of y, about its mean with an intercept.
+    weight
+        Sum of the weights.
+    """
+
+    source: FeatureRows
+    gram: FloatMatrix
+    cross: FloatMatrix
+    offset: FloatVector
+    y_norm: FloatVector
+    weight: float
+    _factor: tuple[float, FloatMatrix] | None = None
+
+    @classmethod
+    def of(cls, source: FeatureRows, fit_intercept: bool) -> Equations:
+        """One pass over the rows, or two where the first shift was a bad guess.
+
+        Raises
+        ------
+        DataError
+            Every weight is zero; the sums are not finite.
+        """
+        if fit_intercept:
+            source = source.about(source.features.typical(*source.rows.moments()), source.rows.centring())
+        gram, cross, squares = source.sums()
+        weight = float(squares[-1])
+        if not weight > 0:
+            raise DataError("every row has weight zero", hint="give some rows a positive weight")
+        means = cross[:, -1] / weight
+        if fit_intercept:
+            variance = gram.diagonal() - weight * np.square(means)
+            if (variance * LOST < gram.diagonal()).any():
+                logger.info("means are known now: the sums are formed again about them")
+                source = source.about(means + (0.0 if source.shift is None else source.shift), source.centring)
+                gram, cross, squares = source.sums()
+                means = cross[:, -1] / weight
+            for block in _blocks(len(means)):
+                gram[block] -= weight * means[block, None] * means
+        return cls(
+            source=source,
+            gram=gram,
+            cross=np.ascontiguousarray(cross[:, :-1]),  # the weighted sums of centred targets are zero
+            offset=means if fit_intercept else np.zeros_like(means),
+            y_norm=np.sqrt(squares[:-1]),
+            weight=weight,
+        )
+
+    @property
+    def fit_intercept(self) -> bool:
+        return self.source.centring is not None
+
+    def factor(self, alpha: float) -> FloatMatrix:
+        """L with L L^T = G + alpha I; the last one is kept.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            There is none, or rounding alone makes one.
+        """
+        if self._factor is None or self._factor[0] != alpha:
+            self._factor = None  # one copy at a time
+            system = self._system(alpha)
+            info = potrf(system)
+            if info:
+                order, pivot = leading_minor_pivot(self._system(alpha), info)
+                raise self._singular(pivot, order - 1, alpha)
+            pivots = np.square(system.diagonal())
+            # rounding alone decides whether such a pivot is positive
+            lost = np.flatnonzero(pivots <= len(system) * EPS * (self.gram.diagonal() + alpha))
+            if len(lost):
+                raise self._singular(float(pivots[lost[0]]), int(lost[0]), alpha)
+            self._factor = alpha, system
+        return self._factor[1]
+
+    def _system(self, alpha: float) -> FloatMatrix:
+        system = self.gram.copy()
+        system[np.diag_indices_from(system)] += alpha
+        return system
+
+    def _singular(self, pivot: float, feature: int, alpha: float) -> NotPositiveDefiniteError:
+        size = len(self.gram)
+        suggested = alpha + (10 * max(abs(pivot), size * EPS * float(self.gram.diagonal().max())) or EPS)
+        return NotPositiveDefiniteError(
+            f"F^T W F + alpha I of {size:,} features is not positive definite at feature {feature:,} "
+            f"(pivot {pivot:.2g}, alpha {alpha:.3g}): it depends on those before it",
+            hint=f"raise alpha to at least {suggested:.1g}, or leave out features that others determine",
+            row=feature,
+            pivot=pivot,
+            alpha=alpha,
+            suggested_alpha=suggested,
+        )
+
+    def solve(self, right: FloatMatrix, alphas: FloatVector) -> FloatMatrix:
+        """(G + alpha I)^-1 right (D, t), with an alpha for each column."""
+        found = np.empty(right.shape)
+        for alpha in dict.fromkeys(alphas.tolist()):
+            columns = alphas == alpha
+            z = trsm_left(self.factor(alpha), np.ascontiguousarray(right[:, columns]), transposed=False)
+            found[:, columns] = trsm_left(self.factor(alpha), z, transposed=True)
+        return found
+
+    def residual(self, coef: FloatMatrix, alphas: FloatVector) -> tuple[FloatVector, FloatMatrix]:
+        """The intercept, about the shifts, of coefficients, and the residual (D, t) of both, from the rows."""
+        intercept = -self.offset @ coef
+        sums = self.source.residual(coef, intercept)
+        first, zeroth = sums[:-1], sums[-1]
+        if self.fit_intercept:
+            # the intercept that makes 1^T W R vanish, to the last digit
+            intercept = intercept + zeroth / self.weight
+            first = first - self.offset[:, None] * zeroth
+        return intercept, first - alphas * coef
+
+    def norms(self, coef: FloatMatrix, residual: FloatMatrix, alphas: FloatVector) -> tuple[FloatVector, FloatVector]:
+        """Relative residual and backward error of each target."""
+        diagonal, right = np.maximum(self.gram.diagonal(), 0.0), np.linalg.norm(self.cross, axis=0)
+        # a |g| that may be nothing but the rounding of y and of its sums
+        y_size = np.hypot(self.y_norm, np.sqrt(self.weight) * offset_of(self.source.centring))
+        is_zero = right <= 10 * EPS * np.sqrt(diagonal.sum()) * y_size
+        relative = ratio(np.linalg.norm(residual, axis=0), np.where(is_zero, 0.0, right))
+        # max_j |F_j| |y| bounds |g| by Cauchy and Schwarz
+        gram_norm = max(float(np.abs(self.gram[rows]).sum(axis=1).max()) for rows in _blocks(len(diagonal)))
+        bound = (gram_norm + alphas) * np.abs(coef).max(axis=0) + np.sqrt(diagonal.max()) * self.y_norm
+        return relative, ratio(np.abs(residual).max(axis=0), bound)
+
+    def leverages(
+        self, coef: FloatMatrix, intercept: FloatVector, basis: FloatMatrix
+    ) -> tuple[FeatureRows, FloatVector, FloatMatrix, float]:
+        """The rows about their means, the intercept of ``coef`` there, B in C order, and the intercept's own leverage.
+
+        That is what every row of weight 1 has besides |(F_i - m) B|^2.
+        """
+        shift = self.offset + (0.0 if self.source.shift is None else self.source.shift)
+        source = self.source.about(shift if self.fit_intercept else None, self.source.centring)
+        constant = 1.0 / self.weight if self.fit_intercept else 0.0
+        return source, intercept + self.offset @ coef, np.ascontiguousarray(basis), constant
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrimalResult:
+    """A regression in feature space, f(x) = F(x) coef + intercept, and how good it is as a solution.
+
+    Parameters
+    ----------
+    features
+        F.
+    coef : (D, t)
+    intercept : (t,), optional
+        None without one.
+    shifted_intercept : (t,)
+        The same about the shifts of the passes; zero without one.
+    solution
+        ``relative_residual``: |F^T W (y - F c - b) - alpha c| / |F^T W y|, 2-norms, F and y about their means with an
+        intercept; 0 where F^T W y is nothing but rounding. ``backward_error``: the same in the infinity norm, divided
+        by |F^T W F + alpha I| |c| + max_j |F_j| |y|, norms weighted; the last term is what F^T W y may be off by when
+        y is, in its last digit.
+    equations
+        The sums, for whatever else can be known from them.
+    """
+
+    features: FeatureMap
+    coef: FloatMatrix
+    intercept: FloatVector | None
+    shifted_intercept: FloatVector
+    solution: Solution
+    equations: Equations
+
+
+def primal_features(kernel: Kernel | None, num_inputs: int, num_rows: int) -> FeatureMap:
+    """The features of a kernel, if they are few enough.
+
+    Raises
+    ------
+    ParameterError
+        The kernel has no finite number of real features, or more than 10,000.
+    """
+    features = feature_map(kernel, num_inputs)
+    count = count_features(kernel, num_inputs) or 0
+    if count > MAX_FEATURES:
+        raise ParameterError(
+            f"{features.kernel.describe()} has {count:,} features of {num_inputs:,} inputs ({num_rows:,} rows); the "
+            f"primal solver takes at most {MAX_FEATURES:,}",
+            hint="lower the degree, or take another solver",
+        )
+    return features
+
+
+def primal_bytes(kernel: Kernel | None, num_inputs: int, num_rows: int, num_targets: int) -> tuple[int, int, int]:
+    """Peak memory of a task and of the driver besides their interpreters', and what the sums take on disk."""
+    features = primal_features(kernel, num_inputs, num_rows)
+    size, edge = features.num_features, panels(features).tile_size
+    driver = 16 * size * size + 64 * size * num_targets
+    # about: ranges are of whole chunks, which are not known here
+    count = len(row_ranges(num_rows, features, MAX_STRIP_ROWS)) * panels(features).num_lower
+    sums = 8 * count * (edge + num_targets + 1) * (edge + 1)
+    return task_memory(features, num_inputs, num_targets, num_targets), driver, sums
+
+
+@contextmanager
+def stored_source(
+    dataset: Dataset, kernel: Kernel | None, workspace: Workspace, *, fit_intercept: bool = False, keep: bool = False
+) -> Iterator[FeatureRows]:
+    """Rows of a data set, for as long as the block runs; what travels lies in the workspace's store.
+
+    With ``keep`` a block that is interrupted leaves its sums to the next one.
+
+    Raises
+    ------
+    LockedError
+        Another process fits the same rows on the same store.
+    """
+    features = primal_features(kernel, dataset.num_features, dataset.num_rows)
+    decides_the_sums = {  # no alpha
+        "format_version": FORMAT_VERSION,
+        "kernel_version": KERNEL_VERSION,
+        "kernel": features.kernel.to_dict(),
+        "rows": [dataset.digest, dataset.digest_y, dataset.digest_weight],
+        "solver": "primal",
+        "fit_intercept": fit_intercept,
+        "blas": workspace.blas,
+    }
+    with resumable_folder(workspace, key_of(decides_the_sums), keep=keep) as location:
+        yield FeatureRows(features, DatasetRows(rows_of(dataset, features.kernel)), workspace, location)
+
+
+def array_source(
+    x: FloatMatrix, y: FloatMatrix, kernel: Kernel | None, weight: FloatVector | None = None
+) -> FeatureRows:
+    """Rows x (n, d), y (n, t) in memory."""
+    return FeatureRows(primal_features(kernel, x.shape[1], len(x)), MemoryRows(x, y, weight))
+
+
+def fit_primal(
+    dataset: Dataset,
+    kernel: Kernel | None,
+    alpha: Sequence[float],
+    workspace: Workspace,
+    *,
+    fit_intercept: bool = False,
+) -> PrimalResult:
+    """Fit D coefficients to the n rows of a data set.
+
+    An interrupted fit goes on with the sums it had when the same fit runs again on the same store.
+
+    Parameters
+    ----------
+    dataset
+        Training rows X, targets Y, optional weights, as the kernel shall see them.
+    kernel
+        linear, or poly of whole degree with coef0 >= 0.
+    alpha
+        One, or one per target.
+    workspace
+        Where, and on whom.
+
+    Raises
+    ------
+    ParameterError
+        A kernel without few features; no target; a negative alpha.
+    PlanRefusedError
+        The workers have too little memory.
+    NotPositiveDefiniteError
+        F^T W F + alpha I is singular.
+    ResidualError
+        The backward error exceeds 30 n eps.
+    DataError
+        The features overflow.
+    DamagedChunkError
+        A chunk of the rows is missing, damaged, or in the place of another.
+    LockedError
+        Another process does the same fit on the same store.
+    """
+    features = primal_features(kernel, dataset.num_features, dataset.num_rows)
+    alphas, t = target_alphas(alpha, dataset.num_targets), dataset.num_targets
+    needed = BARE_BYTES + task_memory(features, features.num_inputs, t, t)
+    check_task_memory(workspace, f"{features.num_features:,} features", needed, "raise memory_limit")
+    with stored_source(dataset, kernel, workspace, fit_intercept=fit_intercept, keep=True) as source:
+        return solve_primal(source, alphas, fit_intercept)
+
+
+def fit_primal_arrays(
+    x: FloatMatrix,
+    y: FloatMatrix,
+    kernel: Kernel | None,
+    alpha: Sequence[float] | FloatVector,
+    *,
+    weight: FloatVector | None = None,
+    fit_intercept: bool = False,
+) -> PrimalResult:
+    """The same for rows x (n, d), y (n, t) in memory, in this process."""
+    source = array_source(x, y, kernel, weight)
+    with single_blas_thread():
+        return solve_primal(source, target_alphas(alpha, y.shape[1]), fit_intercept)
+
+
+def solve_primal(source: FeatureRows, alphas: FloatVector, fit_intercept: bool) -> PrimalResult:
+    """The fit, wherever the rows are."""
+    started = time.perf_counter()
+    equations = Equations.of(source, fit_intercept)
+    coef = equations.solve(equations.cross, alphas)
+    best: tuple[FloatMatrix, FloatVector, FloatVector, FloatVector] | None = None
+    corrections = 0
+    while True:
+        intercept, residual = equations.residual(coef, alphas)
+        relative, backward = equations.norms(coef, residual, alphas)
+        if best is not None and not (backward < 0.5 * best[3]).any():
+            break  # rounding has been reached; what was before is no worse
+        best = coef, intercept, relative, backward
+        correction = equations.solve(residual, alphas)
+        needed = np.abs(correction).max(axis=0) > NEGLIGIBLE * np.abs(coef).max(axis=0)
+        # what is left over of a target without anything to fit is rounding
+        needed &= backward > 0
+        if corrections == MAX_CORRECTIONS or not needed.any():
+            break
+        coef = coef + np.where(needed, correction, 0.0)
+        corrections += 1
+    coef, intercept, relative, backward = best
+    n, size = source.rows.shape[0], source.features.num_features
+    phases = {} if source.workspace is None else {name: run.seconds for name, run in source.workspace.phases.items()}
+    solution = Solution.direct(
+        n, relative.tolist(), backward.tolist(), solver="primal", precision="float64",
+        seconds=phases or {"total": time.perf_counter() - started},
+        message=f"{size:,} features of {n:,} rows, {corrections} corrections",
+        hint="raise alpha, scale the features, or lower the degree",
+    )  # fmt: skip
+    constant, shift = intercept + offset_of(equations.source.centring), equations.source.shift
+    if shift is not None:
+        constant -= shift @ coef
+    return PrimalResult(
+        features=cast(FeatureMap, source.features),
+        coef=coef,
+        intercept=constant if fit_intercept else None,
+        shifted_intercept=intercept,
+        solution=solution,
+        equations=equations,
+    )
+
+
+def _blocks(size: int) -> list[slice]:
+    """Rows of D x D matrices whose copies are small."""
+    return [slice(start, start + BLOCK_ROWS) for start in range(0, size, BLOCK_ROWS)]
+
+
+def primal_leave_one_out(source: FeatureRows, alpha: Any, *, fit_intercept: bool = False) -> LeaveOneOut:
+    """Leave-one-out of a regression in feature space: fitted, then one pass for each distinct alpha.
+
+    Raises
+    ------
+    DataError
+        A row decides its own prediction.
+    NotPositiveDefiniteError, ResidualError
+        As :func:`~dkrr.linalg.primal.fit_primal`.
+    """
+    alphas = target_alphas(alpha, source.rows.shape[1])
+    with single_blas_thread():
+        result = solve_primal(source, alphas, fit_intercept)
+        return left_out(result.equations, result.coef, result.shifted_intercept, alphas)
+
+
+def left_out(equations: Equations, coef: FloatMatrix, intercept: FloatVector, alphas: FloatVector) -> LeaveOneOut:
+    """Leave-one-out of coefficients that solve the equations, their intercept about the shifts."""
+    (n, t), weight = equations.source.rows.shape, equations.source.rows.weights()
+    leverages, residuals = np.empty((n, t)), np.empty((n, t))
+    for alpha in dict.fromkeys(alphas.tolist()):
+        targets, lower = alphas == alpha, equations.factor(alpha)
+        basis = trsm_left(lower, np.eye(len(lower)), transposed=False).T
+        source, shifted, basis, constant = equations.leverages(coef, intercept, basis)
+        found = source.hat(coef, shifted, basis, np.ones((len(lower), 1)))
+        leverages[:, targets] = ((1.0 if weight is None else weight) * (found[:, t] + constant))[:, None]
+        residuals = found[:, :t]
+    root = None if weight is None else np.sqrt(weight)
+    return loo_from_leverages(residuals=residuals, leverages=leverages, alpha=alphas, root=root)
+
+
+def leave_one_out_errors(source: FeatureRows, alphas: Sequence[float], *, fit_intercept: bool = False) -> FloatMatrix:
+    """Mean squared errors of leave-one-out (k, t) for every alpha: one pass for the sums, one for the errors.
+
+    Weighted means over the rows of positive weight; inf where a row decides its own prediction.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        An alpha is lost beside the eigenvalues, some of which are zero.
+    """
+    with single_blas_thread():
+        equations = Equations.of(source, fit_intercept)
+        equations.factor(float(min(alphas)))  # raises where there is none
+        lam, q = eigh(equations.gram, driver="evd")
+        inverse = 1.0 / (np.maximum(lam, 0.0)[:, None] + np.asarray(alphas, dtype=np.float64))
+        rotated = q.T @ equations.cross
+        columns = np.concatenate([q @ (inverse[:, k, None] * rotated) for k in range(len(alphas))], axis=1)
+        about, intercept, basis, constant = equations.leverages(columns, -equations.offset @ columns, q)
+        squares, largest = about.path(columns, intercept, basis, inverse, constant)
+    decides = (1 - largest <= MIN_SHARE)[:, None]
+    return np.where(decides, np.inf, squares.reshape(len(alphas), -1) / equations.weight)

@@ -1,1 +1,0 @@
-"""Ridge regression in explicit features: sums over the rows in passes, D x D equations in memory."""
