@@ -20,8 +20,7 @@ from typing import Any
 
 import click
 
-from dkrr import errors
-from dkrr._version import __version__
+from dkrr import __version__, errors
 from dkrr.errors import told
 from dkrr.markup import size
 

@@ -29,6 +29,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,31 @@ from typing import Any
 import numpy as np
 import psutil
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
-from dkrr._version import __version__
+from dkrr import __version__
 from dkrr.errors import StorageFullError, StoreError
-from dkrr.threads import single_blas_thread
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+@lru_cache(maxsize=1)
+def _controller() -> Any:
+    # finding the loaded libraries costs milliseconds; NumPy and SciPy are loaded by the time of the first call
+    return ThreadpoolController()
+
+
+@contextmanager
+def single_blas_thread() -> Iterator[None]:
+    """Limit BLAS to one thread inside the block; restores the caller's setting.
+
+    Threaded OpenBLAS is slower per core on tiles, has returned wrong numbers when called from several Python threads,
+    and crashes in potrf of large matrices on some kernels; dkrr's parallelism comes from tile tasks instead.
+    """
+    with _controller().limit(limits=1, user_api="blas"):
+        yield
 
 
 def total_memory_bytes() -> int:

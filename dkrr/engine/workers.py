@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dkrr._version import __version__
+from dkrr import __version__
 from dkrr.engine.configuration import timeout_seconds
 from dkrr.engine.machine import (
     MISSING,

@@ -33,6 +33,7 @@ from dkrr.engine.machine import (
     disk_rates,
     free_memory_bytes,
     gemm_rate,
+    single_blas_thread,
     subprocess_environment,
     worker_environment,
 )
@@ -40,7 +41,6 @@ from dkrr.errors import DkrrError, StorageFullError
 from dkrr.kernels import Kernel, kernel_from_dict, make_kernel
 from dkrr.linalg.products import is_nonnegative, kernel_product
 from dkrr.store.files import delete_key, is_url, join, name_of, parent_of, read_key, write_key
-from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import gemm_nt
 
 __all__ = ["Machine", "itemsize", "measure_machine"]

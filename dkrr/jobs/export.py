@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr._version import __version__
+from dkrr import __version__
 from dkrr.dataset import Floats, RowArray
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.sources import Table

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.dataset import Dataset, Floats, Scaling
-from dkrr.engine.machine import cpu_count
+from dkrr.engine.machine import cpu_count, single_blas_thread
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import CancelledError, ConvergenceError, DataError
 from dkrr.jobs.plan import Plan
@@ -43,7 +43,6 @@ from dkrr.models.model import quantile_names
 from dkrr.models.tiled import Solved, label_targets, loss_details, loss_parts
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children
-from dkrr.threads import single_blas_thread
 
 __all__ = ["fit_loss", "loss_of"]
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkrr._version import __version__
+from dkrr import __version__
 from dkrr.errors import StoreError
 from dkrr.jobs import sections
 from dkrr.jobs.facts import Block, Findings, Text, progress_words, result_facts

@@ -22,6 +22,7 @@ from dkrr.dataset import Dataset, Floats, ingest, open_dataset
 from dkrr.dataset.columns import feature_columns, kept_columns, match_features, ordered_like, target_columns
 from dkrr.dataset.sources import Table, open_table
 from dkrr.engine.cluster import executor_for
+from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, InProcessExecutor, Progress
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError, StoreMismatchError
 from dkrr.fit.inputs import TemporaryStore, nothing_new
@@ -46,7 +47,6 @@ from dkrr.store.files import (
     write_json,
 )
 from dkrr.store.lease import hold_lock
-from dkrr.threads import single_blas_thread
 
 logger = logging.getLogger("dkrr.jobs.predict")
 RESULT = "result.zarr"  # of a prediction, in its folder beside the output

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, NumericalError
 from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, add_scaled, largest, norms, ratio, row_blocks
 from dkrr.linalg.gram import gram_owner
@@ -45,7 +46,6 @@ from dkrr.linalg.products import (
 from dkrr.linalg.targets import best_intercept
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import FloatArray
-from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid
 from dkrr.tiles.blas import buffer, is_finite
 

@@ -70,6 +70,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
 from dkrr.dataset.destination import storage_errors
+from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
@@ -96,7 +97,6 @@ from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.targets import Centring, centre_dataset, offset_of, target_alphas, total_weight
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
 from dkrr.store.files import place, remove_array
-from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import potrf
 
 CANDIDATE_BYTES = 1 << 30

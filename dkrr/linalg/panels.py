@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DamagedChunkError, DataError, NumericalError
 from dkrr.kernels.base import mirror
 from dkrr.linalg.blocks import Floats, Indices
@@ -47,7 +48,6 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import place, remove_array
-from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import gemm_nt, syrk_tn, trsm_right
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from dkrr.dataset.destination import storage_errors
 from dkrr.engine.cluster import memory_limit_of
+from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, run_task
 from dkrr.errors import DamagedChunkError, DataError, DkrrError, PlanRefusedError, StoreError
 from dkrr.linalg.blocks import FloatMatrix
@@ -39,7 +40,6 @@ from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import place, remove_array
 from dkrr.store.lease import hold_lock
-from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import is_finite
 
 Owners = Mapping[str, Callable[[tuple[int, ...]], object]]

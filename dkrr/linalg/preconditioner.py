@@ -45,6 +45,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.engine.cluster import memory_limit_of
+from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import NumericalError
 from dkrr.linalg.blocks import Floats
 from dkrr.linalg.operators import RidgeOperator
@@ -55,7 +56,6 @@ from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import on_release
 from dkrr.store.files import local_root, place, remove_array
 from dkrr.store.lease import hold_lock
-from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import potrf, trsm_left
 
 logger = logging.getLogger("dkrr.linalg")

@@ -62,6 +62,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from dkrr.dataset import Dataset
+from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, NotPositiveDefiniteError, ParameterError
 from dkrr.kernels import Kernel
 from dkrr.kernels.features import FeatureMap, count_features, feature_map
@@ -82,7 +83,6 @@ from dkrr.linalg.primal_passes import (
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.targets import offset_of, target_alphas
 from dkrr.linalg.workspace import BARE_BYTES, Workspace
-from dkrr.threads import single_blas_thread
 from dkrr.tiles.blas import leading_minor_pivot, potrf, trsm_left
 
 logger = logging.getLogger("dkrr.linalg.primal")

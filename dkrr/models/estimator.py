@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkrr.dataset import CheckedRows, Dataset, Floats, lazy_rows
 from dkrr.dataset.columns import frame_labels, unique_names
+from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
 from dkrr.fit.inputs import TemporaryStore, check_given, find_dataset
@@ -48,7 +49,6 @@ from dkrr.models.validation import (
     rows_to_predict,
 )
 from dkrr.store.files import at_present, check_place
-from dkrr.threads import single_blas_thread
 
 # Starting a cluster takes about two seconds, as long as one core needs for a factor of this many rows.
 MAX_IN_PROCESS_ROWS = 6_000

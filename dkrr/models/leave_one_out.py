@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, Floats
 from dkrr.engine.cluster import blas_of, memory_limit_of
+from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.errors import ConvergenceError, ResidualError, StoreError
 from dkrr.fit.choices import FitSettings
@@ -58,7 +59,6 @@ from dkrr.models.model import Model
 from dkrr.models.tiled import Training, changed, check_unchanged
 from dkrr.models.uncertainty import OTHER_SOLVERS
 from dkrr.store.files import full_disk, place, remove_array
-from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 
 logger = logging.getLogger("dkrr.leave_one_out")

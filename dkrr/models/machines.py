@@ -25,7 +25,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from dkrr.dataset import Floats
 from dkrr.engine.cluster import runs_in_process
-from dkrr.engine.machine import cpu_count
+from dkrr.engine.machine import cpu_count, single_blas_thread
 from dkrr.errors import DataError, ParameterError
 from dkrr.fit.inputs import check_given
 from dkrr.kernels import Kernel
@@ -47,7 +47,6 @@ from dkrr.models.validation import (
     is_out_of_core,
     label_arrays,
 )
-from dkrr.threads import single_blas_thread
 
 # rows (n, d), targets (n, t), weights (n,), the class (n,) by which support vectors are counted and sorted, and whether
 # predictions have one axis

@@ -26,6 +26,7 @@ from dkrr.dataset import CheckedRows, Floats, RowArray, Scaling
 from dkrr.dataset.columns import Fitted, find_names, frame_labels, target_columns, unique_names
 from dkrr.dataset.destination import check_outside, storage_errors
 from dkrr.dataset.table import to_floats
+from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
@@ -51,7 +52,6 @@ from dkrr.store.files import (
     write_json,
 )
 from dkrr.store.lease import hold_lock
-from dkrr.threads import single_blas_thread
 
 FORMAT = "dkrr-model"
 

@@ -28,6 +28,7 @@ from dkrr.dataset import Dataset, Floats, RowArray, ingest
 from dkrr.dataset.columns import feature_columns, match_features, match_targets
 from dkrr.dataset.sources import open_table
 from dkrr.engine.cluster import executor_for, memory_limit_of, runs_in_process
+from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.fit.inputs import TemporaryStore, find_dataset
@@ -39,7 +40,6 @@ from dkrr.models.uncertainty import half_widths
 from dkrr.models.validation import is_out_of_core
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import full_disk, place, remove_array
-from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileMatrix
 
 # One core evaluates so many kernel entries, or does so many flops, in about the time that a cluster takes to start.

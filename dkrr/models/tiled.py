@@ -17,10 +17,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr._version import __version__
+from dkrr import __version__
 from dkrr.dataset import Dataset, RowArray
 from dkrr.engine.cluster import blas_of, memory_limit_of
-from dkrr.engine.machine import free_memory_bytes
+from dkrr.engine.machine import free_memory_bytes, single_blas_thread
 from dkrr.engine.tasks import Executor, InProcessExecutor
 from dkrr.errors import DataError, ParameterError
 from dkrr.fit.choices import FitSettings, Limits, Problem, SolverChoice, small_choice, ways_of
@@ -53,7 +53,6 @@ from dkrr.models.model import Model
 from dkrr.models.uncertainty import recorded_factors, target_scale
 from dkrr.models.validation import check_alpha, check_target_sizes
 from dkrr.store.files import full_disk, is_url
-from dkrr.threads import single_blas_thread
 from dkrr.tiles import TileGrid, TileMatrix
 
 __all__ = [

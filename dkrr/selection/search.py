@@ -33,6 +33,7 @@ from scipy.sparse.linalg import eigsh
 from scipy.spatial.distance import pdist
 
 from dkrr.dataset import Dataset, Floats, RowArray, ingest
+from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import DamagedChunkError, DataError, MemoryBudgetError, NotPositiveDefiniteError, StoreError
 from dkrr.kernels import Kernel
 from dkrr.linalg.fit_losses import fit_losses
@@ -44,7 +45,6 @@ from dkrr.selection.choice import FoldLoss
 from dkrr.selection.likelihood import ALPHA_BOUNDS, Explained, family_kernel
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import read_json, write_json
-from dkrr.threads import single_blas_thread
 
 # widths, in standard deviations of their feature: a feature that is wider than the upper bound has no influence
 WIDTH_BOUNDS = (1e-2, 1e4)

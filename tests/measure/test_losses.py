@@ -13,11 +13,11 @@ from sklearn.model_selection import train_test_split
 from sklearn.svm import SVC
 
 from dkrr import KernelQuantileRegressor, KernelSVC
+from dkrr.engine.machine import single_blas_thread
 from dkrr.kernels import make_kernel
 from dkrr.linalg.fit_losses import fit_losses
 from dkrr.linalg.loss import make_loss
 from dkrr.linalg.loss_problem import GramColumns, LossProblem, certify
-from dkrr.threads import single_blas_thread
 from tests.measure.figures import Judge, scaled
 
 pytestmark = [pytest.mark.measure, pytest.mark.timeout(3600), pytest.mark.whole]
