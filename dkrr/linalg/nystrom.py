@@ -69,7 +69,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
-from dkrr.dataset.destination import storage_errors
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import RunSummary
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, ParameterError
@@ -96,7 +95,7 @@ from dkrr.linalg.rpcholesky import pivot_rows
 from dkrr.linalg.solution import IterativeSettings, NystromSettings, Solution
 from dkrr.linalg.targets import Centring, centre_dataset, offset_of, target_alphas, total_weight
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, Workspace
-from dkrr.store.files import place, remove_array
+from dkrr.store.files import place, remove_array, storage_errors
 from dkrr.tiles.blas import potrf
 
 CANDIDATE_BYTES = 1 << 30

@@ -29,7 +29,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dkrr.dataset.destination import storage_errors
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, run_task
@@ -38,7 +37,7 @@ from dkrr.linalg.blocks import FloatMatrix
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
-from dkrr.store.files import place, remove_array
+from dkrr.store.files import place, remove_array, storage_errors
 from dkrr.store.lease import hold_lock
 from dkrr.tiles.blas import is_finite
 
