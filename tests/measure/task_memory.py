@@ -18,14 +18,13 @@ from dkrr.dataset import Dataset, ingest, open_dataset
 from dkrr.engine.tasks import InProcessExecutor
 from dkrr.kernels import make_kernel
 from dkrr.linalg.blocks import BlockColumns
-from dkrr.linalg.cholesky import CholeskyTask, factor_tile, factorise
-from dkrr.linalg.factor_schedule import Split
-from dkrr.linalg.gram import GramTask, build_gram, gram_tile, rows_of
+from dkrr.linalg.cholesky import CholeskyTask, Split, factor_tile
+from dkrr.linalg.direct import factorise
+from dkrr.linalg.gram import GramTask, build_gram, gram_tile
 from dkrr.linalg.matmul import PairProduct, panel_width
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.operators import RidgeOperator, rows_of
 from dkrr.linalg.passes import Pass, compute_part
-from dkrr.linalg.predict import ArrayRows
-from dkrr.linalg.products import kernel_product
+from dkrr.linalg.products import ArrayRows, kernel_product
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.triangular import BACKWARD, FORWARD, Sweeps, substitute, sweep_task
 from dkrr.linalg.workspace import Workspace

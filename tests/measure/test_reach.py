@@ -15,7 +15,7 @@ from dkrr.engine.cluster import checked_executor
 from dkrr.engine.tasks import DaskExecutor, Executor, Node
 from dkrr.engine.workers import Admission, check_workers
 from dkrr.errors import CancelledError
-from dkrr.linalg.cholesky import factorise
+from dkrr.linalg.direct import factorise
 from dkrr.linalg.gram import build_gram
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.faults import times

@@ -15,10 +15,9 @@ from dkrr.engine.cluster import start_local
 from dkrr.fit.rates import measure_machine
 from dkrr.fit.schedule import TileSeconds, simulate
 from dkrr.kernels import make_kernel
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.factor_schedule import usual_split
-from dkrr.linalg.gram import build_gram, rows_of
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.direct import factorise, usual_split
+from dkrr.linalg.gram import build_gram
+from dkrr.linalg.operators import RidgeOperator, rows_of
 from dkrr.linalg.workspace import choose_tile_size
 from dkrr.store.files import remove_array
 from dkrr.tiles import TileGrid, TileMatrix
