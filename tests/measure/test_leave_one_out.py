@@ -14,7 +14,8 @@ from dkrr.dataset import ingest
 from dkrr.engine.cluster import blas_of, checked_executor, local_cluster, memory_limit_of
 from dkrr.fit.fitting import FitSettings, ridge_operator
 from dkrr.kernels import make_kernel
-from dkrr.linalg.direct import CholeskySolver, inverse_diagonal, inverse_room
+from dkrr.linalg.direct import CholeskySolver
+from dkrr.linalg.triangular import inverse_diagonal, inverse_room
 from dkrr.linalg.workspace import Workspace, choose_tile_size
 from tests.measure.figures import Judge, scaled
 

@@ -12,9 +12,9 @@ import pytest
 from dkrr.dataset import ingest
 from dkrr.engine.cluster import start_local
 from dkrr.kernels import make_kernel
-from dkrr.linalg.cholesky import factorise
-from dkrr.linalg.gram import build_gram, rows_of
-from dkrr.linalg.operators import RidgeOperator
+from dkrr.linalg.direct import factorise
+from dkrr.linalg.gram import build_gram
+from dkrr.linalg.operators import RidgeOperator, rows_of
 from dkrr.tiles import TileGrid, TileMatrix
 from tests.measure.figures import Judge, scaled
 
