@@ -24,8 +24,7 @@ from dkrr.linalg.direct import panel_bytes as inverse_panel_bytes
 from dkrr.linalg.matmul import product_task_bytes
 from dkrr.linalg.newton import MAX_BYTES, MAX_DENSE
 from dkrr.linalg.nystrom import nystrom_baseline, nystrom_bytes
-from dkrr.linalg.panels import low_rank_task_bytes, panel_bytes
-from dkrr.linalg.preconditioner import HELD_BYTES, keep_bytes
+from dkrr.linalg.preconditioner import HELD_BYTES, keep_bytes, low_rank_task_bytes, panel_bytes
 from dkrr.linalg.primal import primal_bytes
 from dkrr.linalg.products import BLOCK_ROWS, entry_nanoseconds, is_compiled, super_blocks
 from dkrr.linalg.workspace import BARE_BYTES, BASELINE_BYTES, choose_tile_size, task_bytes

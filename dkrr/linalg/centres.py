@@ -37,7 +37,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.pairwise import MIN_COLUMNS, Packed, compiled_form, pack, pack_rows, pack_sums
 from dkrr.linalg.blocks import FloatMatrix, FloatVector
 from dkrr.linalg.passes import ROW_MULTIPLE, Operand, Operands, Pass, RowRanges, is_here
-from dkrr.linalg.primal_passes import CentredRows
+from dkrr.linalg.primal_passes import DatasetRows
 from dkrr.linalg.workspace import Workspace
 from dkrr.tiles.blas import buffer, potrf
 
@@ -205,7 +205,7 @@ class CentreProducts:
     def __init__(
         self,
         kernel: Kernel,
-        rows: CentredRows,
+        rows: DatasetRows,
         centers: FloatMatrix,
         num_targets: int,
         workspace: Workspace,
