@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 from dkrr.engine.tasks import run_task
 from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, NumericalError, PreconditionerError
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, add_scaled, dots, largest, norms, ratio, row_blocks, take
-from dkrr.linalg.passes import retried
 from dkrr.linalg.solution import IterativeSettings
+from dkrr.linalg.workspace import retried
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import delete_key, read_key, write_key
 

@@ -50,9 +50,8 @@ from dkrr.errors import NumericalError
 from dkrr.linalg.blocks import Floats
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.panels import PanelBuild, Panels
-from dkrr.linalg.passes import Operand, Operands, Pass, is_here
 from dkrr.linalg.solution import IterativeSettings
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Operand, Operands, Pass, Workspace, is_here
 from dkrr.store.chunks import on_release
 from dkrr.store.files import local_root, place, remove_array
 from dkrr.store.lease import hold_lock

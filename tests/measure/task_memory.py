@@ -20,14 +20,13 @@ from dkrr.kernels import make_kernel
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cholesky import CholeskyTask, Split, factor_tile
 from dkrr.linalg.direct import factorise
-from dkrr.linalg.gram import GramTask, build_gram, gram_tile
-from dkrr.linalg.matmul import PairProduct, panel_width
+from dkrr.linalg.gram import TileTask, build_gram, gram_tile
+from dkrr.linalg.matmul import OperatorProduct, panel_width
 from dkrr.linalg.operators import RidgeOperator, rows_of
-from dkrr.linalg.passes import Pass, compute_part
 from dkrr.linalg.products import ArrayRows, kernel_product
 from dkrr.linalg.solution import Solution
 from dkrr.linalg.triangular import BACKWARD, FORWARD, Sweeps, substitute, sweep_task
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Pass, Workspace, compute_part
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset
 from dkrr.store.chunks import ChunkArray
@@ -92,14 +91,13 @@ def write_system(folder: str, tile_size: int, d: int, t: int, precision: str) ->
     sums = ChunkArray.create(f"{folder}/sums.zarr", "", shape=shape, chunks=chunks, dtype=precision)
     tile = np.array(factor.read(4, 3))
     factor.delete(4, 3)
-    factor_tile(CholeskyTask(operator, factor, SPLIT, parts=sums), 4, 3, 0)
+    factor_tile(CholeskyTask(operator, factor, split=SPLIT, parts=sums), 4, 3, 0)
     factor.write(4, 3, tile)  # by the task it would take the sum away
     rhs, z, u = (
         BlockColumns.create(f"{folder}/solve.zarr", name, operator.grid, t, dtype)
         for name, dtype in (("rhs", "float64"), ("z", precision), ("u", precision))
     )
-    for i, panel in rhs.blocks():
-        rhs.write(i, panel, y[operator.grid.span(i), rhs.columns(panel)])
+    rhs.fill(y)
     substitute("solve", factor, (rhs, z, u), executor)
     Model(
         kernel=operator.kernel,
@@ -124,14 +122,14 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
     if kind == "gram":
         gram.delete(*index)
     if kind.startswith("gram"):
-        return functools.partial(gram_tile, GramTask(operator, gram), *index)
+        return functools.partial(gram_tile, TileTask(operator, gram), *index)
     if kind == "factor, stored":
         operator = replace(operator, gram=gram)
     if kind.startswith(("factor", "partial")):
         if kind != "factor, found valid":
             factor.delete(*index)
         sums = ChunkArray.open(f"{folder}/sums.zarr") if "sum" in kind else None
-        task = CholeskyTask(operator, factor, SPLIT if "sum" in kind else Split(), parts=sums)
+        task = CholeskyTask(operator, factor, split=SPLIT if "sum" in kind else Split(), parts=sums)
         return functools.partial(factor_tile, task, *index, *((0,) if kind == "partial sum" else ()))
     if kind == "control":
         i, j = index
@@ -156,19 +154,18 @@ def task_of(kind: str, folder: str, tile_size: int, index: tuple[int, ...]) -> C
 
 def residual_task(operator: RidgeOperator, scratch: str, u: BlockColumns) -> Pass:
     """The product of two super-blocks; the first panel of the solutions waits in the scratch."""
-    blocks = TileGrid(operator.grid.n, -(-operator.grid.n // 2))
-    task, v = (
-        PairProduct(operator, False, blocks),
-        u.whole(0)[:, : panel_width(blocks.tile_size, u.num_columns)],
-    )
+    workspace = Workspace(scratch, None)  # type: ignore[arg-type]  # tasks of workers, which are not here
+    product = OperatorProduct(operator, workspace, scratch, num_blocks=2)
+    blocks = product.blocks
+    v = u.whole(0)[:, : panel_width(blocks.tile_size, u.num_columns)]
     found = Pass(
         "residual",
-        task.multiply,
-        task.explain,
+        functools.partial(product.multiply_pair, False),
+        product.explain,
         [1.0] * 3,
         (2 * blocks.tile_size, v.shape[1]),
         operands={"v": [np.ascontiguousarray(v[blocks.span(i)]) for i in range(2)]},
-        workspace=Workspace(scratch, None),  # type: ignore[arg-type]  # tasks of workers, which are not here
+        workspace=workspace,
         store=scratch,
     )
     found.unwritten.pop().write()
