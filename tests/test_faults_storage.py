@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from dkrr.dataset import ingest, open_dataset, prepare_rows
-from dkrr.dataset.destination import storage_errors
 from dkrr.errors import (
     DamagedChunkError,
     DataError,
@@ -34,7 +33,7 @@ from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.model import Model, load_model
 from dkrr.models.prediction import predict_dataset, score_dataset
-from dkrr.store.files import join, remove_array
+from dkrr.store.files import join, remove_array, storage_errors
 from dkrr.tiles import TileMatrix
 from tests.faults import (
     DAMAGES,

@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.dataset import Dataset, RowArray
-from dkrr.dataset.destination import storage_errors
 from dkrr.dataset.rows import default_rows_per_chunk
 from dkrr.errors import (
     ConvergenceError,
@@ -61,7 +60,7 @@ from dkrr.linalg.solution import Solution
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
-from dkrr.store.files import place, read_json, remove_array, write_json
+from dkrr.store.files import place, read_json, remove_array, storage_errors, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 

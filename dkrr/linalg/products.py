@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 from dkrr.dataset.rows import RowArray
 from dkrr.errors import ResidualError
 from dkrr.kernels import RBF, Chi2, Constant, Kernel, Laplacian, Matern, Product, Sum
-from dkrr.kernels.checks import as_rows, check_features
+from dkrr.kernels.base import both_sides
 from dkrr.kernels.pairwise import Packed, compiled_form, pack, pack_rows, pack_sums, worth_compiling
 from dkrr.linalg.blocks import FloatMatrix, row_blocks
 from dkrr.tiles import MAX_TILE_SIZE, TileGrid
@@ -110,13 +110,11 @@ def kernel_product(
     DataError
         A feature or a value of the kernel is not finite.
     """
-    a = as_rows(a, "A")
-    b = a if same else as_rows(b, "B")
-    check_features(a, b)
+    a, b = both_sides(a, b, same=same)
     if not len(a) or not len(b):
         return
     # with one sum only (a prediction) the form must not depend on what other rows A has
-    packed = _packed(kernel, a, b, precision, same=same, split=same or u is not None)
+    packed = _packed(kernel, a, b, precision, split=same or u is not None)
     if packed is None:
         add_strips(block_strips(kernel, a, b, same=same, precision=precision), v, out, u=u, out_t=out_t)
     elif same:
@@ -130,7 +128,7 @@ def kernel_block(
     kernel: Kernel, a: FloatMatrix, b: FloatMatrix, out: FloatMatrix, *, same: bool = False
 ) -> FloatMatrix:
     """out (m, n) = k(A, B) in float64, its entries those of :func:`kernel_product`."""
-    packed = _packed(kernel, a, b, "float64", same=same)
+    packed = _packed(kernel, a, b, "float64")
     if packed is None:
         return kernel.block(a, b, out, same=same)
     from dkrr.kernels.compiled import fill_function
@@ -141,12 +139,12 @@ def kernel_block(
     return out
 
 
-def _packed(kernel: Kernel, a: FloatMatrix, b: FloatMatrix, precision: str, **how: bool) -> Packed | None:
+def _packed(kernel: Kernel, a: FloatMatrix, b: FloatMatrix, precision: str, *, split: bool = False) -> Packed | None:
     """Rows as compiled code takes them; None where blocks are evaluated."""
     form = compiled_form(kernel)
     if form is None or not worth_compiling(form, len(b), b.shape[1]):
         return None
-    return pack(form, a, b, np.dtype(precision), **how)
+    return pack(form, a, b, np.dtype(precision), split=split)
 
 
 def _compiled(

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.dataset.destination import storage_errors
 from dkrr.engine.cluster import memory_limit_of
 from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, InProcessExecutor, Node, Progress, RunSummary, run_task
@@ -51,7 +50,7 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.blocks import FloatMatrix
 from dkrr.linalg.solution import Foreseen
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.files import delete_key, place, read_json, remove_array, write_json
+from dkrr.store.files import delete_key, place, read_json, remove_array, storage_errors, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.store import made

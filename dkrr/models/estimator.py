@@ -17,7 +17,7 @@ from crc32c import crc32c
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.dataset import CheckedRows, Dataset, Floats, lazy_rows
+from dkrr.dataset import Dataset, Floats, RowArray, lazy_rows
 from dkrr.dataset.columns import frame_labels, unique_names
 from dkrr.engine.machine import single_blas_thread
 from dkrr.errors import ConvergenceError, ParameterError, StoreError
@@ -336,7 +336,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
                 holder = None
         if on_disk is not None:
             check = X.check_still_there if is_theirs else None if holder is None else holder.check
-            kept = on_disk if check is None else CheckedRows(on_disk.array, on_disk.num_rows, check)
+            kept = on_disk if check is None else RowArray(on_disk.array, on_disk.num_rows, check)
             model, rows = replace(model, x_fit=kept), lazy_rows(kept)
         self.n_features_in_ = model.num_features
         return self._finish(model, rows, holder)
