@@ -231,9 +231,11 @@ class DatasetRows:
             end = min(begin + size, stop)
             parts: dict[Any, Any] = {k: part.read(begin, end) for k, part in dataset.parts().items() if k != "X"}
             mapped = dataset.X.array.read((begin // size, 0))[: end - begin] if is_mapped else None
-            x: Any = self.rows.read(begin, end) if mapped is None else mapped
+            x: Any = dataset.X.read(begin, end) if mapped is None else mapped
             for part in (*parts, "X") if placed else ():
                 check_place(dataset, part, begin, x if part == "X" else parts[part])
+            if self.rows.center is not None:
+                x = x - np.asarray(self.rows.center)
             y, weight = parts.get("y", np.empty((end - begin, 0))), parts.get("weight")
             for first in range(0, end - begin, num_rows):
                 rows = slice(first, first + num_rows)
