@@ -25,7 +25,6 @@ from dkrr.dataset import destination
 from dkrr.dataset.dataset import Dataset, Generation, Mask, fields_of, open_dataset, pack
 from dkrr.dataset.rows import DIGEST_ROWS, Floats, RowArray, RowSummary, default_rows_per_chunk
 from dkrr.errors import DataError, ParameterError, StoreError
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import join, remove_array, storage_errors
 from dkrr.store.interruption import check_fence
 from dkrr.store.lease import hold_lock
@@ -207,10 +206,8 @@ class DatasetWriter:
             if self._replaces is not None or self._base is not None:
                 is_replaced = self._replaces is not None
                 self._attributes["earlier"] = destination.earlier_versions(self.location, replaced=is_replaced)
-            failpoint("dataset.before_pointer")
             destination.write_attributes(self.location, self._attributes)
         self._state = "complete"
-        failpoint("dataset.after_pointer")
         return open_dataset(self.location)
 
     def __exit__(

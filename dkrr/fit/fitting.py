@@ -61,7 +61,6 @@ from dkrr.linalg.solution import Solution
 from dkrr.linalg.targets import centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import place, read_json, remove_array, write_json
 from dkrr.store.lease import hold_lock
 from dkrr.tiles import TileGrid, TileMatrix
@@ -668,7 +667,6 @@ class _Attempts:
         # last: a fit that is killed before tries the same way again
         record = {"given_up": workspace.given_up, "next": following.way, "useless": solve.store}
         write_json(self.location, RECORD, record)
-        failpoint("fit.given_up.after_record")
         logger.warning("%s", sentence)
 
 

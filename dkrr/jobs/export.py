@@ -26,7 +26,6 @@ from dkrr.errors import DataError, ParameterError, StoreError
 from dkrr.jobs.run_directory import utc_now
 from dkrr.models.model import BLOCK_ROWS
 from dkrr.store.documents import content_digest
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     children,
     is_url,
@@ -197,7 +196,6 @@ def export_predictions(
     ):
         path = os.path.join(folder, f"predictions{ending}")
         write(predictions, path)
-        failpoint("predict.before_pointer")
         stamped["replaced"] = check_output(output, overwrite=overwrite)  # the last time was a while ago
         # first the stamp, which holds for what is replaced, too
         stamped["sha256"] = content_digest(path)
@@ -209,7 +207,6 @@ def export_predictions(
             check_fence()
             os.replace(os.path.join(folder, "stamp.json"), beside)
             put_in_place(Path(path), Path(output))
-        failpoint("predict.after_pointer")
 
 
 def _zarr(predictions: Predictions, path: str) -> None:

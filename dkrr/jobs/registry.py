@@ -47,7 +47,6 @@ from dkrr.store.documents import (
     read_versioned,
     swap_json,
 )
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     children,
     delete_key,
@@ -428,18 +427,15 @@ class NamedModel:
             num_rows=_num_rows(model_path),
             facts=plain(facts),
         )
-        failpoint("registry.version.before_write")
         _copy(model_path, version.model_path)
         if not is_url(version.location):
             sync_folder(Path(version.location))
-        failpoint("registry.version.before_pointer")
         check_fence()
         # a version of this name that is there already has the same key, and so the same model
         create_json(version.location, RECORD, version.to_dict() | {"token": uuid.uuid4().hex}, durable=True)
         if not is_url(version.location):  # versions, the model's folder and the registry may be new
             for folder in Path(version.location).parents[:3]:
                 sync_path(folder)
-        failpoint("registry.version.after_write")
         found = self.version(name)
         if found is None:
             raise StoreError(f"{version.location} was removed while it was published", hint="start again")
@@ -476,7 +472,6 @@ class NamedModel:
             if after == before:
                 return before
             after = after.noted(before, why)
-            failpoint("registry.before_pointer")
             # the token is what no other writer writes: it tells whose document it is when an answer was lost
             document = after.to_dict() | {"token": uuid.uuid4().hex}
             # durable: what was said to be in production is that after a power failure, too
@@ -485,7 +480,6 @@ class NamedModel:
             else:
                 done = swap_json(self.location, ALIASES, document, version, durable=True)
             if done is not None:
-                failpoint("registry.after_pointer")
                 return after
             time.sleep(random.uniform(0.0, 0.01 * min(attempt + 1, 20)))  # noqa: S311  (spreads rivals, guards nothing)
         raise LockedError(
@@ -595,7 +589,6 @@ class NamedModel:
 
         gone = self.change(mark, why="prune").removing
         for name in gone:
-            failpoint("registry.prune.before_delete")
             location = join(self.location, VERSIONS, name)
             delete_key(location, RECORD)  # first, so that a deletion which is interrupted leaves no version
             remove_array(location)
@@ -627,4 +620,3 @@ def _copy(source: str, target: str) -> None:
         if data is None:
             raise StoreError(f"{key} of {source} is gone", hint="it was replaced during the copy; start again")
         write_key(target, key, data)
-        failpoint("registry.version.mid_copy")

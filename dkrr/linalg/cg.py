@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,7 +41,6 @@ from dkrr.errors import ConvergenceError, DataError, NotPositiveDefiniteError, N
 from dkrr.linalg.blocks import FloatMatrix, FloatVector, add_scaled, dots, largest, norms, ratio, row_blocks, take
 from dkrr.linalg.passes import retried
 from dkrr.linalg.solution import IterativeSettings
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import delete_key, read_key, write_key
 
 logger = logging.getLogger("dkrr.linalg.cg")
@@ -192,7 +192,6 @@ class Checkpoint:
         np.savez(file, fingerprint=np.array(self.fingerprint), **vars(state))
 
         def write(_: CGState) -> bool:
-            failpoint("cg.checkpoint.before_write")
             write_key(self.location, "state.npz", file.getbuffer(), durable=self.durable)
             return True
 
@@ -462,7 +461,7 @@ class _System:
         p = take(state.p, active)
         product = self._product(p, self.alpha[targets], exact=False)
         curvature, square = dots(p, product), dots(p, p)
-        failpoint("cg.float32.curvature" if self.in_float32 else "cg.float64.curvature", curvature)
+        sys.audit("dkrr.compute", "cg.float32.curvature" if self.in_float32 else "cg.float64.curvature", curvature)
         floor = ROUNDING * (self.norm() + self.alpha[targets]) if self.norm is not None else np.zeros_like(curvature)
         if not (curvature > floor * square).all():
             worst = int(np.argmin(np.where(np.isnan(curvature), -np.inf, curvature - floor * square)))
@@ -494,7 +493,7 @@ class _System:
         targets, r = state.live[active], take(state.r, active)
         z = self.precondition.apply(r, self.alpha[targets])
         rz = dots(r, z)
-        failpoint("cg.preconditioned", rz)
+        sys.audit("dkrr.compute", "cg.preconditioned", rz)
         if not (rz > 0).all():
             worst = int(np.argmin(np.where(np.isnan(rz), -np.inf, rz)))
             raise PreconditionerError(

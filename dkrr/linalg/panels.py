@@ -46,7 +46,6 @@ from dkrr.linalg.rpcholesky import FLOOR, block_size, next_pivots
 from dkrr.linalg.solution import IterativeSettings
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import place, remove_array
 from dkrr.tiles import TileGrid, TileMatrix
 from dkrr.tiles.blas import gemm_nt, syrk_tn, trsm_right
@@ -246,8 +245,6 @@ class PanelBuild:
             self.pivots.append(pivots)
             self.index = np.concatenate([self.index, pivots[:, 0].astype(np.int64)])
             panel = self._panel(p, self.workspace)
-            if not all(panel.array.is_valid((c, 0)) for c in range(grid.num_tiles)):
-                failpoint("precondition.pivots.before_write")
             panel.consume(explain)
             self.panels = replace(self.panels, arrays=(*self.panels.arrays, panel.array))
             left = diagonal.copy()

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError, StoreMismatchError
 from dkrr.store.documents import create_json
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import (
     delete_key,
     is_url,
@@ -228,12 +227,10 @@ class ChunkArray:
             yield start, strip
         if verify:
             self._verify(index, data, found)
-        failpoint("chunk.after_read")
 
     def _fetch(self, index: Sequence[int]) -> tuple[memoryview, FloatArray]:
         """The bytes of a chunk with its checksum, which has not been compared, and its values."""
         check_cancelled()
-        failpoint("chunk.before_read")
         key, data = self.chunk_key(index), None
         if is_url(self.store):
             found = read_object(self.store, key)
@@ -261,11 +258,9 @@ class ChunkArray:
         """Write one whole chunk atomically. ``block`` has the chunk's shape and dtype and is C-contiguous."""
         if block.shape != self.chunks or block.dtype != self.numpy_dtype or not block.flags.c_contiguous:
             raise ValueError(f"block {block.shape} {block.dtype}, chunk {self.chunks} {self.dtype} in C order expected")
-        failpoint("chunk.before_write", block)
         view = block.data.cast("B")
         tail = crc32c(view).to_bytes(CRC_BYTES, "little")
         write_key(self.store, self.chunk_key(index), view, tail)
-        failpoint("chunk.after_write")
 
     def delete(self, index: Sequence[int]) -> None:
         """Remove one chunk; a missing one is no error."""

@@ -163,7 +163,7 @@ def test_the_lock_of_a_process_that_is_gone_is_taken_over_at_once(
         process.kill()
         process.wait()
         started = time.monotonic()
-        with hold_lock(local.location), failing_at("chunk.mid_write:@2:enospc"):
+        with hold_lock(local.location), failing_at("write*.lock:@2:enospc"):
             assert (local.read()["epoch"], local.read()["owner"]["pid"]) == (2, os.getpid())
             wait_until(lambda: local.read()["counter"] > 3)  # a full disk does not end the heartbeat
         assert time.monotonic() - started < 5
@@ -223,7 +223,7 @@ def test_one_of_many_takes_a_stale_lock_over(place: Place, monkeypatch: pytest.M
 
 def test_a_full_disk_does_not_end_the_heartbeat(local: Place) -> None:
     with hold_lock(local.location):
-        with failing_at("chunk.mid_write:1:enospc") as points:
+        with failing_at("write*.lock:1:enospc") as points:
             wait_until(lambda: points.rules[0].visits > 2)
             counter = local.read()["counter"]
         wait_until(lambda: local.read()["counter"] > counter)

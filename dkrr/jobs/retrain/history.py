@@ -39,7 +39,6 @@ from dkrr.jobs.retrain.drift import Reference, compare_rows
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.store.documents import plain
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, json_bytes, place, remove_array
 
 logger = logging.getLogger("dkrr.retrain")
@@ -132,11 +131,9 @@ class History:
 
     def write(self, stage: str = "memo") -> None:
         """Replace ``batches.json``, at the end of a stage."""
-        failpoint(f"retrain.{stage}.before_record")
         if not self.is_dry:
             document = {"files": self.files, "refused": self.refused, "gone": self.gone, "labels": self.labels}
             self.directory.write(BATCHES, plain(document))
-        failpoint(f"retrain.{stage}.after_record")
 
     def _path(self, number: int, suffix: str) -> str:
         return f"holdout/{number:06d}{suffix}"
@@ -336,14 +333,12 @@ class History:
         """The hash of a delivery, which is read unless it is known and has not changed."""
         known = self.files.get(delivery.name)
         if known is None or known["state"] != delivery.state:
-            failpoint("retrain.stage.before")
             known = self.files[delivery.name] = {"key": content_hash(delivery), "state": delivery.state}
             self.write("stage")
         return str(known["key"])
 
     def validate(self, delivery: Delivery, key: str, dataset: Dataset | None, rules: Rules) -> Dataset | None:
         """The rows of a batch that is accepted, as a data set of their own; None for others, which are noted."""
-        failpoint("retrain.validate.before")
         spec, staged = self.spec, None
         # one file that is written anew each night is another batch each night; in a folder a name is a batch
         named = [number for name, number in self.batches.values() if name == delivery.name]
@@ -413,7 +408,6 @@ class History:
         if self.is_dry:
             self.batches[key] = name, 0
             return dataset or staged
-        failpoint("retrain.append.before")
         dataset = ingest(staged, self.spec.retrain.data, append=True, label=f"{name} {key}")
         self.held_out(dataset)
         self.write("append")

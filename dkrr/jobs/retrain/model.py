@@ -40,7 +40,6 @@ from dkrr.jobs.tune import tune_job
 from dkrr.models.model import load_model
 from dkrr.models.prediction import score_dataset
 from dkrr.store.documents import plain
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import children, join, name_of, note_user
 from dkrr.store.interruption import fence_holder
 
@@ -68,15 +67,12 @@ def step(
     found = (directory.read(document) or {}).get("result", {})
     if work is None or (found and is_there(found)):
         return dict(found)
-    failpoint(f"retrain.{name}.before")
     began = time.perf_counter()
     result = plain(work())
-    failpoint(f"retrain.{name}.before_record")
     seconds = round(time.perf_counter() - began, 3)
     directory.write(
         document, {"stage": name, "inputs": plain(inputs), "result": result, "seconds": seconds, "at": utc_now()}
     )
-    failpoint(f"retrain.{name}.after_record")
     return dict(result)
 
 
@@ -296,9 +292,7 @@ def _judge(
     checks = step(history.directory, "gate", gate_inputs(production), judged)["checks"]
     if all(check["passed"] for check in checks):
         monitor.phase("promote")
-        failpoint("retrain.promote.before")
         named.promote(version, expected=production, lease_epoch=lease_epoch, why="retrain")
-        failpoint("retrain.promote.after")
     return list(checks)
 
 

@@ -23,7 +23,6 @@ from dkrr.jobs.retrain.report import DRY_RUN, RetrainSummary
 from dkrr.jobs.retrain.spec import RetrainSpec
 from dkrr.jobs.run_directory import RunDirectory, may_hold
 from dkrr.store.documents import plain
-from dkrr.store.failpoints import failpoint
 from dkrr.store.files import json_bytes, remove_array
 
 if TYPE_CHECKING:
@@ -136,10 +135,8 @@ def _drive(
         summary.production = named.aliases().targets.get("production")
         summary.seconds = time.perf_counter() - began
         summary.report = directory.path("report.txt")
-        failpoint("retrain.report.before")
         directory.write("report.json", plain(summary.to_dict()))
         directory.write_bytes("report.txt", summary.text().encode())
-        failpoint("retrain.report.after")
         # not earlier: whoever is killed before that tells everything the next time
         if last is not None:
             directory.write(LAST, last)
@@ -232,7 +229,6 @@ def add_rows(history: History, summary: RetrainSummary, phase: Callable[[str], A
     if dataset is None or history.is_dry:
         return dataset
     if spec.window is not None:
-        failpoint("retrain.append.before_window")
         dataset = keep_last(spec.retrain.data, generations=spec.window.generations, rows=spec.window.rows)
     history.note_gone(dataset)
     return dataset
