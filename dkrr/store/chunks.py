@@ -225,8 +225,9 @@ class ChunkArray:
             if verify:
                 found = crc32c(data[start * row_bytes : (start + len(strip)) * row_bytes], found)
             yield start, strip
-        if verify:
-            self._verify(index, data, found)
+        stored = int.from_bytes(data[self.chunk_bytes :], "little")
+        if verify and found != stored:
+            raise self._damaged(index, f"crc32c {found:08x}, {stored:08x} stored")
 
     def _fetch(self, index: Sequence[int]) -> tuple[memoryview, FloatArray]:
         """The bytes of a chunk with its checksum, which has not been compared, and its values."""
@@ -248,11 +249,6 @@ class ChunkArray:
         block = np.frombuffer(octets, dtype=self.numpy_dtype, count=math.prod(self.chunks)).reshape(self.chunks)
         block.flags.writeable = False
         return octets, block
-
-    def _verify(self, index: Sequence[int], data: memoryview, found: int) -> None:
-        stored = int.from_bytes(data[self.chunk_bytes :], "little")
-        if found != stored:
-            raise self._damaged(index, f"crc32c {found:08x}, {stored:08x} stored")
 
     def write(self, index: Sequence[int], block: FloatArray) -> None:
         """Write one whole chunk atomically. ``block`` has the chunk's shape and dtype and is C-contiguous."""
@@ -277,8 +273,10 @@ class ChunkArray:
     def _damaged(self, index: Sequence[int], reason: str) -> DamagedChunkError:
         chunk = ", ".join(str(int(i)) for i in index)
         what, hint = "is damaged", "delete it and start the job again, or restore it"
-        if self._is_another():  # whose chunks are whole
-            what, hint = "is not one of the array that was opened", "the array was made anew: open it again"
+        with contextlib.suppress(StoreError, OSError):
+            there = ChunkArray.open(self.store, self.path)
+            if (there.chunks, there.dtype) != (self.chunks, self.dtype):  # an array of other chunks, which are whole
+                what, hint = "is not one of the array that was opened", "the array was made anew: open it again"
         return DamagedChunkError(
             f"chunk ({chunk}) of {self.location} {what} ({reason})",
             hint=hint,
@@ -286,14 +284,6 @@ class ChunkArray:
             index=tuple(int(i) for i in index),
             reason=reason,
         )
-
-    def _is_another(self) -> bool:
-        """Whether an array of other chunks is there by now."""
-        try:
-            there = ChunkArray.open(self.store, self.path)
-        except (StoreError, OSError):
-            return False
-        return (there.chunks, there.dtype) != (self.chunks, self.dtype)
 
     def _facts(self, attributes: dict[str, Any]) -> dict[str, Any]:
         return {**attributes, "shape": self.shape, "chunks": self.chunks, "dtype": self.dtype}
