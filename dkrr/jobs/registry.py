@@ -171,16 +171,7 @@ class Aliases(_Document):
     history: tuple[dict[str, Any], ...]
 
     def moved(self, **targets: str | None) -> Aliases:
-        """With other versions behind some aliases; None removes an alias.
-
-        Raises
-        ------
-        StoreError
-            A version is being removed.
-        """
-        for name, version in targets.items():
-            if version in self.removing:
-                raise StoreError(f"{version} is being removed", hint=f"let {name} name another version")
+        """With other versions behind some aliases; None removes an alias."""
         merged: dict[str, str | None] = {**self.targets, **targets}
         after = {name: version for name, version in merged.items() if version is not None}
         released = {version: at for version, at in self.released.items() if version not in after.values()}
@@ -400,7 +391,7 @@ class NamedModel:
         note_user((attributes.get("provenance") or {}).get("store"), self.root)
         if candidate:
             moved = {"candidate": version.id}
-            self.change(lambda aliases: self._moved(aliases, **moved), why="published", lease_epoch=lease_epoch)
+            self.change(lambda aliases: aliases.moved(**moved), why="published", lease_epoch=lease_epoch)
         return version
 
     def _number(self, number: int, key: str, digest: str) -> int:
@@ -455,6 +446,8 @@ class NamedModel:
 
         Raises
         ------
+        StoreError
+            A version that an alias is to name is not there, or being removed.
         LockedError
             A later holder of the lease has been here, or others were faster again and again.
         """
@@ -469,6 +462,11 @@ class NamedModel:
             after = change(before).model_copy(update={"fence": fence})
             if after == before:
                 return before
+            # a deletion that begins after the aliases were read keeps them from being replaced; one that has ended is
+            # seen here
+            for name in set(after.targets.values()) - set(before.targets.values()):
+                if name in before.removing or self.version(name) is None:
+                    raise StoreError(f"{name} was removed from {self.location}", hint="`dkrr models list` shows all")
             after = after.noted(before, why)
             # the token is what no other writer writes: it tells whose document it is when an answer was lost
             document = after.to_dict() | {"token": uuid.uuid4().hex}
@@ -480,16 +478,6 @@ class NamedModel:
         raise LockedError(
             f"{join(self.location, ALIASES)} was changed by others {ATTEMPTS} times in a row", hint="try again later"
         )
-
-    def _moved(self, aliases: Aliases, **targets: str | None) -> Aliases:
-        """With other versions behind some aliases, each of which is there.
-
-        A deletion that begins after the aliases were read keeps them from being replaced; one that has ended is seen.
-        """
-        for version in targets.values():
-            if version is not None and self.version(version) is None:
-                raise StoreError(f"{version} was removed from {self.location}", hint="`dkrr models list` shows all")
-        return aliases.moved(**targets)
 
     def fence(self, lease_epoch: int) -> Aliases:
         """Refuse from now on changes under an earlier lease, see :meth:`change`."""
@@ -533,9 +521,7 @@ class NamedModel:
                 )
             # what is production now must not be "previous" too: a rollback would change nothing
             left = {name: None for name in ("candidate", "previous") if aliases.targets.get(name) == version.id}
-            return self._moved(
-                aliases, **left | ({} if now is None else {"previous": now}) | {"production": version.id}
-            )
+            return aliases.moved(**left | ({} if now is None else {"previous": now}) | {"production": version.id})
 
         return self.change(change, why=why, lease_epoch=lease_epoch)
 

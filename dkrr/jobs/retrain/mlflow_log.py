@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dkrr.errors import ParameterError
 from dkrr.jobs.registry import NamedModel
-from dkrr.jobs.retrain.run import RetrainSummary
 from dkrr.jobs.retrain.spec import MlflowSpec
 from dkrr.models.model import Model, load_model
 from dkrr.store.files import is_url
+
+if TYPE_CHECKING:
+    from dkrr.jobs.retrain.run import RetrainSummary
 
 logger = logging.getLogger("dkrr.retrain")
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,6 @@ from dkrr.jobs.prepare import prepare
 from dkrr.jobs.registry import NamedModel
 from dkrr.jobs.retrain.drift import Finding, compare_means
 from dkrr.jobs.retrain.history import LAST, History, digests, hash_of
-from dkrr.jobs.retrain.run import RetrainSummary
 from dkrr.jobs.retrain.spec import GateSpec, RetrainSpec
 from dkrr.jobs.run import drive_job, job_executor
 from dkrr.jobs.run_directory import RunDirectory, utc_now
@@ -46,6 +45,9 @@ from dkrr.models.prediction import LOWER_IS_BETTER, Score, score_dataset
 from dkrr.store.documents import plain
 from dkrr.store.files import children, join, name_of, note_user
 from dkrr.store.interruption import fence_holder
+
+if TYPE_CHECKING:
+    from dkrr.jobs.retrain.run import RetrainSummary
 
 PROMOTIONS = 3  # how often a model is judged anew because another one came into production meanwhile
 

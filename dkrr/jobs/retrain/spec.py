@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dkrr.errors import InterruptedRunError, JobFileError, StoreError
 from dkrr.jobs.model_spec import check_metric
 from dkrr.jobs.registry import check_name
-from dkrr.jobs.spec import JobSpec
-from dkrr.jobs.toml import FILE_SUFFIXES, Column, Location, Source, Table, is_data_file, locate, misplaced
+from dkrr.jobs.spec import HeldOutRows, JobSpec
+from dkrr.jobs.toml import FILE_SUFFIXES, Location, Source, Table, misplaced
 from dkrr.store.files import (
     file_state,
     is_url,
@@ -88,7 +88,7 @@ class RetrainTable(Table):
         return value
 
 
-class HoldoutSpec(Table):
+class HoldoutSpec(HeldOutRows):
     """``[holdout]``: rows that no fit sees, of this version or a later one. One of ``path``, ``mask``, ``fraction``.
 
     ``fraction`` is decided once for each row by a hash of its number. ``mask`` is a column of the incoming files (name
@@ -105,26 +105,12 @@ class HoldoutSpec(Table):
         The share of the rows that is held out, decided once for each row by a hash of its number.
     """
 
-    path: Location | None = None
-    mask: Column | None = None
-    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @field_validator("mask")
-    @classmethod
-    def _locate_mask(cls, value: Any, info: ValidationInfo) -> Any:
-        return locate(value, info) if is_data_file(value) else value
-
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [name for name in ("path", "mask", "fraction") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"one of path, mask and fraction expected, {' and '.join(given) or 'none'} given")
         return self
-
-    @property
-    def mask_is_file(self) -> bool:
-        """Whether ``mask`` names a file and not a column."""
-        return is_data_file(self.mask)
 
 
 class GateSpec(Table):

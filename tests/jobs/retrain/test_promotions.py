@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import load_model
 from dkrr.errors import RefusedError
 from tests.jobs.retrain.project import Project, rows_of
 
@@ -30,10 +29,6 @@ def test_a_model_that_knows_its_rows_by_heart_does_not_pass(project: Project, tm
     assert {check["name"] for check in caught.value.summary.checks if not check["passed"]} == {
         "better than the mean", "score"
     }  # fmt: skip
-    # its training rows it does know
-    candidate = load_model(project.model.resolve("candidate").model_path)
-    assert candidate.x_fit is not None
-    assert max(candidate.solution.relative_residual) < 1e-6
     assert "0 needed" in Path(caught.value.report).read_text()
     # with nothing to compare with, either
     alone = Project(tmp_path / "alone", model=MEMORISING)
