@@ -119,11 +119,15 @@ def find_garbage(
     ):
         raise StoreError(f"{root} is not a store (no folder grams or factors)", hint="name the folder of the store")
     users = {note: _present(note, places) for note, places in users_of(root).items()}
+    given_runs = [_absolute(folder) for folder in runs]
+    for folder in given_runs:
+        if not is_url(folder) and not os.path.isdir(folder):
+            raise StoreError(f"{folder} is not a folder", hint="check the path of the runs")
     given = os.fspath(store) if is_url(root) else os.path.abspath(store)  # a link has runs beside it, too
     folders = [
         parent_of(root),
         _absolute(parent_of(given)),
-        *map(_absolute, runs),
+        *given_runs,
         *(place for places in users.values() for place in places),
         # of a store that was moved away from its runs
         *(parent_of(model) for model in recorded_models(root) if not is_url(model) and os.path.isdir(model)),
@@ -244,12 +248,10 @@ def _everything_below(location: str) -> tuple[list[Entry], list[str]]:
     Raises
     ------
     StoreError
-        There is no such folder, or one in it cannot be read, where a run may lie.
+        A folder in it cannot be read, where a run may lie.
     """
     if is_url(location):
         return list_entries(location), []
-    if not os.path.isdir(location):
-        raise StoreError(f"{location} is not a folder", hint="check the path of the runs")
     found, links = [], []
     for parent, folders, names in os.walk(location, onerror=_refuse):
         for name in [*folders, *names]:
@@ -291,12 +293,15 @@ def _named_keys(location: str, entries: list[Entry], store: str) -> set[str]:
 
 
 def _is_planning(location: str, entries: list[Entry], since: float) -> bool:
-    """Whether a run that said since then that it is there has not come to its plan: it may find anything."""
+    """Whether a run that said since then that it is there had no plan when it was listed: it may find anything."""
+    keys = {entry.key for entry in entries}
     for entry in entries:
         if name_of(entry.key) == "status.json" and entry.modified >= since:
             with contextlib.suppress(ValueError):  # what others call so
                 status = json.loads(read_key(location, entry.key) or b"{}")
-                if isinstance(status, dict) and (status.get("state"), status.get("phase")) in PLANNING:
+                state, phase = (status.get("state"), status.get("phase")) if isinstance(status, dict) else ("", "")
+                has_plan = entry.key.removesuffix("status.json") + "plan.json" in keys
+                if (state, phase) in PLANNING or (state == "running" and not has_plan):
                     return True
     return False
 

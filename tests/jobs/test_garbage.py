@@ -96,7 +96,7 @@ def test_what_iterations_leave_behind(store: Path) -> None:
     assert kept <= {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
 
 
-@pytest.mark.parametrize("phase", ["", "prepare", "plan"])
+@pytest.mark.parametrize("phase", ["", "prepare", "plan", "start"])  # in the last the plan came after the list
 def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, phase: str) -> None:
     make_old(store.parent)
     everything = names(store)
