@@ -81,8 +81,7 @@ def norms(a: FloatMatrix) -> FloatVector:
 
 def largest(a: FloatMatrix) -> FloatVector:
     """max |a_ik| for every column k, (t,)."""
-    found: FloatVector = np.maximum(a.max(axis=0), -a.min(axis=0))
-    return found
+    return np.asarray(np.maximum(a.max(axis=0), -a.min(axis=0)))
 
 
 def ratio(a: FloatVector, b: FloatVector) -> FloatVector:

@@ -53,7 +53,7 @@ from dkrr.errors import LockedError, NotPositiveDefiniteError, NumericalError, S
 from dkrr.linalg.blocks import MAX_BLOCK_COLUMNS, BlockColumns, FloatMatrix, FloatVector, norms
 from dkrr.linalg.catalogue import Ancestor, ancestors, factor_fields
 from dkrr.linalg.cg import conjugate_gradients
-from dkrr.linalg.direct import CholeskySolver, factor_location, factor_owner
+from dkrr.linalg.direct import CholeskyFactor, factor_location
 from dkrr.linalg.matmul import OperatorProduct
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import IterativeSettings
@@ -138,13 +138,15 @@ class FactorPreconditioner:
         )
         try:
             source.fill((r[:m] / scale).astype(factor.dtype))
+            system = self.operator
+            made_by = None if system is None else CholeskyFactor(operator=system, factor=factor, workspace=work)
             summary = substitute(
                 "precondition",
                 factor,
                 (source, between, result),
                 work.executor,
                 verify=not self.is_verified,
-                owners={} if self.operator is None else factor_owner(self.operator, factor, work),
+                owners=None if made_by is None else made_by.owner,
             )
             work.record("precondition", summary)
             z[:m] = result.whole() * scale
@@ -235,7 +237,7 @@ def float32_factor(
     for shift, location in places[max(begun, default=0) :]:
         shifted = operator.with_alpha(operator.alpha + shift)
         try:
-            factored = CholeskySolver(precision="float32").prepare(shifted, workspace, **digests)
+            factored = CholeskyFactor.prepare(shifted, workspace, precision="float32", **digests)
             factored.make_durable()
             break
         except NotPositiveDefiniteError as exc:

@@ -20,7 +20,7 @@ from dkrr.linalg import factor_precondition as factors
 from dkrr.linalg.blocks import BlockColumns
 from dkrr.linalg.cg import Checkpoint, Identity, conjugate_gradients
 from dkrr.linalg.cg_solver import CGSolver, PreparedCG
-from dkrr.linalg.direct import CholeskySolver, factorise
+from dkrr.linalg.direct import CholeskyFactor, factorise
 from dkrr.linalg.factor_precondition import FactorPreconditioner, float32_factor
 from dkrr.linalg.operators import RidgeOperator
 from dkrr.linalg.solution import IterativeSettings, Solution
@@ -380,7 +380,7 @@ def test_a_breakdown_shifts_the_preconditioner_only(n: int, tmp_path: Path, capl
     # the system is not shifted: its own residual says so, and the float64 factor's is no better than half
     residual = np.linalg.norm(values - dense(system, dataset) @ u.whole()) / np.linalg.norm(values)
     (folder := tmp_path / "direct").mkdir()
-    _, reference, _ = CholeskySolver().prepare(system, work).solve(right_hand_sides(folder, system.grid, values))
+    _, reference, _ = CholeskyFactor.prepare(system, work).solve(right_hand_sides(folder, system.grid, values))
     assert residual < max(1e-9, 2 * reference.relative_residual[0])
     assert solution.relative_residual[0] == pytest.approx(residual, rel=0.1)
     # what broke down is gone, and another fit does not try it again
