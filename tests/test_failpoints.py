@@ -20,18 +20,18 @@ def visits_that_fail(specification: str, count: int, once: str | None = None) ->
     points, failed = Failpoints(specification, once), []
     for visit in range(1, count + 1):
         try:
-            points.hit("a.other")
-            points.hit("a.x")
+            points.hit("compute.other")
+            points.hit("compute.x")
         except OSError:
             failed.append(visit)
     return failed
 
 
 def test_when_a_rule_fires(tmp_path: Path) -> None:
-    assert visits_that_fail("a.x:@3:eio", 10) == [3]
-    assert visits_that_fail("b.*:1:eio;a.*:@4:eio", 10) == [2]
-    assert visits_that_fail("a.x:1:eio;t:1:eio", 5, once=str(tmp_path / "once")) == [1]
-    assert visits_that_fail("a.x:1:eio;t:1:eio", 5, once=str(tmp_path / "once")) == []
+    assert visits_that_fail("compute.x:@3:eio", 10) == [3]
+    assert visits_that_fail("write*:1:eio;compute.*:@4:eio", 10) == [2]
+    assert visits_that_fail("compute.x:1:eio;sync:1:eio", 5, once=str(tmp_path / "once")) == [1]
+    assert visits_that_fail("compute.x:1:eio;sync:1:eio", 5, once=str(tmp_path / "once")) == []
 
 
 def test_arrays_are_spoilt() -> None:
@@ -40,7 +40,7 @@ def test_arrays_are_spoilt() -> None:
         sys.audit("dkrr.compute", "s", block)
     assert np.isnan(block).sum() == 1
     before = block.copy()
-    Failpoints("s:1:bitflip").hit("s", block)
+    Failpoints("*:1:bitflip").hit("compute.s", block)
     assert np.unpackbits(np.bitwise_xor(block.view("u1"), before.view("u1"))).sum() == 1
 
 
@@ -67,7 +67,9 @@ def test_a_process_that_is_started_has_the_faults_of_its_environment(tmp_path: P
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -9
 
 
-@pytest.mark.parametrize("text", ["s:1", ":1:eio", "s:often:eio", "s:@0:eio", "s:1:explode", "s:1:eio;seed=3"])
+@pytest.mark.parametrize(
+    "text", ["*:1", ":1:eio", "cg.tile:1:eio", "*:often:eio", "*:@0:eio", "*:1:explode", "*:1:eio;seed=3"]
+)
 def test_a_mistyped_specification_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="failpoint"):
         Failpoints(text)

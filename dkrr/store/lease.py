@@ -43,9 +43,8 @@ STALE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 5.0
 WAIT_SECONDS = 0.2
 
-# Tokens of locks and leases that this process could not give back (a full disk): it lives, but it owns them no more.
-ABANDONED: set[str] = set()
-# tokens of the locks that this process holds, and of those among them that this thread does
+# Tokens of the locks and leases that this process holds, and of those among them that this thread does. A document with
+# another one is of a lock that could not be given back (a full disk): the process lives, but it owns it no more.
 _HELD: set[str] = set()
 _mine: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("dkrr_locks", default=frozenset())
 
@@ -91,7 +90,8 @@ def is_gone(record: dict[str, Any]) -> bool:
 
     With the "token" of a lock or lease, also whether this process is done with that and could only not say so.
     """
-    return _status(record) in ("gone", "zombie") or (is_here(record) and record.get("token") in ABANDONED)
+    is_given_up = record.get("token") not in _HELD | {None} and is_here(record) and record["pid"] == os.getpid()
+    return is_given_up or _status(record) in ("gone", "zombie")
 
 
 def described(record: dict[str, Any]) -> str:
@@ -209,7 +209,7 @@ class Lease:
             with fenced(self.check, holder=self.holder):
                 yield
         finally:
-            ABANDONED.add(self.token)  # first: wherever this is interrupted, the lock is nobody's
+            _HELD.discard(self.token)  # first: wherever this is interrupted, the lock is nobody's
             _mine.set(mine)
             try:
                 stop.set()
@@ -218,8 +218,6 @@ class Lease:
             finally:
                 with contextlib.suppress(OSError, StoreError, LockedError):  # its error must not hide another
                     self.release()
-                    ABANDONED.discard(self.token)
-                _HELD.discard(self.token)
 
     @property
     def holder(self) -> dict[str, Any]:
@@ -265,13 +263,8 @@ class Lease:
 
     def _is_of_another_thread(self, seen: Versioned) -> bool:
         """Whether it is held by a thread that will give it back without this one, or was until now."""
-        token = seen.value.get("token")
-        if not is_here(owner_of(seen.value)) or token in _mine.get():
-            return False
-        if token in _HELD:
-            return True
-        now = read_versioned(self.folder, self.key)  # it is removed before its token is forgotten
-        return now is None or now.value.get("token") != token
+        owner = owner_of(seen.value)
+        return is_here(owner) and owner["pid"] == os.getpid() and seen.value.get("token") not in _mine.get()
 
     def check(self) -> None:
         """Return while the lock is this holder's.

@@ -84,8 +84,8 @@ def finished(run: RunDirectory) -> None:
 
 
 def driven(run: RunDirectory) -> None:
-    """A driver of this machine that lives: this process."""
-    run.write("driver.json", {"token": "t", "epoch": 1, "counter": 0, "owner": process_record()})
+    """A driver of this machine that lives: the process that has started this one."""
+    run.write("driver.json", {"token": "t", "epoch": 1, "counter": 0, "owner": process_record(os.getppid())})
 
 
 def lose(run: RunDirectory) -> None:

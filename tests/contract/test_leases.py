@@ -369,8 +369,8 @@ def a_model(alpha: float, num_rows: int = 40) -> dkrr.KernelRidge:
     return dkrr.KernelRidge(kernel="rbf", alpha=alpha).fit(ROWS[:num_rows, 1:], ROWS[:num_rows, 0])
 
 
-def meanwhile_at(monkeypatch: pytest.MonkeyPatch, site: str, act: Callable[[], object]) -> None:
-    """Act once when a save gets to ``site``."""
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Act once when a save is about to put a model in its place."""
     todo = [act]
 
     put_in_place = dkrr.models.model.put_in_place
@@ -397,7 +397,7 @@ def test_the_second_of_two_saves_is_told_who_writes(
         except dkrr.DkrrError as exc:
             seen.append(exc)
 
-    meanwhile_at(monkeypatch, "model.before_pointer", second)
+    meanwhile(monkeypatch, second)
     first.save(path, overwrite=overwrite)
     assert [type(exc) for exc in seen] == [LockedError]
     assert f"model.zarr is being written by process {os.getpid()} on " in str(seen[0])

@@ -42,7 +42,7 @@ from typing import Any
 _ERRNOS = {"eio": errno.EIO, "enospc": errno.ENOSPC, "estale": errno.ESTALE}
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
 _RULE = re.compile(
-    rf"(?P<site>[^:\s]+):(?:@(?P<visit>[1-9]\d*)|(?P<probability>0|1(?:\.0)?|0?\.\d+|\de-\d+)):"
+    rf"(?P<site>(?:\*|read|draft|link|write|written|sync|compute\.)[^:\s]*):(?:@(?P<visit>[1-9]\d*)|(?P<probability>0|1(?:\.0)?|0?\.\d+|\de-\d+)):"
     rf"(?:(?P<action>{'|'.join(['bitflip', 'memoryerror', 'nan', *_ERRNOS, *_SIGNALS])})|sleep=(?P<seconds>\d+\.?\d*))"
 )
 _DRAFT = re.compile(r"\.[0-9a-f]{32}\.partial$")

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,71 +46,58 @@ def store(tmp_path: Path) -> Path:
     return store
 
 
-def names(store: Path, runs: tuple[Path, ...] = ()) -> set[str]:
-    return {Path(item.location).name for item in find_garbage(store, runs)}
+def names(store: Path) -> set[str]:
+    return {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
+
+
+def leave(store: Path, *, is_old: bool = True, **documents: Any) -> set[str]:
+    """Leave documents of a run beside the store; what is garbage then."""
+    (store.parent / "demo").mkdir(exist_ok=True)
+    for name, document in documents.items():
+        text = document if isinstance(document, str) else json.dumps(document)
+        (store.parent / "demo" / f"{name}.json").write_text(text)
+    if is_old:
+        make_old(store.parent)
+    return names(store)
+
+
+TILED = {f"factors/{KEYS[0]}.zarr", f"factors/{KEYS[1]}.zarr", f"grams/{KEYS[2]}.zarr"}
+EVERYTHING = TILED | {f"rows/{KEYS[3]}-train.zarr"}
 
 
 def test_what_an_unfinished_run_may_resume_is_kept(store: Path) -> None:
-    run = store.parent / "demo"
-    run.mkdir()
-    (run / "plan.json").write_text(json.dumps({"num_rows": 500, "tile_size": 64}))
-    make_old(store.parent)
-    assert names(store) == set()
-    (run / "plan.json").write_text(json.dumps({"num_rows": 500, "tile_size": 128}))
-    make_old(store.parent)
-    assert names(store) == {f"{key}.zarr" for key in KEYS[:3]}
-    (run / "result.json").write_text("{}")
-    make_old(store.parent)
-    assert names(store) == {f"{key}.zarr" for key in KEYS[:3]} | {f"{KEYS[3]}-train.zarr"}
+    assert leave(store, plan={"num_rows": 500, "tile_size": 64}) == set()
+    assert leave(store, plan={"num_rows": 500, "tile_size": 128}) == TILED
+    assert leave(store, result={}) == EVERYTHING
 
 
 def test_scratch_of_a_factor_is_kept_for_who_goes_on_with_it(store: Path) -> None:
+    scratch = {f"factors/{key}-sums.zarr" for key in (KEYS[0], KEYS[4])}
     for key in (KEYS[0], KEYS[4]):
         make_array(store, "factors", f"{key}-sums")
-    run = store.parent / "demo"
-    run.mkdir()
-    (run / "result.json").write_text(json.dumps({"kept": {f"store/factors/{key}.zarr": 100 for key in KEYS[:5]}}))
-    make_old(store.parent)
     # the factor is needed, and whole; of the other one nothing else is left
-    assert names(store) == {f"{key}-sums.zarr" for key in (KEYS[0], KEYS[4])}
+    assert leave(store, result={"kept": {f"store/factors/{key}.zarr": 100 for key in KEYS[:5]}}) == scratch
     assert {item.reason for item in find_garbage(store)} == {"scratch of a factor that no run goes on with"}
-    (run / "plan.json").write_text(json.dumps({"num_rows": 500, "tile_size": 64}))
-    assert names(store) == {f"{KEYS[4]}-sums.zarr"}
+    assert leave(store, is_old=False, plan={"num_rows": 500, "tile_size": 64}) == {f"factors/{KEYS[4]}-sums.zarr"}
     (store / "factors" / f"{KEYS[4]}-sums.zarr" / "c" / "0" / "1").write_bytes(bytes(10))
     assert names(store) == set()
 
 
 def test_what_iterations_leave_behind(store: Path) -> None:
-    make_array(store, "preconditioners", KEYS[0])
-    make_array(store, "solves", KEYS[4])
-    make_array(store, "scratch", DRAWN)
-    run = store.parent / "demo"
-    run.mkdir()
-    (run / "plan.json").write_text(json.dumps({"num_rows": 9, "tile_size": 9}))
-    make_old(store.parent)
-    found = {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
+    for kind, key in (("preconditioners", KEYS[0]), ("solves", KEYS[4]), ("scratch", DRAWN)):
+        make_array(store, kind, key)
     kept = {f"preconditioners/{KEYS[0]}.zarr", f"solves/{KEYS[4]}.zarr"}
+    found = leave(store, plan={"num_rows": 9, "tile_size": 9})
     assert f"scratch/{DRAWN}.zarr" in found
     assert not found & kept  # the run may go on with them
-    (run / "result.json").write_text("{}")
-    make_old(store.parent)
-    assert kept <= {str(Path(item.location).relative_to(store)) for item in find_garbage(store)}
+    assert kept <= leave(store, result={})
 
 
 @pytest.mark.parametrize("phase", ["", "prepare", "plan", "start"])  # in the last the plan came after the list
 def test_what_a_run_may_find_that_is_being_planned_is_kept(store: Path, phase: str) -> None:
-    make_old(store.parent)
-    everything = names(store)
-    assert len(everything) == 4
-    run = store.parent / "demo"
-    run.mkdir()
-    (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
-    assert names(store) == set()
-    (run / "status.json").write_text(json.dumps({"state": "failed", "phase": phase}))
-    assert names(store) == everything
-    (run / "status.json").write_text(json.dumps({"state": "running", "phase": phase}))
-    make_old(store.parent)  # its driver has said nothing for hours
-    assert names(store) == everything
-    for text in ('{"state": ["running"]}', "[1]", "no JSON", ""):  # what others call so
-        (run / "status.json").write_text(text)
-        assert names(store) == everything
+    assert leave(store) == EVERYTHING
+    planning = {"state": "running", "phase": phase}
+    assert leave(store, is_old=False, status=planning) == set()
+    assert leave(store, status=planning) == EVERYTHING  # its driver has said nothing for hours
+    for text in (planning | {"state": "failed"}, '{"state": ["running"]}', "[1]", "no JSON", ""):  # what others call so
+        assert leave(store, is_old=False, status=text) == EVERYTHING
