@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import stat
@@ -60,9 +61,9 @@ from dkrr.store.lease import hold_lock
 from dkrr.store.objects import Entry
 
 KEPT_SECONDS = 3600.0
-# A driver says every few seconds that it is there; state and phase until it has a plan.
+# A driver says every few seconds that it is there; states of one, and phases until it has a plan.
 SILENT_SECONDS = 120.0
-PLANNING = (("starting", ""), ("running", ""), ("running", "prepare"), ("running", "plan"))
+AT_WORK, PLANNING = ("starting", "running"), ("", "prepare", "plan")
 _KEY = re.compile(rb"[0-9a-f]{32,64}")
 _HASH, _DRAWN = "[0-9a-f]{40}", "[0-9a-f]{32}"
 # what a store holds, by folder: besides arrays, vectors of a pass that was killed, notes about float32 factors that
@@ -294,14 +295,17 @@ def _named_keys(location: str, entries: list[Entry], store: str) -> set[str]:
 
 def _is_planning(location: str, entries: list[Entry], since: float) -> bool:
     """Whether a run that said since then that it is there had no plan when it was listed: it may find anything."""
-    keys = {entry.key for entry in entries}
-    for entry in entries:
-        if name_of(entry.key) == "status.json" and entry.modified >= since:
+    modified = {entry.key: entry.modified for entry in entries}
+    folders = {
+        key.removesuffix(name) for key in modified for name in [name_of(key)] if name in ("status.json", "job.json")
+    }
+    for folder in folders:
+        # a list may miss a file that is being replaced
+        if modified.get(f"{folder}status.json", math.inf) >= since:
             with contextlib.suppress(ValueError):  # what others call so
-                status = json.loads(read_key(location, entry.key) or b"{}")
+                status = json.loads(read_key(location, f"{folder}status.json") or b"{}")
                 state, phase = (status.get("state"), status.get("phase")) if isinstance(status, dict) else ("", "")
-                has_plan = entry.key.removesuffix("status.json") + "plan.json" in keys
-                if (state, phase) in PLANNING or (state == "running" and not has_plan):
+                if state in AT_WORK and (phase in PLANNING or f"{folder}plan.json" not in modified):
                     return True
     return False
 
