@@ -20,7 +20,7 @@ from dkrr.dataset.dataset import Dataset, Mask, fields_of, open_dataset
 from dkrr.dataset.rows import Floats, Moments, row_moments
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import Header
-from dkrr.dataset.writer import inspect, writing
+from dkrr.dataset.writer import is_finished, writing
 from dkrr.errors import DataError, ParameterError, StoreMismatchError
 from dkrr.store.lease import hold_lock
 
@@ -156,9 +156,9 @@ def prepare_rows(
         "scaling": scaling.to_dict() if scaling is not None else "training rows" if standardize else None,
     }
     with contextlib.ExitStack() as stack:
-        if inspect(dest) != "complete":
+        if not is_finished(dest):
             stack.enter_context(hold_lock(dest, wait=True))
-        if inspect(dest) == "complete":
+        if is_finished(dest):
             return _reuse(dest, origin)
         dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
         if scaling is None and standardize:

@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -55,8 +55,6 @@ from dkrr.store.files import (
 from dkrr.store.interruption import check_fence
 from dkrr.store.lease import hold_lock
 
-State = Literal["absent", "empty", "unfinished", "complete"]
-
 # readers that have opened a data set go on with its rows for so long after a new version has replaced them
 KEPT_SECONDS = 3600.0
 
@@ -64,8 +62,8 @@ _ARRAY = re.compile(r"(X|y|weight)(?:-([1-9]\d*))?")
 _PARTIAL = re.compile(r"zarr\.json\.[0-9a-f]{32}\.partial")
 
 
-def inspect(location: Any) -> State:
-    """What is at ``location``.
+def is_finished(location: Any) -> bool:
+    """Whether a finished data set is at ``location``; otherwise it can be written there.
 
     Raises
     ------
@@ -82,11 +80,11 @@ def inspect(location: Any) -> State:
         names = children(location)
         attributes = attributes_of(location) if "zarr.json" in names else None
     if attributes is not None:
-        return "complete" if attributes.get("complete") is True else "unfinished"
+        return attributes.get("complete") is True
     if not all(_PARTIAL.fullmatch(name) for name in names):  # of one killed before its first file was complete
         raise StoreError(f"{location} exists and is not a data set of dkrr", hint="choose another destination")
     check_outside(location)
-    return "empty" if root is not None and root.is_dir() else "absent"
+    return False
 
 
 def check_outside(location: Any) -> None:
@@ -215,8 +213,8 @@ class DatasetWriter:
     def begin(self) -> None:
         """Make the place ours, or go on behind the rows that are there."""
         with storage_errors(self.location, self.needed):
+            tidy(self.location)  # what an interrupted run left
             if self._before is None:
-                tidy(self.location)  # what an interrupted run left
                 if (root := local_root(self.location)) is not None:
                     root.mkdir(exist_ok=True)
                 self._write_attributes({"complete": False})
@@ -332,7 +330,7 @@ def writing(location: Any, **options: Any) -> Iterator[DatasetWriter]:
     writer = DatasetWriter(location, **options)
     if writer.needed is not None:
         check_space(location, writer.needed)
-    if options.get("before") is None and inspect(location) == "complete":
+    if options.get("before") is None and is_finished(location):
         raise StoreError(f"{location} was made by somebody else meanwhile", hint="look what is there")
     try:
         writer.begin()
@@ -427,7 +425,6 @@ def _new_version(dest: Any, kept_from: Callable[[Dataset], dict[int, int]]) -> D
     """A version with the generations of which ``kept_from`` says from which row on they stay."""
     open_dataset(dest)  # what is not ours gets no lock beside it
     with hold_lock(dest):
-        tidy(dest)
         dataset = open_dataset(dest)
         starts = kept_from(dataset)
         kept = [(found, starts[found.number]) for found in dataset.generations if found.number in starts]
@@ -439,10 +436,10 @@ def _new_version(dest: Any, kept_from: Callable[[Dataset], dict[int, int]]) -> D
             )
         if num_rows == dataset.num_rows:
             return dataset
-        dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
         options: dict[str, Any] = {"rows_per_chunk": dataset.X.rows_per_chunk, "num_rows": num_rows}
         options |= {"before": dataset, "anew": True, "origin": dataset.origin}
         with writing(dest, **options, **fields_of(dataset)) as writer:
+            dataset.verify()  # a damaged or exchanged chunk must not be copied under a digest of its own
             for found, start in kept:
                 for first, last in dataset.X.blocks(first=start, end=found.n):
                     writer.add(**dataset.read_parts(first, last))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dkrr.engine.configuration import timeout_seconds
+from dkrr.engine.configuration import parsed, timeout_seconds
 from dkrr.engine.machine import blas_kernel, blas_libraries, cpu_count, total_memory_bytes
 from dkrr.engine.tasks import DaskExecutor, Executor, InProcessExecutor
 from dkrr.engine.workers import Admission, check_workers, roster
@@ -86,11 +86,15 @@ def local_cluster(
     ...     client.submit(sum, [1, 2]).result()
     3
     """
-    num_workers = cpu_count() if workers is None else check_whole("workers", workers)
-    limit = total_memory_bytes() // num_workers if memory_limit == "auto" else _bytes(memory_limit)
-    threads = check_whole("threads_per_worker", threads_per_worker)
+    from dask.utils import parse_bytes
 
     from dkrr.engine.local import LocalProcesses
+
+    num_workers = cpu_count() if workers is None else check_whole("workers", workers)
+    threads = check_whole("threads_per_worker", threads_per_worker)
+    limit = total_memory_bytes() // num_workers if memory_limit == "auto" else int(parsed(parse_bytes, memory_limit))
+    if limit < 1:
+        raise ParameterError(f"memory_limit is {memory_limit!r}", hint='give bytes, a size such as "2GiB", or "auto"')
 
     return LocalProcesses(
         workers=num_workers,
@@ -100,18 +104,6 @@ def local_cluster(
         dashboard=dashboard,
         silence_logs=silence_logs,
     )
-
-
-def _bytes(value: Any) -> int:
-    from dask.utils import parse_bytes
-
-    try:
-        size = int(parse_bytes(value))
-    except (AttributeError, TypeError, ValueError):  # what parse_bytes raises on None, lists, unknown units
-        size = 0
-    if size < 1:
-        raise ParameterError(f"memory_limit is {value!r}", hint='give bytes, a size such as "2GiB", or "auto"')
-    return size
 
 
 def runs_in_process() -> bool:
@@ -330,11 +322,7 @@ def executor_for(store: Any = None) -> Iterator[Executor]:
         yield InProcessExecutor()
         return
     client = find_client()
-    if client is not None:
-        with _lent(client, store) as executor:
-            yield executor
-        return
-    with start_local(store=store) as executor:
+    with start_local(store=store) if client is None else _lent(client, store) as executor:
         yield executor
 
 

@@ -35,7 +35,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dkrr import __version__
@@ -253,8 +253,7 @@ def check_workers(client: Client, timeout: float = 30.0, *, store: Any = None) -
     if not addresses:
         where = client.scheduler.address if client.scheduler is not None else "no address"
         raise ClusterError(f"the scheduler at {where} has no workers", hint="start some first")
-    with challenge(store) as asked:
-        workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, asked)
+    workers: list[WorkerInfo] = client.sync(describe_workers, client, addresses, timeout, store)
     # the BLAS of this process takes no part in the work
     kernel, _ = Counter(worker.blas_kernel for worker in workers).most_common(1)[0]
     here, found = process_versions(), defaultdict[str, list[str]](list)
@@ -292,9 +291,7 @@ def differences(expected: Mapping[str, str], worker: WorkerInfo) -> list[str]:
     return found
 
 
-async def describe_workers(
-    client: Client, addresses: Sequence[str], timeout: float, asked: Challenge | None
-) -> list[WorkerInfo]:
+async def describe_workers(client: Client, addresses: Sequence[str], timeout: float, store: Any) -> list[WorkerInfo]:
     """Run :func:`describe_worker` on workers, all at once; to be awaited on the client's loop.
 
     Raises
@@ -302,15 +299,21 @@ async def describe_workers(
     ClusterError
         One does not answer within ``timeout`` seconds, or dkrr does not run there.
     """
-    tasks = {
-        address: asyncio.ensure_future(
-            client.run(describe_worker, workers=[address], on_error="return", asynchronous=True, challenge=asked)
-        )
-        for address in addresses
-    }
-    _, late = await asyncio.wait(tasks.values(), timeout=timeout)
-    for task in late:
-        task.cancel()
+    # the object for the workers to find is written in a thread: a slow store must not hold up this client
+    context = challenge(store)
+    asked = await asyncio.to_thread(context.__enter__)
+    try:
+        tasks = {
+            address: asyncio.ensure_future(
+                client.run(describe_worker, workers=[address], on_error="return", asynchronous=True, challenge=asked)
+            )
+            for address in addresses
+        }
+        _, late = await asyncio.wait(tasks.values(), timeout=timeout)
+        for task in late:
+            task.cancel()
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
     if late:
         silent = [address for address, task in tasks.items() if task in late]
         raise ClusterError(
@@ -480,7 +483,7 @@ class Admission:
         try:
             name, reason = "", ""
             try:
-                worker = await self._describe(address)
+                (worker,) = await describe_workers(self.client, [address], ANSWER_SECONDS, self.store)
             except DkrrError as exc:
                 reason = exc.message
                 self._ask_again[address] = time.monotonic() + ASK_AGAIN_SECONDS
@@ -497,16 +500,6 @@ class Admission:
             logger.debug("worker %s could not be asked (%s)", address, exc)
         finally:
             self._asking.pop(address, None)
-
-    async def _describe(self, address: str) -> WorkerInfo:
-        # the object for the worker to find is written in a thread: a slow store must not hold up this client
-        context = challenge(self.store)
-        asked = await asyncio.to_thread(context.__enter__)
-        try:
-            (worker,) = await describe_workers(self.client, [address], ANSWER_SECONDS, asked)
-        finally:
-            await asyncio.to_thread(context.__exit__, None, None, None)
-        return worker
 
     def _admit(self, workers: Iterable[WorkerInfo]) -> None:
         self.workers = list(workers)
@@ -532,7 +525,7 @@ class WorkerMemory:
     """
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor if isinstance(executor, DaskExecutor) else None
+        self._client = executor.client if isinstance(executor, DaskExecutor) else None
         self._asked: concurrent.futures.Future[Any] | None = None
         self._last: dict[str, int] = {}
 
@@ -541,21 +534,18 @@ class WorkerMemory:
 
         Empty until there was an answer, and when the scheduler is gone.
         """
-        executor = self._executor
-        if executor is None or executor.client.status != "running":
+        client = self._client
+        if client is None or client.status != "running":
             return {}
-        if self._asked is not None and self._asked.done():
-            try:
-                found = self._asked.result()["workers"]
-                sizes = {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
-                self._last = {address: size for address, size in sizes.items() if size}
-            except Exception as exc:  # whatever a scheduler answers, the work does not depend on it
+        if self._asked is None or self._asked.done():
+            if self._asked is not None:
                 self._last = {}
-                logger.debug("the scheduler does not say what its workers take (%r)", exc)
-            self._asked = None
-        if self._asked is None:
-            question = executor.client.scheduler.identity(n_workers=MOST_WORKERS)
-            self._asked = asyncio.run_coroutine_threadsafe(question, executor.client.loop.asyncio_loop)
+                with contextlib.suppress(Exception):  # whatever a scheduler answers, the work does not depend on it
+                    found = self._asked.result()["workers"]
+                    sizes = {address: int(worker["metrics"].get("memory", 0)) for address, worker in found.items()}
+                    self._last = {address: size for address, size in sizes.items() if size}
+            question = client.scheduler.identity(n_workers=MOST_WORKERS)
+            self._asked = asyncio.run_coroutine_threadsafe(question, client.loop.asyncio_loop)
         return self._last
 
 
@@ -576,18 +566,13 @@ def describe_executor(executor: Executor) -> dict[str, Any]:
     workers = list(executor.workers) if isinstance(executor, DaskExecutor) else []
     groups: dict[str, dict[str, Any]] = {}
     for worker in workers:
-        entry = _described(worker)
+        entry = {name: getattr(worker, name) for name in ("host", "threads", "memory_limit_bytes", "blas_kernel")}
+        entry |= dict(worker.versions) | {"blas": [_library(item) for item in worker.blas]}
         groups.setdefault(repr(entry), {**entry, "num_workers": 0, "addresses": []})
         group = groups[repr(entry)]
         group["num_workers"] += 1
         group["addresses"] = [*group["addresses"], worker.address][:MOST_SHOWN]
     return {"driver": driver, "workers": list(groups.values())[:MOST_SHOWN], "num_workers": len(workers)}
-
-
-def _described(worker: WorkerInfo) -> dict[str, Any]:
-    known, libraries = asdict(worker), [_library(item) for item in worker.blas]
-    own = {name: known[name] for name in ("host", "threads", "memory_limit_bytes")} | dict(worker.versions)
-    return own | {"blas": libraries, "blas_kernel": worker.blas_kernel}
 
 
 def _library(item: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from tests.cluster.programs import need
+from tests.cluster.helpers import need
 from tests.faults import wait_until
 from tests.servers import free_port
 

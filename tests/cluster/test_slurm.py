@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.helpers import ByHandJob
-from tests.cluster.programs import CLUSTER, programs
+from tests.cluster.helpers import CLUSTER, ByHandJob, programs
 from tests.cluster.slurm import Slurm, slurm_of_our_own
 from tests.faults import wait_until
 

@@ -1,4 +1,4 @@
-"""Clusters that others start: a time limit of Slurm, and a network that is cut, each in mid-factorisation."""
+"""Clusters that others start: a time limit of Slurm in mid-factorisation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from tests.cluster.helpers import ByHandJob, is_identical
 from tests.cluster.slurm import slurm_of_our_own
-from tests.cluster.test_hosts import with_a_link_cut
 from tests.cluster.test_slurm import through_its_time_limit
 from tests.measure.figures import Judge
 
@@ -34,18 +33,4 @@ def test_measure_a_time_limit(judge: Judge, folder: Path, local: ByHandJob) -> N
         f"again; factor, model and predictions {'equal' if same else 'DIFFER'}",
         "COMPLETED; 0; equal",
         ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1 and not again and same,
-    )
-
-
-def test_measure_a_link_cut(judge: Judge, folder: Path, local: ByHandJob) -> None:
-    found = with_a_link_cut(folder)
-    again = dict(found.written.items() - found.cut.tiles().items())
-    same = is_identical(local, found.cut)
-    without, seconds = found.seconds
-    judge(
-        "hosts: the link of one of two workers cut in mid-factorisation",
-        f"{seconds:.0f} s, {without:.0f} s undisturbed; {len(again)} of {len(found.written)} valid tiles written "
-        f"again; factor, model and predictions {'equal' if same else 'DIFFER'}",
-        "at most 90 s later; 0; equal",
-        seconds - without <= 90 and not again and same,
     )
