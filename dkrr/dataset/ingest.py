@@ -7,7 +7,6 @@ column statistics are gathered on the way, at about the rate of a disk.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
@@ -25,10 +24,9 @@ from dkrr.dataset.dataset import Dataset, fields_of, open_dataset
 from dkrr.dataset.rows import Floats
 from dkrr.dataset.sources import open_table
 from dkrr.dataset.table import MISSING_MARKS, Header, Table
-from dkrr.dataset.writer import is_finished, writing
+from dkrr.dataset.writer import claimed, is_finished, writing
 from dkrr.errors import DataError, ParameterError, StoreError, StoreMismatchError, check_whole
 from dkrr.store.files import check_place, overlaps
-from dkrr.store.lease import hold_lock
 
 Missing = Literal["error", "drop"]
 
@@ -140,15 +138,11 @@ def ingest(
     place = source.path if isinstance(source, Dataset) else source
     if all(isinstance(item, str | os.PathLike) for item in (place, dest)) and overlaps(place, dest):
         raise StoreError(f"{dest} and {place} are, or hold, the same files", hint="choose another destination")
-    is_there = is_finished(dest)  # what is not ours gets no lock beside it
-    like = open_dataset(dest) if append and is_there else like
+    like = open_dataset(dest) if append and is_finished(dest) else like
     named = [target, features, weight, None if like is None else like.names]
     text: dict[str, Any] = {"header": header, "delimiter": delimiter, "decimal": decimal, "named": named}
     table = open_table(source, **text, y=y, sample_weight=sample_weight)
-    with contextlib.ExitStack() as stack:
-        if append or not is_there:  # else rows are compared, and none is written
-            stack.enter_context(hold_lock(dest, wait=wait))
-        existing = open_dataset(dest) if is_finished(dest) else None
+    with claimed(dest, wait=wait, to_change=append) as existing:
         base = existing if append else None
         like = base or like
         columns: dict[str, Any] = {"target": target, "features": features, "weight": weight}

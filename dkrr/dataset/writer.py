@@ -129,17 +129,17 @@ def tidy(location: Any) -> None:
     Of a finished one that is what writes that failed or were killed have left, and versions that were replaced over an
     hour ago; of one that was never finished it is all that dkrr wrote, and then the folder, if it is empty.
     """
-    attributes = attributes_of(location) or {}
+    attributes = attributes_of(location) or {}  # of nobody yet: nothing there is ours but drafts of this document
     is_complete, root = attributes.get("complete") is True, local_root(location)
     kept = {attributes["version"], *(item["version"] for item in _earlier_versions(attributes))} if is_complete else ()
-    for name in filter(_ARRAY.fullmatch, children(location)):
+    for name in filter(_ARRAY.fullmatch, children(location) if attributes else ()):
         if int(name.partition("-")[2] or 1) not in kept:
             remove_array(join(location, name))
     for path in root.rglob("*.partial") if root is not None else ():
         path.unlink(missing_ok=True)
     if not is_complete:
-        # the marker goes last: an interrupted removal must still be recognised as ours
-        delete_key(location, "zarr.json")
+        if attributes:  # which go last: an interrupted removal must still be recognised as ours
+            delete_key(location, "zarr.json")
         if root is not None:
             with contextlib.suppress(OSError):  # absent, or something of others is there
                 root.rmdir()
@@ -206,7 +206,8 @@ class DatasetWriter:
         if num_rows is not None:
             chunk_bytes = sum(8 * self._chunk_rows * width + 4 for width in self._widths.values())
             self.needed = (-(-num_rows // self._chunk_rows) + 1) * chunk_bytes + (64 << 10)
-        self._next = self.num_rows // self._chunk_rows  # number of the chunk that is written next, and its rows so far
+        self._next = self.num_rows // self._chunk_rows  # number of the chunk that is written next
+        # its rows so far
         self._held = {name: np.empty((0, width)) for name, width in self._widths.items()}
         self._summaries = {name: RowSummary(width) for name, width in self._widths.items()}
 
@@ -343,6 +344,23 @@ def writing(location: Any, **options: Any) -> Iterator[DatasetWriter]:
         raise
 
 
+@contextlib.contextmanager
+def claimed(location: Any, *, wait: bool = False, to_change: bool = False) -> Iterator[Dataset | None]:
+    """The finished data set at ``location``, or None; with its lock, where it is to be written or changed.
+
+    Raises
+    ------
+    LockedError
+        Another process writes there; with ``wait`` it is waited for.
+    StoreError
+        As for :func:`is_finished`.
+    """
+    with contextlib.ExitStack() as stack:
+        if to_change or not is_finished(location):  # what is not ours gets no lock beside it
+            stack.enter_context(hold_lock(location, wait=wait))
+        yield open_dataset(location) if is_finished(location) else None
+
+
 # --- fewer rows -------------------------------------------------------------------------------------------------------
 
 
@@ -423,9 +441,9 @@ def keep_last(dest: Any, *, generations: int | None = None, rows: int | None = N
 
 def _new_version(dest: Any, kept_from: Callable[[Dataset], dict[int, int]]) -> Dataset:
     """A version with the generations of which ``kept_from`` says from which row on they stay."""
-    open_dataset(dest)  # what is not ours gets no lock beside it
-    with hold_lock(dest):
-        dataset = open_dataset(dest)
+    open_dataset(dest)  # or an error
+    with claimed(dest, to_change=True) as dataset:
+        assert dataset is not None  # noqa: S101  (narrows the type)
         starts = kept_from(dataset)
         kept = [(found, starts[found.number]) for found in dataset.generations if found.number in starts]
         num_rows = sum(found.n - start for found, start in kept)

@@ -253,16 +253,9 @@ def _check_encryption(address: str, insecure: bool) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    from distributed.comm.addressing import parse_host_port
-
+    host = urlsplit(address).hostname or ""
     try:
-        host = parse_host_port(address.partition("://")[2], 8786)[0]
-    except ValueError as exc:
-        raise ParameterError(f"the scheduler address is {address!r}", hint='give "tcp://host:port"') from exc
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name; it may mean another machine tomorrow
 
@@ -337,7 +330,6 @@ def start_local(
         local_cluster(workers=workers, threads_per_worker=threads_per_worker, memory_limit=memory_limit) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        client.wait_for_workers(len(cluster.worker_spec), timeout=60)
         yield checked_executor(client, store=store)
 
 
@@ -380,29 +372,25 @@ def require_memory(executor: Executor, bytes_per_thread: int) -> None:
     ClusterError
         A worker is too small.
     """
-    if not isinstance(executor, DaskExecutor):
-        return
     for worker in executor.workers:
         if reason := worker.too_small(bytes_per_thread):
             raise ClusterError(
                 f"worker {worker.address}: {reason}",
                 hint="start workers with more memory, or set [cluster] memory_limit or [solver] tile_size",
             )
-    if executor.admission is not None:
+    if isinstance(executor, DaskExecutor) and executor.admission is not None:
         executor.admission.needed_bytes = bytes_per_thread
 
 
 def memory_limit_of(executor: Executor) -> int | None:
     """The smallest memory limit of the workers in bytes, per task that runs at once; None when there is none."""
-    workers = executor.workers if isinstance(executor, DaskExecutor) else []
-    limits = (worker.bytes_per_thread for worker in workers)
+    limits = (worker.bytes_per_thread for worker in executor.workers)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def blas_of(executor: Executor) -> str:
     """Name of the BLAS kernel the tasks use, e.g. "openblas-SkylakeX"; the same bits need the same kernel."""
-    workers = executor.workers if isinstance(executor, DaskExecutor) else []
-    return workers[0].blas_kernel if workers else blas_kernel(blas_libraries())
+    return executor.workers[0].blas_kernel if executor.workers else blas_kernel(blas_libraries())
 
 
 @contextmanager

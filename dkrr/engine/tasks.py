@@ -297,6 +297,7 @@ class InProcessExecutor:
     """
 
     num_threads = 1
+    workers: Sequence[WorkerInfo] = ()
     cancelled: Callable[[], bool] | None = None
 
     def run(
@@ -464,7 +465,7 @@ class DaskExecutor:
     def _is_stranded(self, message: _Message) -> bool:
         """Whether it is for workers that are all gone, where others have taken their place."""
         admission = self.admission
-        return admission is not None and not admission.is_empty and not admission.can_run(message.allowed)
+        return admission is not None and bool(admission.present) and not admission.can_run(message.allowed)
 
     def _abandon(self, graph: str, running: list[Any], *, wait: bool) -> None:
         """End a graph on the workers as well: its threads would go on writing for as long as a task takes."""

@@ -47,17 +47,16 @@ from dkrr.errors import (
 )
 from dkrr.fit.choices import FitSettings
 from dkrr.fit.plan import Decision
-from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector
+from dkrr.linalg.blocks import BlockColumns, FloatMatrix, FloatVector, centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.catalogue import FrozenCenter, ancestors, choose_center, continue_lineage, gram_fields, key_of
 from dkrr.linalg.cg_solver import CGSolver
 from dkrr.linalg.direct import CholeskySolver
 from dkrr.linalg.factor_precondition import float32_location
-from dkrr.linalg.gram import build_gram, rows_of
+from dkrr.linalg.gram import build_gram
 from dkrr.linalg.matmul import residual_norms
-from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.predict import check_training_rows
+from dkrr.linalg.operators import RidgeOperator, rows_of
+from dkrr.linalg.products import check_training_rows
 from dkrr.linalg.solution import Solution
-from dkrr.linalg.targets import centre_dataset, right_hand_sides, target_alphas
 from dkrr.linalg.workspace import Workspace
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
@@ -450,11 +449,10 @@ def write_rows(location: str, name: str, values: FloatMatrix) -> None:
 
 def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     squares = np.zeros(dataset.num_targets)
     with np.errstate(over="ignore"):  # so large a norm allows anything
-        for start, stop in dataset.y.blocks():
-            y = dataset.y.read(start, stop) - (0.0 if intercept is None else intercept)
+        for start, stop in dataset.targets.blocks():
+            y = dataset.targets.read(start, stop) - (0.0 if intercept is None else intercept)
             root = 1.0 if dataset.weight is None else np.sqrt(dataset.weight.read(start, stop))
             squares += np.square(root * y).sum(axis=0)
     relative, norm = np.asarray(solution.relative_residual), np.sqrt(squares)

@@ -24,11 +24,11 @@ from dkrr.errors import ConvergenceError, ParameterError, StoreError
 from dkrr.fit.choices import Problem, SolverChoice, is_plainly_primal
 from dkrr.fit.inputs import TemporaryStore, check_given, find_dataset
 from dkrr.kernels import Kernel, make_kernel
-from dkrr.linalg.dense_cholesky import DenseFit, fit_dense
+from dkrr.linalg.dense import DenseFit, fit_dense
 from dkrr.linalg.leave_one_out import IntervalMethod, LeaveOneOut, check_coverage, check_method
 from dkrr.linalg.leave_one_out import coverage as share_inside
-from dkrr.linalg.predict import ArrayRows
 from dkrr.linalg.primal import fit_primal_arrays, primal_features
+from dkrr.linalg.products import ArrayRows
 from dkrr.models.leave_one_out import ensure_factor, leave_one_out
 from dkrr.models.model import Model
 from dkrr.models.prediction import values_of
@@ -373,7 +373,7 @@ class WithRidge(MultiOutputMixin, RegressorMixin, WithModel):  # type: ignore[mi
             data sets and dask frames the order does not matter, and other columns are left aside.
         return_std
             Return (predictions, standard deviations), those of the Gaussian process f ~ N(0, sigma2 k) with noise
-            sigma2 alpha / w_i: see :mod:`dkrr.linalg.variance`.
+            sigma2 alpha / w_i: see :mod:`dkrr.linalg.leave_one_out`.
         noise
             Standard deviations of new observations of weight 1, sigma2 alpha included, and not of f.
         sigma2

@@ -31,7 +31,7 @@ from dkrr.errors import DataError, DkrrError, ParameterError, StoreError
 from dkrr.kernels import Kernel, kernel_from_dict
 from dkrr.kernels.features import FeatureMap, feature_map
 from dkrr.linalg.leave_one_out import IntervalMethod, Quantiles, check_method
-from dkrr.linalg.predict import ArrayRows, RowSource, predict_block
+from dkrr.linalg.products import ArrayRows, RowSource, predict_block
 from dkrr.linalg.solution import Solution
 from dkrr.markup import facts_html, lines_text, named
 from dkrr.models.uncertainty import VarianceSystems, find_variance_systems, interval, standard_deviation

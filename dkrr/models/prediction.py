@@ -32,7 +32,7 @@ from dkrr.engine.machine import single_blas_thread
 from dkrr.engine.tasks import Executor, Node, Progress, RunSummary
 from dkrr.errors import DamagedChunkError, DataError, ParameterError, StoreError
 from dkrr.fit.inputs import TemporaryStore, find_dataset
-from dkrr.linalg import variance
+from dkrr.linalg import leave_one_out as variance
 from dkrr.linalg.loss import log_probabilities, make_loss
 from dkrr.linalg.operators import Rows
 from dkrr.models.model import BLOCK_ROWS, Model, load_model
@@ -390,8 +390,7 @@ def score_dataset(
             "predict", "predictions", model, dataset, scratch, width, executor, progress, "evaluate"
         )
         values = result.read(0, m)
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
-    truth = _taken(dataset.y.read(0, m), targets)
+    truth = _taken(dataset.targets.read(0, m), targets)
     squares = np.square(values - truth).mean(axis=0)
     around_mean = np.square(truth - _taken(np.asarray(dataset.y_mean)[None], targets)).mean(axis=0)
     rmse = np.sqrt(squares)

@@ -31,8 +31,7 @@ from dkrr.errors import ParameterError
 from dkrr.fit.choices import FitSettings, Problem, SolverChoice, may_be_primal
 from dkrr.fit.plan import Decision
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense_cholesky import DenseFit
-from dkrr.linalg.eigen import eigen_bytes
+from dkrr.linalg.dense import DenseFit, eigen_bytes
 from dkrr.linalg.primal import array_source, stored_source
 from dkrr.linalg.workspace import Workspace
 from dkrr.models.estimator import WithRidge, keeps_its_fit
@@ -90,10 +89,9 @@ class PathFit(TiledFit):
         ways: Decision | None = None,
     ) -> Model:
         """The model of the best alpha, from a factor of each or from two passes."""
-        assert dataset.y is not None  # noqa: S101  (narrows the type)
         n, grid = dataset.num_rows, self.estimator.grid
         weight = None if dataset.weight is None else dataset.weight.read(0, n)[:, 0]
-        search = self.estimator.start_search(dataset.y.read(0, n), weight)
+        search = self.estimator.start_search(dataset.targets.read(0, n), weight)
 
         def fit(alphas: Any) -> Model:
             own, one = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -66,23 +67,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def run_script(arguments: list[str], cwd: Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        input=text,
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    # asyncio says so when somebody else was the first to see that a server has ended; nothing depends on it
-    lines = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("Unknown child process pid")]
-    done.stderr = "".join(lines)
-    return done
-
-
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
@@ -93,8 +77,13 @@ def test_runs_from_a_plain_file_beside_a_module_and_a_decoy(tmp_path: Path) -> N
     # a file of this name where the command is typed must not be what the workers import
     (tmp_path / "numpy.py").write_text("raise SystemExit('imported from the current folder')")
     (folder / "script.py").write_text(SCRIPT.format(extra="import helper", remote="helper.double, 21"))
-    done = run_script([str(folder / "script.py")], tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3 42\n", "")
+    command = [sys.executable, "-W", "error", str(folder / "script.py")]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    # asyncio says so when somebody else was the first to see that a server has ended; nothing depends on it
+    said = re.sub(r"Unknown child process pid.*\n", "", done.stderr)
+    assert (done.returncode, done.stdout, said) == (0, "3 42\n", "")
 
 
 def test_workers_are_as_promised(client: Client, scratch: Path) -> None:
