@@ -448,11 +448,10 @@ def write_rows(location: str, name: str, values: FloatMatrix) -> None:
 
 def residual_norm(dataset: Dataset, solution: Solution, intercept: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """The 2-norm (t,) of R = S Y - S b - A u, which is the relative residual times |S (Y - b)|."""
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     squares = np.zeros(dataset.num_targets)
     with np.errstate(over="ignore"):  # so large a norm allows anything
-        for start, stop in dataset.y.blocks():
-            y = dataset.y.read(start, stop) - (0.0 if intercept is None else intercept)
+        for start, stop in dataset.targets.blocks():
+            y = dataset.targets.read(start, stop) - (0.0 if intercept is None else intercept)
             root = 1.0 if dataset.weight is None else np.sqrt(dataset.weight.read(start, stop))
             squares += np.square(root * y).sum(axis=0)
     relative, norm = np.asarray(solution.relative_residual), np.sqrt(squares)

@@ -352,9 +352,8 @@ def sample_trial(dataset: Dataset, kernel: Kernel, seconds: float, *, seed: int 
     order = np.argsort(chosen)
     place = np.argsort(order)
     size = min(size, max(1, len(chosen) // 2)) if len(chosen) < n or n > size else len(chosen)
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     x = read_rows(dataset.X, chosen[order], rows_of(dataset, kernel).center)[place]
-    targets, weight = read_rows(dataset.y, chosen[order])[place[:size]], None
+    targets, weight = read_rows(dataset.targets, chosen[order])[place[:size]], None
     if dataset.weight is not None:
         weight = np.sqrt(read_rows(dataset.weight, chosen[order])[place, 0])
         targets = targets * weight[:size, None]

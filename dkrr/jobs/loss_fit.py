@@ -146,8 +146,7 @@ def fit_loss(
 
 def _targets(train: Dataset, weight: Floats, scaling: Scaling | None) -> Floats:
     """Targets (n, t), whitened where the rows are; -1 and +1 for classes, (n, 1) for two of them."""
-    assert train.y is not None  # noqa: S101  (narrows the type)
-    y = train.y.read(0, train.num_rows)
+    y = train.targets.read(0, train.num_rows)
     if train.classes is None:
         return y
     # whitened by an earlier fit, whose rows were all of one class, columns do not tell classes apart

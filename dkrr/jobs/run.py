@@ -248,9 +248,8 @@ def _data_facts(prepared: Prepared) -> dict[str, Any]:
 
 def _target_facts(train: Dataset, scaling: Scaling | None) -> dict[str, Any]:
     """Counts of classes, or histograms with 30 equal bins between the smallest and the largest target."""
-    assert train.y is not None  # noqa: S101  (narrows the type)
-    read = train.y.read if scaling is None else lambda *span: scaling.invert_y(train.y.read(*span))
-    blocks = (read(start, stop) for start, stop in train.y.blocks())
+    read = train.targets.read if scaling is None else lambda *span: scaling.invert_y(train.targets.read(*span))
+    blocks = (read(start, stop) for start, stop in train.targets.blocks())
     if train.classes is not None:
         counts = sum(np.bincount(np.argmax(block, axis=1), minlength=train.num_targets) for block in blocks)
         return {"targets": [], "class_counts": np.asarray(counts)[:MOST_NAMES].tolist()}

@@ -290,11 +290,10 @@ def leave_one_out_rows(
         diagonal[:, alphas == alpha] = own[:, None]
         if ones is not None:
             ones[:, alphas == alpha] = found[:, None]
-    assert dataset.y is not None  # noqa: S101  (narrows the type)
     root = operator.root_weights()
     unseen = np.empty(0, np.int64) if root is None else np.flatnonzero(root == 0)
     loo = loo_from_diagonal(
-        y=dataset.y.read(0, n),
+        y=dataset.targets.read(0, n),
         u=unscaled(model.dual_coef.read(0, n), root),
         inverse_diagonal=diagonal,
         alpha=alphas,

@@ -215,7 +215,6 @@ def solve_rows(
     ) as result:
         settings, rows, solution = result.settings, result.operator.rows, result.solution
         center = None if kernel is None or rows is None else rows.center
-        assert dataset.y is not None  # noqa: S101  (narrows the type)
         weight = None if dataset.weight is None else ArrayRows(dataset.weight.read(0, dataset.num_rows))
         parts = {
             "kernel": kernel,
@@ -226,7 +225,7 @@ def solve_rows(
             "solution": solution,
             "sample_weight": weight,
             # y^T dual_coef / n holds of a solution alone: a fit that did not converge has none
-            "sigma2": target_scale(dataset.y, result.dual_coef, weight, intercept=intercept)
+            "sigma2": target_scale(dataset.targets, result.dual_coef, weight, intercept=intercept)
             if solution.converged
             else None,
         }

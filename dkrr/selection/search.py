@@ -93,9 +93,8 @@ def draw_subset(dataset: Dataset, num_rows: int, seed: int, location: str) -> Da
 
 def explained(rows: Dataset, num_rows: int, *, intercept: bool) -> Explained:
     """The first ``num_rows`` rows of a subset."""
-    assert rows.y is not None  # noqa: S101  (narrows the type)
     weight = None if rows.weight is None else rows.weight.read(0, num_rows)[:, 0]
-    return Explained(x=rows.X.read(0, num_rows), y=rows.y.read(0, num_rows), weight=weight, intercept=intercept)
+    return Explained(x=rows.X.read(0, num_rows), y=rows.targets.read(0, num_rows), weight=weight, intercept=intercept)
 
 
 def standard_deviations(rows: Explained) -> Floats:
