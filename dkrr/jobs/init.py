@@ -32,8 +32,6 @@ from dkrr.selection.search import start_width
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import is_url, name_of
 
-__all__ = ["init_job", "is_data", "median_gamma", "write_job"]
-
 READ_ROWS = 100_000
 READ_BYTES = 256 * 2**20
 SAMPLE_ROWS = 1_000

@@ -21,7 +21,6 @@ from dkrr.linalg.loss import Loss, make_loss
 if TYPE_CHECKING:
     from dkrr.jobs.spec import JobSpec
 
-__all__ = ["OF_LABELS", "KernelTable", "ModelSpec", "check_job", "check_metric", "with_defaults"]
 
 TOL = 1e-6
 # whose estimators take alpha, and not C
@@ -143,7 +142,7 @@ class ModelSpec(KernelParameters):
     """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults.
 
     ``fit_intercept`` adds a constant that the ridge does not shrink; other losses than the square have one by default.
-    Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way: one for all targets, or a list of
+    Those take ``C`` = 1 / (2 alpha) or ``alpha`` (see :attr:`path`): one for all targets, or a list of
     which the held-out rows choose one (of the square a list has an alpha for each target). They have a parameter
     ``quantile`` (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with
     ``standardize``). What is left out is what the estimators have: C = 1, alpha = 1 for pinball and huber.
@@ -242,7 +241,7 @@ class ModelSpec(KernelParameters):
 
 
 def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """A job of another loss than the square with what it leaves out; ``alpha`` is there where C is.
+    """A job of another loss than the square with what it leaves out.
 
     Raises
     ------
@@ -255,16 +254,10 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
         return document
     if "alpha" in model and "C" in model:
         raise misplaced(("model", "C"), "and alpha are both given", "give one of them: C = 1 / (2 alpha)")
-    model = {"fit_intercept": True, **dict([_PARAMETERS[loss]] if loss in _PARAMETERS else []), **model}
+    own = {"fit_intercept": True, **dict([_PARAMETERS[loss]] if loss in _PARAMETERS else [])}
     if "alpha" not in model and "C" not in model and loss not in _OF_ALPHA:
-        model["C"] = 1.0
-    C = model.get("C")
-    values: list[Any] = C if isinstance(C, list) else [C]
-    # what is none of these is refused where C is checked
-    if values and all(isinstance(item, int | float) and 0 < item < float("inf") for item in values):
-        alpha = [0.5 / item for item in values]
-        model["alpha"] = alpha if isinstance(C, list) else alpha[0]
-    return {**document, "model": model, "solver": {"tol": TOL, **solver}}
+        own["C"] = 1.0
+    return {**document, "model": {**own, **model}, "solver": {"tol": TOL, **solver}}
 
 
 def check_job(job: JobSpec) -> None:
@@ -290,7 +283,7 @@ def _loss_rules(job: JobSpec) -> Iterator[Rule]:
     model, evaluate, loss, one_hot = job.model, job.evaluate, job.model.loss, job.data.one_hot
     with_loss, is_for_labels = f"with loss = {loss!r}", make_loss(loss).is_for_labels
     yield (
-        isinstance(model.alpha, list) and not job.holds_out,
+        len(model.path) > 1 and not job.holds_out,
         ("model", "alpha" if model.C is None else "C"),
         "is a list, and no rows are held out to choose one by",
         "set [evaluate] fraction, or give one number; `dkrr tune` chooses one of [tune] C by folds",

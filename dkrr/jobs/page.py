@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from dkrr import __version__
 from dkrr.errors import StoreError
 from dkrr.jobs import sections
-from dkrr.jobs.facts import Block, Findings, Text, progress_words, result_facts
+from dkrr.jobs.charts import Block, Text
+from dkrr.jobs.facts import Findings, progress_words, result_facts
 from dkrr.jobs.run_directory import RunDirectory, utc_now
 from dkrr.jobs.status import Status, look_once
 from dkrr.markup import cut, known, number, rate, seconds
@@ -35,19 +36,20 @@ MOST_BYTES = 2_000_000
 _MADE = b'<meta name="generator" content="dkrr '
 # what HTML and XML cannot hold, and characters that turn the direction of text around
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-_SECTIONS: tuple[tuple[str, str, Callable[[Findings], Iterator[Block]]], ...] = (
-    ("asked", "What was asked, and what “auto” chose", sections.asked_section),
-    ("data", "The data", sections.data_section),
-    ("time", "Time per phase", sections.time_section),
-    ("memory", "Memory per worker over time", sections.memory_section),
-    ("rate", "Rate", sections.rate_section),
-    ("convergence", "Convergence of {solver}", sections.convergence_section),
-    ("residuals", "{exactness}", sections.residual_section),
-    ("held-out", "Predicted against true on held-out rows", sections.held_out_section),
-    ("plan", "Plan against reality", sections.plan_section),
-    ("reuse", "What was resumed or reused", sections.reuse_section),
-    ("versions", "Versions and BLAS", sections.versions_section),
-    ("events", "What happened", sections.events_section),
+# key, title, what makes it, and what must have happened for there to be something in it
+_SECTIONS: tuple[tuple[str, str, Callable[[Findings], Iterator[Block]], str], ...] = (
+    ("asked", "What was asked, and what “auto” chose", sections.asked_section, "the job was written down"),
+    ("data", "The data", sections.data_section, "figures of the data were taken"),
+    ("time", "Time per phase", sections.time_section, "the first phase was over"),
+    ("memory", "Memory per worker over time", sections.memory_section, "samples were taken"),
+    ("rate", "Rate", sections.rate_section, "a phase was over"),
+    ("convergence", "Convergence of {solver}", sections.convergence_section, "the iteration began"),
+    ("residuals", "{exactness}", sections.residual_section, "it was solved"),
+    ("held-out", "Predicted against true on held-out rows", sections.held_out_section, "held-out rows were predicted"),
+    ("plan", "Plan against reality", sections.plan_section, "the job was planned"),
+    ("reuse", "What was resumed or reused", sections.reuse_section, "anything was looked for"),
+    ("versions", "Versions and BLAS", sections.versions_section, "the workers were checked"),
+    ("events", "What happened", sections.events_section, "anything happened"),
 )
 
 
@@ -72,7 +74,7 @@ def render_report(directory: RunDirectory, status: Status | None = None) -> str:
         verdict=_verdict(found),
         hint=cut((found.status.error or {}).get("hint", "")) if not found.is_finished else "",
         figures=_figures(found),
-        sections=[(key, title.format(**words), _made(key, make, found)) for key, title, make in _SECTIONS],
+        sections=[(key, title.format(**words), _made(key, make, found, then)) for key, title, make, then in _SECTIONS],
         version=__version__,
         made=sections.clock(utc_now()),
     )
@@ -106,10 +108,11 @@ def write_report(directory: RunDirectory, output: str | Path | None = None, *, s
     return str(path)
 
 
-def _made(key: str, make: Callable[[Findings], Iterator[Block]], found: Findings) -> list[Block]:
-    """A section; where a document of the run is not what it should be, a sentence that says so."""
+def _made(key: str, make: Callable[[Findings], Iterator[Block]], found: Findings, event: str) -> list[Block]:
+    """A section; a sentence where there is nothing in it, or a document of the run is not what it should be."""
+    nothing = Text(f"There is nothing to show here: {found.before(event)}.", missing=True)
     try:
-        return list(make(found))
+        return list(make(found)) or [nothing]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
         logger.warning("section %r of the report of %s could not be made (%r)", key, found.name, exc)
         sentence = f"This section could not be made: what the run recorded is damaged or of another version ({exc!r})."

@@ -51,15 +51,6 @@ BUILT_IN = ("sklearn:", "generate:")
 Mask = NDArray[np.bool_]
 logger = logging.getLogger("dkrr.jobs")
 
-__all__ = [
-    "Prepared",
-    "changed_since",
-    "check_columns",
-    "check_loss_targets",
-    "open_data",
-    "prepare",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierScaling:

@@ -1,6 +1,6 @@
 """The sections of the page of a run: what was asked, the data, the work, the answer, what came of the plan.
 
-Each is a function of what was found to the blocks that the template lays out.
+Each is a function of what was found to the blocks that the template lays out; of one without any the page says why.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dkrr.jobs.charts import Bar, Chart, Table
-from dkrr.jobs.facts import Block, Code, Findings, Text
-from dkrr.jobs.tables import (
+from dkrr.jobs.charts import Bar, Block, Chart, Code, Table, Text
+from dkrr.jobs.facts import (
+    Findings,
     candidate_rows,
     exactness_facts,
     leave_one_out_facts,
@@ -67,11 +67,7 @@ def _left(count: int, words: str) -> str:
 def asked_section(found: Findings) -> Iterator[Block]:
     """The job beside the plan: every choice, who made it, and what else was possible."""
     plan = found.plan
-    if not found.job:
-        yield Text("job.json of this run cannot be read, so what was asked is not known.", missing=True)
-    else:
-        if not plan:
-            yield found.missing("There is no plan", "the job was planned")
+    if found.job:
         yield Table(("", "asked", "became"), _choices(found), "Choices of this run")
     yield from (Text(f"{name.capitalize()}: {cut(text)}.") for name, text in reasons_of(plan))
     yield from (Text(f"Note: {cut(note)}.") for note in plan.get("notes") or [])
@@ -130,7 +126,6 @@ def data_section(found: Findings) -> Iterator[Block]:
     """Rows, features, targets: how many, what they are called, how they are spread."""
     data = found.part("data")
     if not data:
-        yield found.missing("No figures of the data are kept", "they were taken")
         return
     generations, features = data.get("generations") or [], data.get("features") or []
     rows = known(
@@ -155,8 +150,6 @@ def data_section(found: Findings) -> Iterator[Block]:
         peak = counts.index(max(counts))
         most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
         yield _histogram(f"Histogram of target {name}", sentence, edges, counts, name, most)
-    if targets and data["num_targets"] > len(targets):
-        yield Text(f"{data['num_targets'] - len(targets):,} more targets are not drawn.")
     if features:
         yield Table(
             ("feature", "mean", "standard deviation"),
@@ -183,19 +176,14 @@ def phase_seconds(found: Findings) -> dict[str, float]:
     """Seconds by phase in the order in which they came."""
     values = dict(found.result.get("seconds") or found.status.seconds)
     values.pop("total", None)
-
-    def place(name: str) -> tuple[int, int, str]:
-        known = USUAL.index(name if name in USUAL else "residual")
-        return known, found.status.phases.get(name, {}).get("number", 50), name
-
-    return {name: values[name] for name in sorted(values, key=place)}
+    order = {name: place for place, name in enumerate(USUAL)}
+    return {name: values[name] for name in sorted(values, key=lambda name: (order.get(name, order["residual"]), name))}
 
 
 def time_section(found: Findings) -> Iterator[Block]:
     """Wall time of every phase of the last attempt."""
     spent = phase_seconds(found)
     if not spent:
-        yield found.missing("No phase is over", "the first one ended")
         return
     total, longest = sum(spent.values()), max(spent, key=lambda name: spent[name])
     most = f"{cut(longest, 40)} took most of it, {seconds(spent[longest])} ({spent[longest] / (total or 1):.0%})"
@@ -236,9 +224,7 @@ def memory_section(found: Findings) -> Iterator[Block]:
         yield Text(TOO_FEW, missing=True)
     else:
         if not workers:
-            late = "the run was over too soon, or the scheduler did not answer"
-            why = late if found.status.num_workers else "the tasks ran in the driver"
-            words = f"No memory of workers was sampled: {why}. The curve is that of the driver."
+            words = "No memory of workers was sampled: the curve is that of the driver, where all tasks may have run."
             yield Text(words, missing=True)
         yield _memory_chart(found, workers, limit if workers else None)
     driver = found.result.get("client_peak_rss_bytes")
@@ -249,8 +235,6 @@ def memory_section(found: Findings) -> Iterator[Block]:
     left = _left(len(peaks) - MOST_WORKERS, "workers are not listed")
     if rows:
         yield Table(("process", "peak", "of its limit"), rows, f"Largest resident memory{left}")
-    elif not found.is_finished:
-        yield found.missing("Peaks are not known", "it finished")
 
 
 def _memory_chart(found: Findings, workers: list[str], limit: Any) -> Chart:
@@ -295,11 +279,8 @@ def rate_section(found: Findings) -> Iterator[Block]:
             columns={"GF/s": [value / 1e9 for value in rates]},
             x_label="seconds since the attempt began", y_label="GF/s",
         )  # fmt: skip
-    elif phases:
-        yield Text(TOO_FEW, missing=True)
     else:
-        words = f"No rate is known, for no task computed anything, or {found.before('a phase was over')}."
-        yield Text(words, missing=True)
+        yield Text(TOO_FEW, missing=True)
 
 
 # --- the answer, and how good it is -----------------------------------------------------------------------------------
@@ -337,8 +318,6 @@ def convergence_section(found: Findings) -> Iterator[Block]:
     if not traces and (direct or solver == "primal"):
         way = "a Cholesky factor" if direct else "explicit features"
         yield Text(f"There were no iterations: the system was solved by {way}, directly.", missing=True)
-    elif not traces:
-        yield found.missing(f"There is no history of {what}s", "the iteration began")
 
 
 def residual_section(found: Findings) -> Iterator[Block]:
@@ -346,8 +325,6 @@ def residual_section(found: Findings) -> Iterator[Block]:
     result, plan = found.result, found.plan
     certificates, relative = result.get("certificates") or [], result.get("relative_residual") or []
     if not (certificates or relative):
-        what = "gap" if plan.get("loss") else "residual"
-        yield found.missing(f"There is no answer whose {what} could be known", "it was solved")
         return
     verdict = "converged" if result.get("converged") else "did NOT converge, which was allowed"
     yield Text(f"{cut(result.get('message', ''))}. The solve {verdict}.")
@@ -380,8 +357,6 @@ def held_out_section(found: Findings) -> Iterator[Block]:
         if found.job and not any((evaluate or {}).get(name) is not None for name in ("path", "mask", "fraction")):
             words = "No rows were held out: the job has no [evaluate] with a path, a mask or a fraction."
             yield Text(words, missing=True)
-        else:
-            yield found.missing("No held-out row was predicted", "it came to that")
         return
     yield Table((), score_facts(found.result), "Scores on held-out rows")
     names = found.result.get("target_names") or found.part("data", "target_names")
@@ -389,15 +364,11 @@ def held_out_section(found: Findings) -> Iterator[Block]:
     if held_out.get("confusion"):
         yield _confusion(held_out["confusion"], found.part("data", "classes") or [])
         return
-    if not pairs:
-        yield Text("No pairs of truth and prediction were kept.", missing=True)
     for k, points in enumerate(pairs):
         pair = [point for point in points if None not in point]
         if pair:
             rmse = dict(enumerate(score.get("rmse") or [])).get(k)
             yield from _target_charts(_name(names, k), pair, {**score, "rmse": rmse})
-    if len(pairs) < len(score.get("rmse") or []):
-        yield Text(f"{len(score['rmse']) - len(pairs):,} more targets are not drawn.")
 
 
 def _target_charts(name: str, points: Sequence[Sequence[float]], score: dict[str, Any]) -> Iterator[Chart]:
@@ -439,7 +410,6 @@ def plan_section(found: Findings) -> Iterator[Block]:
     """What the plan expected beside what was."""
     plan, result = found.plan, found.result
     if not plan:
-        yield found.missing("There is nothing to compare with", "the job was planned")
         return
     if not found.is_finished:
         words = f"The run did not come to its end ({found.state}): what it spent is that of its last attempt."
@@ -501,11 +471,10 @@ def _attempts(found: Findings) -> list[list[str]]:
 
 def versions_section(found: Findings) -> Iterator[Block]:
     """Versions, processors and BLAS of the driver and of the workers."""
-    environment = found.part("environment")
-    if not environment:
-        yield found.missing("Nothing is recorded", "the workers were checked")
+    environment = found.part("environment") or {}
+    driver, workers = environment.get("driver"), environment.get("workers", [])[:MOST_MACHINES]
+    if not driver:
         return
-    driver, workers = environment["driver"], environment.get("workers", [])[:MOST_MACHINES]
     rows = [
         ("host", cut(driver.get("host", "unknown"))),
         ("system", cut(driver.get("system", "unknown"))),
@@ -542,7 +511,6 @@ def events_section(found: Findings) -> Iterator[Block]:
     """What happened, as `dkrr logs` prints it."""
     events, half = found.events, MOST_SHOWN_EVENTS // 2
     if not events:
-        yield Text("There are no events.", missing=True)
         return
     chosen = events if len(events) <= 2 * half else [*events[:half], *events[-half:]]
     left = len(events) - len(chosen)

@@ -22,17 +22,17 @@ from dkrr.engine.tasks import DaskExecutor, Progress
 from dkrr.errors import DkrrError, JobFileError, StoreError
 from dkrr.fit.inputs import nothing_new
 from dkrr.jobs import toml
+from dkrr.jobs.facts import facts_table
 from dkrr.jobs.plan import make_plan
 from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.run import job_executor
-from dkrr.jobs.spec import LOCATED, JobSpec, TuneSpec
+from dkrr.jobs.spec import JobSpec, TuneSpec
+from dkrr.markup import Facts, known
 from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import join, name_of, parent_of, read_json, relative_to, write_file
 from dkrr.store.lease import hold_lock
-
-__all__ = ["TuneSummary", "draw_search", "tune_job"]
 
 WIDTHS = {"shared": "shared", "per_feature": "per feature"}
 # no trial is still running when it took so long and more time than the whole search has
@@ -82,10 +82,56 @@ class TuneSummary:
         return said + (f" ([output] directory of the job that was tuned is {self.job_directory})" if changed else "")
 
     def table(self) -> Any:
-        """The candidates and what was chosen, as a rich table."""
-        from dkrr.jobs.tables import tune_table
+        """The finalists of a search beside each other, and where everything is."""
+        from rich.console import Group
+        from rich.table import Table
 
-        return tune_table(self)
+        result, loss = self.result, self.settings.fold_loss
+        finalists = Table(title="tune", title_justify="left", title_style="bold", box=None)
+        penalty = "alpha" if loss is None else "C"
+        for name in ("kernel", "widths", "from", penalty, "error", "s.e.", "condition", "rows", ""):
+            finalists.add_column(name, justify="left" if name in ("kernel", "widths", "from", "") else "right")
+        for candidate in result.candidates:
+            finalists.add_row(
+                candidate.family,
+                "per feature" if candidate.kind == "per_feature" else f"{candidate.widths[0]:.4g}",
+                candidate.origin + (f" x {candidate.factor:.2g}" if candidate.factor != 1.0 else ""),
+                f"{candidate.alpha if loss is None else 0.5 / candidate.alpha:.3g}",
+                f"{candidate.loo_rmse:.4f}",
+                "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}",
+                "" if candidate.condition is None else f"{candidate.condition:.1e}",
+                f"{candidate.num_rows:,}",
+                f"[bold]{result.mark(candidate)}[/bold]",
+            )
+        error = "leave-one-out, in standard deviations of the target"
+        if loss is not None:
+            error = f"{loss.words} of {loss.num_folds} folds, less is better"
+        facts = known(
+            ("error", f"{error}; s.e.: of its difference to the smallest"),
+            *self._cost_and_saving(),
+            ("trials", f"{len(result.records)}, {result.seconds:.0f} s"),
+            *(("note", note) for note in result.notes),
+            ("job", self.path),
+            ("trials in", self.trials_path),
+            ("search in", self.search_path),
+            ("picture", self.picture_path),
+        )
+        return Group(finalists, facts_table("", facts))
+
+    def _cost_and_saving(self) -> Facts:
+        """What it costs to fit what was chosen instead of the smallest error, and what it saves."""
+        best, least, foreseen_seconds = self.result.best, self.result.least_error, self.foreseen_seconds
+        foreseen = f"about {foreseen_seconds['best']:.0f} s" if "best" in foreseen_seconds else ""
+        if best is least:
+            nothing = "nothing: the smallest error" + (
+                " is the best conditioned of those as good" * bool(best.condition)
+            )
+            return known(("cost", nothing), ("fit", foreseen))
+        cost = best.loo_rmse / least.loo_rmse - 1.0 if least.loo_rmse else 0.0
+        saved = f"condition {best.condition:.1e} instead of {least.condition:.1e}"
+        if "least_error" in foreseen_seconds and foreseen:
+            saved += f", a fit of {foreseen} instead of {foreseen_seconds['least_error']:.0f} s"
+        return [("cost", f"error +{100 * cost:.2f} %, as good as the smallest"), ("saved", saved)]
 
 
 def tune_job(
@@ -228,9 +274,11 @@ def _document(
 
     ``features`` has the names that its widths belong to, in their order.
     """
-    document: dict[str, dict[str, Any]] = job.as_written().model_dump(
-        mode="json", exclude_unset=True, exclude_none=True, exclude={"tune"}
-    )
+
+    def near(text: str) -> str:
+        return relative_to(text, str(path.parent)) or text
+
+    document = job.written(near, exclude_unset=True, exclude={"tune"})
     by_default = job.model.loss != "square"
     if by_default:
         keys = {name: value for name, value in keys.items() if name != "alpha"} | {"C": _C_of(keys["alpha"])}
@@ -244,12 +292,7 @@ def _document(
         own = path.stem if path.stem != name_of(directory) else f"{name_of(directory)}-tuned"
         directory = join(parent_of(directory), own)
     # rows that were ingested and split for the search are found again by the fit
-    document["output"] = {**document.get("output", {}), "directory": directory, "store": job.store}
-    for table, names in LOCATED.items():
-        for name in names:
-            if isinstance(document.get(table, {}).get(name), str):
-                location = document[table][name]
-                document[table][name] = relative_to(location, str(path.parent)) or location
+    document["output"] = {**document.get("output", {}), "directory": near(directory), "store": near(job.store)}
     order = ["data", "evaluate", "model", "solver", "cluster", "storage", "output"]
     return {table: document[table] for table in order if document.get(table)}
 

@@ -139,10 +139,10 @@ def test_help_lists_every_key_of_a_file_with_a_line_each(spec: type[JobSpec] | t
         if table.tables():
             continue  # [data] and the others of a job
         shown = result.stdout.partition(f"[{name}]")[2]
-        for key in table.described_keys():
-            assert len(key.help) > 10, f"[{name}] {key.name} has no line in the section Parameters of {table.__name__}"
-            assert key.values not in ("", "value")
-            assert re.search(rf"^ *{key.name} ", shown, re.MULTILINE), f"[{name}] {key.name}"
+        for key, values, _, means in table.described_keys():
+            assert len(means) > 10, f"[{name}] {key} has no line in the section Parameters of {table.__name__}"
+            assert values not in ("", "value")
+            assert re.search(rf"^ *{key} ", shown, re.MULTILINE), f"[{name}] {key}"
 
 
 def test_help_lists_every_exit_code() -> None:

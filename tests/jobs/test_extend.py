@@ -13,9 +13,9 @@ import pytest
 import dkrr
 from dkrr.dataset import Dataset, append, ingest, open_dataset, prepare_rows, row_hash_fraction
 from dkrr.engine.tasks import InProcessExecutor
+from dkrr.jobs.facts import reused_rows
 from dkrr.jobs.prepare import changed_since
 from dkrr.jobs.run import fit_job
-from dkrr.jobs.tables import reused_rows
 from dkrr.linalg.operators import open_rows
 from dkrr.models.model import load_model
 from tests.fit.test_planner import MACHINE

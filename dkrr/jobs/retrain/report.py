@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dkrr.jobs.tables import reused_rows
+from dkrr.jobs.facts import reused_rows
 
 DRY_RUN = "dry run"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
@@ -50,64 +49,43 @@ def test_a_logarithmic_axis_holds_all_values(values: list[float]) -> None:
     assert all(found.low - 1e-6 <= math.log10(value) <= found.high + 1e-6 for value in values)
 
 
-def drawn(svg: Chart) -> ET.Element:
-    return ET.fromstring(str(svg.svg("k")))  # noqa: S314  (what was made a line before)
+def chart(mark: Any, x: list[Any], *columns: list[Any], **given: Any) -> Chart:
+    values = {f"name{k or ''}": column for k, column in enumerate(columns)}
+    return Chart(mark=mark, x=x, columns=values, **{"title": "t", "sentence": "s", "x_label": "x"} | given)
 
 
-def points_of(svg: Chart, kind: str) -> list[list[tuple[float, float]]]:
-    paths = [item.get("d", "") for item in drawn(svg).iter("path") if item.get("class", "").startswith(kind)]
-    return [[(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", path)] for path in paths]
-
-
-def chart(mark: Any, x: list[Any], *columns: list[Any], name: str = "name", **given: Any) -> Chart:
-    values = {f"{name}{k or ''}": column for k, column in enumerate(columns)}
-    facts = {"title": name, "sentence": name, "x_label": name, "y_label": name} | given
-    return Chart(mark=mark, x=x, columns=values, **facts)
+def points_of(path: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", path)]
 
 
 def test_a_curve_goes_through_its_points_and_has_gaps() -> None:
-    svg = chart("line", [0, 1, 2, 3], [0, 10, None, 5], [1, None, None, 2], x_label="seconds", levels=[(8, "limit")])
-    first, second, *legend = points_of(svg, "curve")
+    lines = chart("line", [0, 1, 2, 3], [0, 10, None, 5], [1, None, None, 2], levels=[(8, "limit")])
+    (_, path), (_, other) = lines.picture["curves"]
+    first = points_of(path)
     assert [x for x, _ in first] == sorted(x for x, _ in first)
     assert first[0][1] > first[2][1] > first[1][1]  # heights grow upwards
-    assert (len(legend), len(second)) == (2, 2)
-    path = next(item.get("d", "") for item in drawn(svg).iter("path") if item.get("class") == "curve s0")
+    assert (len(lines.picture["names"]), len(points_of(other))) == (2, 2)
     assert path.count("M") == 2  # the gap
-    assert {"seconds", "name", "limit", "name1"} <= {item.text for item in drawn(svg).iter("text")}
-    assert svg.table.rows == [("0", "0", "1"), ("1", "10", "\u2013"), ("2", "\u2013", "\u2013"), ("3", "5", "2")]
+    assert lines.picture["levels"][0][1] == "limit"
+    assert lines.table.rows == [("0", "0", "1"), ("1", "10", "\u2013"), ("2", "\u2013", "\u2013"), ("3", "5", "2")]
 
 
 def test_a_histogram_and_points() -> None:
-    svg = chart("histogram", [0, 1, 2], [3, 6])
-    heights = [float(item.get("height", "0")) for item in drawn(svg).iter("rect")]
-    assert heights[1] == pytest.approx(2 * heights[0], rel=0.01)
-    assert svg.table.rows == [("0 to 1", "3"), ("1 to 2", "6")]
-    cloud = chart("point", [1, 2, math.nan], [1, 2, 1])
-    (line,) = points_of(cloud, "mark")
-    (points,) = points_of(cloud, "points")
-    assert len(points) == 2
-    for x, y in points:  # what is predicted rightly is on the line
-        share = (x - line[0][0]) / (line[1][0] - line[0][0])
-        assert y == pytest.approx(line[0][1] + share * (line[1][1] - line[0][1]), abs=0.2)
+    bars = chart("histogram", [0, 1, 2], [3, 6])
+    first, second = (bar[3] for bar in bars.picture["bars"])
+    assert second == pytest.approx(2 * first, rel=0.01)
+    assert bars.table.rows == [("0 to 1", "3"), ("1 to 2", "6")]
+    ((_, path),) = chart("point", [1, 2, math.nan], [1, 2, 1]).picture["curves"]
+    assert len(points_of(path)) == 2
+    for x, y in points_of(path):  # what is predicted rightly is on the line
+        assert y == pytest.approx(202 - 190 * (x - 52) / 336, abs=0.2)
 
 
-@pytest.mark.parametrize("name", ["<script>1</script>", '"><svg onload=x>', "{0.key}", "a & b"])
-def test_names_are_text(name: str) -> None:
-    for svg in (
-        chart("line", [0, 1], [1, 2], [1, 2], name=name, levels=[(1, name)]),
-        chart("histogram", [0, 1], [1], name=name),
-        chart("point", [0], [1], name=name),
-    ):
-        root = drawn(svg)
-        assert root.find("title").text == name
-        assert {item.tag for item in root.iter()} <= {"svg", "title", "desc", "path", "rect", "text"}
-
-
-@pytest.mark.parametrize("mark", ["line", "point"])
+@pytest.mark.parametrize("mark", ["line", "point", "histogram"])
 def test_nothing_to_draw_is_no_error(mark: str) -> None:
-    assert drawn(chart(mark, [])) is not None
-    assert drawn(chart(mark, [1], [None], log=mark == "line")) is not None
-    assert drawn(chart("histogram", [0.0, 0.0], [4])) is not None
+    for x, y in ((), ()), ([1], [None]), ([0.0, 0.0], [4]):
+        if (mark == "histogram") == (len(x) > len(y) or not x):
+            assert chart(mark, [*x], *([[*y]] if x else [])).picture["height"] == 240
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------
