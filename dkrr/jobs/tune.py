@@ -28,13 +28,12 @@ from dkrr.jobs.prepare import Prepared, check_loss_targets, prepare
 from dkrr.jobs.run import job_executor
 from dkrr.jobs.spec import JobSpec, TuneSpec
 from dkrr.markup import Facts, known
-from dkrr.selection.choice import Candidate, TuneResult, TuneSettings
+from dkrr.selection.choice import TuneResult, TuneSettings
 from dkrr.selection.tuning import tune
 from dkrr.store.documents import create_bytes
 from dkrr.store.files import join, name_of, parent_of, read_json, relative_to, write_file
 from dkrr.store.lease import hold_lock
 
-WIDTHS = {"shared": "shared", "per_feature": "per feature"}
 # no trial is still running when it took so long and more time than the whole search has
 LEAST_STALL_SECONDS = 600.0
 MOST_FEATURES = 30
@@ -53,23 +52,27 @@ class TuneSummary:
     """What a search chose, and where that stands."""
 
     path: str
-    trials_path: str
-    search_path: str
-    picture_path: str | None
     num_rows: int
     settings: TuneSettings
     result: TuneResult
     run_directory: str
     job_directory: str
     foreseen_seconds: dict[str, float]
+    has_picture: bool = True
+
+    @property
+    def files(self) -> dict[str, str | None]:
+        """What stands beside the job file."""
+        endings = {"trials": ".trials.jsonl", "search": ".search.json", "picture": ".search.png"}
+        found: dict[str, str | None] = {k: str(Path(self.path).with_suffix(ending)) for k, ending in endings.items()}
+        return found if self.has_picture else found | {"picture": None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         found = self.result.to_dict()
-        names = {"trials": self.trials_path, "search": self.search_path, "picture": self.picture_path}
         return (
             {name: getattr(self, name) for name in ("path", "num_rows", "run_directory", "foreseen_seconds")}
-            | names
+            | self.files
             | {name: found[name] for name in ("best", "least_error", "candidates", "notes", "seconds")}
             | {"num_trials": len(self.result.records)}
         )
@@ -86,23 +89,12 @@ class TuneSummary:
         from rich.console import Group
         from rich.table import Table
 
-        result, loss = self.result, self.settings.fold_loss
+        result, loss, (head, *rows) = self.result, self.settings.fold_loss, self.candidates()
         finalists = Table(title="tune", title_justify="left", title_style="bold", box=None)
-        penalty = "alpha" if loss is None else "C"
-        for name in ("kernel", "widths", "from", penalty, "error", "s.e.", "condition", "rows", ""):
-            finalists.add_column(name, justify="left" if name in ("kernel", "widths", "from", "") else "right")
-        for candidate in result.candidates:
-            finalists.add_row(
-                candidate.family,
-                "per feature" if candidate.kind == "per_feature" else f"{candidate.widths[0]:.4g}",
-                candidate.origin + (f" x {candidate.factor:.2g}" if candidate.factor != 1.0 else ""),
-                f"{candidate.alpha if loss is None else 0.5 / candidate.alpha:.3g}",
-                f"{candidate.loo_rmse:.4f}",
-                "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}",
-                "" if candidate.condition is None else f"{candidate.condition:.1e}",
-                f"{candidate.num_rows:,}",
-                f"[bold]{result.mark(candidate)}[/bold]",
-            )
+        for k, name in enumerate(head):
+            finalists.add_column(name, justify="right" if 3 <= k < 8 else "left")
+        for row in rows:
+            finalists.add_row(*row[:-1], f"[bold]{row[-1]}[/bold]")
         error = "leave-one-out, in standard deviations of the target"
         if loss is not None:
             error = f"{loss.words} of {loss.num_folds} folds, less is better"
@@ -112,11 +104,30 @@ class TuneSummary:
             ("trials", f"{len(result.records)}, {result.seconds:.0f} s"),
             *(("note", note) for note in result.notes),
             ("job", self.path),
-            ("trials in", self.trials_path),
-            ("search in", self.search_path),
-            ("picture", self.picture_path),
+            *((name + " in" * (name != "picture"), place) for name, place in self.files.items()),
         )
         return Group(finalists, facts_table("", facts))
+
+    def candidates(self) -> list[list[str]]:
+        """The finalists as the cells of a table, with its head."""
+        is_square = self.settings.fold_loss is None
+        penalty = "alpha" if is_square else "C"
+        rows = [["kernel", "widths", "from", penalty, "error", "s.e.", "condition", "rows", ""]]
+        rows += [
+            [
+                candidate.family,
+                "per feature" if candidate.kind == "per_feature" else f"{candidate.widths[0]:.4g}",
+                candidate.origin + (f" x {candidate.factor:.2g}" if candidate.factor != 1.0 else ""),
+                f"{candidate.alpha if is_square else _C_of(candidate.alpha):.3g}",
+                f"{candidate.loo_rmse:.4f}",
+                "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}",
+                "" if candidate.condition is None else f"{candidate.condition:.1e}",
+                f"{candidate.num_rows:,}",
+                self.result.mark(candidate),
+            ]
+            for candidate in self.result.candidates
+        ]
+        return rows
 
     def _cost_and_saving(self) -> Facts:
         """What it costs to fit what was chosen instead of the smallest error, and what it saves."""
@@ -197,21 +208,20 @@ def tune_job(
         }
         summary = TuneSummary(
             path=str(path),
-            trials_path=str(path.with_suffix(".trials.jsonl")),
-            search_path=str(path.with_suffix(".search.json")),
-            picture_path=str(path.with_suffix(".search.png")) if picture else None,
             num_rows=train.num_rows,
             settings=settings,
             result=result,
             run_directory=_job(job, path, result.best.keys()).output.directory,
             job_directory=job.output.directory,
             foreseen_seconds=foreseen,
+            has_picture=picture,
         )
         lines = [json.dumps(record, sort_keys=True) for record in result.records]
-        write_file(Path(summary.search_path), json.dumps(document, indent=1, sort_keys=True).encode())
-        write_file(Path(summary.trials_path), "".join(f"{line}\n" for line in lines).encode())
-        if summary.picture_path is not None:
-            draw_search(document, summary.picture_path)
+        search, trials = (path.with_suffix(ending) for ending in (".search.json", ".trials.jsonl"))
+        write_file(search, json.dumps(document, indent=1, sort_keys=True).encode())
+        write_file(trials, "".join(f"{line}\n" for line in lines).encode())
+        if picture:
+            draw_search(document, str(path.with_suffix(".search.png")))
         # last: when the job file is there, so is all that it came from
         text = _job_text(job, summary, train.names)
         if create_bytes(path.parent, path.name, text.encode()) is None:
@@ -305,10 +315,11 @@ def _C_of(alpha: float) -> float:
 def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
     """The job file, with the candidates as a comment above its model."""
     result, settings = summary.result, summary.settings
-    best, loss = result.best, settings.fold_loss
-    what, penalty = "the smallest leave-one-out error", "alpha"
+    best, loss, cells = result.best, settings.fold_loss, summary.candidates()
+    what = "the smallest leave-one-out error"
     if loss is not None:
-        penalty, what = "C", f"the smallest {loss.words} of {loss.num_folds} folds"
+        what = f"the smallest {loss.words} of {loss.num_folds} folds"
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     comment = [
         f"Chosen by dkrr tune (seed {settings.seed}) for {summary.num_rows:,} training rows: "
         f"of {len(result.records)} trials",
@@ -316,22 +327,13 @@ def _job_text(job: JobSpec, summary: TuneSummary, names: Sequence[str]) -> str:
         ("standard deviations of the target, " if loss is None else "")
         + "by the standard error (s.e.) of the difference:",
         "",
-        f"{'kernel':<10} {'widths':<12} {penalty:>10} {'error':>8} {'s.e.':>8} {'condition':>10}",
-        *(_candidate_line(candidate, result.mark(candidate)) for candidate in result.candidates),
+        *("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells),
         *(f"note: {note}" for note in result.notes),
     ]
     document = _document(job, Path(summary.path), best.keys(), names if best.widths.size > 1 else ())
     commented = "".join(f"# {line}".rstrip() + "\n" for line in comment)
     head = "# A job of dkrr: `dkrr plan` says what it needs, `dkrr fit` runs it.\n\n"
     return head + toml.dumps(document).replace("[model]\n", f"{commented}[model]\n", 1)
-
-
-def _candidate_line(candidate: Candidate, mark: str) -> str:
-    penalty = _C_of(candidate.alpha) if candidate.metric else candidate.alpha
-    cells = f"{candidate.family:<10} {WIDTHS[candidate.kind]:<12} {penalty:>10.3g} {candidate.loo_rmse:>8.4f}"
-    error = "" if candidate.excess_error is None else f"{candidate.excess_error:.4f}"
-    condition = "" if candidate.condition is None else f"{candidate.condition:.1e}"
-    return f"{cells} {error:>8} {condition:>10}  {mark}".rstrip()
 
 
 def draw_search(search: dict[str, Any], path: str) -> None:
@@ -343,16 +345,16 @@ def draw_search(search: dict[str, Any], path: str) -> None:
     from matplotlib.figure import Figure  # it takes half a second to import
 
     planes, best = search["slices"], search["best"]
-    num_planes = max(1, len(planes))
-    figure = Figure(figsize=(4.2 * (1 + num_planes), 7.5), layout="constrained")
-    axes = figure.subplots(2, 1 + num_planes, squeeze=False)
+    figure = Figure(figsize=(4.2 * (1 + max(1, len(planes))), 7.5), layout="constrained")
+    axes = figure.subplots(2, 1 + max(1, len(planes)), squeeze=False)
     _draw_trials(axes[0, 0], search["trials"])
     _draw_widths(axes[1, 0], best, search["feature_names"])
-    for pair in axes[:, 1:].T[len(planes) :]:
-        pair[0].set_axis_off()
-        pair[1].set_axis_off()
-    for plane, pair in zip(planes, axes[:, 1:].T, strict=False):
-        _draw_plane(figure, pair[0], pair[1], plane)
+    for k, (above, below) in enumerate(axes[:, 1:].T):
+        if planes:
+            _draw_plane(figure, above, below, planes[k])
+        else:
+            above.set_axis_off()
+            below.set_axis_off()
     figure.suptitle(
         f"{best['kernel']}, {_widths_in_words(best)}, alpha {best['alpha']:.3g}: "
         f"{_error_name(best)} {_error(best):.4f} on {best['num_rows']:,} of {search['num_rows']:,} rows"
@@ -378,6 +380,7 @@ def _widths_in_words(candidate: dict[str, Any]) -> str:
 
 def _draw_trials(axes: Any, trials: list[dict[str, Any]]) -> None:
     """The error that each trial ended with; filled: one width for each feature."""
+    seen: set[str] = set()
     for trial in trials:
         axes.plot(
             trial["number"],
@@ -387,13 +390,12 @@ def _draw_trials(axes: Any, trials: list[dict[str, Any]]) -> None:
             linestyle="none",
             color=_COLOURS.get(trial["family"], "black"),
             fillstyle="full" if len(trial["widths"]) > 1 else "none",
-            label=trial["family"],
+            label="_" * (trial["family"] in seen) + trial["family"],  # a legend has each once
         )
+        seen.add(trial["family"])
     axes.set(xlabel="trial (circle: search, square: slice or folds, diamond: check)", ylabel="error", yscale="log")
     axes.set_title("trials (filled: a width for each feature)", fontsize="medium")
-    handles, labels = axes.get_legend_handles_labels()
-    first = {label: handle for handle, label in zip(handles[::-1], labels[::-1], strict=True)}
-    axes.legend(first.values(), first.keys(), fontsize="small")
+    axes.legend(fontsize="small")
 
 
 def _draw_widths(axes: Any, best: dict[str, Any], names: list[str]) -> None:
