@@ -142,7 +142,7 @@ class ModelSpec(KernelParameters):
     """``[model]``: the kernel and the ridge ``alpha`` (never multiplied by n), with scikit-learn's defaults.
 
     ``fit_intercept`` adds a constant that the ridge does not shrink; other losses than the square have one by default.
-    Those take ``C`` = 1 / (2 alpha) or ``alpha`` (see :attr:`path`): one for all targets, or a list of
+    Those take ``C`` = 1 / (2 alpha) or ``alpha``, which is then known either way: one for all targets, or a list of
     which the held-out rows choose one (of the square a list has an alpha for each target). They have a parameter
     ``quantile`` (pinball) or ``epsilon`` (huber and the insensitive ones, in standard deviations of y with
     ``standardize``). What is left out is what the estimators have: C = 1, alpha = 1 for pinball and huber.
@@ -209,7 +209,10 @@ class ModelSpec(KernelParameters):
             self.losses()
         except ParameterError as exc:
             raise JobFileError(f"[model] {exc.message}", hint=exc.hint, key=["model", _PARAMETERS[loss][0]]) from None
-        return self
+        if self.C is None:
+            return self
+        alpha = [0.5 / value for value in self.C] if isinstance(self.C, list) else 0.5 / self.C
+        return self.model_copy(update={"alpha": alpha})
 
     def build_kernel(self) -> Kernel:
         """The kernel of the job; gamma may still be None, which ``Kernel.resolve`` makes a number."""

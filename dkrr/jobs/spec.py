@@ -509,7 +509,8 @@ class JobSpec(Table):
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
-        return self.written(exclude={} if self.model.C is None else {"model": {"alpha"}})
+        model = self.model  # alpha is what C makes
+        return self.written(exclude={"model": {"loss": model.loss == "square", "alpha": model.C is not None}})
 
     def written(self, location: Callable[[str], str] = str, **options: Any) -> dict[str, dict[str, Any]]:
         """Plain nested dicts as a file has them: addresses leave it to ``[storage]`` how they are reached.

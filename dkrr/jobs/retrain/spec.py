@@ -318,7 +318,7 @@ def _check_loss(job: JobSpec, metric: str | None, source: Source) -> None:
     """Refuse what a loss does not allow here."""
     loss = job.model.loss
     try:
-        if loss != "square" and len(job.model.path) > 1:
+        if loss != "square" and isinstance(job.model.alpha, list):
             name = "alpha" if job.model.C is None else "C"
             hint = "give one; [retrain] search_every chooses it by folds"
             raise misplaced(("model", name), "is a list; a retrain job has one value", hint)
