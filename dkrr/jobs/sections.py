@@ -5,7 +5,6 @@ Each is a function of what was found to the blocks that the template lays out; o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -49,7 +48,27 @@ USUAL = (
     "prepare", "plan", "start", "gram", "precondition", "factorise", "multiply", "cg", "decomposition", "newton",
     "apply", "solve", "solve forward", "solve backward", "residual", "leave-one-out", "evaluate", "end",
 )  # fmt: skip
-TOO_FEW = "There is no curve: fewer than two samples were taken, one every two seconds while a run goes on."
+# label, table and key of the job, and what it is where the job is silent
+_CHOICES = (
+    ("data", "data", "path", DASH),
+    ("kernel", "model", "kernel", "linear"),
+    ("loss", "model", "loss", "square"),
+    ("alpha", "model", "alpha", DASH),
+    ("solver", "solver", "name", "auto"),
+    ("precision", "solver", "precision", "auto"),
+    ("Gram matrix", "solver", "gram", "auto"),
+    ("rows of a tile", "solver", "tile_size", "auto"),
+    ("rank of the preconditioner", "solver", "rank", "auto"),
+    ("centres", "solver", "num_centers", "auto"),
+    ("tolerance", "solver", "tol", "auto"),
+    ("workers", "cluster", "workers", "auto"),
+    ("memory limit of a worker", "cluster", "memory_limit", "auto"),
+    ("scheduler", "cluster", "scheduler", "local"),
+    ("insecure", "cluster", "insecure", "true"),
+)
+TOO_FEW = (
+    "There is no curve of memory or GF/s: fewer than two samples were taken, one every two seconds while a run goes on."
+)
 
 
 def clock(text: Any) -> str:
@@ -83,43 +102,33 @@ def asked_section(found: Findings) -> Iterator[Block]:
 
 
 def _choices(found: Findings) -> list[tuple[str, str, str]]:
-    plan, model = found.plan, found.job.get("model") or {}
-
-    def asked(table: str, name: str, default: str = "auto") -> str:
-        value = (found.job.get(table) or {}).get(name)
-        return default if value is None else listed(value)
-
-    def became(name: str) -> str:
-        return listed(plan[name]) if plan.get(name) not in (None, "") else DASH
-
+    """What stands in the job beside what it became, as far as there is such a thing."""
+    job, plan, model = found.job, found.plan, found.job.get("model") or {}
     kernel = model.get("kernel", "linear")
     if not isinstance(kernel, dict):
         kernel = {"kernel": kernel, "gamma": model.get("gamma"), **(model.get("kernel_params") or {})}
     loss_keys = {name: model[name] for name in ("loss", "C", "quantile", "epsilon") if model.get(name) is not None}
-    allowed, limit = (found.job.get("cluster") or {}).get("memory_limit"), plan.get("memory_limit_bytes")
-    loss, nystrom = plan.get("loss"), plan.get("nystrom") or {}
-    rows = [
-        ("data", asked("data", "path", DASH), DASH),
-        ("kernel", kernel_words(kernel), kernel_words(plan["kernel"]) if plan.get("kernel") else DASH),
-        ("loss", loss_words(loss_keys), loss_words(loss)),
-        ("alpha", asked("model", "alpha", DASH if model.get("C") else "1"), became("alpha")),
-        ("solver", asked("solver", "name"), became("solver")),
-        ("precision", asked("solver", "precision"), became("precision")),
-        ("Gram matrix", asked("solver", "gram"), "" if loss else became("gram").replace("_", " ")),
-        ("rows of a tile", asked("solver", "tile_size"), "" if loss else became("tile_size")),
-        ("rank of the preconditioner", asked("solver", "rank"), became("rank") if plan.get("solver") == "cg" else ""),
-        ("centres", asked("solver", "num_centers"), listed(nystrom.get("num_centers", ""))),
-        ("tolerance", asked("solver", "tol"), DASH),
-        ("workers", asked("cluster", "workers"), became("workers")),
-        (
-            "memory limit of a worker",
-            size(allowed) if isinstance(allowed, int) else cut(allowed or "auto"),
-            size(limit) if limit else DASH,
-        ),
-        ("scheduler", asked("cluster", "scheduler", "local"), cut(found.status.scheduler) or DASH),
-        ("insecure", "true", "neither encryption nor authentication" if found.status.insecure else ""),
-    ]
-    return [(name, wanted, is_now) for name, wanted, is_now in rows if is_now]
+    has_tiles, limit = not plan.get("loss"), plan.get("memory_limit_bytes")
+    became = {
+        "kernel": plan.get("kernel") and kernel_words(plan["kernel"]),
+        "loss": loss_words(plan.get("loss")),
+        "gram": has_tiles and str(plan.get("gram", "")).replace("_", " "),
+        "tile_size": has_tiles and plan.get("tile_size"),
+        "rank": plan.get("solver") == "cg" and plan.get("rank"),
+        "num_centers": (plan.get("nystrom") or {}).get("num_centers"),
+        "memory_limit": limit and size(limit),
+        "scheduler": cut(found.status.scheduler),
+        "insecure": "neither encryption nor authentication" if found.status.insecure else "",
+        "name": plan.get("solver"),
+    } | {key: plan.get(key) for key in ("alpha", "precision", "workers")}
+    words = {"kernel": kernel_words(kernel), "loss": loss_words(loss_keys)}
+    rows = []
+    for label, table, key, default in _CHOICES:
+        asked = words.get(key) or (job.get(table) or {}).get(key, default)
+        if became.get(key) or key in ("path", "kernel", "alpha", "name", "precision", "tol"):
+            asked = size(asked) if key == "memory_limit" and isinstance(asked, int) else listed(asked)
+            rows.append((label, asked, listed(became.get(key) or DASH)))
+    return rows
 
 
 def data_section(found: Findings) -> Iterator[Block]:
@@ -149,7 +158,10 @@ def data_section(found: Findings) -> Iterator[Block]:
         sentence = f"Target {name}: from {low} to {high}, mean {mean}, standard deviation {std}."
         peak = counts.index(max(counts))
         most = f" Most rows, {counts[peak]:,}, are between {edges[peak]:.4g} and {edges[peak + 1]:.4g}."
-        yield _histogram(f"Histogram of target {name}", sentence, edges, counts, name, most)
+        yield Chart(
+            mark="histogram", title=f"Histogram of target {name}", sentence=sentence, more=most, x=edges,
+            columns={"rows": counts}, x_label=name, y_label="rows",
+        )  # fmt: skip
     if features:
         yield Table(
             ("feature", "mean", "standard deviation"),
@@ -157,16 +169,6 @@ def data_section(found: Findings) -> Iterator[Block]:
             f"Features of the training rows{_left(data['num_features'] - MOST_FEATURES, 'are not listed')}",
             folded=len(features) > 12,
         )
-
-
-def _histogram(
-    title: str, sentence: str, edges: Sequence[float], counts: Sequence[int], name: str, more: str = ""
-) -> Chart:
-    columns = {"rows": counts}
-    return Chart(
-        mark="histogram", title=title, sentence=sentence, more=more, x=edges, columns=columns, x_label=name,
-        y_label="rows",
-    )  # fmt: skip
 
 
 # --- what the run did while it ran ------------------------------------------------------------------------------------
@@ -185,27 +187,22 @@ def time_section(found: Findings) -> Iterator[Block]:
     spent = phase_seconds(found)
     if not spent:
         return
-    total, longest = sum(spent.values()), max(spent, key=lambda name: spent[name])
-    most = f"{cut(longest, 40)} took most of it, {seconds(spent[longest])} ({spent[longest] / (total or 1):.0%})"
-    yield Text(f"{seconds(total)} in {len(spent)} phases; {most}.")
-    bars = {name: Bar(seconds(value), value / (spent[longest] or 1)) for name, value in spent.items()}
+    longest = max(spent.values()) or 1
+    bars = {name: Bar(seconds(value), value / longest) for name, value in [*spent.items()][:MOST_PHASES]}
     yield Table(
         ("phase", "time", "tasks", "computed", "rate", "busy"),
-        [(cut(name, 60), bars[name], *_phase_cells(found, name)) for name in [*spent][:MOST_PHASES]],
+        [(cut(name, 60), bar, *_phase_cells(found, name)) for name, bar in bars.items()],
         "Phases of the last attempt",
     )
     yield Text("Busy is the share of the workers' time in tasks that computed something; a dash: no tasks.")
 
 
 def _phase_cells(found: Findings, name: str) -> tuple[str, str, str, str]:
-    work = found.part("phases", name)
-    if work is None:
-        tasks = found.status.phases.get(name, {}).get("tasks")
-        return f"{tasks:,}" if tasks else DASH, DASH, DASH, DASH
-    took, computed = work.get("seconds") or 0.0, work.get("num_computed")
+    work = found.part("phases", name) or {}
+    took, tasks, computed = work.get("seconds"), work.get("num_tasks"), work.get("num_computed", 0)
     return (
-        f"{work.get('num_tasks', 0):,}",
-        f"{computed:,}" if work.get("num_tasks") else DASH,
+        number(tasks) if tasks else DASH,
+        number(computed) if tasks else DASH,
         rate(work["flops"] / took if took else 0.0),
         f"{_busy(found, work):.0%}" if took and computed else DASH,
     )
@@ -219,14 +216,21 @@ def _busy(found: Findings, work: dict[str, Any]) -> float:
 def memory_section(found: Findings) -> Iterator[Block]:
     """Resident memory of the workers over time, their peaks, and what they were allowed to have."""
     limit, peaks = found.plan.get("memory_limit_bytes"), found.result.get("peak_rss_bytes") or {}
-    workers = sorted(name for name in found.attempt.get("memory_bytes") or {} if name != "driver")
-    if len(found.attempt.get("seconds") or []) < 2:
+    times, columns = found.attempt.get("seconds") or [], found.attempt.get("memory_bytes") or {}
+    if len(times) < 2:
         yield Text(TOO_FEW, missing=True)
     else:
-        if not workers:
-            words = "No memory of workers was sampled: the curve is that of the driver, where all tasks may have run."
-            yield Text(words, missing=True)
-        yield _memory_chart(found, workers, limit if workers else None)
+        largest = max((value for values in columns.values() for value in values if value is not None), default=0)
+        unit, unit_name = bytes_unit(largest)
+        marks = (("projected", found.plan.get("task_bytes")), ("limit", limit))
+        share = f" in {seconds(times[-1])}" + (f", {largest / limit:.0%} of the limit of a worker" if limit else "")
+        yield Chart(
+            mark="line", title="Memory per worker over time", x=times,
+            sentence=f"Resident memory: {size(largest)} at most, {len(times)} samples{share}.",
+            columns={cut(k, 40): [None if v is None else v / unit for v in values] for k, values in columns.items()},
+            x_label="seconds since the attempt began", y_label=unit_name,
+            levels=[(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest],
+        )  # fmt: skip
     driver = found.result.get("client_peak_rss_bytes")
     rows = [
         (cut(name, 80), size(peak), f"{peak / limit:.0%}" if limit else DASH)
@@ -237,45 +241,14 @@ def memory_section(found: Findings) -> Iterator[Block]:
         yield Table(("process", "peak", "of its limit"), rows, f"Largest resident memory{left}")
 
 
-def _memory_chart(found: Findings, workers: list[str], limit: Any) -> Chart:
-    times, columns, names = found.attempt["seconds"], found.attempt["memory_bytes"], workers or ["driver"]
-    largest = max((value for name in names for value in columns[name] if value is not None), default=0)
-    unit, unit_name = bytes_unit(largest)
-    is_envelope = {"largest", "median", "smallest"}.issuperset(names)
-    curves = {
-        cut(f"{name} worker" if is_envelope else name, 40): [None if v is None else v / unit for v in columns[name]]
-        for name in names
-    }
-    marks = (("projected", found.plan.get("task_bytes") if workers else None), ("limit", limit))
-    levels = [(mark / unit, f"{what} {size(mark)}") for what, mark in marks if mark and mark <= 3 * largest]
-    count = found.attempt.get("num_workers") or len(names)
-    who = f"{count:,} worker{'s' * (count != 1)}" if workers else "the driver"
-    sentence = f"Resident memory of {who}: {size(largest)} at most in {len(times)} samples over {seconds(times[-1])}"
-    sentence += f", {largest / limit:.0%} of the limit of {size(limit)} each." if limit else "."
-    return Chart(
-        mark="line", title="Memory per worker over time", sentence=sentence, x=times, columns=curves,
-        x_label="seconds since the attempt began", y_label=unit_name, levels=levels,
-    )  # fmt: skip
-
-
 def rate_section(found: Findings) -> Iterator[Block]:
-    """Floating-point operations per second over time, and of the phase that did most."""
+    """Floating-point operations per second over time."""
     times, rates = found.attempt.get("seconds") or [], found.attempt.get("flops_per_second") or []
-    phases = {k: work for k, work in (found.part("phases") or {}).items() if work.get("flops") and work.get("seconds")}
-    if phases:
-        best = max(phases, key=lambda name: phases[name]["flops"])
-        flops, took, threads = phases[best]["flops"], phases[best]["seconds"], max(1, found.status.num_threads)
-        kind = "gemm_float64" if found.plan.get("precision") == "float64" else "gemm_float32"
-        gemm = (found.plan.get("calibration") or {}).get(kind) if best == "factorise" else None
-        share = f", {flops / took / gemm:.0%} of what matrix products alone reached here" if gemm else ""
-        how = f"{rate(flops / took)} on {threads} thread{'s' * (threads > 1)}"
-        yield Text(f"{cut(best, 40)}: {how}, {flops:.4g} flops in {seconds(took)}{share}.")
     if len(times) > 1 and max(rates, default=0) > 0:
+        again = " Tiles that were found valid count as well, so a continued run begins with a peak."
         sentence = f"GF/s between one heartbeat and the next: {max(rates) / 1e9:.4g} at most."
-        if found.status.epoch > 1:
-            sentence += " Tiles that were found valid count as well, so a continued run begins with a peak."
         yield Chart(
-            mark="line", title="GF/s over time", sentence=sentence, x=times,
+            mark="line", title="GF/s over time", sentence=sentence + again * (found.status.epoch > 1), x=times,
             columns={"GF/s": [value / 1e9 for value in rates]},
             x_label="seconds since the attempt began", y_label="GF/s",
         )  # fmt: skip
@@ -359,48 +332,26 @@ def held_out_section(found: Findings) -> Iterator[Block]:
             yield Text(words, missing=True)
         return
     yield Table((), score_facts(found.result), "Scores on held-out rows")
-    names = found.result.get("target_names") or found.part("data", "target_names")
-    pairs = held_out.get("pairs") or []
-    if held_out.get("confusion"):
-        yield _confusion(held_out["confusion"], found.part("data", "classes") or [])
+    if counts := held_out.get("confusion"):
+        classes = found.part("data", "classes") or []
+        if len(counts) <= MOST_CONFUSION and len(classes) == len(counts):
+            rows = [(cut(name, 24), *map(number, row)) for name, row in zip(classes, counts, strict=True)]
+            head = ("true \\ predicted", *(name for name, *_ in rows))
+            yield Table(head, rows, "Held-out rows of each class, and what they were taken for")
         return
-    for k, points in enumerate(pairs):
-        pair = [point for point in points if None not in point]
-        if pair:
-            rmse = dict(enumerate(score.get("rmse") or [])).get(k)
-            yield from _target_charts(_name(names, k), pair, {**score, "rmse": rmse})
-
-
-def _target_charts(name: str, points: Sequence[Sequence[float]], score: dict[str, Any]) -> Iterator[Chart]:
-    """Predictions against the truth, and a histogram of their differences."""
-    import numpy as np
-
-    total, rmse, title = score.get("num_rows") or len(points), score.get("rmse"), f"Predicted against true {name}"
-    some = f"{len(points):,} of {total:,} held-out rows, evenly spaced"
-    shown = f"all {total:,} held-out rows" if len(points) == total else some
-    fit = f"root mean squared error {number(rmse)}"
-    truth, predicted = np.array(sorted(map(tuple, points)), dtype=float).T
-    yield Chart(
-        mark="point", title=title, sentence=f"{title} for {shown}; {fit}. On the line both are equal.",
-        x=truth.tolist(), columns={"predicted": predicted.tolist()}, x_label=f"true {name}", y_label="predicted",
-    )  # fmt: skip
-    errors = predicted - truth
-    low, high, mean = errors.min(), errors.max(), errors.mean()
-    if high > low and math.isfinite(high - low):
-        counts, edges = np.histogram(errors, NUM_BINS)
-        about = f"Errors (predicted less true) of {name}: from {low:.4g} to {high:.4g}, mean {mean:.3g}."
-        yield _histogram(f"Errors of {name}", about, edges.tolist(), counts.tolist(), f"error of {name}")
-
-
-def _confusion(counts: list[list[int]], classes: list[str]) -> Table:
-    """The whole table for a few classes; for many, the pairs that are mistaken most often."""
-    names = [cut(classes[k] if k < len(classes) else f"class {k}", 24) for k in range(len(counts))]
-    if len(counts) <= MOST_CONFUSION:
-        rows = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, counts, strict=True)]
-        return Table(("true \\ predicted", *names), rows, "Held-out rows of each class, and what they were taken for")
-    wrong = [(count, i, j) for i, row in enumerate(counts) for j, count in enumerate(row) if i != j and count]
-    pairs = [(names[i], names[j], f"{count:,}") for count, i, j in sorted(wrong, reverse=True)[:20]]
-    return Table(("true class", "taken for", "rows"), pairs, "What was mistaken most often")
+    names = found.result.get("target_names") or found.part("data", "target_names")
+    for k, points in enumerate(held_out.get("pairs") or []):
+        pairs = sorted(tuple(point) for point in points if None not in point)
+        total, rmse = score.get("num_rows") or len(points), dict(enumerate(score.get("rmse") or [])).get(k)
+        some = f"{len(points):,} of {total:,} held-out rows, evenly spaced"
+        shown = f"all {total:,} held-out rows" if len(points) == total else some
+        title = f"Predicted against true {_name(names, k)}"
+        fit = f"root mean squared error {number(rmse)}"
+        yield Chart(
+            mark="point", title=title, sentence=f"{title} for {shown}; {fit}. On the line both are equal.",
+            x=[true for true, _ in pairs], columns={"predicted": [predicted for _, predicted in pairs]},
+            x_label=f"true {_name(names, k)}", y_label="predicted",
+        )  # fmt: skip
 
 
 # --- what came of it --------------------------------------------------------------------------------------------------
@@ -441,32 +392,10 @@ def reuse_section(found: Findings) -> Iterator[Block]:
     if rows:
         yield Table((), rows, "Found and kept")
     is_new = result.get("tiles_total") == result.get("tiles_computed") and not tasks
-    if status.epoch > 1:
-        yield Text(f"This is attempt {status.epoch}: it went on with what earlier ones had finished.")
-    elif is_new and not any(name == "reused" for name, _ in rows):
-        words = "Nothing was resumed: this is the first attempt of the run, and what it needed was computed."
-        yield Text(words, missing=True)
-    else:
-        yield Text("This is the first attempt of the run; what is valid in the store is used by all runs.")
-    attempts = _attempts(found)
-    if attempts:
-        yield Table(("attempt", "began", "ended", "how"), attempts, "Attempts")
-
-
-def _attempts(found: Findings) -> list[list[str]]:
-    """One row for each driver, from the events."""
-    rows: dict[int, list[str]] = {}
-    for event in found.events:
-        epoch, message, when = event.get("epoch"), str(event.get("message", "")), clock(event.get("time"))
-        if event.get("kind") != "state" or not isinstance(epoch, int):
-            continue
-        if message.endswith("started"):
-            where = cut(f"{event.get('driver', '')} on {event.get('host', 'unknown')}", 80)
-            how = found.state if found.goes_on and epoch == found.status.epoch else "no last word: lost"
-            rows[epoch] = [f"{epoch}, {where}", when, DASH, how]
-        elif epoch in rows:
-            rows[epoch][2:] = [when, cut(message, 200)]
-    return [row for _, row in sorted(rows.items())][-20:]
+    said = f"This is attempt {status.epoch}: what earlier ones finished, and what is valid in the store, is used."
+    if status.epoch < 2 and is_new and not any(name == "reused" for name, _ in rows):
+        said = "Nothing was resumed: this is the first attempt of the run, and what it needed was computed."
+    yield Text(said)
 
 
 def versions_section(found: Findings) -> Iterator[Block]:
