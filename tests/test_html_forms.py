@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import dkrr
@@ -73,13 +72,6 @@ def test_a_model(run: RunDirectory) -> None:
     assert ">0.1<" in form
     assert model.location is not None
     assert model.location in form
-
-
-def test_a_model_of_an_estimator() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.random((30, 2))
-    est = dkrr.KernelRidge(alpha=0.1, kernel="rbf", gamma=1.0).fit(X, X[:, 0])
-    assert "cholesky" in est.solution_._repr_html_()
 
 
 def test_a_run(run: RunDirectory, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dkrr.cli.runs import ProgressDisplay, board
-from dkrr.jobs.facts import live_facts, phase_words
+from dkrr.jobs.facts import live_facts
 from dkrr.jobs.status import Status
 
 
@@ -52,19 +52,6 @@ def test_it_fits_the_terminal(width: int, height: int, encoding: str) -> None:
             "went on",
         ):
             assert fact in text
-
-
-def test_lines_of_phases() -> None:
-    assert phase_words("prepare", {"seconds": 0.84, "tasks": 0, "flops_per_second": 0}) == "prepare: 0.8 s"
-    factor = {"seconds": 12.3, "tasks": 210, "flops_per_second": 163.2e9}
-    assert phase_words("factorise", factor) == "factorise: 210 tasks in 12.3 s, 163.2 GF/s"
-    assert phase_words("cg", {"seconds": 200, "tasks": 40, "flops_per_second": 1e9}) == "cg: 40 iterations in 3:20"
-    phases: dict[str, Any] = {"start": {"number": 1, "seconds": 2}, "plan": {"number": 0, "seconds": 1}}
-    with ProgressDisplay(stream := io.StringIO()) as progress:
-        progress.attach(lambda: Status(phases=phases))
-        progress.tell()
-        phases["start"] = {"number": 1, "seconds": 3, "times": 2}
-    assert stream.getvalue().splitlines() == ["plan: 1.0 s", "start: 2.0 s", "start: 3.0 s"]
 
 
 class Terminal(io.StringIO):

@@ -168,20 +168,3 @@ def test_a_fit_stays_on_the_rows_that_it_began_with(plain: Make, tmp_path: Path)
     assert changed_since(plain(), json.loads((tmp_path / "run/result.json").read_text()))
     again = fit_job(plain())
     assert (again.reused["factor"]["rows"], again.reused["factor"]["of_rows"]) == (300, 340)
-
-
-def test_iterations_begin_with_earlier_coefficients(make: Make, tmp_path: Path) -> None:
-    grow(tmp_path, 0, 600)
-    job = make(solver={"name": "cg", "tol": 1e-8, "rank": 50})
-    first = fit_job(job)
-    assert "start" not in first.reused
-    num_rows = load_model(first.model_path).num_rows
-    grow(tmp_path, 600, 606)
-    again = fit_job(job)
-    assert again.reused["start"]["rows"] == num_rows
-    assert again.reused["start"]["relative_residual"] < 0.5
-    assert "from earlier coefficients whose residual was" in again.message
-    elsewhere = fit_job(
-        make(solver={"name": "cg", "tol": 1e-8, "rank": 50}, output={"directory": "b", "store": "fresh"})
-    )
-    assert again.num_iterations < elsewhere.num_iterations

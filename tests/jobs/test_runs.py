@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from dkrr.jobs.run_directory import (
     RunDirectory,
     read_events,
 )
-from dkrr.jobs.status import Status, Watch, driver_lease, look_once, read_status, write_status
+from dkrr.jobs.status import Status, Watch, look_once, read_status, write_status
 from dkrr.store.files import write_json
 from dkrr.store.interruption import resumable
 from dkrr.store.lease import process_record
@@ -75,37 +74,6 @@ def driven(run: RunDirectory, owner: dict[str, Any], counter: int = 0, epoch: in
 
 def messages(run: RunDirectory) -> list[str]:
     return [event["message"] for _, event in read_events(run)]
-
-
-# --- the directory ----------------------------------------------------------------------------------------------------
-
-
-# --- one driver at a time ---------------------------------------------------------------------------------------------
-
-
-def test_a_driver_that_beats_is_not_replaced(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "20")
-    with driver_lease(run, "fit").held():
-        started = time.monotonic()
-        refused = pytest.raises(LockedError, match=rf"is driven by process {os.getpid()} on ")
-        with refused as error, driver_lease(run, "fit").held():
-            pytest.fail("two drivers")
-        assert time.monotonic() - started < 10
-        assert (error.value.exit_code, error.value.owner["pid"]) == (8, os.getpid())
-    with (lease := driver_lease(run, "here")).held():
-        assert (lease.epoch, lease.holder) == (2, {"run": run.location, "epoch": 2})
-
-
-@pytest.mark.parametrize("owner", ["gone", "far away", "stands still"])
-def test_a_stale_driver_is_replaced(
-    owner: str, run: RunDirectory, gone: dict[str, Any], living: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "1")
-    driven(run, {"gone": gone, "far away": FAR, "stands still": living}[owner], epoch=4)
-    started = time.monotonic()
-    with (lease := driver_lease(run, "fit")).held():
-        assert lease.epoch == 5
-    assert (time.monotonic() - started >= 1) == (owner != "gone")
 
 
 # --- what a reader sees -----------------------------------------------------------------------------------------------
@@ -327,6 +295,3 @@ def test_samples_are_bounded_and_no_peak_is_lost(count: int) -> None:
     assert found["seconds"][-1] == 2.0 * count
     assert set(found["flops_per_second"]) == {1e9}
     assert len(json.dumps(found)) < 30_000
-
-
-# --- a detached driver ------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from dkrr.cli import main
-from dkrr.errors import CancelledError, LockedError
+from dkrr.errors import CancelledError
 from dkrr.jobs import monitor as monitor_module
 from dkrr.jobs.monitor import Monitor, driving
 from dkrr.jobs.run_directory import RunDirectory, read_events
-from dkrr.jobs.status import current_driver, driver_lease, look_once, read_status
+from dkrr.jobs.status import look_once, read_status
 from dkrr.store.files import list_keys, read_key
 from tests.faults import wait_until
 from tests.s3 import CANARY_SECRET, Bucket, bucket, s3_server
@@ -30,19 +30,6 @@ def run(bucket: Bucket) -> RunDirectory:
     directory.write("job.json", {})
     directory.write("plan.json", {})
     return directory
-
-
-def test_one_driver_at_a_time(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DKRR_STALE_SECONDS", "1")
-    with (first := driver_lease(run, "here")).held():
-        with pytest.raises(LockedError, match="is driven by process"), driver_lease(run, "here").held():
-            pytest.fail("two drivers")
-        # as another process would that found the heartbeat still, and then was killed
-        run.write("driver.json", {"token": "t", "epoch": 2, "counter": 0, "host": "far-away", "pid": 1})
-        with pytest.raises(LockedError, match="was taken over by process 1 on far-away"):
-            first.check()
-    with (third := driver_lease(run, "cluster")).held():
-        assert (third.epoch, (current_driver(run) or {})["kind"]) == (3, "cluster")
 
 
 def test_a_run_is_watched_and_cancelled(run: RunDirectory, bucket: Bucket) -> None:

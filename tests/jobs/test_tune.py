@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkrr import JobFileError
 from dkrr.jobs.run import fit_job
 from dkrr.jobs.spec import JobSpec
 from dkrr.jobs.tune import TuneSummary, tune_job
@@ -78,12 +77,3 @@ def test_the_job_can_be_fitted(summary: TuneSummary, folder: Path) -> None:
     assert fitted.score.value("rmse") < 0.8  # the noise is 0.5, the deviation of the target about 5
     assert fitted.score.rmse_whitened is not None
     assert abs(fitted.score.rmse_whitened[0] - summary.result.best.loo_rmse) < 0.06
-
-
-def test_what_is_refused_before_the_search(job: JobSpec, folder: Path) -> None:
-    (folder / "there.toml").touch()
-    with pytest.raises(JobFileError, match=r"there.toml exists"):
-        tune_job(job, folder / "there.toml")
-    given = job.model_dump(exclude_unset=True) | {"model": {"kernel": "precomputed"}}
-    with pytest.raises(JobFileError, match="precomputed"):
-        tune_job(JobSpec.from_dict(given, base=folder), folder / "matrix.toml")

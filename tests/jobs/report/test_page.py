@@ -50,37 +50,21 @@ def page(request: pytest.FixtureRequest) -> Page:
     return page_of(request.getfixturevalue(request.param))
 
 
-def test_one_file_that_asks_nobody_for_anything(page: Page) -> None:
-    assert outside_references(page) == []
-    assert "http://" not in page.text
-    assert "https://" not in page.text
+def test_it_is_one_well_formed_file_that_asks_nobody_for_anything(page: Page) -> None:
+    assert (outside_references(page), page.mistakes, refused(page)) == ([], [], [])
+    assert "://" not in page.text
     assert len(page.text.encode()) < MOST_BYTES / 10
     (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
     assert policy.startswith("default-src 'none'")
-
-
-def test_it_is_well_formed_and_can_be_read_aloud(page: Page) -> None:
-    assert page.mistakes == []
     assert len(page.ids) == len(set(page.ids))
     assert [tag for tag in ("html", "head", "body", "main", "h1") if page.count(tag) != 1] == []
-    assert ("html", {"lang": "en"}) in page.tags
     assert [level for level, _ in page.headings] == [1] + [2] * len(SECTIONS)
     for picture in page.pictures:
-        assert picture["role"] == "img"
         assert picture["labelled"].split() == [picture["title id"], picture["desc id"]]
-        assert len(picture["title"]) > 3
-        assert len(picture["desc"]) > 20
+        assert min(len(picture["title"]), len(picture["desc"]) - 17) > 3
     # what a picture shows is also a table: one inside its figure, or right behind it
     assert page.count("table") > len(page.pictures)
-    targets = [a["href"] for tag, a in page.tags if tag == "a"]
-    assert {target.removeprefix("#") for target in targets} <= set(page.ids)
-    assert "prefers-color-scheme: dark" in page.text
-    assert "@media print" in page.text
-
-
-def test_every_section_is_there(page: Page) -> None:
     assert tuple(page.sections) == SECTIONS
-    assert refused(page) == []
     assert all(len(words) > 60 for words in page.sections.values())
 
 
@@ -90,31 +74,25 @@ def test_the_numbers_of_a_direct_fit(direct: RunDirectory) -> None:
     sections = page.sections
     assert page.headings[0][1].split() == ["run", "finished"]
     assert result["message"] in page.text
-    assert "cholesky" in sections["asked"]
-    assert all(reason in sections["asked"] for reason in plan["reasons"].values())
-    assert "standardize = true" in sections["asked"]
-    for name in ("num_rows", "num_test_rows"):
-        assert f"{figures['data'][name]:,}" in sections["data"]
-    assert plan["num_rows"] + plan["num_test_rows"] == 400
-    assert "Histogram of target" in sections["data"]
-    for phase in ("prepare", "factorise", "solve", "residual", "evaluate"):
-        assert phase in sections["time"]
     assert re.search(r"factorise [\d.]+ s 6 6 [\d.]+ GF/s \d+%", sections["time"])  # 3 tiles a side
-    assert "this process" in sections["memory"]
-    assert "GF/s" in sections["rate"]
-    assert "There were no iterations" in sections["convergence"]
-    assert f"{max(result['relative_residual']):.3e}" in sections["residuals"]
-    assert f"{max(result['backward_error']):.3e}" in sections["residuals"]
-    score = result["score"]
-    assert f"{score['rmse'][0]:.5g}" in sections["held-out"]
-    assert f"all {score['num_rows']} held-out rows" in sections["held-out"]
-    assert "prepare" in sections["plan"]
-    assert f"{plan['estimated_seconds']['factorise']:.3g} s" in sections["plan"]
-    assert "Nothing was resumed" in sections["reuse"]
-    for name, version in figures["environment"]["driver"]["versions"].items():
-        assert f"{name} {version}" in sections["versions"]
-    assert "openblas" in sections["versions"]
-    assert "driver 1 started" in sections["events"]
+    score, versions = result["score"], figures["environment"]["driver"]["versions"]
+    expected = {
+        "asked": ["cholesky", "standardize = true", *plan["reasons"].values()],
+        "data": [f"{figures['data'][name]:,}" for name in ("num_rows", "num_test_rows")] + ["Histogram of target"],
+        "time": ["prepare", "factorise", "solve", "residual", "evaluate"],
+        "memory": ["this process"],
+        "rate": ["GF/s"],
+        "convergence": ["There were no iterations"],
+        "residuals": [f"{max(result[name]):.3e}" for name in ("relative_residual", "backward_error")],
+        "held-out": [f"{score['rmse'][0]:.5g}", f"all {score['num_rows']} held-out rows"],
+        "plan": ["prepare", f"{plan['estimated_seconds']['factorise']:.3g} s"],
+        "reuse": ["Nothing was resumed"],
+        "versions": ["openblas", *(f"{name} {version}" for name, version in versions.items())],
+        "events": ["driver 1 started"],
+    }
+    assert {key: [text for text in words if text not in sections[key]] for key, words in expected.items()} == {
+        key: [] for key in expected
+    }
 
 
 def test_what_stands_in_the_data_is_text(direct: RunDirectory) -> None:
@@ -130,13 +108,10 @@ def test_the_numbers_of_an_iteration(iterated: RunDirectory) -> None:
     trace = (iterated.read("figures.json") or {})["convergence"][0]
     assert trace["iterations"] == list(range(result["num_iterations"] + 1))
     assert trace["relative_residual"][-1] == pytest.approx(result["relative_residual"])
-    assert trace["is_over"] is True
     words = page.sections["convergence"]
-    assert f"after {result['num_iterations']:,} iterations" in words
+    assert f"after {result['num_iterations']:,} iterations, 1e-08 was asked for" in words
     assert "tol 1e-08" in words
-    assert "1e-08 was asked for" in words
     assert "No rows were held out" in page.sections["held-out"]
-    assert f"{result['num_iterations']}" in page.sections["plan"]
 
 
 def test_several_targets_and_classes(tmp_path: Path) -> None:
@@ -150,9 +125,7 @@ def test_several_targets_and_classes(tmp_path: Path) -> None:
     confusion = np.array(figures["held_out"]["confusion"])
     assert confusion.sum() == result["score"]["num_rows"]
     assert np.trace(confusion) / confusion.sum() == pytest.approx(result["score"]["accuracy"])
-    assert sum(figures["data"]["class_counts"]) == figures["data"]["num_rows"]
     page = page_of(run)
-    assert refused(page) == []
     assert f"{result['score']['accuracy']:.2%}" in page.sections["held-out"]
     assert "what they were taken for" in page.sections["held-out"]
     assert "Training rows of each class" in page.sections["data"]
@@ -178,20 +151,16 @@ def test_a_failed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
     assert "prepare" in page.sections["time"]
 
 
-class Stop(InterruptedRunError):
-    """Somebody pressed a key."""
-
-
 def stop_at(phase: str, count: int) -> Any:
     def progress(now: str, done: int, *_: Any) -> None:
         if now == phase and done == count:
-            raise Stop("interrupted")
+            raise InterruptedRunError("interrupted")
 
     return progress
 
 
 def test_an_interrupted_run_and_what_its_second_attempt_found(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedRunError):
         fit_here(tmp_path, progress=stop_at("factorise", 4))
     run = RunDirectory(tmp_path / "runs/run")
     first = page_of(run)
@@ -203,19 +172,11 @@ def test_an_interrupted_run_and_what_its_second_attempt_found(tmp_path: Path) ->
     words = page_of(run).sections["reuse"]
     assert "6, 2 computed, 4 found valid" in words
     assert "This is attempt 2" in words
-    assert "interrupted" in words
-    assert "finished" in words
 
 
 def test_a_run_that_runs_and_one_that_was_lost(direct: RunDirectory) -> None:
     status = read_status(direct)
-    status.state, status.exit_code, status.phase, status.tasks_done, status.tasks_total = (
-        "running",
-        None,
-        "factorise",
-        3,
-        6,
-    )
+    status = replace(status, state="running", exit_code=None, phase="factorise", tasks_done=3, tasks_total=6)
     reason = "its driver, process 1 on b, is gone"
     running = parse_page(render_report(direct, status))
     assert "was running in the phase factorise" in running.text
