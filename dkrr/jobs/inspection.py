@@ -202,18 +202,19 @@ def _describe_run(path: str) -> dict[str, Any]:
 
 def _verify_run(path: str) -> Iterator[str]:
     """The model, what the run keeps in the store, its documents; and nothing left by an interrupted write."""
-    result: dict[str, Any] = {}
+    kept: Iterable[str] = ()  # of result.json, which is the last
     for name in ("job.json", "plan.json", "result.json"):
         try:
-            result = RunDirectory(path).read(name) or {}
+            document = RunDirectory(path).read(name)
         except DkrrError as exc:
             yield exc.message
-            result = {"kept": ()}
-        if not result:
+            continue
+        kept = (document or {}).get("kept", ())
+        if document is None:
             yield f"{name} is missing"
     yield from verify(join(path, "model.zarr"))
-    for kept in result.get("kept", ()):
-        yield from (f"{kept}: {problem}" for problem in verify(kept))
+    for location in kept:
+        yield from (f"{location}: {problem}" for problem in verify(location))
     yield from _partial(path)
 
 

@@ -6,7 +6,6 @@ decided it. Memory, disk and seconds are those of :mod:`dkrr.fit.prices`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
@@ -253,7 +252,7 @@ def make_plan(job: JobSpec, prepared: Prepared, store: Any, recorded: dict[str, 
         )
         way = _decide if job.model.loss == "square" else _decide_loss
         chosen, facts = way(job, prepared, store, resolved, earlier, limits)
-        said = [] if frozen is None or not frozen.says_something else [frozen.sentence()]
+        said = [] if frozen is None or not frozen.sentence() else [frozen.sentence()]
         if cluster.insecure:
             facts["notes"].append("insecure = true: the scheduler is reached without encryption or authentication")
         scaling = {} if frozen is None else {"scaling": frozen.to_dict()}
@@ -463,8 +462,7 @@ def _machine(
     """Rates as the ``earlier`` attempt measured them, which are as good and cost no second, or as they are now."""
     known = (earlier or {}).get("calibration") or {}
     if known.get("threads") == threads:
-        with contextlib.suppress(TypeError):  # written by a dkrr that knew other rates
-            return Machine(**known)
+        return Machine(**known)
     where: Literal["new cluster", "client"] = "new cluster" if job.cluster.scheduler == "local" else "client"
     return measure_machine(kernel, num_features, store, threads=threads, where=where)
 

@@ -510,7 +510,10 @@ class JobSpec(Table):
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain nested dicts that :meth:`from_dict` reads back exactly."""
         left_out = "loss" if self.model.loss == "square" else "alpha" if self.model.C is not None else ""
-        return self.written(exclude={"model": {left_out}})  # alpha is what C makes
+        unset = {
+            name for name, value in {"decimal": ".", "missing": "error"}.items() if getattr(self.data, name) == value
+        }
+        return self.written(exclude={"model": {left_out}, "data": unset})  # alpha is what C makes
 
     def written(self, location: Callable[[str], str] = str, **options: Any) -> dict[str, dict[str, Any]]:
         """Plain nested dicts as a file has them: addresses leave it to ``[storage]`` how they are reached.
