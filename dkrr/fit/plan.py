@@ -44,7 +44,7 @@ from dkrr.fit.schedule import FEW_WORKERS
 from dkrr.fit.trial import Trial
 from dkrr.kernels import Kernel
 from dkrr.linalg.catalogue import Ancestor, CenterJudge, ancestors
-from dkrr.linalg.factor_schedule import strips_bytes
+from dkrr.linalg.direct import strips_bytes
 from dkrr.linalg.workspace import choose_tile_size, task_bytes
 from dkrr.store.files import is_url
 from dkrr.tiles import TileGrid, TileMatrix

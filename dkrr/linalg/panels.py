@@ -41,10 +41,10 @@ from dkrr.kernels.base import mirror
 from dkrr.linalg.blocks import Floats, Indices
 from dkrr.linalg.catalogue import gram_fields, key_of
 from dkrr.linalg.operators import RidgeOperator
-from dkrr.linalg.passes import Operands, Owners, Pass, repaired
+from dkrr.linalg.passes import Operands, Pass
 from dkrr.linalg.rpcholesky import FLOOR, block_size, next_pivots
 from dkrr.linalg.solution import IterativeSettings
-from dkrr.linalg.workspace import Workspace
+from dkrr.linalg.workspace import Owners, Workspace, repaired
 from dkrr.store.chunks import ChunkArray
 from dkrr.store.failpoints import failpoint
 from dkrr.store.files import place, remove_array

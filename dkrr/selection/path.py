@@ -36,8 +36,7 @@ from sklearn.model_selection import LeaveOneGroupOut, check_cv
 from dkrr.dataset import Floats
 from dkrr.errors import DataError, ParameterError
 from dkrr.kernels import Kernel
-from dkrr.linalg.dense_cholesky import DenseFit, FactorRidge, judge_dense
-from dkrr.linalg.eigen import EigenRidge
+from dkrr.linalg.dense import DenseFit, EigenRidge, FactorRidge, judge_dense
 from dkrr.linalg.primal import leave_one_out_errors, primal_leave_one_out
 from dkrr.linalg.primal_passes import FeatureRows
 
@@ -382,7 +381,7 @@ class AlphaPath:
         Raises
         ------
         ResidualError
-            See :func:`dkrr.linalg.dense_cholesky.judge_dense`.
+            See :func:`dkrr.linalg.dense.judge_dense`.
         """
         what = "Eigendecomposition" if self.method == "eigen" else "Cholesky factors"
         u = np.zeros(self.y.shape)
