@@ -98,7 +98,6 @@ def test_a_fit_and_somebody_who_watches_it(screens: Screens, width: int) -> None
         assert "left" in text
         assert "2, 2 threads" in text
         assert "prepare: " in text  # a phase that is over has its line
-        keep(screens, name, width)
     wait_until(lambda: read_status(run).is_ended, 180)
     wait_until(lambda: "held-out" in screens.text("fit") and "finished" in screens.text("watch"), 60)
     for name in ("fit", "watch"):
@@ -108,11 +107,3 @@ def test_a_fit_and_somebody_who_watches_it(screens: Screens, width: int) -> None
         assert " left" not in whole  # the board is gone, the lines stay
     assert read_status(run).state == "finished"
     assert run.has("report.html")
-
-
-def keep(screens: Screens, name: str, width: int) -> None:
-    """Leave the screen where DKRR_PICTURES names a folder, for people to look at."""
-    target = os.environ.get("DKRR_PICTURES")
-    if target:
-        Path(target).mkdir(parents=True, exist_ok=True)
-        Path(target, f"{name}-{width}.txt").write_text(screens.tmux("capture-pane", "-p", "-e", "-t", name))
